@@ -38,12 +38,15 @@ mod api {
     mod forks;
     #[path = "forward.rs"]
     mod forward;
+    #[path = "hardware.rs"]
+    mod hardware;
     #[path = "machines.rs"]
     mod machines;
     #[path = "network.rs"]
     mod network;
     pub use forks::*;
     pub use forward::*;
+    pub use hardware::*;
     pub use machines::*;
     pub use network::*;
 }
@@ -54,6 +57,8 @@ pub mod credentials;
 #[path = "../../crates/node/src"]
 mod node {
     pub mod images {
+        #[path = "disk_boot.rs"]
+        pub mod disk_boot;
         #[path = "disk_content.rs"]
         pub mod disk_content;
         #[path = "disk_extent.rs"]
@@ -123,6 +128,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("mpi_frame", mpi_frame),
     ("disk_header", disk_header),
     ("disk_tables", disk_tables),
+    ("disk_boot", disk_boot),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),
@@ -143,6 +149,12 @@ pub fn disk_tables(data: &[u8]) {
             let _ = disk_extent::check(format, &read, len, &|| true);
         }
     }
+}
+
+/// The partition tables of a stranger's disk: what can boot it.
+pub fn disk_boot(data: &[u8]) {
+    let found = images::disk_boot::look_bytes(data);
+    assert!(data.len() >= 512 || found == Default::default());
 }
 
 /// What floe-mpirun, its launcher and its clones say to each other.

@@ -23,6 +23,9 @@ pub enum Happened {
     /// A machine was removed with its disks.
     #[serde(rename = "machine.removed")]
     MachineRemoved,
+    /// A machine has another name, which is the detail.
+    #[serde(rename = "machine.renamed")]
+    MachineRenamed,
     /// A machine was forked.
     #[serde(rename = "machine.forked")]
     MachineForked,
@@ -53,6 +56,9 @@ pub enum Happened {
     /// A clone's guest knows which clone it is, or could not be informed.
     #[serde(rename = "machine.identity")]
     MachineIdentity,
+    /// floe's agent in a machine's guest answers.
+    #[serde(rename = "machine.answers")]
+    MachineAnswers,
     /// A port could not be forwarded.
     #[serde(rename = "machine.port")]
     MachinePort,

@@ -128,6 +128,9 @@ pub struct ImportRequest {
     /// Virtual CPUs that the image's machines get unless `run` sets another number.
     #[serde(default)]
     pub cpus: Option<u32>,
+    /// The hardware that the image's machines get unless `run` sets another. What is absent is found out from the first disk.
+    #[serde(default, skip_serializing_if = "Hardware::is_none")]
+    pub hardware: Hardware,
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -310,7 +313,7 @@ pub enum ExportFormat {
 pub struct PushRequest {
     /// The local image.
     pub image: String,
-    /// Address of the hub, or a directory.
+    /// Address of the hub or bucket (`s3://bucket/prefix`), or a directory.
     pub to: String,
     /// Name of the image there; by default the local one.
     #[serde(default)]
@@ -322,6 +325,31 @@ pub struct PushRequest {
     #[serde(default)]
     pub ca: Option<String>,
     /// Let everybody read the image.
+    #[serde(default)]
+    pub public: bool,
+}
+
+/// Body of `POST /v1/images/copy`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CopyRequest {
+    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    pub from: String,
+    /// Address of the hub or bucket (`s3://bucket/prefix`), a directory as an absolute path, or the image's name on this node.
+    pub to: String,
+    /// Name of the image there, unless `to` is one; by default the one it has.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Tokens for the hubs among the two, by address (`https://hub.example`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tokens: BTreeMap<String, String>,
+    /// PEM file with the certificate authorities of all places that `cas` does not name.
+    #[serde(default)]
+    pub ca: Option<String>,
+    /// PEM files with certificate authorities by the address that each is for: absolute paths on the node's host.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cas: BTreeMap<String, String>,
+    /// Let everybody read the image; for a hub.
     #[serde(default)]
     pub public: bool,
 }

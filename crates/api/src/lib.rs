@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::{IntoParams, ToSchema};
 
+mod afterwards;
 pub mod authorities;
 pub mod client;
 mod cluster;
@@ -18,21 +19,26 @@ mod exec;
 mod forks;
 mod forward;
 mod happened;
+mod hardware;
 pub mod hub;
 mod images;
 mod machines;
 mod network;
 pub mod paths;
 mod traces;
+mod watching;
+pub use afterwards::RestartPolicy;
 pub use cluster::*;
 pub use exec::*;
 pub use forks::*;
 pub use forward::{ForwardError, PortForward, Protocol};
 pub use happened::Happened;
+pub use hardware::*;
 pub use images::*;
 pub use machines::*;
 pub use network::*;
 pub use traces::*;
+pub use watching::*;
 
 /// Version of this interface: part of every path (`/v1/...`).
 pub const API_VERSION: u32 = 1;
@@ -278,6 +284,57 @@ pub struct NodeEvent {
     /// Details as text.
     #[serde(default)]
     pub detail: String,
+}
+
+/// What is removed if nobody uses it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Prune {
+    /// Images without a name that no machine and no fork uses.
+    Images,
+    /// Machines that have ended and are not about to be started again, with their disks.
+    Machines,
+    /// Chunks that no running machine needs, and packs that no image needs.
+    Cache,
+    /// All of these.
+    #[default]
+    All,
+}
+
+/// Body of `POST /v1/prune`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PruneRequest {
+    /// What to look for.
+    #[serde(default)]
+    pub what: Prune,
+    /// Remove nothing, and return what would be removed.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Answer of `POST /v1/prune`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PruneReport {
+    /// Machines that were, or would be, removed.
+    pub machines: Vec<Pruned>,
+    /// Images that were, or would be, removed.
+    pub images: Vec<Pruned>,
+    /// What the cache gave up, or would at most give up, in bytes.
+    pub cache_bytes: u64,
+    /// Bytes that all of that has freed; 0 for a dry run.
+    pub freed_bytes: u64,
+    /// What could not be removed, and why.
+    pub problems: Vec<String>,
+}
+
+/// Something that nobody used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pruned {
+    /// A machine's name, or the beginning of an image's id.
+    pub name: String,
+    /// Bytes of the disk that it had for itself.
+    pub bytes: u64,
 }
 
 // ------------------------------------------------------------------------------------------------------------- cache

@@ -84,6 +84,24 @@ pub struct RunRequest {
     /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// Remove it with its disks once it has ended; not together with `restart`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
+    /// When it is started again once it has ended.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
+    /// Its hardware (cold boots only).
+    #[serde(default, skip_serializing_if = "Hardware::is_none")]
+    pub hardware: Hardware,
+    /// A CD-ROM image (ISO 9660) on the node's host, absolute path; the machine gets a copy of its own (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cdrom: Option<String>,
+    /// What it tries to boot first; by default its disks (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootFirst>,
+    /// What cloud-init in the guest is to set up (cold boots only).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<SeedRequest>,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
@@ -207,6 +225,15 @@ pub struct MachineInfo {
     /// Whether it was switched off at its last stop, because its guest did not power down in time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub switched_off: bool,
+    /// Whether it is removed with its disks once it has ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
+    /// When it is started again once it has ended.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
+    /// How often in a row it has ended soon and was, or is about to be, started again.
+    #[serde(default)]
+    pub restarts: u32,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.
@@ -358,6 +385,42 @@ pub struct StartRequest {
     /// As in [`RunRequest::overcommit`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
+}
+
+/// Answer of `GET /v1/machines/{name}/disks`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskList {
+    /// The machine's disks, by name.
+    pub disks: Vec<DiskInfo>,
+}
+
+/// A disk of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskInfo {
+    /// Its name: `disk0`, `disk1` ...
+    pub name: String,
+    /// Its size in bytes, as the guest sees it.
+    pub bytes: u64,
+    /// Id of the image that the machine's disks stand on.
+    pub image: String,
+}
+
+/// Body of `POST /v1/machines/{name}/disks`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeRequest {
+    /// The disk's name.
+    pub disk: String,
+    /// Its new size in bytes, a multiple of 4096 and not smaller than before. The machine must be stopped.
+    pub bytes: u64,
+}
+
+/// Body of `POST /v1/machines/{name}/rename`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// The new name.
+    pub name: String,
 }
 
 /// Query of `DELETE /v1/machines/{name}`.

@@ -402,7 +402,17 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
     assert_eq!(
         names,
         [
-            "qemu", "kvm", "qemu-img", "fuse", "user", "kernel", "pagemap", "memory", "disk",
+            "qemu",
+            "kvm",
+            "qemu-img",
+            "uefi",
+            "image build",
+            "fuse",
+            "user",
+            "kernel",
+            "pagemap",
+            "memory",
+            "disk",
             "node"
         ]
     );
@@ -449,22 +459,40 @@ fn doctor_names_the_packages_of_a_host_that_has_nothing() {
 }
 
 #[test]
-fn completions_know_the_commands() {
+fn completions_know_the_commands_and_are_silent_without_a_node() {
     let home = home();
     for (shell, mark) in [
-        ("bash", "_floe()"),
+        ("bash", "complete -o"),
         ("zsh", "#compdef floe"),
-        ("fish", "complete -c floe"),
+        ("fish", "complete --keep-order"),
     ] {
         let out = floe(home.path(), &["completions", shell]);
         assert!(out.status.success());
         let script = text(&out.stdout);
-        assert!(script.contains(mark), "{shell}");
-        assert!(
-            script.contains("screenshot") && script.contains("doctor"),
-            "{shell}"
-        );
+        assert!(script.contains(mark), "{shell}: {script}");
+        assert!(script.contains("FLOE_COMPLETE"), "{shell}: {script}");
     }
+    // as bash does it, with the real script
+    let complete = |words: &str, word: usize| {
+        let script = format!(
+            "source <(floe completions bash); COMP_WORDS=({words}); COMP_CWORD={word}; COMP_TYPE=9; \
+             _clap_complete_floe floe \"${{COMP_WORDS[{word}]}}\" x; echo \"${{COMPREPLY[@]}}\""
+        );
+        let bin = Path::new(env!("CARGO_BIN_EXE_floe")).parent().unwrap();
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let out = Command::new("bash")
+            .args(["-c", &script])
+            .env("PATH", path)
+            .env("FLOE_HOME", home.path())
+            .env_remove("FLOE_SOCKET")
+            .output()
+            .expect("bash is there");
+        assert!(out.stderr.is_empty(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    };
+    assert!(complete("floe screen", 1).contains("screenshot"));
+    assert!(complete("floe image in", 2).contains("inspect"));
+    assert!(!complete("floe stop w", 2).contains("web"));
 }
 
 #[test]

@@ -1,32 +1,13 @@
 //! A machine's life as its user steers it: pause and resume, starts that wait for nothing or for a sign of life, stops that are told
 //! as what they were, and a node that has ended when `floe down` says so.
 
+mod command;
 mod node;
 
+use command::{ends, floe, said};
 use floe_api::*;
 use node::{PATIENCE, Setup, Signal, TestNode, eventually, finish};
-use std::process::{Command, Output, Stdio};
-
-/// Runs a `floe` command against a node.
-fn floe(node: &TestNode, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
-    command
-        .args(args)
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .stdin(Stdio::null());
-    command
-}
-
-fn ends(mut command: Command) -> Output {
-    command.output().unwrap()
-}
-
-/// What a command printed, all of it.
-fn said(output: &Output) -> String {
-    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
-    format!("{out}{err}")
-}
+use std::process::Stdio;
 
 fn machine(node: &TestNode, name: &str) -> MachineInfo {
     node.client().machine(name).unwrap()

@@ -37,9 +37,10 @@ pub use hash::{Hash, ParseHashError, chunk_hash, is_zero};
 pub use layout::{LAYOUT_BYTES_MAX, LAYOUT_PACKS_MAX, Layout};
 pub use lineage::{LINEAGE_DEPTH_MAX, LineageError, lineage};
 pub use manifest::{
-    CONFIG_BYTES_MAX, CONFIG_LIST_MAX, CONFIG_STRING_MAX, CPU_DRIVER_SUFFIX, IMAGE_BYTES_MAX,
-    MANIFEST_BYTES_MAX, MachineConfig, Manifest, PATCHES_MAX, Patch, REGION_NAME_MAX, REGIONS_MAX,
-    Region, memory_block, memory_region, region_name_is_valid,
+    CDROM_REGION, CONFIG_BYTES_MAX, CONFIG_LIST_MAX, CONFIG_STRING_MAX, CPU_DRIVER_SUFFIX,
+    FIRMWARE_REGION, IMAGE_BYTES_MAX, MANIFEST_BYTES_MAX, MachineConfig, Manifest, NVRAM_REGION,
+    PATCHES_MAX, Patch, REGION_NAME_MAX, REGIONS_MAX, Region, SEED_REGION, SPECIAL_DISKS,
+    memory_block, memory_region, region_name_is_valid,
 };
 pub use name::{ImageName, NAME_BYTES_MAX, NameError, TAG_BYTES_MAX};
 pub use over::Over;

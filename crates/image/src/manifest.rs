@@ -161,10 +161,33 @@ pub struct MachineConfig {
     /// `ram2`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub memory_blocks: Vec<u64>,
+    /// What starts a machine of this image: `uefi`; absent for a BIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<String>,
+    /// How a cold start connects the disks: `scsi`, `sata`, `ide` or `nvme`; absent for virtio.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_model: Option<String>,
+    /// The network card of a cold start: `e1000`, `e1000e` or `rtl8139`; absent for virtio.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_model: Option<String>,
+    /// What a cold start tries to boot before the disks: `cdrom`; absent if the disks come first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
     /// Free text of users and tools.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
 }
+
+/// The region with a UEFI firmware's code, which its machine only reads. A running state fits only the firmware that it ran on.
+pub const FIRMWARE_REGION: &str = "firmware";
+/// The region with a UEFI firmware's variables, such as the order in which it tries to boot.
+pub const NVRAM_REGION: &str = "nvram";
+/// The region with a machine's CD-ROM.
+pub const CDROM_REGION: &str = "cdrom";
+/// The region with the disk from which cloud-init reads what it is to set up.
+pub const SEED_REGION: &str = "seed";
+/// Disks of a machine that are not numbered, in the order in which they follow those that are.
+pub const SPECIAL_DISKS: [&str; 4] = [FIRMWARE_REGION, NVRAM_REGION, CDROM_REGION, SEED_REGION];
 
 /// How the name of a vCPU's driver ends, after the name of the CPU model.
 pub const CPU_DRIVER_SUFFIX: &str = "-x86_64-cpu";
@@ -215,6 +238,10 @@ impl MachineConfig {
             &self.accel,
             &self.cmdline,
             &self.nic_mac,
+            &self.firmware,
+            &self.disk_model,
+            &self.network_model,
+            &self.boot,
         ];
         let lists = [&self.cpu_flags, &self.devices, &self.disks];
         for list in lists {

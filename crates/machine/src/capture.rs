@@ -27,6 +27,7 @@ use crate::error::MachineError;
 use crate::hurry::Hurry;
 use crate::machine::{Machine, Status, memfd};
 use crate::memory::{CopyError, Memory, Pages, Rest, Span};
+use crate::models;
 use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
@@ -128,6 +129,10 @@ impl Machine {
         // While this lock is held, the hardware can't change between finding the memory, saving the device state and
         // copying.
         let _unchanged = self.hardware.lock();
+        if let Some(why) = models::unsavable(&self.config().devices) {
+            let name = self.name();
+            return Err(MachineError::Unsavable { name, why });
+        }
         let failed = |step: &'static str, e: CopyError| match e {
             CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
                 name: self.name(),

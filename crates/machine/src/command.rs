@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use floe_image::MachineConfig;
+use floe_image::{CDROM_REGION, FIRMWARE_REGION, MachineConfig, NVRAM_REGION, SEED_REGION};
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,7 @@ use crate::devices;
 use crate::error::MachineError;
 use crate::hardware::{self, Profile};
 use crate::host::{CPU_MODEL_DEFAULT, Host};
+use crate::models::Models;
 use crate::spec::{
     CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, Spec,
@@ -35,6 +36,9 @@ pub mod files {
     /// Socket of the screen.
     pub const VNC: &str = "vnc.sock";
 }
+
+/// Disks that a machine only reads.
+const READ_ONLY_DISKS: [&str; 3] = [FIRMWARE_REGION, CDROM_REGION, SEED_REGION];
 
 /// QEMU's name for the host's end of the first network card.
 const NETDEV: &str = "net0";
@@ -98,13 +102,35 @@ pub fn complete(
         Profile::Fixed => Vec::new(),
         Profile::Growable => devices::added_cards(&config.devices),
     };
+    let models = Models::of(&config)?;
+    check_disks(&config.disks, models)?;
     config.devices = devices::canonical(
-        config.disks.len(),
+        &config.disks,
         config.nic_mac.as_deref().unwrap_or_default(),
         profile,
+        models,
     );
     config.devices.extend(cards);
     Ok(config)
+}
+
+/// Refuses disks that this hardware cannot have.
+fn check_disks(disks: &[String], models: Models) -> Result<(), MachineError> {
+    let numbered = disks.iter().filter(|disk| !devices::is_special(disk));
+    let (count, most) = (numbered.count(), models.disk.disks_max());
+    if let Some(most) = most.filter(|most| count > *most) {
+        let what = format!(
+            "{count} disks of the model {}: it allows {most}; use virtio or scsi",
+            models.disk
+        );
+        return Err(MachineError::Spec { what });
+    }
+    let has = |name: &str| disks.iter().any(|disk| disk == name);
+    if models.uefi != has(FIRMWARE_REGION) || models.uefi != has(NVRAM_REGION) {
+        let what = "a UEFI firmware, its code and its variables belong together".into();
+        return Err(MachineError::Spec { what });
+    }
+    Ok(())
 }
 
 /// Gives the copy of a machine new network addresses. The running guest keeps the old ones, which are in its memory, and
@@ -193,6 +219,7 @@ pub fn check(config: &MachineConfig) -> Result<(), MachineError> {
         ));
     }
     hardware::check(config).or_else(untrusted)?;
+    Models::of(config)?;
     let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
     devices::check(&config.devices, model)
 }
@@ -266,9 +293,15 @@ pub fn arguments(
         "-name",
         format!("guest={},debug-threads=on", spec.name).into(),
     );
+    let has_disk = |name: &str| config.disks.iter().any(|disk| disk == name);
+    let flash = match has_disk(FIRMWARE_REGION) && has_disk(NVRAM_REGION) {
+        true => format!(",pflash0={FIRMWARE_REGION},pflash1={NVRAM_REGION}"),
+        false => String::new(),
+    };
     arg(
         "-machine",
-        format!("{machine_type},memory-backend=ram0,suppress-vmdesc=on,dump-guest-core=off").into(),
+        format!("{machine_type},memory-backend=ram0,suppress-vmdesc=on,dump-guest-core=off{flash}")
+            .into(),
     );
     arg(
         "-accel",
@@ -333,7 +366,7 @@ pub fn arguments(
     if devices::has(&config.devices, "virtio-rng-pci") {
         arg("-object", "rng-builtin,id=entropy0".into());
     }
-    if devices::has(&config.devices, "virtio-net-pci") {
+    if devices::has_network_card(&config.devices) {
         let forwards: String = spec
             .forwards
             .iter()
@@ -357,13 +390,14 @@ pub fn arguments(
             );
         }
     }
-    // after a removal, the numbers have gaps
-    let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
-    for (i, path) in spec.disks.iter().enumerate() {
-        let node = drives.next().map_or(format!("disk{i}"), str::to_owned);
+    for (node, path) in disk_nodes(config).iter().zip(&spec.disks) {
+        let access = match READ_ONLY_DISKS.contains(&node.as_str()) {
+            true => "read-only=on,file.read-only=on",
+            false => "discard=unmap,file.discard=unmap",
+        };
         let mut value = OsString::from(format!(
-            "driver=raw,node-name={node},discard=unmap,detect-zeroes=off,cache.direct=on,\
-             file.driver=file,file.cache.direct=on,file.discard=unmap,file.aio=threads,file.filename="
+            "driver=raw,node-name={node},{access},detect-zeroes=off,cache.direct=on,\
+             file.driver=file,file.cache.direct=on,file.aio=threads,file.filename="
         ));
         value.push(escape(path));
         arg("-blockdev", value);
@@ -401,7 +435,18 @@ pub fn arguments(
 
 /// Returns QEMU's names for the host's ends of the machine's network cards.
 pub(crate) fn netdevs(config: &MachineConfig) -> impl Iterator<Item = &str> {
-    devices::values(&config.devices, "virtio-net-pci", "netdev")
+    devices::values(&config.devices, "netdev")
+}
+
+/// Returns QEMU's names for the machine's disks, in the order of `config.disks`.
+fn disk_nodes(config: &MachineConfig) -> Vec<String> {
+    // after a removal, the numbers have gaps
+    let mut drives = devices::values(&config.devices, "drive").filter(|d| !devices::is_special(d));
+    let node = |disk: &String| match devices::is_special(disk) {
+        true => disk.clone(),
+        false => drives.next().unwrap_or(disk).to_owned(),
+    };
+    config.disks.iter().map(node).collect()
 }
 
 /// Doubles each comma, as QEMU requires in a value.
@@ -424,7 +469,12 @@ mod tests {
         let old = "52:54:00:00:00:01";
         let mut config = MachineConfig {
             nic_mac: Some(old.into()),
-            devices: devices::canonical(1, old, Profile::Growable),
+            devices: devices::canonical(
+                &["disk0".into()],
+                old,
+                Profile::Growable,
+                Models::default(),
+            ),
             ..Default::default()
         };
         config.devices.push(devices::card(1, old, 1));
@@ -436,7 +486,12 @@ mod tests {
         assert!(is_mac(its) && its != old && its != new, "{added}");
         assert_eq!(
             config.devices,
-            devices::canonical(1, &new, Profile::Growable)
+            devices::canonical(
+                &["disk0".into()],
+                &new,
+                Profile::Growable,
+                Models::default()
+            )
         );
         let mut without = MachineConfig::default();
         renew_mac(&mut without);

@@ -5,11 +5,12 @@
 //! them. An image may come from anyone, and a `-device` string can read any file of the host (`loader,file=..`,
 //! `romfile=..`): only drivers, properties and values that floe itself writes are accepted.
 
-use floe_image::CPU_DRIVER_SUFFIX;
+use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, SPECIAL_DISKS};
 use serde_json::{Map, Value, json};
 
 use crate::error::MachineError;
 use crate::hardware::Profile;
+use crate::models::{DiskModel, Models, NetworkModel};
 use crate::spec::DISKS_MAX;
 
 /// Size of the video memory in MiB: 1920 x 1200 in 32 bits fits. It is not 8 MiB, the size of a thread's stack, because
@@ -31,16 +32,17 @@ pub const FLOE_PORT: &str = "org.floe.0";
 /// QEMU's name for the host's end of that port.
 pub(crate) const FLOE_CHARDEV: &str = "floe0";
 
-/// Returns the devices of a machine that is started cold.
-pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
+/// Returns the devices of a machine that is started cold with these disks.
+pub fn canonical(disks: &[String], mac: &str, profile: Profile, models: Models) -> Vec<String> {
+    let network = models.network.driver();
     let mut devices = vec![
         format!("VGA,id=vga0,vgamem_mb={VGA_MEMORY_MIB},bus=pcie.0,addr=0x1"),
         // No option ROM: nothing boots from this network, and the ROM would have to be identical at a restore.
-        format!("virtio-net-pci,id=nic0,netdev=net0,mac={mac},romfile=,bus=pcie.0,addr=0x2"),
+        format!("{network},id=nic0,netdev=net0,mac={mac},romfile=,bus=pcie.0,addr=0x2"),
         "virtio-serial-pci,id=serial0,bus=pcie.0,addr=0x3".into(),
         "virtserialport,id=agent0,bus=serial0.0,nr=1,chardev=qga0,name=org.qemu.guest_agent.0".into(),
         // The number follows that of the guest agent's port, which older images have.
-        format!("virtserialport,id=floe0,bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
+        format!("virtserialport,id={FLOE_PORT_ID},bus=serial0.0,nr=2,chardev={FLOE_CHARDEV},name={FLOE_PORT}"),
         "virtio-rng-pci,id=rng0,rng=entropy0,bus=pcie.0,addr=0x4".into(),
         // page-poison=off: a guest with init_on_free expects reported pages to come back as zeros, but on a restored
         // machine they come back with the image's content. Without that feature such a guest reports no pages.
@@ -49,15 +51,7 @@ pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
         // keys.
         "vmgenid,id=vmgenid0,guid=auto".into(),
     ];
-    devices.extend((0..disks).map(|i| {
-        let slot = DISK_SLOT_FIRST + i;
-        // If the disk under the overlay is full, the machine is paused and can continue later; a read that failed for
-        // good is reported to the guest.
-        format!(
-            "virtio-blk-pci,id=vd{i},drive=disk{i},serial=disk{i},bootindex={},werror=stop,rerror=report,bus=pcie.0,addr={slot:#x}",
-            i + 1
-        )
-    }));
+    devices.extend(disk_devices(disks, models));
     if profile == Profile::Growable {
         devices.extend([
             format!("pcie-root-port,id=port0,chassis=1,slot=1,bus=pcie.0,addr={PORT_SLOT:#x}"),
@@ -65,6 +59,82 @@ pub fn canonical(disks: usize, mac: &str, profile: Profile) -> Vec<String> {
         ]);
     }
     devices
+}
+
+/// Returns the devices for disks, CD-ROM and seed. A firmware and its variables are no devices.
+fn disk_devices(disks: &[String], models: Models) -> Vec<String> {
+    let has = |name: &str| disks.iter().any(|disk| disk == name);
+    let numbered = disks.iter().filter(|disk| !is_special(disk)).count();
+    let boot_first = match models.cdrom_first && has(CDROM_REGION) {
+        true => 2,
+        false => 1,
+    };
+    let mut devices = Vec::new();
+    // the first slot after the disks'
+    let mut slot = DISK_SLOT_FIRST;
+    match models.disk {
+        DiskModel::Scsi => {
+            devices.push(format!(
+                "virtio-scsi-pci,id=scsi0,bus=pcie.0,addr={slot:#x}"
+            ));
+            slot += 1;
+        }
+        DiskModel::Ide => {
+            devices.push(format!("piix3-ide,id=legacy0,bus=pcie.0,addr={slot:#x}"));
+            slot += 1;
+        }
+        DiskModel::Virtio | DiskModel::Sata | DiskModel::Nvme => {}
+    }
+    for i in 0..numbered {
+        let drive = format!("drive=disk{i},serial=disk{i},bootindex={}", boot_first + i);
+        // If the disk under the overlay is full, the machine is paused and can continue later; a read that failed for
+        // good is reported to the guest.
+        let errors = "werror=stop,rerror=report";
+        devices.push(match models.disk {
+            DiskModel::Virtio => {
+                format!("virtio-blk-pci,id=vd{i},{drive},{errors},bus=pcie.0,addr={slot:#x}")
+            }
+            DiskModel::Scsi => {
+                format!("scsi-hd,id=sd{i},{drive},{errors},bus=scsi0.0,scsi-id={i},lun=0")
+            }
+            DiskModel::Sata => format!("ide-hd,id=sd{i},{drive},{errors},bus=ide.{i},unit=0"),
+            DiskModel::Ide => {
+                let (channel, unit) = (i / 2, i % 2);
+                format!("ide-hd,id=hd{i},{drive},{errors},bus=legacy0.{channel},unit={unit}")
+            }
+            // it has no choice in what becomes of errors
+            DiskModel::Nvme => format!("nvme,id=nvme{i},{drive},bus=pcie.0,addr={slot:#x}"),
+        });
+        if matches!(models.disk, DiskModel::Virtio | DiskModel::Nvme) {
+            slot += 1;
+        }
+    }
+    if has(CDROM_REGION) {
+        let index = match models.cdrom_first {
+            true => 1,
+            false => boot_first + numbered,
+        };
+        devices.push(format!(
+            "ide-cd,id=cdrom0,drive={CDROM_REGION},bootindex={index},bus=ide.5,unit=0"
+        ));
+    }
+    if has(SEED_REGION) {
+        devices.push(match models.disk {
+            DiskModel::Virtio | DiskModel::Scsi | DiskModel::Nvme => format!(
+                "virtio-blk-pci,id=seed0,drive={SEED_REGION},serial={SEED_REGION},rerror=report,bus=pcie.0,addr={slot:#x}"
+            ),
+            // such a guest may have no driver for virtio
+            DiskModel::Sata | DiskModel::Ide => {
+                format!("ide-cd,id=seed0,drive={SEED_REGION},bus=ide.4,unit=0")
+            }
+        });
+    }
+    devices
+}
+
+/// Whether a disk of a machine is one that has a name, not a number.
+pub fn is_special(disk: &str) -> bool {
+    SPECIAL_DISKS.contains(&disk)
 }
 
 /// Returns the device for an additional vCPU of this model. The machine has one socket with a core for each possible
@@ -133,17 +203,16 @@ pub(crate) fn by_id<'a>(devices: &'a [String], id: &str) -> Option<&'a String> {
     devices.iter().find(|d| property(d, "id") == Some(id))
 }
 
-/// Returns the values of a property of all devices of a driver, in order: QEMU's names of disks (`drive`) or networks
-/// (`netdev`).
-pub(crate) fn values<'a>(
-    devices: &'a [String],
-    driver: &'a str,
-    key: &'a str,
-) -> impl Iterator<Item = &'a str> {
-    let of_driver = devices
+/// Returns the values of a property of all devices that have it, in order: QEMU's names of disks (`drive`) or networks (`netdev`).
+pub(crate) fn values<'a>(devices: &'a [String], key: &'a str) -> impl Iterator<Item = &'a str> {
+    devices.iter().filter_map(move |d| property(d, key))
+}
+
+/// Returns whether the machine has a network card.
+pub fn has_network_card(devices: &[String]) -> bool {
+    NetworkModel::ALL
         .iter()
-        .filter(move |d| d.split(',').next() == Some(driver));
-    of_driver.filter_map(move |d| property(d, key))
+        .any(|model| has(devices, model.driver()))
 }
 
 /// Returns whether a device was added while the machine ran and can be removed again.
@@ -175,13 +244,12 @@ pub(crate) fn added_cards(devices: &[String]) -> Vec<String> {
     cards.filter(|d| is_removable(d)).cloned().collect()
 }
 
+/// Properties of a network card.
+const NETWORK_PROPERTIES: &[&str] = &["id", "netdev", "mac", "romfile", "bus", "addr"];
 /// Each driver that floe uses, with the properties that floe sets.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("VGA", &["id", "vgamem_mb", "bus", "addr"]),
-    (
-        "virtio-net-pci",
-        &["id", "netdev", "mac", "romfile", "bus", "addr"],
-    ),
+    ("virtio-net-pci", NETWORK_PROPERTIES),
     ("virtio-serial-pci", &["id", "bus", "addr"]),
     ("virtserialport", &["id", "bus", "nr", "chardev", "name"]),
     ("virtio-rng-pci", &["id", "rng", "bus", "addr"]),
@@ -210,6 +278,43 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "addr",
         ],
     ),
+    ("virtio-scsi-pci", &["id", "bus", "addr"]),
+    (
+        "scsi-hd",
+        &[
+            "id",
+            "drive",
+            "serial",
+            "bootindex",
+            "werror",
+            "rerror",
+            "bus",
+            "scsi-id",
+            "lun",
+        ],
+    ),
+    ("piix3-ide", &["id", "bus", "addr"]),
+    (
+        "ide-hd",
+        &[
+            "id",
+            "drive",
+            "serial",
+            "bootindex",
+            "werror",
+            "rerror",
+            "bus",
+            "unit",
+        ],
+    ),
+    ("ide-cd", &["id", "drive", "bootindex", "bus", "unit"]),
+    (
+        "nvme",
+        &["id", "drive", "serial", "bootindex", "bus", "addr"],
+    ),
+    ("e1000", NETWORK_PROPERTIES),
+    ("e1000e", NETWORK_PROPERTIES),
+    ("rtl8139", NETWORK_PROPERTIES),
     ("pcie-root-port", &["id", "chassis", "slot", "bus", "addr"]),
     ("pcie-pci-bridge", &["id", "bus", "addr"]),
     ("pc-dimm", &["id", "memdev", "slot", "addr"]),
@@ -267,6 +372,9 @@ pub fn has(devices: &[String], driver: &str) -> bool {
     devices.iter().any(|d| d.split(',').next() == Some(driver))
 }
 
+/// The id of the port to the node among QEMU's devices.
+pub(crate) const FLOE_PORT_ID: &str = "floe0";
+
 /// Returns whether the guest has a port to its node. Images from before that port existed have none.
 pub fn has_floe_port(devices: &[String]) -> bool {
     let chardev = format!("chardev={FLOE_CHARDEV}");
@@ -288,10 +396,61 @@ mod tests {
 
     const MAC: &str = "52:54:00:12:34:56";
 
+    fn disks(count: usize) -> Vec<String> {
+        (0..count).map(|i| format!("disk{i}")).collect()
+    }
+
+    #[test]
+    fn every_model_gets_devices_of_its_own_and_every_address_once() {
+        for disk in DiskModel::ALL {
+            for network in NetworkModel::ALL {
+                for cdrom_first in [false, true] {
+                    let models = Models {
+                        disk,
+                        network,
+                        cdrom_first,
+                        uefi: true,
+                    };
+                    let mut names = disks(disk.disks_max().unwrap_or(DISKS_MAX - 4));
+                    names.extend(SPECIAL_DISKS.map(str::to_owned));
+                    let devices = canonical(&names, MAC, Profile::Growable, models);
+                    check(&devices, CPU_MODEL_DEFAULT).unwrap();
+                    let unique = |key: &[&str]| {
+                        let place = |d: &String| {
+                            let values: Option<Vec<_>> =
+                                key.iter().map(|k| property(d, k)).collect();
+                            values.map(|values| values.join(" "))
+                        };
+                        let mut all: Vec<_> = devices.iter().filter_map(place).collect();
+                        let count = all.len();
+                        all.sort();
+                        all.dedup();
+                        assert_eq!(all.len(), count, "{key:?}: {devices:#?}");
+                        count
+                    };
+                    unique(&["bus", "addr"]);
+                    unique(&["bus", "unit"]);
+                    unique(&["bus", "scsi-id"]);
+                    unique(&["id"]);
+                    // each disk has a device, and the firmware and its variables have none
+                    assert_eq!(unique(&["drive"]), names.len() - 2);
+                    assert_eq!(unique(&["bootindex"]), names.len() - 3);
+                    let first = devices
+                        .iter()
+                        .find(|d| property(d, "bootindex") == Some("1"));
+                    let drive = first.and_then(|d| property(d, "drive"));
+                    let expected = if cdrom_first { CDROM_REGION } else { "disk0" };
+                    assert_eq!(drive, Some(expected));
+                    assert!(has_network_card(&devices));
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_floe_writes_is_accepted() {
         for profile in [Profile::Fixed, Profile::Growable] {
-            let mut devices = canonical(DISKS_MAX, MAC, profile);
+            let mut devices = canonical(&disks(DISKS_MAX), MAC, profile, Models::default());
             devices.extend([
                 cpu(CPU_MODEL_DEFAULT, 1),
                 placed_memory(1, 1 << 32),
@@ -333,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_place_is_given_out_again_once_it_is_free() {
-        let mut devices = canonical(1, MAC, Profile::Growable);
+        let mut devices = canonical(&disks(1), MAC, Profile::Growable, Models::default());
         for place in 1..=PLACES {
             assert_eq!(free_place(&devices), Some(place));
             devices.push(disk(place as usize, place));

@@ -79,6 +79,14 @@ pub enum MachineError {
         /// The bytes that the capture was allowed to keep.
         limit_bytes: u64,
     },
+    /// The machine has hardware whose state QEMU cannot save.
+    #[error("machine {name} can't be captured or forked: {why}")]
+    Unsavable {
+        /// The machine's name.
+        name: String,
+        /// What hardware that is, and the way out.
+        why: &'static str,
+    },
     /// The capture failed; the machine was resumed if it still exists.
     #[error("capturing machine {name} failed at {step}: {reason}")]
     Capture {

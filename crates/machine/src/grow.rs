@@ -531,6 +531,6 @@ fn is_added(device: &str) -> bool {
 
 /// Returns whether no region and none of QEMU's disks has this name.
 fn disk_is_free(config: &MachineConfig, name: &str) -> bool {
-    let mut drives = devices::values(&config.devices, "virtio-blk-pci", "drive");
+    let mut drives = devices::values(&config.devices, "drive");
     !config.disks.iter().any(|disk| disk == name) && !drives.any(|drive| drive == name)
 }

@@ -11,8 +11,8 @@
 //! | 2 | up to 8, or twice as many as at the start | 8 slots, up to 8 times that of the start | 31 places behind one root port |
 //!
 //! Two costs fall on the guest. Linux reserves 256 KiB for each vCPU that may be added: 1.8 MB for seven. And as soon as
-//! memory may appear above 4 GiB, Linux sets 64 MiB aside for devices that can't reach it, of which floe has none: a
-//! kernel that floe loads gets `swiotlb=noforce`; a guest that boots from its own disk can't be configured so, and
+//! memory may appear above 4 GiB, Linux sets 64 MiB aside for devices that can't reach it, of which floe has none unless older
+//! models were chosen: a kernel that floe loads gets `swiotlb=noforce`; a guest that boots from its own disk can't be configured so, and
 //! therefore has no memory slots below [`SLOTS_FROM_BYTES`].
 
 use floe_image::MachineConfig;
@@ -20,6 +20,7 @@ use floe_image::MachineConfig;
 use crate::accel::Accel;
 use crate::devices;
 use crate::host::Incompatible;
+use crate::models::Models;
 use crate::spec::CPUS_MAX;
 
 /// Number of memory blocks that can be added to a machine of profile 2.
@@ -128,7 +129,9 @@ pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: b
     let most = memory
         .saturating_mul(8)
         .clamp(MEMORY_MAX_LEAST_BYTES, MEMORY_MAX_MOST_BYTES);
-    let affordable = own_kernel || memory >= SLOTS_FROM_BYTES;
+    // a machine with unknown models is refused later
+    let reach = Models::of(config).is_ok_and(Models::reach_all_memory);
+    let affordable = own_kernel && reach || memory >= SLOTS_FROM_BYTES;
     config.memory_bytes_max = Some(most).filter(|most| affordable && *most > memory);
 }
 
@@ -142,7 +145,8 @@ pub(crate) fn cmdline(config: &MachineConfig, accel: &Accel) -> Option<String> {
         words.any(|word| word.starts_with(option))
     };
     let mut words: Vec<&str> = own.into_iter().filter(|line| !line.is_empty()).collect();
-    if config.memory_bytes_max.is_some() && !told("swiotlb") {
+    let reach = Models::of(config).is_ok_and(Models::reach_all_memory);
+    if config.memory_bytes_max.is_some() && reach && !told("swiotlb") {
         words.push(NO_BOUNCE_BUFFER);
     }
     if matches!(accel, Accel::Tcg { .. }) && !told(NO_TIMER_CHECK) {

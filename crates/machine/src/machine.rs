@@ -80,6 +80,8 @@ struct Events {
     device_events: u64,
     /// The last device that the guest refused to release.
     kept: Option<String>,
+    /// Whether a program in the guest has the port to its node open; `None` if nothing was heard of that.
+    floe_port_open: Option<bool>,
 }
 
 impl EventLog {
@@ -111,6 +113,9 @@ impl EventLog {
             "DEVICE_UNPLUG_GUEST_ERROR" => {
                 state.kept = event.data["device"].as_str().map(str::to_owned);
                 state.device_event();
+            }
+            "VSERPORT_CHANGE" if event.data["id"] == devices::FLOE_PORT_ID => {
+                state.floe_port_open = event.data["open"].as_bool();
             }
             _ => return,
         }
@@ -453,6 +458,12 @@ impl Machine {
             .then(|| connect_checked(&self.run_file(files::FLOE), self.pid()))
     }
 
+    /// Returns whether a program in the guest has that port open, as far as QEMU has told this process: it tells of changes, within a
+    /// second; `None` if there was none since this machine was started or adopted.
+    pub fn floe_port_is_open(&self) -> Option<bool> {
+        self.events.state.lock().floe_port_open
+    }
+
     /// Returns whether the machine has a port for floe's agent.
     pub fn has_floe_port(&self) -> bool {
         devices::has_floe_port(&self.config().devices)
@@ -460,7 +471,7 @@ impl Machine {
 
     /// Returns whether the machine has a network card.
     pub fn has_network(&self) -> bool {
-        devices::has(&self.config().devices, "virtio-net-pci")
+        devices::has_network_card(&self.config().devices)
     }
 
     /// Connects or disconnects the cables of all network cards, at both ends: frames that the guest sends without a cable

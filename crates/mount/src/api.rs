@@ -18,6 +18,7 @@ use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -452,6 +453,34 @@ impl Mount {
         bases.sort();
         bases.dedup();
         Ok(bases)
+    }
+
+    /// Returns the sizes in bytes of the disks in a machine's directory, by name; none of a disk that was never on the mount.
+    pub fn recorded_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, MountError> {
+        let disks = dir.join("disks");
+        let mut sizes = BTreeMap::new();
+        for entry in std::fs::read_dir(&disks).into_iter().flatten() {
+            let entry = entry.map_err(MountError::io("list", &disks))?;
+            if let (Some(record), Ok(name)) = (
+                BaseRecord::read(&entry.path())?,
+                entry.file_name().into_string(),
+            ) {
+                sizes.insert(name, record.disk_bytes());
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Makes a disk in a machine's directory larger. The machine must not be on the mount, and its disks must have been durable when
+    /// it was removed from it. A size that is smaller than the disk's is refused.
+    pub fn grow_disk(dir: &Path, disk: &str, bytes: u64) -> Result<(), MountError> {
+        if !floe_image::region_name_is_valid(disk) {
+            return Err(MountError::Unknown {
+                what: "disk",
+                name: disk.to_owned(),
+            });
+        }
+        Disk::grow(&Disk::dir(dir, disk), bytes)
     }
 
     /// Removes an image's directory. Machines that use the image keep it.

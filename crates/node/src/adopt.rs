@@ -77,7 +77,7 @@ impl Adoption {
                 continue;
             };
             match Record::load(&dir.path()) {
-                Ok(record) => left.extend(self.attach_left(name, &dir.path(), record)),
+                Ok(record) => left.extend(self.attach_left(&dir.path(), record)),
                 // the node was killed before it wrote the record, so the directory holds nothing yet
                 Err(_) if !dir.path().join(RECORD_FILE).exists() => {
                     let _ = std::fs::remove_dir_all(dir.path());
@@ -92,8 +92,10 @@ impl Adoption {
         left
     }
 
-    fn attach_left(&self, name: MachineName, dir: &Path, record: Record) -> Option<Left> {
+    fn attach_left(&self, dir: &Path, record: Record) -> Option<Left> {
         let wanted = record.wanted;
+        // not the directory's: a machine that was renamed keeps that
+        let name: MachineName = record.name.parse().ok()?;
         let entry = self.inventory.insert(name, dir.to_owned(), record);
         let operation = entry.begin(Task::Adopt).ok()?;
         let mut left = Left {
@@ -181,6 +183,12 @@ impl Adoption {
         match wanted {
             Wanted::Stopped => {
                 self.machines.end_qemu(&operation);
+                let found = operation.update(|record| {
+                    record.afterwards = record.afterwards.found_stopped();
+                });
+                if let Err(error) = found {
+                    tracing::warn!(machine = %operation.name, %error, "it is not started again");
+                }
                 let record = operation.record();
                 self.machines
                     .resources

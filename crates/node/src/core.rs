@@ -1,6 +1,6 @@
 //! What every service of the node uses: its options, its state directory, its events, and the request to end.
 //!
-//! Locks: the list of long calls. It is held only briefly, and never together with another lock.
+//! Locks: the list of long calls, and the events that are kept. Each is held only briefly, and never together with another lock.
 
 use crate::{
     NodeOptions,
@@ -15,7 +15,7 @@ use floe_mount::Keeper;
 use floe_threads::{Pulse, Threads};
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,7 +24,7 @@ use std::{
 };
 use tokio::sync::{broadcast, watch};
 
-/// How many events a slow listener may lag behind before it loses some.
+/// How many events a slow listener may lag behind before it loses some, and how many are kept for those who ask for the past.
 const EVENTS_KEPT: usize = 1024;
 
 /// How the node is to end.
@@ -50,7 +50,7 @@ pub(crate) struct Core {
     pub started: Instant,
     /// The background threads of all services.
     pub threads: Threads,
-    events: broadcast::Sender<NodeEvent>,
+    events: Arc<Events>,
     stop: watch::Sender<Option<Stop>>,
     jobs: Mutex<HashMap<u64, Cancel>>,
     /// Beats when a job begins or ends.
@@ -68,11 +68,11 @@ impl Core {
         page: Option<Arc<Guard>>,
     ) -> (Arc<Core>, watch::Receiver<Option<Stop>>) {
         let (stop, stopped) = watch::channel(None);
-        let events = broadcast::channel(EVENTS_KEPT).0;
+        let events = Arc::new(Events::new());
         let listeners = events.clone();
         let panicked = move |thread: &str| {
             let detail = "its work went wrong, see the log; it goes on";
-            tell(&listeners, Happened::ThreadFailed, thread, detail.into());
+            listeners.tell(Happened::ThreadFailed, thread, detail.into());
         };
         let core = Core {
             home: options.home.clone(),
@@ -95,12 +95,22 @@ impl Core {
 
     /// Sends an event to everybody who listens, and logs it.
     pub fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
-        tell(&self.events, kind, subject, detail.into());
+        self.events.tell(kind, subject, detail.into());
     }
 
     /// Returns a receiver of the events from now on.
     pub fn listen(&self) -> broadcast::Receiver<NodeEvent> {
-        self.events.subscribe()
+        self.events.sender.subscribe()
+    }
+
+    /// Returns the events that are known since a Unix time in milliseconds, and a receiver of those after them.
+    pub fn listen_since(
+        &self,
+        since_unix_ms: u64,
+    ) -> (Vec<NodeEvent>, broadcast::Receiver<NodeEvent>) {
+        let kept = self.events.kept.lock();
+        let past = kept.iter().filter(|e| e.time_unix_ms >= since_unix_ms);
+        (past.cloned().collect(), self.events.sender.subscribe())
     }
 
     /// Asks the node to end; [`NodeHandle::wait`](crate::NodeHandle::wait) returns then.
@@ -160,10 +170,31 @@ impl Drop for Job {
     }
 }
 
-fn tell(listeners: &broadcast::Sender<NodeEvent>, kind: Happened, subject: &str, detail: String) {
-    let event = event(kind, subject, detail);
-    tracing::info!(%kind, subject, detail = event.detail);
-    let _ = listeners.send(event); // nobody may be listening
+/// What has happened, and who listens.
+struct Events {
+    sender: broadcast::Sender<NodeEvent>,
+    /// The last [`EVENTS_KEPT`] events. An event is kept and sent under this lock, so that nobody misses one or gets it twice.
+    kept: Mutex<VecDeque<NodeEvent>>,
+}
+
+impl Events {
+    fn new() -> Events {
+        Events {
+            sender: broadcast::channel(EVENTS_KEPT).0,
+            kept: Mutex::default(),
+        }
+    }
+
+    fn tell(&self, kind: Happened, subject: &str, detail: String) {
+        let event = event(kind, subject, detail);
+        tracing::info!(%kind, subject, detail = event.detail);
+        let mut kept = self.kept.lock();
+        if kept.len() >= EVENTS_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(event.clone());
+        let _ = self.sender.send(event); // nobody may be listening
+    }
 }
 
 /// Builds an event with the current time.

@@ -172,6 +172,7 @@ fn machine_code(error: &floe_machine::MachineError) -> ErrorCode {
         MachineError::Incompatible(_)
         | MachineError::Grow(_)
         | MachineError::Untrusted { .. }
+        | MachineError::Unsavable { .. }
         | MachineError::QemuMissing { .. } => ErrorCode::Refused,
         MachineError::CaptureRunning { .. } => ErrorCode::Busy,
         _ => ErrorCode::Failed,

@@ -10,6 +10,8 @@ use floe_api::paths::Home;
 use floe_api::{Check, CheckStatus, DoctorReport};
 use floe_machine::QEMU_OLDEST;
 
+use crate::firmware::Uefi;
+
 /// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take over running machines from a killed node.
 const KERNEL_TAKEOVER: (u32, u32) = (6, 9);
 /// Free memory below which a machine of 512 MiB and its QEMU do not fit.
@@ -26,6 +28,7 @@ pub fn report(home: &Home) -> DoctorReport {
             qemu(),
             acceleration(),
             qemu_img(),
+            uefi(),
             build_tools(),
             fuse(),
             user(home.root()),
@@ -130,6 +133,18 @@ fn qemu_img() -> Check {
             check("qemu-img", CheckStatus::Warn, text, FIX)
         }
         Some(program) => ok("qemu-img", program.display().to_string()),
+    }
+}
+
+fn uefi() -> Check {
+    match Uefi::of_this_host() {
+        Some(uefi) => ok("uefi", uefi.code.display().to_string()),
+        None => check(
+            "uefi",
+            CheckStatus::Warn,
+            "no firmware found: machines can't be started with --firmware uefi",
+            "apt install ovmf",
+        ),
     }
 }
 

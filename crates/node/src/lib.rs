@@ -26,6 +26,7 @@ mod core;
 pub mod doctor;
 pub mod error;
 mod files;
+mod firmware;
 mod fork;
 mod guest;
 pub mod helpers;
@@ -39,11 +40,13 @@ mod network;
 mod options;
 mod placement;
 pub mod plan;
+mod prune;
 pub mod report;
 mod reserve;
 mod resources;
 mod rest;
 mod run;
+mod seed;
 mod serve;
 mod traces;
 pub mod transfer;
@@ -53,7 +56,10 @@ mod web;
 use core::unix_now;
 pub use error::NodeError;
 use error::{not_found, refused};
-use floe_api::{API_VERSION, ClusterChange, ClusterLeave, NodeInfo, PageInfo};
+use floe_api::{
+    API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, PageInfo, PruneReport,
+    PruneRequest,
+};
 use floe_front::telemetry;
 use floe_machine::Accel;
 pub use images::sources;
@@ -129,6 +135,24 @@ impl Node {
             url: page.url(),
             login_url: page.login_url(),
         })
+    }
+
+    /// Gives a machine another name.
+    pub(crate) fn rename_machine(&self, name: &str, to: &str) -> Result<MachineInfo, NodeError> {
+        let renamed = self.machines.rename_machine(name, to)?;
+        self.guests.renamed(name, to);
+        Ok(renamed)
+    }
+
+    /// Removes what nobody uses, or only returns what that is.
+    pub(crate) fn prune(&self, request: &PruneRequest) -> Result<PruneReport, NodeError> {
+        let pruning = prune::Pruning {
+            core: &self.core,
+            images: &self.images,
+            inventory: &self.inventory,
+            machines: &self.machines,
+        };
+        pruning.prune(request)
     }
 
     /// Leaves the cluster, unless clones on other members or on this node still depend on it and the request is not forced.

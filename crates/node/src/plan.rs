@@ -1,8 +1,12 @@
 //! Decides what a run will do before anything is started. Pure functions, so that every refusal has a test.
 
 use crate::error::{NodeError, refused, usage};
-use floe_api::RunRequest;
-use floe_image::Manifest;
+use floe_api::{BootFirst, Firmware, Hardware, RunRequest};
+use floe_image::{
+    CDROM_REGION, FIRMWARE_REGION, MachineConfig, Manifest, NVRAM_REGION, SEED_REGION,
+    SPECIAL_DISKS,
+};
+use floe_machine::{DiskModel, Models, NetworkModel, is_special};
 
 /// RAM of a machine in bytes if neither image nor user name a size: enough for a small Debian.
 pub const MEMORY_DEFAULT: u64 = 1 << 30;
@@ -26,8 +30,12 @@ pub struct Plan {
     pub memory_bytes: u64,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// Regions that become disks, in order.
+    /// The machine's disks, in order: regions of the image, and those of [`Plan::own`].
     pub disks: Vec<String>,
+    /// Disks that the image does not have and this cold start makes: names of [`SPECIAL_DISKS`].
+    pub own: Vec<&'static str>,
+    /// Firmware, models and order of a cold start, as a configuration has them; its other fields are empty.
+    pub hardware: MachineConfig,
     /// Kernel command line.
     pub cmdline: Option<String>,
     /// Whether to boot the image's kernel.
@@ -69,10 +77,21 @@ pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError
     } else {
         Kind::Boot
     };
-    let disks: Vec<String> = disk_regions(manifest);
     let config = &manifest.config;
+    let hardware = hardware(request, config);
+    let regions = disk_regions(manifest);
+    let own = match kind {
+        Kind::Restore => Vec::new(),
+        Kind::Boot => own_disks(request, &hardware, &regions),
+    };
+    let disks = match kind {
+        Kind::Restore => regions,
+        Kind::Boot => cold_disks(regions, &own, &hardware),
+    };
     let plan = Plan {
         kind,
+        own,
+        hardware,
         memory_bytes: request
             .memory_bytes
             .or(config.memory_bytes_now())
@@ -101,7 +120,89 @@ pub fn disk_regions(manifest: &Manifest) -> Vec<String> {
         })
         .collect();
     disks.sort();
-    disks.into_iter().map(|(_, name)| name).collect()
+    let numbered = disks.into_iter().map(|(_, name)| name);
+    let special = SPECIAL_DISKS.iter().map(|name| (*name).to_owned());
+    let special = special.filter(|name| manifest.region(name).is_some());
+    numbered.chain(special).collect()
+}
+
+/// Returns the hardware of a cold start: what the request says, or else the image.
+fn hardware(request: &RunRequest, image: &MachineConfig) -> MachineConfig {
+    let mut config = image.clone();
+    choose(&mut config, &request.hardware);
+    MachineConfig {
+        firmware: config.firmware,
+        disk_model: config.disk_model,
+        network_model: config.network_model,
+        boot: match request.boot {
+            None => config.boot,
+            Some(BootFirst::Disk) => None,
+            Some(BootFirst::Cdrom) => Some("cdrom".into()),
+        },
+        ..Default::default()
+    }
+}
+
+/// Writes the hardware that somebody has chosen into a configuration. The default is written by leaving it out.
+pub fn choose(config: &mut MachineConfig, hardware: &Hardware) {
+    if let Some(firmware) = hardware.firmware {
+        config.firmware = match firmware {
+            Firmware::Bios => None,
+            Firmware::Uefi => Some("uefi".into()),
+        };
+    }
+    if let Some(model) = hardware.disk_model {
+        let name = match model {
+            floe_api::DiskModel::Virtio => None,
+            floe_api::DiskModel::Scsi => Some(DiskModel::Scsi),
+            floe_api::DiskModel::Sata => Some(DiskModel::Sata),
+            floe_api::DiskModel::Ide => Some(DiskModel::Ide),
+            floe_api::DiskModel::Nvme => Some(DiskModel::Nvme),
+        };
+        config.disk_model = name.map(|model| model.name().into());
+    }
+    if let Some(model) = hardware.network_model {
+        let name = match model {
+            floe_api::NetworkModel::Virtio => None,
+            floe_api::NetworkModel::E1000 => Some(NetworkModel::E1000),
+            floe_api::NetworkModel::E1000e => Some(NetworkModel::E1000e),
+            floe_api::NetworkModel::Rtl8139 => Some(NetworkModel::Rtl8139),
+        };
+        config.network_model = name.map(|model| model.name().into());
+    }
+}
+
+/// Returns the disks that a cold start has to make.
+fn own_disks(
+    request: &RunRequest,
+    hardware: &MachineConfig,
+    regions: &[String],
+) -> Vec<&'static str> {
+    let has = |name: &str| regions.iter().any(|region| region == name);
+    // code and variables belong together
+    let flash = hardware.firmware.is_some() && !(has(FIRMWARE_REGION) && has(NVRAM_REGION));
+    SPECIAL_DISKS
+        .into_iter()
+        .filter(|name| match *name {
+            CDROM_REGION => request.cdrom.is_some(),
+            SEED_REGION => request.seed.is_some(),
+            _ => flash,
+        })
+        .collect()
+}
+
+/// Returns all disks of a cold start, in order.
+fn cold_disks(regions: Vec<String>, own: &[&str], hardware: &MachineConfig) -> Vec<String> {
+    let is_special = |name: &String| SPECIAL_DISKS.contains(&name.as_str());
+    let (special, mut disks): (Vec<String>, Vec<String>) =
+        regions.into_iter().partition(is_special);
+    let is_flash = |name: &str| [FIRMWARE_REGION, NVRAM_REGION].contains(&name);
+    disks.extend(SPECIAL_DISKS.into_iter().filter_map(|name| {
+        let there = own.contains(&name) || special.iter().any(|region| region == name);
+        let wanted = !is_flash(name) || hardware.firmware.is_some();
+        (there && wanted).then(|| name.to_owned())
+    }));
+    disks
 }
 
 fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
@@ -184,6 +285,15 @@ fn check_restore(request: &RunRequest, manifest: &Manifest, plan: &Plan) -> Resu
             cold,
         ));
     }
+    if let Some(option) = cold_option(request) {
+        return Err(refused(
+            format!(
+                "{} is a running system with the hardware and the disks that it has, so {option} comes too late",
+                request.image
+            ),
+            cold,
+        ));
+    }
     if request.cmdline.is_some() {
         return Err(refused(
             format!(
@@ -196,11 +306,55 @@ fn check_restore(request: &RunRequest, manifest: &Manifest, plan: &Plan) -> Resu
     Ok(())
 }
 
+/// Returns an option of the request that only a cold start can carry out, as the command line calls it.
+fn cold_option(request: &RunRequest) -> Option<&'static str> {
+    let hardware = &request.hardware;
+    let seed = request.seed.as_ref();
+    let options = [
+        (hardware.firmware.is_some(), "--firmware"),
+        (hardware.disk_model.is_some(), "--disk-model"),
+        (hardware.network_model.is_some(), "--network-model"),
+        (request.cdrom.is_some(), "--cdrom"),
+        (request.boot.is_some(), "--boot"),
+        (seed.is_some_and(|s| s.user_data.is_some()), "--user-data"),
+        (seed.is_some_and(|s| s.meta_data.is_some()), "--meta-data"),
+        (
+            seed.is_some_and(|s| s.network_config.is_some()),
+            "--network-config",
+        ),
+        (seed.is_some_and(|s| s.hostname.is_some()), "--hostname"),
+        (seed.is_some(), "--ssh-key"),
+    ];
+    options
+        .iter()
+        .find(|(given, _)| *given)
+        .map(|(_, name)| *name)
+}
+
 fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
-    if plan.disks.is_empty() && !plan.kernel {
+    let has_cdrom = plan.disks.iter().any(|disk| disk == CDROM_REGION);
+    let is_bootable = |disk: &String| disk == CDROM_REGION || !is_special(disk);
+    if !plan.disks.iter().any(is_bootable) && !plan.kernel {
         return Err(refused(
             format!("{} has neither a disk nor a kernel to boot", request.image),
             "import a disk image, or a kernel with --kernel and --initrd",
+        ));
+    }
+    if request.boot == Some(BootFirst::Cdrom) && !has_cdrom {
+        return Err(usage(
+            "there is no CD-ROM to boot from",
+            "give one with --cdrom FILE.iso",
+        ));
+    }
+    let models = Models::of(&plan.hardware)?;
+    let numbered = plan.disks.iter().filter(|disk| !is_special(disk)).count();
+    if let Some(most) = models.disk.disks_max().filter(|most| numbered > *most) {
+        return Err(refused(
+            format!(
+                "{} has {numbered} disks, and at most {most} can be of the model {}",
+                request.image, models.disk
+            ),
+            "use --disk-model virtio or scsi",
         ));
     }
     if request.cmdline.is_some() && !plan.kernel {
@@ -238,7 +392,7 @@ fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
 mod tests {
     use super::*;
     use floe_api::{ErrorCode, Wait};
-    use floe_image::{MachineConfig, Region};
+    use floe_image::Region;
 
     fn manifest(regions: &[&str], memory_bytes: Option<u64>, cpus: Option<u32>) -> Manifest {
         Manifest {
@@ -319,6 +473,92 @@ mod tests {
             assert_eq!(error.code, ErrorCode::Refused);
             assert!(error.fix.contains("--cold"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_cold_start_makes_the_disks_that_the_image_lacks() {
+        let uefi = RunRequest {
+            hardware: Hardware {
+                firmware: Some(Firmware::Uefi),
+                disk_model: Some(floe_api::DiskModel::Sata),
+                ..Default::default()
+            },
+            cdrom: Some("/x.iso".into()),
+            boot: Some(BootFirst::Cdrom),
+            seed: Some(Default::default()),
+            ..request()
+        };
+        let plain = manifest(&["disk0"], None, None);
+        let first = plan(&uefi, &plain).unwrap();
+        assert_eq!(first.own, SPECIAL_DISKS);
+        assert_eq!(first.disks, ["disk0", "firmware", "nvram", "cdrom", "seed"]);
+        let hardware = &first.hardware;
+        assert_eq!(hardware.firmware.as_deref(), Some("uefi"));
+        assert_eq!(hardware.disk_model.as_deref(), Some("sata"));
+        assert_eq!(hardware.boot.as_deref(), Some("cdrom"));
+        // what such a machine's capture has is used again, unless something new is given
+        let regions = [
+            "ram", "device", "seed", "nvram", "firmware", "cdrom", "disk0",
+        ];
+        let mut captured = manifest(&regions, Some(1 << 30), Some(1));
+        captured.config.firmware = Some("uefi".into());
+        let again = RunRequest {
+            cold: true,
+            seed: Some(Default::default()),
+            ..request()
+        };
+        let again = plan(&again, &captured).unwrap();
+        assert_eq!((again.own, again.disks), (vec!["seed"], first.disks));
+        let bios = RunRequest {
+            cold: true,
+            hardware: Hardware {
+                firmware: Some(Firmware::Bios),
+                ..Default::default()
+            },
+            ..request()
+        };
+        let bios = plan(&bios, &captured).unwrap();
+        assert_eq!((bios.own.len(), bios.hardware.firmware), (0, None));
+        assert_eq!(bios.disks, ["disk0", "cdrom", "seed"]);
+        // a running system takes none of it
+        let late = [
+            RunRequest {
+                cold: false,
+                ..uefi.clone()
+            },
+            RunRequest {
+                cdrom: Some("/x.iso".into()),
+                ..request()
+            },
+            RunRequest {
+                seed: Some(Default::default()),
+                ..request()
+            },
+        ];
+        for late in late {
+            let error = plan(&late, &captured).unwrap_err().to_api();
+            assert_eq!(error.code, ErrorCode::Refused);
+            assert!(error.message.contains("--") && error.fix.contains("--cold"));
+        }
+        let no_cdrom = RunRequest {
+            boot: Some(BootFirst::Cdrom),
+            ..request()
+        };
+        assert_eq!(code(plan(&no_cdrom, &plain)), ErrorCode::Usage);
+        let many: Vec<String> = (0..5).map(|i| format!("disk{i}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let sata = RunRequest {
+            cdrom: None,
+            boot: None,
+            ..uefi
+        };
+        assert_eq!(
+            code(plan(&sata, &manifest(&many, None, None))),
+            ErrorCode::Refused
+        );
+        // a seed is nothing to boot
+        let seed = manifest(&["seed"], None, None);
+        assert_eq!(code(plan(&request(), &seed)), ErrorCode::Refused);
     }
 
     #[test]

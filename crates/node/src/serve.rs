@@ -340,6 +340,7 @@ fn begin(
     node.machines.start_watching()?;
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
+    node.runs.start_looking_after()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

@@ -53,15 +53,15 @@ pub enum SourceError {
         /// The time that was allowed.
         after: Duration,
     },
-    /// The source refuses the token, or needs one.
-    #[error(
-        "{at} denies access to {what}; give a token that may read it (`floe login`, or `--token`)"
-    )]
+    /// The source refuses the token or key, or needs one.
+    #[error("{at} denies access to {what}; {fix}")]
     Denied {
         /// The source or URL.
         at: String,
         /// What was asked for.
         what: String,
+        /// What would be let in.
+        fix: String,
     },
     /// The source can't serve this request or URL; trying again won't help.
     #[error("{at}: {reason}")]
@@ -88,6 +88,9 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    /// What to do about a hub or web server that denies access.
+    pub const NO_TOKEN: &str = "give a token that may read it (`floe login`, or `--token`)";
+
     /// Returns whether the same request to the same source may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(

@@ -261,7 +261,11 @@ impl Http {
         let text = String::from_utf8_lossy(text).replace(|c: char| c.is_control(), " ");
         match parts.status {
             StatusCode::NOT_FOUND | StatusCode::GONE => SourceError::Missing { at, what },
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => SourceError::Denied { at, what },
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => SourceError::Denied {
+                at,
+                what,
+                fix: SourceError::NO_TOKEN.into(),
+            },
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 SourceError::Unreachable {
                     at,

@@ -48,7 +48,7 @@ pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use origin::Origin;
 pub use packed::{RangeReads, range_reads};
 pub use registry::{Opens, Options, Registry, Scheme};
-pub use s3::S3;
+pub use s3::{Listed, S3};
 pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
 pub use wrap::striped::Striped;

@@ -92,6 +92,11 @@ impl<O: Objects> Packed<O> {
         &self.objects
     }
 
+    /// Returns how long a call without a deadline of its own may take.
+    pub fn patience(&self) -> Duration {
+        self.timeout
+    }
+
     pub fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
         if let Ok(id) = name.parse() {
             return Ok(id);
@@ -286,6 +291,13 @@ impl<O: Objects> Packed<O> {
         if let Some(index) = &*here {
             return Ok(index.clone());
         }
+        let index = Arc::new(self.load_index(pack, &clock.request())?);
+        *here = Some(index.clone());
+        Ok(index)
+    }
+
+    /// Returns a pack's index from the disk, or fetches it. It isn't kept in memory.
+    pub fn load_index(&self, pack: &PackRef, request: &Request) -> Result<PackIndex, SourceError> {
         let what = format!("the index of pack {}", pack.id.short());
         let kept = self
             .index_dir
@@ -305,7 +317,7 @@ impl<O: Objects> Packed<O> {
                     pack.index_offset,
                     len,
                     &what,
-                    &clock.request(),
+                    request,
                 )?;
                 let index = PackIndex::decode(&bytes, pack).map_err(|e| self.invalid(&what, &e))?;
                 if let Some(path) = kept
@@ -316,12 +328,10 @@ impl<O: Objects> Packed<O> {
                 index
             }
         };
-        let index = Arc::new(index);
-        *here = Some(index.clone());
         Ok(index)
     }
 
-    fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
+    pub fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
         SourceError::Invalid {
             at: self.objects.at().into(),
             what: what.into(),
@@ -416,7 +426,8 @@ fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn pack_path(id: &Hash) -> String {
+/// Returns the path of a pack among a repository's objects.
+pub(crate) fn pack_path(id: &Hash) -> String {
     let id = id.to_string();
     format!("packs/{}/{id}.pack", &id[..2])
 }

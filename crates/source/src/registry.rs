@@ -161,6 +161,14 @@ impl Registry {
         }
     }
 
+    /// Makes the bucket of an `s3://` address, to write to. It doesn't connect yet.
+    pub fn bucket(&self, origin: &Origin) -> Result<S3, SourceError> {
+        match origin.url().scheme() {
+            "s3" => S3::new(origin, &self.options),
+            _ => Err(unsupported(origin, "write s3://bucket/prefix")),
+        }
+    }
+
     /// Makes a source for `origin`. It doesn't connect yet.
     pub fn open(&self, origin: &Origin) -> Result<Arc<dyn Source>, SourceError> {
         let known = |scheme: &&Scheme| scheme.kind == origin.kind();

@@ -25,6 +25,6 @@ pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
 pub use repository::{
     Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
-    Rearranged, RegionInfo, Repository, Scope, TagEntry, VerifyReport, parse_tag_file,
-    tag_file_name,
+    Rearranged, RegionInfo, Repository, Scope, TagEntry, VERSION_TEXT, VerifyReport,
+    parse_tag_file, tag_file_name,
 };

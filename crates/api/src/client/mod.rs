@@ -140,10 +140,11 @@ impl Client {
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
     }
-    /// Streams what happens on the node from now on: lines of [`NodeEvent`].
-    pub fn events(&self) -> Result<Lines<NodeEvent>, ClientError> {
+    /// Streams what happens on the node from now on, after what has happened since a Unix time in milliseconds, if one is given.
+    pub fn events(&self, since_unix_ms: Option<u64>) -> Result<Lines<NodeEvent>, ClientError> {
+        let since = since_unix_ms.map(|ms| format!("?since_unix_ms={ms}"));
         Ok(Lines {
-            bytes: self.open_get("/v1/events")?,
+            bytes: self.open_get(&format!("/v1/events{}", since.unwrap_or_default()))?,
             buffer: Vec::new(),
             over: false,
             item: Default::default(),
@@ -208,6 +209,10 @@ impl Client {
     /// Sends an image to a hub or directory.
     pub fn push(&self, request: &PushRequest) -> Result<Events, ClientError> {
         self.stream("/v1/images/push", request)
+    }
+    /// Copies an image between any two places.
+    pub fn copy_image(&self, request: &CopyRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/images/copy", request)
     }
     /// Fetches a whole image.
     pub fn pull(&self, request: &PullRequest) -> Result<Events, ClientError> {
@@ -275,6 +280,35 @@ impl Client {
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
+    }
+    /// Returns a machine's disks.
+    pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {
+        self.get(&machine_path(name, "/disks"))
+    }
+    /// Makes a disk of a stopped machine larger. Returns its disks.
+    pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
+        self.post(&machine_path(name, "/disks"), to)
+    }
+    /// Gives a machine another name.
+    pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
+        let request = RenameRequest { name: to.into() };
+        self.post(&machine_path(name, "/rename"), &request)
+    }
+    /// Stops a machine and starts it again from its disks.
+    pub fn restart(&self, name: &str, request: &RestartRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/restart"), request)
+    }
+    /// Waits until a machine does something; returns it as it is then.
+    pub fn wait(&self, name: &str, query: &WaitQuery) -> Result<MachineInfo, ClientError> {
+        let what = serde_json::to_value(query.what).map_err(broken)?;
+        let what = what.as_str().unwrap_or_default();
+        let limit = query.timeout_s.map(|s| format!("&timeout_s={s}"));
+        let rest = format!("/wait?what={what}{}", limit.unwrap_or_default());
+        self.get(&machine_path(name, &rest))
+    }
+    /// Returns what the machines that run have used of their host.
+    pub fn usage(&self) -> Result<UsageList, ClientError> {
+        self.get("/v1/usage")
     }
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), ClientError> {
@@ -388,6 +422,10 @@ impl Client {
     /// Removes from cache and repository what nothing needs.
     pub fn cache_gc(&self) -> Result<FreedReport, ClientError> {
         self.post("/v1/cache/gc", &())
+    }
+    /// Removes what nobody uses, or returns what that is.
+    pub fn prune(&self, request: &PruneRequest) -> Result<PruneReport, ClientError> {
+        self.post("/v1/prune", request)
     }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {

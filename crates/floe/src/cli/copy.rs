@@ -1,15 +1,23 @@
 //! `floe cp`: files and directories between this host and a guest.
 
 use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use clap::Args;
 
-use super::Context;
 use super::error::CliError;
 use super::session::{Input, Output, Session, is_over};
-use floe_api::{ExecRequest, Program};
+use super::{Context, interrupt};
+use floe_api::{ErrorCode, ExecRequest, Program};
 use floe_guest::copy::{self, Form, Place, pieces};
+
+/// How long removing what is half done may take after an interrupt.
+const PUT_AWAY_WAIT: Duration = Duration::from_secs(30);
 
 /// Copy files between this host and a machine's guest
 #[derive(Debug, Args)]
@@ -103,6 +111,10 @@ fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Resu
     };
     let client = cx.client()?;
     let mut session = Session::start(&client, machine, &request(program, user))?;
+    let halves = match bytes {
+        true => None,
+        false => Some(PutsAway::at_an_interrupt(session.line()?)),
+    };
     let mut output = Output::new(&mut session);
     let read = match bytes {
         true => {
@@ -126,7 +138,48 @@ fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Resu
         Err(e) if cut(&e) => output.finish().and(Err(e)),
         Err(e) => Err(e),
     };
-    output.conclude(read, &format!("cannot copy to {to}"))
+    let done = output.conclude(read, &format!("cannot copy to {to}"));
+    match halves {
+        Some(halves) => halves.judge(done),
+        None => done,
+    }
+}
+
+/// Ctrl-C in the middle of a copy: the connection is cut, whoever reads from it removes what is half done, and then the command ends.
+struct PutsAway {
+    interrupted: Arc<AtomicBool>,
+    /// Dropped once nothing is half done any more.
+    _done: mpsc::Sender<()>,
+}
+
+impl PutsAway {
+    fn at_an_interrupt(line: UnixStream) -> PutsAway {
+        let (done, wait) = mpsc::channel::<()>();
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let thrown = interrupted.clone();
+        interrupt::ends_with(move || {
+            thrown.store(true, Ordering::SeqCst);
+            let _ = line.shutdown(Shutdown::Both); // it may have ended by itself
+            let _ = wait.recv_timeout(PUT_AWAY_WAIT); // it ends by an error, or by the time
+            ErrorCode::Cancelled.exit_code().into()
+        });
+        PutsAway {
+            interrupted,
+            _done: done,
+        }
+    }
+
+    /// Returns the result of the copy, or that it was interrupted.
+    fn judge(self, done: Result<(), CliError>) -> Result<(), CliError> {
+        done.map_err(|error| match self.interrupted.load(Ordering::SeqCst) {
+            true => CliError::new(
+                ErrorCode::Cancelled,
+                "interrupted; nothing of the copy is left",
+                "",
+            ),
+            false => error,
+        })
+    }
 }
 
 fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Result<(), CliError> {

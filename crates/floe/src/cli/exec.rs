@@ -18,6 +18,8 @@ use floe_guest::exec::frame::{Channel, DATA_BYTES_MAX, Frame, Outcome};
 
 /// What timeout(1) returns for a command whose time was over.
 const EXIT_TIMED_OUT: u8 = 124;
+/// Exit code if the connection to the process was lost.
+const EXIT_LOST: u8 = 125;
 /// Added to a signal's number in the exit code of a process that it ended.
 const EXIT_SIGNALLED: u8 = 128;
 /// Most bytes that wait for the node before no more input is read.
@@ -37,8 +39,8 @@ Example: as another user, somewhere else, for at most a minute
 Example: something that stays
   floe exec --detach web -- sh -c 'long-job > /var/log/job 2>&1'
 
-The exit code is the command's; 128 + n if signal n ended it, 124 if its time was over, 126 or 127 if it could not be
-started. Signals to this command are passed on. A command without a terminal goes on in the guest if this one or the
+The exit code is the command's; 128 + n if signal n ended it, 124 if its time was over, 125 if the connection to it was lost
+(its agent or the machine ended, or the node), 126 or 127 if it could not be started. Signals to this command are passed on. A command without a terminal goes on in the guest if this one or the
 node is killed; its output is lost then. The guest needs floe's agent: floe agent install.")]
 pub struct Exec {
     /// The machine
@@ -82,11 +84,8 @@ impl Exec {
             .iter()
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        if let Ok(kind) = std::env::var("TERM")
-            && self.tty
-            && !environment.iter().any(|text| text.starts_with("TERM="))
-        {
-            environment.push(format!("TERM={kind}"));
+        if !environment.iter().any(|text| text.starts_with("TERM=")) {
+            environment.extend(terminal_kind(self.tty));
         }
         let request = ExecRequest {
             user: self.user,
@@ -105,7 +104,15 @@ impl Exec {
     }
 }
 
-fn size() -> TerminalSize {
+/// Returns the variable that tells which kind of terminal this one is, for a process that gets one.
+pub(super) fn terminal_kind(tty: bool) -> Vec<String> {
+    let kind = std::env::var("TERM").ok().filter(|_| tty);
+    kind.map(|kind| format!("TERM={kind}"))
+        .into_iter()
+        .collect()
+}
+
+pub(super) fn size() -> TerminalSize {
     let (columns, rows) = terminal::size();
     TerminalSize {
         columns: columns.min(usize::from(u16::MAX)) as u16,
@@ -127,7 +134,7 @@ fn detached(
                 Frame::Started { pid: number, .. } => pid = Some(number),
                 Frame::Over { outcome, .. } => {
                     let Some(pid) = pid else {
-                        return code(machine, outcome);
+                        return Ok(code(machine, outcome));
                     };
                     let told = std::collections::BTreeMap::from([("pid", pid)]);
                     cx.out.value(&told, |_| format!("{pid}\n"))?;
@@ -168,14 +175,14 @@ pub(super) fn attached(
     // before anything is printed
     drop(raw);
     match ended.map_err(|error| broke(machine, error))? {
-        Ended::Process(outcome) => code(machine, outcome),
+        Ended::Process(outcome) => Ok(code(machine, outcome)),
         Ended::Here(code) => Ok(ExitCode::from(code)),
     }
 }
 
 /// Returns the exit code for how a process ended.
-fn code(machine: &str, outcome: Outcome) -> Result<ExitCode, CliError> {
-    Ok(ExitCode::from(match outcome {
+fn code(machine: &str, outcome: Outcome) -> ExitCode {
+    ExitCode::from(match outcome {
         Outcome::Exited(code) => code,
         Outcome::Signalled(number) => EXIT_SIGNALLED.saturating_add(number),
         Outcome::TimedOut => {
@@ -186,8 +193,11 @@ fn code(machine: &str, outcome: Outcome) -> Result<ExitCode, CliError> {
             eprintln!("error: {}", visible::message(&format!("{machine}: {why}")));
             code
         }
-        Outcome::Lost { why } => return Err(gone(machine, &why)),
-    }))
+        Outcome::Lost { why } => {
+            gone(machine, &why).print(false);
+            EXIT_LOST
+        }
+    })
 }
 
 /// Why the loop ended.

@@ -8,9 +8,9 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, progress};
+use super::{Context, args, hub_images, progress};
 
-/// Build, import, list, check, name, lay out and export images
+/// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example: a first image, of Debian's packages
@@ -30,19 +30,23 @@ pub enum Image {
     Tag(Tag),
     Untag(Untag),
     Export(Export),
+    Copy(super::transfer::Copy),
 }
 
 /// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
 ///
 /// Disks may be compressed with gzip, xz or zstd, or be the only disk in an OVA or tar archive. A file without a known
 /// format is taken for a raw disk if it has a partition table, a boot sector or a file system, or is all zeros. A file
-/// that is truncated or no disk is refused.
+/// that is truncated or no disk is refused. A first disk that only a UEFI firmware can boot, and one with Windows on it, are
+/// noticed: the image's machines then get that firmware, and disks and cards that Windows has drivers for.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
   floe image import debian.qcow2 --name debian --memory 1G --cpus 2
 Example: a download as it came
   floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
+Example: Windows, or another system without VirtIO drivers, that a UEFI firmware boots
+  floe image import win.vhdx --name win --firmware uefi --disk-model sata --network-model e1000
 Example: bytes that no signature tells to be a disk
   floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
@@ -72,6 +76,8 @@ pub struct Import {
     /// CPUs of its machines unless run sets another number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     cpus: Option<u32>,
+    #[command(flatten)]
+    hardware: super::hardware::HardwareArgs,
     /// A note to keep in the image (repeatable)
     #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
     label: Vec<(String, String)>,
@@ -81,8 +87,19 @@ pub struct Import {
 #[derive(Debug, Args)]
 ///
 /// OWN is what removing the image would free; SHARED is in packs that other images need as well.
-#[command(after_help = "Example:\n  floe image ls\n  floe image ls --json | jq -r '.images[].id'")]
-pub struct Ls {}
+#[command(after_help = "\
+Example:
+  floe image ls
+  floe image ls --json | jq -r '.images[].id'
+Example: those of a hub that your token may read, and those of one name
+  floe image ls https://hub.example
+  floe image ls https://hub.example/debian")]
+pub struct Ls {
+    /// A hub, or a name there; without it the images of this node
+    hub: Option<String>,
+    #[command(flatten)]
+    access: super::login::Access,
+}
 
 /// Show what an image consists of
 #[derive(Debug, Args)]
@@ -124,14 +141,21 @@ pub struct Optimize {
 
 /// Remove a name, and the image with its last one
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe image rm debian:old\n  floe image rm --force 3f2a91")]
+#[command(after_help = "\
+Example:
+  floe image rm debian:old
+  floe image rm --force 3f2a91
+Example: from a hub, which asks first, unless --force
+  floe image rm https://hub.example/debian:old")]
 pub struct Rm {
-    /// Name, name:tag, id or the beginning of one
+    /// Name, name:tag, id or the beginning of one; or the address of one on a hub
     #[arg(required = true)]
     images: Vec<String>,
-    /// Remove it with all of its names
+    /// Remove it with all of its names; from a hub, do not ask
     #[arg(long, short)]
     force: bool,
+    #[command(flatten)]
+    access: super::login::Access,
 }
 
 /// Give an image an additional name
@@ -191,7 +215,11 @@ impl Image {
         match self {
             Image::Build(c) => c.run(cx)?,
             Image::Import(c) => c.run(cx)?,
-            Image::Ls(Ls {}) => {
+            Image::Ls(Ls {
+                hub: Some(hub),
+                access,
+            }) => hub_images::list(cx, &hub, &access)?,
+            Image::Ls(_) => {
                 let list = cx.client()?.images()?;
                 cx.out.value(&list, |list| listing(&list.images))?;
             }
@@ -214,6 +242,7 @@ impl Image {
                 acknowledge(cx, &format!("{} is no longer a name", c.name))?;
             }
             Image::Export(c) => c.run(cx)?,
+            Image::Copy(c) => c.run(cx)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -268,6 +297,7 @@ impl Import {
             name: self.name,
             memory_bytes: self.memory,
             cpus: self.cpus,
+            hardware: self.hardware.hardware(),
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.import(&request)?)?;
@@ -446,7 +476,16 @@ fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> Strin
 }
 
 impl Rm {
-    fn run(self, cx: &Context) -> Result<(), CliError> {
+    fn run(mut self, cx: &Context) -> Result<(), CliError> {
+        let on_hubs = |image: &String| hub_images::is_hub(image);
+        let (hubs, here): (Vec<String>, _) = self.images.into_iter().partition(on_hubs);
+        self.images = here;
+        for image in hubs {
+            hub_images::remove(cx, &image, &self.access, self.force)?;
+        }
+        if self.images.is_empty() {
+            return Ok(());
+        }
         let client = cx.client()?;
         let mut freed = floe_api::FreedReport::default();
         for image in self.images {

@@ -3,10 +3,12 @@
 
 use std::io::Read;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 
+use super::ending::{Ending, Inside};
 use super::error::CliError;
 use super::images::stored;
 use super::output::{age, bytes, fields, short, table};
@@ -27,8 +29,16 @@ Example: with a network for itself and its clones, from which they reach one web
   floe run debian-booted --name web --network --allow 192.0.2.7:443
 Example: a guest that may use a database on this host, which it finds at 10.0.2.2
   floe run debian --name web --allow-host=5432
-Example: and see what that was
+Example: cloud-init in the guest makes it your own: a host name, your key for its default user, and what a file says
+  floe run debian --name web --hostname web --ssh-key ~/.ssh/id_ed25519.pub --user-data web.yaml
+Example: install a system from a CD-ROM on an empty disk
+  truncate -s 20G empty.raw && floe image import empty.raw --name empty
+  floe run empty --name setup --firmware uefi --cdrom installer.iso
+Example: what came over the link
   floe run https://hub.example/debian-booted --link-report
+Example: a shell at once in a machine that goes with it; a service that comes back
+  floe run -it --rm debian-booted
+  floe run debian --name db --restart unless-stopped
 
 It ends once the machine's CPUs run and prints how long each stage took. With --wait it then waits for a sign of life of the
 guest; Ctrl-C ends that wait, and the machine goes on.")]
@@ -53,6 +63,10 @@ pub struct Run {
     source: Vec<String>,
     #[command(flatten)]
     wait: WaitArgs,
+    #[command(flatten)]
+    ending: Ending,
+    #[command(flatten)]
+    inside: Inside,
     /// Kernel command line instead of the image's
     #[arg(long)]
     cmdline: Option<String>,
@@ -91,14 +105,29 @@ pub struct Run {
     overcommit: bool,
     #[command(flatten)]
     limits: super::limits::LimitArgs,
-    #[command(flatten)]
+    #[command(
+        flatten,
+        next_help_heading = "Hardware (with a boot, not with a captured machine)"
+    )]
+    hardware: super::hardware::HardwareArgs,
+    #[command(
+        flatten,
+        next_help_heading = "Hardware (with a boot, not with a captured machine)"
+    )]
+    cdrom: super::hardware::CdromArgs,
+    #[command(
+        flatten,
+        next_help_heading = "cloud-init in the guest (with a boot, not with a captured machine)"
+    )]
+    seed: super::hardware::SeedArgs,
+    #[command(flatten, next_help_heading = "Options")]
     tokens: super::login::TokenArgs,
     #[command(flatten)]
     authorities: super::authority::AuthorityArgs,
 }
 
 #[derive(Debug, Args)]
-struct WaitArgs {
+pub(super) struct WaitArgs {
     /// Then wait for a sign of life: console (its first byte there), agent (floe's agent in the guest answers), port (the first
     /// forwarded port answers), port=N (that of the guest's port N does), none
     #[arg(long, value_parser = sign, value_name = "SIGN", default_value = "none")]
@@ -106,6 +135,18 @@ struct WaitArgs {
     /// How long to wait for it, in seconds; 120 by default
     #[arg(long, value_name = "SECONDS")]
     wait_timeout: Option<u64>,
+}
+
+impl WaitArgs {
+    /// Returns the request to start a machine and wait so.
+    pub(super) fn request(&self) -> floe_api::StartRequest {
+        floe_api::StartRequest {
+            wait: self.wait.wait,
+            wait_port: self.wait.port,
+            wait_timeout_s: self.wait_timeout,
+            ..Default::default()
+        }
+    }
 }
 
 /// The value of `--wait`.
@@ -149,7 +190,7 @@ impl Run {
         }
     }
 
-    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let allow_host = self.host_access();
         let image = args::image(&self.image)?;
         let more = self.source.iter().map(String::as_str);
@@ -180,17 +221,32 @@ impl Run {
             allow_host,
             overcommit: self.overcommit,
             limits: self.limits.limits(),
+            remove: self.ending.rm,
+            restart: self.ending.restart,
+            hardware: self.hardware.hardware(),
+            cdrom: self.cdrom.file()?,
+            boot: self.cdrom.first(),
+            seed: self.seed.seed()?,
         };
-        let machine = started(cx, cx.client()?.run(&request)?)?;
-        match machine {
-            Some(machine) if self.link_report => stream::report(cx, machine),
-            _ => Ok(()),
+        let client = cx.client()?;
+        let events = client.run(&request)?;
+        if self.inside.is_wanted() {
+            return self.inside.run(cx, &client, events, request.remove);
         }
+        if let Some(machine) = started(cx, events)?
+            && self.link_report
+        {
+            stream::report(cx, machine)?;
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
 /// Follows a start and reports it. Returns the machine's name.
-fn started(cx: &Context, events: floe_api::client::Events) -> Result<Option<String>, CliError> {
+pub(super) fn started(
+    cx: &Context,
+    events: floe_api::client::Events,
+) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
     let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
     if cx.out.json {
@@ -323,6 +379,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
             "ports",
             m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
         ),
+        ("restart", afterwards(m)),
         ("limits", super::limits::described(&m.limits)),
         ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
@@ -337,6 +394,15 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("fetched", bytes(s.wire_bytes)),
         ("written", bytes(s.overlay_bytes)),
     ])
+}
+
+/// Describes what becomes of a machine once it has ended.
+fn afterwards(m: &floe_api::MachineInfo) -> String {
+    match (m.remove, m.restart) {
+        (true, _) => "none: it is removed once it has ended".into(),
+        (false, floe_api::RestartPolicy::No) => String::new(),
+        (false, policy) => format!("{policy}, {} in a row", m.restarts),
+    }
 }
 
 /// Describes what a guest can reach of its host.
@@ -533,10 +599,8 @@ pub struct Start {
 impl Start {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let request = floe_api::StartRequest {
-            wait: self.wait.wait.wait,
-            wait_port: self.wait.wait.port,
-            wait_timeout_s: self.wait.wait_timeout,
             overcommit: self.overcommit,
+            ..self.wait.request()
         };
         started(cx, cx.client()?.start(&self.machine, &request)?).map(drop)
     }

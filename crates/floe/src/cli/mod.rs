@@ -9,15 +9,21 @@ mod agent;
 mod args;
 mod authority;
 mod build;
+mod change;
 mod cluster;
+mod completions;
+mod confirm;
 mod console;
 mod copy;
 mod daemon;
 mod doctor;
+mod ending;
 mod error;
 mod exec;
 mod forks;
+mod hardware;
 mod hub;
+mod hub_images;
 mod images;
 mod interrupt;
 mod limits;
@@ -27,6 +33,7 @@ mod man;
 pub(crate) mod output;
 mod power;
 mod progress;
+mod prune;
 mod session;
 mod ssh;
 mod storage;
@@ -36,6 +43,7 @@ mod top;
 mod traces;
 mod transfer;
 mod visible;
+mod watching;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -93,7 +101,7 @@ enum Command {
     Hub(hub::Hub),
     #[command(subcommand)]
     Image(images::Image),
-    Run(machines::Run),
+    Run(Box<machines::Run>),
     Ps(machines::Ps),
     Console(machines::Console),
     Exec(exec::Exec),
@@ -114,12 +122,19 @@ enum Command {
     Kill(forks::Kill),
     Stop(power::Stop),
     Start(machines::Start),
+    Restart(power::Restart),
+    Wait(watching::Wait),
+    Rename(change::Rename),
+    #[command(subcommand)]
+    Disk(change::DiskCommand),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
     Forward(machines::Forward),
     Limit(limits::Limit),
     Top(top::Top),
+    Stats(watching::Stats),
+    Events(watching::Events),
     #[command(subcommand)]
     Trace(traces::Trace),
     Login(login::Login),
@@ -130,8 +145,9 @@ enum Command {
     Unmount(storage::Unmount),
     #[command(subcommand)]
     Cache(storage::Cache),
+    Prune(prune::PruneArgs),
     Doctor(doctor::Doctor),
-    Completions(Completions),
+    Completions(completions::Completions),
     #[command(name = "man")]
     Manual(man::Manual),
     /// Holds the mount's descriptors while a node is replaced
@@ -153,21 +169,6 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-}
-
-/// Print the completion script of a shell
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Example: bash, for this user
-  mkdir -p ~/.local/share/bash-completion/completions
-  floe completions bash > ~/.local/share/bash-completion/completions/floe
-Example: zsh and fish
-  floe completions zsh > /usr/local/share/zsh/site-functions/_floe
-  floe completions fish > ~/.config/fish/completions/floe.fish")]
-struct Completions {
-    /// The shell
-    #[arg(value_parser = ["bash", "zsh", "fish"])]
-    shell: String,
 }
 
 /// What every command gets.
@@ -193,6 +194,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
+    completions::answer(Cli::command);
     let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
     let home = Home::from_env();
     let context = Context {
@@ -220,7 +222,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Open(c) => c.run(cx)?,
         Command::Hub(c) => c.run(cx)?,
         Command::Image(c) => return c.run(cx),
-        Command::Run(c) => c.run(cx)?,
+        Command::Run(c) => return c.run(cx),
         Command::Ps(c) => c.run(cx)?,
         Command::Console(c) => c.run(cx)?,
         Command::Exec(c) => return c.run(cx),
@@ -233,12 +235,18 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Capture(c) => c.run(cx)?,
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
+        Command::Restart(c) => return c.run(cx),
+        Command::Wait(c) => return c.run(cx),
+        Command::Rename(c) => c.run(cx)?,
+        Command::Disk(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
+        Command::Stats(c) => c.run(cx)?,
+        Command::Events(c) => c.run(cx)?,
         Command::Trace(c) => c.run(cx)?,
         Command::Cluster(c) => c.run(cx)?,
         Command::Fork(c) => c.run(cx)?,
@@ -252,8 +260,9 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Mount(c) => c.run(cx)?,
         Command::Unmount(c) => c.run(cx)?,
         Command::Cache(c) => return c.run(cx),
+        Command::Prune(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
-        Command::Completions(c) => completions(&c.shell, cx)?,
+        Command::Completions(c) => c.run(cx)?,
         Command::Manual(c) => c.run(cx, Cli::command())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
@@ -261,18 +270,6 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn completions(shell: &str, cx: &Context) -> Result<(), CliError> {
-    use clap_complete::{Shell, generate};
-    let shell = match shell {
-        "zsh" => Shell::Zsh,
-        "fish" => Shell::Fish,
-        _ => Shell::Bash,
-    };
-    let mut script = Vec::new();
-    generate(shell, &mut Cli::command(), "floe", &mut script);
-    cx.out.bytes(&script)
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use clap::Args;
 
 use super::Context;
 use super::error::CliError;
-use super::machines::status;
+use super::machines::{WaitArgs, started, status};
 use floe_api::client::{Client, ClientError};
 use floe_api::{MachineInfo, MachineList};
 
 /// The exit code of a stop for which a guest had to be switched off.
-const EXIT_SWITCHED_OFF: u8 = 6;
+pub(super) const EXIT_SWITCHED_OFF: u8 = 6;
 
 /// Power machines down; their disks stay
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ impl Stop {
             if machine.switched_off && !cx.out.json {
                 warn(&format!("{name} was {}", machine.detail));
             }
-            Ok(machine)
+            Ok::<_, ClientError>(machine)
         })?;
         let switched_off = turns.done.iter().any(|machine| machine.switched_off);
         let code = turns.show(cx, |m| format!("{} is {}\n", m.name, status(m.status)))?;
@@ -55,6 +55,45 @@ impl Stop {
             true => ExitCode::from(EXIT_SWITCHED_OFF),
             false => ExitCode::SUCCESS,
         }))
+    }
+}
+
+/// Power machines down and start them again from their disks
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  floe restart web
+Example: without asking the guest, and until its web server answers
+  floe restart web --force --wait port=80
+
+A guest that does not power down in time is switched off, which is said. A machine that is stopped is only started.")]
+pub struct Restart {
+    /// The machines
+    #[arg(required = true)]
+    machines: Vec<String>,
+    /// Do not ask the guest to power down, end it
+    #[arg(long, short)]
+    force: bool,
+    /// How long the guest may take before it is switched off, in seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
+    timeout: Option<u64>,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+impl Restart {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let request = floe_api::RestartRequest {
+            stop: floe_api::StopRequest {
+                now: self.force,
+                timeout_s: self.timeout,
+            },
+            start: self.wait.request(),
+        };
+        let turns = Turns::take(cx, &self.machines, |client, name| {
+            started(cx, client.restart(name, &request)?)
+        })?;
+        Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
     }
 }
 
@@ -129,7 +168,7 @@ impl Rm {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let turns = Turns::take(cx, &self.machines, |client, name| {
             client.remove_machine(name, self.force)?;
-            Ok(name.to_owned())
+            Ok::<_, ClientError>(name.to_owned())
         })?;
         if !turns.done.is_empty() {
             super::images::acknowledge(cx, &format!("removed {}", turns.done.join(", ")))?;
@@ -148,10 +187,10 @@ pub(super) struct Turns<T> {
 
 impl<T> Turns<T> {
     /// Gives each machine its turn. A failure is printed at once, and the next machine follows.
-    pub fn take(
+    pub fn take<E: Into<CliError>>(
         cx: &Context,
         names: &[String],
-        turn: impl Fn(&Client, &str) -> Result<T, ClientError>,
+        turn: impl Fn(&Client, &str) -> Result<T, E>,
     ) -> Result<Turns<T>, CliError> {
         let client = cx.client()?;
         let mut turns = Turns {
@@ -162,7 +201,7 @@ impl<T> Turns<T> {
             match turn(&client, name) {
                 Ok(done) => turns.done.push(done),
                 Err(error) => {
-                    let error = CliError::from(error);
+                    let error: CliError = error.into();
                     error.print(cx.out.json);
                     let code = ExitCode::from(error.exit_code());
                     turns.failed.get_or_insert(code);
@@ -175,7 +214,7 @@ impl<T> Turns<T> {
 
 impl Turns<MachineInfo> {
     /// Prints what was done, one line for each machine. Returns the exit code if something failed.
-    fn show(
+    pub(super) fn show(
         self,
         cx: &Context,
         line: impl Fn(&MachineInfo) -> String,

@@ -49,6 +49,12 @@ impl Session {
         self.stream.as_fd()
     }
 
+    /// A second handle to the connection, to cut it.
+    pub fn line(&self) -> Result<UnixStream, CliError> {
+        let line = self.stream.try_clone();
+        line.map_err(|e| CliError::failed("cannot copy a descriptor", e))
+    }
+
     /// Makes the connection one that is never waited for in a call.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         self.stream.set_nonblocking(true)

@@ -93,22 +93,30 @@ impl Top {
                 "use --once or --json in scripts",
             ));
         }
-        dashboard(&client, &mut before)
+        let no_terminal = |e| CliError::failed("cannot draw on the terminal", e);
+        let screen = Screen::enter().map_err(no_terminal)?;
+        dashboard(&screen, "floe top: q leaves", || {
+            look(&client, &mut before).map(|seen| text(&seen))
+        })
     }
 }
 
-fn dashboard(client: &Client, before: &mut Before) -> Result<(), CliError> {
+/// Shows what `look` returns every second, below a title, until the user leaves.
+pub(super) fn dashboard(
+    screen: &Screen,
+    title: &str,
+    mut look: impl FnMut() -> Result<String, CliError>,
+) -> Result<(), CliError> {
     let no_terminal = |e| CliError::failed("cannot draw on the terminal", e);
-    let screen = Screen::enter().map_err(no_terminal)?;
     loop {
         let next = Instant::now() + EVERY;
         // if the node is being replaced, an error is shown instead
-        let shown = match look(client, before) {
-            Ok(seen) => text(&seen),
+        let shown = match look() {
+            Ok(text) => text,
             Err(error) => format!("{}\n", error.0.message),
         };
         let (width, height) = terminal::size();
-        let text = format!("floe top: q leaves\n\n{shown}");
+        let text = format!("{title}\n\n{shown}");
         screen.show(&text, width, height).map_err(no_terminal)?;
         if wants_to_leave(next).map_err(no_terminal)? {
             return Ok(());
@@ -194,7 +202,7 @@ fn row(
 }
 
 /// Returns the CPU time of a process of this host, user's and system's.
-fn cpu_seconds(pid: u32) -> Option<f64> {
+pub(super) fn cpu_seconds(pid: u32) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse_cpu_seconds(&stat, TICKS_PER_S)
 }
@@ -268,6 +276,9 @@ pub(super) mod tests {
             stats: Default::default(),
             paused_for: Vec::new(),
             switched_off: false,
+            remove: false,
+            restart: Default::default(),
+            restarts: 0,
         }
     }
 

@@ -1,30 +1,35 @@
-//! `floe push` and `floe pull`: whole images over the network.
+//! `floe push`, `floe pull` and `floe image copy`: whole images over the network.
 
 use clap::Args;
 
+use super::authority::AuthorityArgs;
 use super::error::CliError;
 use super::images::seconds;
-use super::login::Access;
+use super::login::{Access, TokenArgs};
 use super::output::bytes;
 use super::{Context, args, progress};
 
-/// Publish a local image on a hub, or in a directory for any web server
+/// Publish a local image on a hub, in an S3 bucket, or in a directory for any web server
+///
+/// Only what is not there is sent. A push that was cut off goes on where it was when it is run again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: only what the hub lacks is sent; after a cut it goes on where it was
   floe login https://hub.example
   floe push debian-booted https://hub.example --public
 Example: a directory that any web server can serve
-  floe push debian-booted /srv/www/images")]
+  floe push debian-booted /srv/www/images
+Example: a bucket, with the keys of the node's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)
+  floe push debian-booted s3://bucket/images && floe run s3://bucket/images/debian-booted")]
 pub struct Push {
     /// The local image
     image: String,
-    /// Address of the hub, or a directory
+    /// Address of the hub, s3://BUCKET/PREFIX, or a directory
     to: String,
     /// Name there; by default the local one
     #[arg(long, short)]
     name: Option<String>,
-    /// Let everybody read it
+    /// Let everybody read it (on a hub; a bucket has a policy of its own)
     #[arg(long)]
     public: bool,
     #[command(flatten)]
@@ -79,6 +84,58 @@ impl Pull {
         };
         let done = progress::follow(cx.out, cx.client()?.pull(&request)?)?;
         report(cx, &format!("pulled {}", request.from), &done.outcome)
+    }
+}
+
+/// Copy an image between any two places
+///
+/// FROM is a local image or the address of one on a hub, in a bucket, on a web server or in a directory. TO is a hub, a bucket, a
+/// directory, or a name on this node. Only what TO lacks is sent. Between two places elsewhere the data passes through the
+/// memory of this node, some packs at a time, and nothing is stored on its disk but indices of packs (under 1 %).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: from a hub to a bucket
+  floe image copy https://hub.example/debian-booted s3://bucket/images
+Example: from a web server to a hub, under another name
+  floe image copy https://www.example/images/web https://hub.example --name web:v2
+Example: to this node, as floe pull does
+  floe image copy s3://bucket/images/debian-booted debian")]
+pub struct Copy {
+    /// The image: a local one, or an address with its name
+    from: String,
+    /// Address of a hub, s3://BUCKET/PREFIX, a directory (./DIR, /DIR), or a name on this node
+    to: String,
+    /// Name there; by default the one it has
+    #[arg(long, short)]
+    name: Option<String>,
+    /// Let everybody read it (on a hub; a bucket has a policy of its own)
+    #[arg(long)]
+    public: bool,
+    #[command(flatten)]
+    tokens: TokenArgs,
+    #[command(flatten)]
+    authorities: AuthorityArgs,
+}
+
+impl Copy {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let (from, to) = (args::image(&self.from)?, args::image(&self.to)?);
+        let authorities = self.authorities.given([&*from, &*to])?;
+        let request = floe_api::CopyRequest {
+            tokens: self.tokens.tokens_for([&*from, &*to])?,
+            ca: authorities.ca,
+            cas: authorities.cas,
+            name: self.name,
+            public: self.public,
+            from,
+            to,
+        };
+        let done = progress::follow(cx.out, cx.client()?.copy_image(&request)?)?;
+        report(
+            cx,
+            &format!("copied {} to {}", request.from, request.to),
+            &done.outcome,
+        )
     }
 }
 

@@ -1,9 +1,13 @@
 //! The hub and its clients on real sockets. Each file keeps one kind of promise.
 
 mod access;
+#[path = "../bucket/mod.rs"]
+mod bucket;
+mod buckets;
 mod disks;
 mod faults;
 mod hostile;
+mod listed;
 mod quotas;
 mod reads;
 mod strangers;

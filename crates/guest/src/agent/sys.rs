@@ -243,6 +243,11 @@ pub(in crate::agent) fn begin_session(
     // nothing is to be changed, and nobody but root could
     let is_own = rustix::process::geteuid().as_raw() == uid && uid != 0;
     let begin = move || {
+        // an agent that a script has started in the background ignores Ctrl-C, and so would all that it starts
+        for number in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
+            // SAFETY: sets the default, so no function of ours is called.
+            unsafe { libc::signal(number, libc::SIG_DFL) };
+        }
         // SAFETY: takes nothing and touches no memory.
         checked(unsafe { libc::setsid() })?;
         if terminal {

@@ -180,13 +180,27 @@ impl Map {
             .read_exact_at(&mut head, 0)
             .map_err(|e| bad(format!("the map's header can't be read ({e})")))?;
         let header = MapHeader::decode(&head).map_err(bad)?;
-        if header.disk_bytes != disk_bytes {
+        if header.disk_bytes > disk_bytes {
             return Err(bad(format!(
                 "the layer is of a disk of {} bytes, the machine's has {disk_bytes}",
                 header.disk_bytes
             )));
         }
         let wanted = HEADER_BYTES as u64 + disk_bytes.div_ceil(4096);
+        // The disk was grown since. The new part of the map comes first, and the header's first sector is written at once; a
+        // map that a power cut leaves between the two is grown when it is opened again.
+        let grown = header.disk_bytes < disk_bytes;
+        let header = MapHeader {
+            disk_bytes,
+            ..header
+        };
+        if grown {
+            durable.set_len(wanted).map_err(io)?;
+            durable
+                .write_all_at(&header.encode(DURABLE_MAGIC), 0)
+                .and_then(|()| durable.sync_all())
+                .map_err(io)?;
+        }
         if durable.metadata().map_err(io)?.len() < wanted {
             durable.set_len(wanted).map_err(io)?;
         }
@@ -444,6 +458,29 @@ mod tests {
         file.write_all_at(&[0xAA; 16], 36).unwrap();
         remove_earlier_boots(&live).unwrap();
         assert!(!map.live_path.exists());
+    }
+
+    #[test]
+    fn the_map_of_a_disk_that_was_grown_keeps_what_it_knows_and_is_never_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, live) = (dir.path().join("map"), dir.path().join("live"));
+        std::fs::create_dir(&live).unwrap();
+        let map = Map::create(&path, &live, 1 << 20).unwrap();
+        map.mark([(3, 0xF0)].into_iter());
+        map.write(&map.snapshot(&[0]), true).unwrap();
+        // as when the machine is taken off the mount
+        std::fs::remove_file(&map.live_path).unwrap();
+        drop(map);
+        let map = Map::open(&path, &live, 64 << 20).unwrap();
+        let last = (64 << 20) / 4096 - 1;
+        assert_eq!((map.get(3), map.get(last), map.present()), (0xF0, 0, 1));
+        map.mark([(last, 1)].into_iter());
+        drop(map);
+        let again = Map::open(&path, &live, 64 << 20).unwrap();
+        assert_eq!((again.get(3), again.get(last)), (0xF0, 1));
+        drop(again);
+        let refused = Map::open(&path, &live, 1 << 20).err().unwrap().to_string();
+        assert!(refused.contains("67108864"), "{refused}");
     }
 
     #[test]

@@ -107,6 +107,10 @@ impl BaseRecord {
     pub(crate) fn image(&self) -> Option<Hash> {
         self.image
     }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
 }
 
 /// The region of an image that a disk's layers are based on.
@@ -334,6 +338,32 @@ impl Disk {
             partial: Mutex::new(()),
             changing: Mutex::new(()),
         })
+    }
+
+    /// Makes the disk in `dir` larger, which nothing may have open: its layers grow when it is opened again. A disk is never made
+    /// smaller, since its end may be in use.
+    pub(crate) fn grow(dir: &Path, bytes: u64) -> Result<(), MountError> {
+        let bad = |reason: String| MountError::Overlay {
+            path: dir.to_owned(),
+            reason,
+        };
+        let record = BaseRecord::read(dir)?.ok_or_else(|| bad("there is no disk here".into()))?;
+        if !bytes.is_multiple_of(SECTOR) || bytes > DISK_BYTES_MAX {
+            return Err(bad(format!(
+                "{bytes} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
+            )));
+        }
+        if bytes < record.disk_bytes {
+            return Err(bad(format!(
+                "the disk has {} bytes, and what is at its end would be lost with {bytes}",
+                record.disk_bytes
+            )));
+        }
+        let grown = BaseRecord {
+            disk_bytes: bytes,
+            ..record
+        };
+        grown.write(dir)
     }
 
     fn bounds(&self, offset: u64, len: u64) -> Result<u64, Stop> {

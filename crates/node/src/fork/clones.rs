@@ -211,7 +211,7 @@ impl Forks {
             Some(mac) => floe_machine::give_mac(&mut config, &mac),
             None => floe_machine::renew_mac(&mut config),
         }
-        let make = |name: &crate::MachineName, number: u32| {
+        let make = |name: &crate::MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -227,8 +227,8 @@ impl Forks {
                 detail: String::new(),
                 created_unix_s: unix_now(),
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
-                place: format!("machines/{name}"),
-                mount_name: name.to_string(),
+                place: format!("machines/{place}"),
+                mount_name: place.to_owned(),
                 // a trace would be incomplete, because siblings touch the same pages and find them in each other's page cache
                 traced: false,
                 pauses: Default::default(),
@@ -236,8 +236,11 @@ impl Forks {
                 network,
                 host_access,
                 limits,
+                // what its parent's user wants of it is nothing that its clones do
+                afterwards: Default::default(),
+                own_disks: Vec::new(),
             };
-            (self.core.home.machine(name.as_str()), record)
+            (self.core.home.machine(place), record)
         };
         let operation = self
             .inventory

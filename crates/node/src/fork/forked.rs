@@ -102,7 +102,7 @@ impl Source for Patient {
     ) -> Result<(), SourceError> {
         let read = self.0.read(image, wants, request, sink);
         read.map_err(|error| match error {
-            SourceError::Missing { at, what } | SourceError::Denied { at, what } => {
+            SourceError::Missing { at, what } | SourceError::Denied { at, what, .. } => {
                 SourceError::Unreachable {
                     at,
                     what,

@@ -155,6 +155,13 @@ impl Kin for Forks {
         self.tickets.look();
         struck.map(drop)
     }
+
+    fn knows(&self, name: &str) -> bool {
+        let of = |fork: &record::ForkRecord| {
+            fork.parent == name || fork.clones.iter().any(|clone| clone.name == name)
+        };
+        self.records.all().iter().any(of)
+    }
 }
 
 impl Forks {

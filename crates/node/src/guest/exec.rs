@@ -463,6 +463,14 @@ impl Guests {
         known.or_insert_with(|| Arc::new(Streams::new())).clone()
     }
 
+    /// Notes that a machine has another name.
+    pub(crate) fn renamed(&self, from: &str, to: &str) {
+        let mut streams = self.streams.lock();
+        if let Some(known) = streams.remove(from) {
+            streams.insert(to.to_owned(), known);
+        }
+    }
+
     /// Forgets the streams of a machine that runs no more.
     pub(super) fn forget_streams(&self, name: &str) {
         let streams = self.streams.lock().remove(name);

@@ -196,6 +196,7 @@ fn listen(
     let mut meter = Meter::new();
     let mut messages = Messages::default();
     let mut buffer = [0; READ_BYTES];
+    let mut was_open = vm.floe_port_is_open();
     loop {
         let count = match stream.read(&mut buffer) {
             Ok(0) => return Ok(Ended::Closed),
@@ -208,6 +209,11 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
+        let is_open = vm.floe_port_is_open();
+        if std::mem::replace(&mut was_open, is_open) != is_open && is_open == Some(false) {
+            // one that starts anew says so, and is greeted then
+            link.streams.lose("its agent has ended");
+        }
         if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
             link.hello()?;
         }
@@ -262,7 +268,12 @@ fn heard(
                 let threads = &guests.core.threads;
                 threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
-            entry.agent_answers();
+            if entry.agent_answers() {
+                let told = "floe's agent";
+                guests
+                    .core
+                    .tell(Happened::MachineAnswers, entry.name.as_str(), told);
+            }
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }

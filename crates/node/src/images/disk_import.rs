@@ -209,3 +209,10 @@ fn not_alone(shown: &str, why: &Refused) -> NodeError {
         ),
     }
 }
+
+/// Returns whether a file is a disc: ISO 9660 or UDF.
+pub fn is_disc(file: &File) -> std::io::Result<bool> {
+    let mut magic = [0; 5];
+    let got = read_up_to(file, 0x8001, &mut magic)?;
+    Ok(got == magic.len() && [b"CD001", b"BEA01"].contains(&&magic))
+}

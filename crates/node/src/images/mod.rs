@@ -4,10 +4,12 @@
 //! lock. `mount` is held for the length of a call into the mount, which may fetch. `users` is only held while it is copied.
 
 pub(crate) mod address;
+mod disk_boot;
 mod disk_content;
 mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
+mod hardware;
 mod mounted;
 mod named;
 mod qemu_img;
@@ -25,6 +27,7 @@ use crate::{
     core::Core,
     error::{NodeError, at, at_named, busy, refused, usage},
     images::{
+        disk_boot::DiskBoot,
         disk_format::Format,
         disk_import::{open_disk, open_input},
         named::named,
@@ -49,8 +52,6 @@ use std::{
 /// Kernel command line of an import that names none: a console, and freed pages zeroed, which makes a later capture smaller
 /// by the memory that the guest once used and freed (in the design: 114 of 1023 MB).
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
-/// What is added to [`CMDLINE_DEFAULT`] if there is a disk.
-const CMDLINE_ROOT: &str = " root=/dev/vda rw";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
 /// Most disks that an import may have.
@@ -187,10 +188,14 @@ impl Images {
         let line = report.progress_line("import", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
         let mut disks = Vec::new();
+        let mut found = DiskBoot::default();
         for (number, disk) in request.disks.iter().enumerate() {
             let region = format!("disk{number}");
             let as_raw = request.format == Some(ImportFormat::Raw);
-            self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            let boot = self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            if number == 0 && request.kernel.is_none() {
+                found = boot;
+            }
             disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
@@ -201,12 +206,15 @@ impl Images {
         }
         report.stage("read and hash")?;
         let cmdline = request.cmdline.clone().or_else(|| {
-            request.kernel.as_ref().map(|_| {
-                let root = if disks.is_empty() { "" } else { CMDLINE_ROOT };
-                format!("{CMDLINE_DEFAULT}{root}")
+            request.kernel.as_ref().map(|_| match disks.is_empty() {
+                true => CMDLINE_DEFAULT.to_owned(),
+                false => {
+                    let root = hardware::first_disk(request.hardware.disk_model);
+                    format!("{CMDLINE_DEFAULT} root={root} rw")
+                }
             })
         });
-        let config = MachineConfig {
+        let mut config = MachineConfig {
             cpus: request.cpus,
             memory_bytes: request.memory_bytes,
             cmdline,
@@ -214,6 +222,7 @@ impl Images {
             labels: request.labels.clone(),
             ..Default::default()
         };
+        hardware::settle(&mut ingest, &mut config, &request.hardware, found, report)?;
         let (id, stats) = finish(ingest, config)?;
         if let Some(name) = &name {
             self.repo.tag(name, &id)?;
@@ -238,10 +247,12 @@ impl Images {
         path: &Path,
         as_raw: bool,
         report: &mut Report,
-    ) -> Result<(), NodeError> {
+    ) -> Result<DiskBoot, NodeError> {
         let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
         if disk.format == Format::Raw {
-            return Ok(ingest.region_from_open_file(region, disk.file, path)?);
+            let found = hardware::examine(&disk.file, path)?;
+            ingest.region_from_open_file(region, disk.file, path)?;
+            return Ok(found);
         }
         let format = disk.format.name();
         let raw = self.scratch("convert")?;
@@ -249,7 +260,9 @@ impl Images {
         let programs = &self.core.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
         report.stage(&format!("convert {format}"))?;
-        Ok(ingest.region_from_file(region, raw.path())?)
+        let found = hardware::examine(raw.as_file(), path)?;
+        ingest.region_from_file(region, raw.path())?;
+        Ok(found)
     }
 
     /// Creates an empty temporary file on the state directory's file system.

@@ -11,7 +11,7 @@ use crate::{
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
 use floe_image::{Hash, Kind, Manifest, Segment};
 use floe_source::{
-    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Scheme, Source,
+    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, S3, Scheme, Source,
     SourceError, Striped,
 };
 use floe_store::{Cache, Repository};
@@ -261,6 +261,15 @@ impl Sources {
         let token = self.token_for(address, of.token_for(address));
         let place = self.registry.origin(address)?.with_token(token);
         Ok(place.with_ca(of.ca_for(address).map(PathBuf::from)))
+    }
+
+    /// The bucket at an address, to write to.
+    pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<S3, SourceError> {
+        let access = Origin {
+            ca: ca.map(str::to_owned),
+            ..Default::default()
+        };
+        self.registry.bucket(&self.place(address, &access)?)
     }
 
     /// A source for one of an image's addresses alone, which answers within `timeout` or not at all.

@@ -9,37 +9,42 @@ use crate::{
         parse_name,
         sources::{Found, bind_token},
     },
+    inventory::record::Origin,
     report::Report,
-    transfer::{self, Destination, Progress, PullOptions, PushOptions},
+    transfer::{self, Destination, HubClient, Place, Progress, PullOptions, Stock},
 };
-use floe_api::{Happened, Outcome, PullRequest, PushRequest, TransferReport};
+use floe_api::hub::CommitRequest;
+use floe_api::{
+    CopyRequest, Happened, Outcome, PullRequest, PushRequest, TransferReport, authorities,
+};
 use floe_http::Url;
 use floe_image::{CHUNK_SIZE, Hash, ImageName};
-use floe_source::Directory;
+use floe_source::{Directory, Source};
 use floe_store::Repository;
 use std::path::{Path, PathBuf};
 
 impl Images {
-    /// Sends an image to a hub, or writes it into a directory of static files.
+    /// Sends an image to a hub or a bucket, or writes it into a directory of static files.
     pub fn push(&self, request: &PushRequest, report: &mut Report) -> Result<Outcome, NodeError> {
         let id = named(&self.repo, &request.image)?;
-        // the name there: the one that was asked for, else the local one that the user pushed by
         let name = match &request.name {
             Some(name) => Some(parse_name(name)?),
-            None => ImageName::parse(&request.image).ok().filter(|name| {
-                self.repo
-                    .tags()
-                    .is_ok_and(|tags| tags.iter().any(|tag| tag.name == *name && tag.id == id))
-            }),
+            None => self.name_of(&request.image, &id),
         };
-        let transfer = loop {
-            let layout = self.repo.layout(&id)?;
-            match self.push_once(&id, name.as_ref(), request, report) {
-                // its packs were laid out anew meanwhile; chunks that were sent are not sent again
-                Err(_) if report.check().is_ok() && self.repo.layout(&id)? != layout => {}
-                other => break other?,
-            }
+        let given = bind_token(request.token.as_deref(), [&*request.to])?;
+        let goal = Goal {
+            to: match Target::of(&request.to) {
+                // a push never means this node
+                Target::Here => Target::Directory(absolute(&request.to)?),
+                other => other,
+            },
+            address: &request.to,
+            name: name.as_ref(),
+            token: given.into_values().next(),
+            ca: request.ca.as_deref(),
+            public: request.public,
         };
+        let transfer = self.send_own(&self.repo, &id, &goal, report)?;
         report.stage("push")?;
         self.core
             .tell(Happened::ImagePushed, &id.short(), request.to.clone());
@@ -50,59 +55,177 @@ impl Images {
         })
     }
 
-    fn push_once(
-        &self,
-        id: &Hash,
-        name: Option<&ImageName>,
-        request: &PushRequest,
-        report: &Report,
-    ) -> Result<TransferReport, NodeError> {
-        let line = report.progress_line("push", "bytes");
-        let progress = move |progress: Progress| {
-            line.at(progress.done_bytes, progress.total_bytes);
-        };
-        if let Some(dir) = directory(&request.to) {
-            let there = Repository::create_public(&dir)?;
-            if there.contains(id) && there.layout(id)? != self.repo.layout(id)? {
-                let path = dir.join(id.to_string());
-                report.note(format!(
-                    "the image is there, in packs of its own: `floe image optimize {}` lays those out",
-                    path.display()
+    /// Copies an image from any place to any other.
+    pub fn copy(&self, request: &CopyRequest, report: &mut Report) -> Result<Outcome, NodeError> {
+        let to = Target::of(&request.to);
+        if matches!(to, Target::Here) && !is_address(&request.from) {
+            return Err(usage(
+                "both are images of this node",
+                "give it a further name with `floe image tag`, or name a hub, a bucket or a directory",
+            ));
+        }
+        let access = access(request)?;
+        let (token, ca) = (
+            access.token_for(&request.to).map(str::to_owned),
+            access.ca_for(&request.to).map(str::to_owned),
+        );
+        let found = self
+            .sources
+            .find_in(&request.from, &[], access, |name| report.stage(name))?;
+        let name = match (&request.name, &to) {
+            (Some(_), Target::Here) => {
+                return Err(usage(
+                    "--name and the second argument both name the image on this node",
+                    "leave one of them out",
                 ));
             }
-            let options = PullOptions {
-                cancel: report.cancel(),
-                ..Default::default()
-            };
-            let source = Directory::new(self.repo.clone());
-            let copied = transfer::copy_packs(&self.repo, &there, id, &options.cancel, &progress)?;
-            let to = Destination::Repository(&there, None);
-            let done = transfer::pull(&source, id, to, &options, &progress)?;
-            if let Some(name) = name {
-                there.tag(name, id)?;
-            }
-            return Ok(TransferReport {
-                wire_bytes: copied.bytes + done.bytes_fetched,
-                skipped_bytes: done.chunks_reused.saturating_sub(copied.chunks) * CHUNK_SIZE as u64,
-                resumed: false,
-            });
-        }
-        let options = PushOptions {
-            name: name.map(ToString::to_string),
-            public: request.public.then_some(true),
-            ca: request.ca.as_ref().map(PathBuf::from),
-            connections: 0,
-            cancel: report.cancel(),
+            (None, Target::Here) => Some(parse_name(&request.to)?),
+            (Some(name), _) => Some(parse_name(name)?),
+            (None, _) if is_address(&request.from) => local_name(&request.from),
+            (None, _) => self.name_of(&request.from, &found.id),
         };
-        let given = bind_token(request.token.as_deref(), [&*request.to])?;
-        let given = given.into_values().next();
-        let token = self.sources.token_for(&request.to, given.as_deref());
-        let (to, token) = (&request.to, token.as_deref());
-        let done = transfer::push(&self.repo, id, to, token, &options, &progress)?;
+        let goal = Goal {
+            to,
+            address: &request.to,
+            name: name.as_ref(),
+            token,
+            ca: ca.as_deref(),
+            public: request.public,
+        };
+        let transfer = self.send_found(&found, &goal, report)?;
+        report.stage("copy")?;
+        let (happened, said) = match goal.to {
+            Target::Here => (Happened::ImageAdded, &request.from),
+            _ => (Happened::ImagePushed, &request.to),
+        };
+        self.core.tell(happened, &found.id.short(), said.clone());
+        Ok(Outcome {
+            image: match self.repo.contains(&found.id) {
+                true => Some(self.summary(&found.id)?),
+                false => None,
+            },
+            transfer: Some(transfer),
+            ..Default::default()
+        })
+    }
+
+    /// The local name by which the user named an image, if it was a name.
+    fn name_of(&self, text: &str, id: &Hash) -> Option<ImageName> {
+        let points_to_it = |name: &ImageName| {
+            let tags = self.repo.tags();
+            tags.is_ok_and(|tags| tags.iter().any(|tag| tag.name == *name && tag.id == *id))
+        };
+        ImageName::parse(text).ok().filter(points_to_it)
+    }
+
+    /// Sends an image that may be anywhere.
+    fn send_found(
+        &self,
+        found: &Found,
+        goal: &Goal<'_>,
+        report: &Report,
+    ) -> Result<TransferReport, NodeError> {
+        let id = &found.id;
+        if let Target::Here = goal.to {
+            let transfer = self.bring_here(found, report)?;
+            if let Some(name) = goal.name {
+                self.repo.tag(name, id)?;
+            }
+            return Ok(transfer);
+        }
+        // packs that are on this host go as they are
+        if self.repo.contains(id) {
+            return self.send_own(&self.repo, id, goal, report);
+        }
+        if let Some(dir) = found.origin.urls.first().and_then(|url| directory(url)) {
+            return self.send_own(&Repository::open(&dir)?, id, goal, report);
+        }
+        let source = found.fetcher.source();
+        let before = source.link().wire_bytes;
+        let sent = match &goal.to {
+            Target::Directory(dir) => {
+                let there = Repository::create_public(dir)?;
+                let done = pull_into(source.as_ref(), &there, id, report)?;
+                if let Some(name) = goal.name {
+                    there.tag(name, id)?;
+                }
+                TransferReport {
+                    wire_bytes: 0,
+                    skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
+                    resumed: false,
+                }
+            }
+            _ => self.send(Stock::Source(source.as_ref()), id, goal, report)?,
+        };
+        Ok(TransferReport {
+            wire_bytes: sent.wire_bytes + source.link().wire_bytes.saturating_sub(before),
+            ..sent
+        })
+    }
+
+    /// Sends an image of a repository on this host; again if its packs are laid out anew meanwhile.
+    fn send_own(
+        &self,
+        own: &Repository,
+        id: &Hash,
+        goal: &Goal<'_>,
+        report: &Report,
+    ) -> Result<TransferReport, NodeError> {
+        loop {
+            let layout = own.layout(id)?;
+            let sent = match &goal.to {
+                Target::Directory(dir) => copy_into(own, dir, id, goal.name, report),
+                _ => self.send(Stock::Repository(own), id, goal, report),
+            };
+            match sent {
+                // chunks that were sent are not sent again
+                Err(_) if report.check().is_ok() && own.layout(id)? != layout => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Sends an image over the network.
+    fn send(
+        &self,
+        stock: Stock<'_>,
+        id: &Hash,
+        goal: &Goal<'_>,
+        report: &Report,
+    ) -> Result<TransferReport, NodeError> {
+        let cancel = report.cancel();
+        let (progress, bucket) = (
+            progress_of(report, "push"),
+            match goal.to {
+                Target::Bucket => Some(self.sources.bucket(goal.address, goal.ca)?),
+                _ => None,
+            },
+        );
+        let place = match &bucket {
+            Some(bucket) => {
+                if goal.public {
+                    report.note("who may read a bucket is said by its own policy; --public changes nothing there");
+                }
+                Place::Bucket(bucket, goal.name.cloned())
+            }
+            None => {
+                let token = self.sources.token_for(goal.address, goal.token.as_deref());
+                let ca = goal.ca.map(Path::new);
+                let wish = CommitRequest {
+                    name: goal.name.map(ToString::to_string),
+                    public: goal.public.then_some(true),
+                };
+                Place::Hub(
+                    HubClient::new(goal.address, token.as_deref(), ca, &cancel)?,
+                    wish,
+                )
+            }
+        };
+        let done = transfer::send(stock, id, &place, 0, &cancel, &progress)?;
         Ok(TransferReport {
             wire_bytes: done.bytes_sent,
             skipped_bytes: done.chunks_reused * CHUNK_SIZE as u64,
-            resumed: false,
+            resumed: done.resumed,
         })
     }
 
@@ -146,10 +269,7 @@ impl Images {
         report: &Report,
     ) -> Result<TransferReport, NodeError> {
         let _storing = self.storing.read();
-        let line = report.progress_line("pull", "bytes");
-        let progress = move |progress: Progress| {
-            line.at(progress.done_bytes, progress.total_bytes);
-        };
+        let progress = progress_of(report, "pull");
         let options = PullOptions {
             cancel: report.cancel(),
             ..Default::default()
@@ -175,6 +295,110 @@ impl Images {
             resumed: false,
         })
     }
+}
+
+/// Where an image is sent, and as what.
+struct Goal<'a> {
+    to: Target,
+    address: &'a str,
+    name: Option<&'a ImageName>,
+    token: Option<String>,
+    ca: Option<&'a str>,
+    public: bool,
+}
+
+/// The kinds of places that an image can be sent to.
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    /// This node's repository.
+    Here,
+    Directory(PathBuf),
+    Bucket,
+    Hub,
+}
+
+impl Target {
+    fn of(to: &str) -> Target {
+        match directory(to) {
+            _ if !is_address(to) => Target::Here,
+            Some(dir) => Target::Directory(dir),
+            None if to.starts_with("s3://") => Target::Bucket,
+            None => Target::Hub,
+        }
+    }
+}
+
+/// Copies an image from a repository into a directory of static files.
+fn copy_into(
+    own: &Repository,
+    dir: &Path,
+    id: &Hash,
+    name: Option<&ImageName>,
+    report: &Report,
+) -> Result<TransferReport, NodeError> {
+    let there = Repository::create_public(dir)?;
+    if there.contains(id) && there.layout(id)? != own.layout(id)? {
+        let path = dir.join(id.to_string());
+        report.note(format!(
+            "the image is there, in packs of its own: `floe image optimize {}` lays those out",
+            path.display()
+        ));
+    }
+    let (cancel, progress) = (report.cancel(), progress_of(report, "push"));
+    let copied = transfer::copy_packs(own, &there, id, &cancel, &progress)?;
+    let done = pull_into(&Directory::new(own.clone()), &there, id, report)?;
+    if let Some(name) = name {
+        there.tag(name, id)?;
+    }
+    Ok(TransferReport {
+        wire_bytes: copied.bytes + done.bytes_fetched,
+        skipped_bytes: done.chunks_reused.saturating_sub(copied.chunks) * CHUNK_SIZE as u64,
+        resumed: false,
+    })
+}
+
+/// Brings what a directory of static files lacks of an image.
+fn pull_into(
+    source: &dyn Source,
+    there: &Repository,
+    id: &Hash,
+    report: &Report,
+) -> Result<transfer::PullReport, NodeError> {
+    let options = PullOptions {
+        cancel: report.cancel(),
+        ..Default::default()
+    };
+    let to = Destination::Repository(there, None);
+    let progress = progress_of(report, "push");
+    Ok(transfer::pull(source, id, to, &options, &progress)?)
+}
+
+/// The tokens and certificate authorities of a request.
+fn access(request: &CopyRequest) -> Result<Origin, NodeError> {
+    let places = [&*request.from, &*request.to];
+    let cas = request.cas.iter();
+    let cas = cas.map(|(address, file)| (address.as_str(), file.as_str()));
+    let mut access = Origin {
+        ca: request.ca.clone(),
+        cas: authorities::bind(cas, places)?,
+        ..Default::default()
+    };
+    for (address, token) in &request.tokens {
+        access.tokens.extend(bind_token(Some(token), [&**address])?);
+    }
+    Ok(access)
+}
+
+fn progress_of(report: &Report, name: &'static str) -> impl Fn(Progress) + Sync + use<> {
+    let line = report.progress_line(name, "bytes");
+    move |progress: Progress| {
+        line.at(progress.done_bytes, progress.total_bytes);
+    }
+}
+
+fn absolute(path: &str) -> Result<PathBuf, NodeError> {
+    std::path::absolute(Path::new(path))
+        .map_err(|e| usage(format!("{path:?} is no directory: {e}"), "name another"))
 }
 
 /// Returns the directory that an address means, if it means one.
@@ -220,5 +444,18 @@ mod tests {
         assert_eq!(directory("/srv/images"), Some("/srv/images".into()));
         assert_eq!(directory("file:///srv/images"), Some("/srv/images".into()));
         assert_eq!(directory("https://hub"), None);
+        for (to, target) in [
+            ("debian:12", Target::Here),
+            ("/srv/images", Target::Directory("/srv/images".into())),
+            (
+                "file:///srv/images",
+                Target::Directory("/srv/images".into()),
+            ),
+            ("s3://bucket/prefix", Target::Bucket),
+            ("https://hub", Target::Hub),
+            ("floe://hub", Target::Hub),
+        ] {
+            assert_eq!(Target::of(to), target, "{to}");
+        }
     }
 }

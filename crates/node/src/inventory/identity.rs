@@ -57,9 +57,9 @@ impl Entry {
         };
     }
 
-    /// Notes that an agent in its guest has answered.
-    pub fn agent_answers(&self) {
-        self.state.write().guest.agent = true;
+    /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
+    pub fn agent_answers(&self) -> bool {
+        !std::mem::replace(&mut self.state.write().guest.agent, true)
     }
 
     /// Notes why its identity is not in place; `None` once it is.

@@ -5,14 +5,17 @@
 //! its guest). Locks of a machine, in this order: `pauses`, `driving`, `writing`, then `life` and `state`. Everybody reads those
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
+pub(crate) mod afterwards;
 mod identity;
 pub(crate) mod lifecycle;
+mod named;
 mod parts;
 mod pauses;
 pub mod record;
 
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
-pub(crate) use pauses::Pauses;
+pub(crate) use named::Named;
+pub(crate) use pauses::{Pauses, now_us};
 
 use crate::{
     MachineName,
@@ -40,6 +43,10 @@ use std::{
 /// How long a call waits for a short task to end: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);
 
+/// How much of a name is in that of a directory with a number behind it, in bytes: room for the number within
+/// [`MACHINE_NAME_MAX`](crate::MACHINE_NAME_MAX).
+const PLACE_HEAD: usize = 29;
+
 /// All machines by name.
 pub(crate) struct Inventory {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
@@ -50,8 +57,8 @@ pub(crate) struct Inventory {
 /// One machine.
 pub(crate) struct Entry {
     /// Its name.
-    pub name: MachineName,
-    /// Its directory, `machines/NAME`.
+    pub name: Named,
+    /// Its directory, `machines/NAME` with the name that it had first.
     pub dir: PathBuf,
     /// Its phase, its operation, and why it stands still.
     life: Mutex<Life>,
@@ -247,7 +254,10 @@ impl Inventory {
 
     /// Returns all machines, by name.
     pub fn all(&self) -> Vec<Arc<Entry>> {
-        self.entries.read().values().cloned().collect()
+        let entries = self.entries.read();
+        // one that is just being renamed is there under both of its names
+        let once = entries.iter().filter(|(name, entry)| **name == *entry.name);
+        once.map(|(_, entry)| entry.clone()).collect()
     }
 
     /// Returns one machine, or an error if the name is invalid or unknown.
@@ -271,12 +281,13 @@ impl Inventory {
         uids_of(&self.entries.read())
     }
 
-    /// Adds a machine under the wanted name, or one made from its image's name, with its first operation begun.
+    /// Adds a machine under the wanted name, or one made from its image's name, with its first operation begun. `make` gets its
+    /// name, a name for its directories that no other machine's have, and the number of its user.
     pub fn reserve(
         &self,
         wanted: Option<MachineName>,
         image_name: &str,
-        make: impl FnOnce(&MachineName, u32) -> (PathBuf, Record),
+        make: impl FnOnce(&MachineName, &str, u32) -> (PathBuf, Record),
         what: Task,
     ) -> Result<Operation, NodeError> {
         let mut entries = self.entries.write();
@@ -299,7 +310,8 @@ impl Inventory {
                     "remove machines that are no longer needed",
                 )
             })?;
-        let (dir, record) = make(&name, number);
+        let place = free_place(&entries, &name);
+        let (dir, record) = make(&name, &place, number);
         let entry = self.entry(&name, dir, record, Some(what));
         entries.insert(name, entry.clone());
         Ok(Operation { entry })
@@ -328,7 +340,7 @@ impl Inventory {
             let _ = life.begin(task); // a new life has no other
         }
         Arc::new(Entry {
-            name: name.clone(),
+            name: Named::new(name.clone()),
             dir,
             life: Mutex::new(life),
             idle: Condvar::new(),
@@ -339,6 +351,36 @@ impl Inventory {
             reserve: self.reserve.clone(),
             tell: self.tell.clone(),
         })
+    }
+
+    /// Gives a machine another name, on the disk first: a node that is killed leaves the old name or the new one.
+    pub fn rename(&self, operation: &Operation, to: &MachineName) -> Result<(), NodeError> {
+        let entry = &operation.entry;
+        let from = entry.name.clone();
+        {
+            let mut entries = self.entries.write();
+            if entries.contains_key(to) {
+                return Err(busy(
+                    format!("there is a machine {to} already"),
+                    "choose another name",
+                ));
+            }
+            // nobody else gets the name meanwhile
+            entries.insert(to.clone(), entry.clone());
+        }
+        let written = entry.update(|record| record.name = to.to_string());
+        let mut entries = self.entries.write();
+        match written {
+            Ok(()) => {
+                entry.name.becomes(to.clone());
+                entries.remove(&from);
+                Ok(())
+            }
+            Err(error) => {
+                entries.remove(to);
+                Err(error)
+            }
+        }
     }
 
     /// Removes a machine from the list.
@@ -385,6 +427,24 @@ impl Inventory {
     }
 }
 
+/// Returns a name for a new machine's directories, here and on the mount, that no other machine uses: a machine keeps those that it
+/// has when it is renamed.
+fn free_place(entries: &BTreeMap<MachineName, Arc<Entry>>, name: &MachineName) -> String {
+    let used = |place: &str| {
+        entries.values().any(|entry| {
+            let dir = entry.dir.file_name().is_some_and(|dir| dir == place);
+            dir || entry.state().record.mount_name == place
+        })
+    };
+    let head: String = name.as_str().chars().take(PLACE_HEAD).collect();
+    let head = head.trim_end_matches('.');
+    let numbered = (2u32..).map(|number| format!("{head}.{number}"));
+    std::iter::once(name.to_string())
+        .chain(numbered)
+        .find(|place| !used(place))
+        .expect("fewer than 2^32 machines on a node")
+}
+
 fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
     let entries = entries.values();
     entries
@@ -397,6 +457,7 @@ mod tests {
     use super::*;
     use crate::inventory::record::{Origin, RECORD_VERSION};
     use floe_api::ErrorCode;
+    use std::path::Path;
 
     fn inventory() -> Inventory {
         Inventory::new(Arc::default(), Arc::new(|_, _, _| ()))
@@ -425,12 +486,15 @@ mod tests {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            afterwards: Default::default(),
+            own_disks: Vec::new(),
         }
     }
 
     fn reserve(machines: &Inventory, name: Option<&str>) -> Result<Operation, NodeError> {
-        let make =
-            |name: &MachineName, number: u32| (PathBuf::from("/nowhere"), record(name, number));
+        let make = |name: &MachineName, place: &str, number: u32| {
+            (Path::new("/nowhere").join(place), record(name, number))
+        };
         machines.reserve(
             name.map(|name| name.parse().unwrap()),
             "tiny",

@@ -156,7 +156,15 @@ impl Entry {
     pub fn gone(&self, gone: Gone, remark: &str) -> Result<(), NodeError> {
         self.pauses.lock().end(now_us());
         let detail = gone.detail();
+        let since = self
+            .state()
+            .guest
+            .since
+            .filter(|_| gone != Gone::NotStarted);
+        let ran = since.map(|since| since.elapsed()).unwrap_or_default();
+        let ended = gone.clone();
         let change = |record: &mut Record| {
+            record.afterwards = record.afterwards.ended(&ended, ran);
             if let Some(detail) = detail {
                 record.detail = detail + remark;
             }

@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::afterwards::Afterwards;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward,
@@ -77,6 +78,22 @@ pub struct Record {
     /// How much of this host's resources its QEMU may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// What becomes of it once it has ended.
+    #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
+    pub afterwards: Afterwards,
+    /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_disks: Vec<OwnDisk>,
+}
+
+/// A disk that a machine has beside those of its image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnDisk {
+    /// Its name, one of [`floe_image::SPECIAL_DISKS`].
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
 }
 
 /// A place in a family's network.
@@ -202,6 +219,10 @@ impl Record {
                 record.place
             ));
         }
+        let special = |disk: &OwnDisk| floe_image::SPECIAL_DISKS.contains(&disk.name.as_str());
+        if let Some(disk) = record.own_disks.iter().find(|disk| !special(disk)) {
+            return Err(format!("{:?} is no disk of a machine's own", disk.name));
+        }
         Ok(record)
     }
 
@@ -254,6 +275,8 @@ pub(crate) mod tests {
             network: None,
             host_access: HostAccess::None,
             limits: Limits::default(),
+            afterwards: Afterwards::default(),
+            own_disks: Vec::new(),
         }
     }
 

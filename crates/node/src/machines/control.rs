@@ -124,6 +124,10 @@ impl Machines {
                 record.name
             );
         }
+        if let Some(wait) = record.afterwards.wait().filter(|_| vm.is_none()) {
+            let s = wait.as_secs();
+            detail = format!("{detail}; it is started again {s} s after that");
+        }
         let mut stats = MachineStats::default();
         if let Some(disks) = disks {
             let counted = disks.stats();
@@ -175,6 +179,9 @@ impl Machines {
             }),
             paused_for,
             switched_off: matches!(life.gone(), Some(Gone::SwitchedOff(_))),
+            remove: record.afterwards.remove,
+            restart: record.afterwards.restart,
+            restarts: record.afterwards.in_a_row,
         }
     }
 
@@ -187,6 +194,11 @@ impl Machines {
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Stop)?;
+        let afterwards = operation.record().afterwards;
+        if afterwards.due && operation.life().phase() == Phase::Stopped {
+            operation.update(|record| record.afterwards = afterwards.stopped())?;
+            return Ok(self.info_of(&operation));
+        }
         let vm = match operation.vm() {
             Err(_) if operation.waits_for_adoption() => None,
             vm => Some(vm?),
@@ -288,9 +300,15 @@ impl Machines {
         floe_threads::scope(|scope| {
             for entry in self.inventory.all() {
                 scope.spawn("stop", move || {
-                    if let Err(error) =
-                        self.stop_machine(entry.name.as_str(), &StopRequest::default())
-                    {
+                    let afterwards = entry.record().afterwards;
+                    if entry.life().phase() == Phase::Stopped {
+                        return; // one that is due stays due for the next node
+                    }
+                    let stopped = self.stop_machine(entry.name.as_str(), &StopRequest::default());
+                    let stopped = stopped.and_then(|_| {
+                        entry.update(|record| record.afterwards = afterwards.stopped_with_node())
+                    });
+                    if let Err(error) = stopped {
                         tracing::warn!(machine = %entry.name, %error, "was not stopped");
                     }
                 });

@@ -1,7 +1,7 @@
 //! Notices when a QEMU ends by itself: the kernel reports that through a descriptor of its process (pidfd_open(2)).
 
 use super::Machines;
-use crate::{MachineName, inventory::lifecycle::Task};
+use crate::inventory::{Entry, lifecycle::Task};
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use rustix::{
@@ -25,7 +25,6 @@ const EVENTS: usize = 64;
 
 /// A QEMU that is watched.
 pub(super) struct Watched {
-    name: MachineName,
     vm: Weak<Machine>,
     /// The process's pidfd: readable once the process has ended.
     _process: OwnedFd,
@@ -55,7 +54,7 @@ impl Ends {
     }
 
     /// Adds a QEMU that runs now.
-    pub fn watch(&self, name: &MachineName, vm: &Arc<Machine>) -> io::Result<()> {
+    pub fn watch(&self, vm: &Arc<Machine>) -> io::Result<()> {
         let process = vm.end_descriptor()?;
         let mut inner = self.inner.lock();
         inner.next += 1;
@@ -68,7 +67,6 @@ impl Ends {
             once,
         )?;
         let watched = Watched {
-            name: name.clone(),
             vm: Arc::downgrade(vm),
             _process: process,
         };
@@ -111,21 +109,18 @@ impl Machines {
     /// Handles machines whose QEMUs have ended.
     pub(super) fn look_after_ends(&self, ended: Vec<Watched>) {
         for watched in ended {
-            let (Some(vm), Ok(entry)) = (
-                watched.vm.upgrade(),
-                self.inventory.get(watched.name.as_str()),
-            ) else {
+            let Some(vm) = watched.vm.upgrade() else {
                 continue;
             };
-            let is_its = || {
+            let is_of = |entry: &Arc<Entry>| {
                 let current = entry.state().vm.clone();
                 current.is_some_and(|current| Arc::ptr_eq(&current, &vm))
             };
-            if !is_its() {
+            let Some(entry) = self.inventory.all().into_iter().find(is_of) else {
                 continue;
-            }
+            };
             match entry.begin(Task::End) {
-                Ok(operation) if is_its() => self.ended(&operation, &vm),
+                Ok(operation) if is_of(&entry) => self.ended(&operation, &vm),
                 Ok(_) => {}
                 // another operation is ending it or handling this; look again once that is over
                 Err(_) => self.ends.again(watched),

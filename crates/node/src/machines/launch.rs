@@ -84,7 +84,13 @@ impl Machines {
         fetcher: Arc<floe_source::Fetcher>,
         bases: Vec<(Hash, Manifest)>,
     ) -> Result<Attached, NodeError> {
-        let disks = disk_specs(&manifest);
+        let mut disks = disk_specs(record, &manifest);
+        // a disk may have been grown since
+        let recorded = Mount::recorded_sizes(&self.disk_dir(record)).unwrap_or_default();
+        for disk in &mut disks {
+            let recorded = recorded.get(&disk.name).copied();
+            disk.size = disk.size.max(recorded.unwrap_or_default());
+        }
         let image = self.images.show_image(record.image, manifest, fetcher)?;
         let mut images = vec![image.clone()];
         for (id, manifest) in bases {
@@ -223,13 +229,14 @@ impl Machines {
     ) -> Result<(), NodeError> {
         self.resources.started(&entry.record(), machine.pid());
         entry.has_qemu(machine);
-        if let Err(error) = self.ends.watch(&entry.name, machine) {
+        if let Err(error) = self.ends.watch(machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
         }
         self.open_ports(entry);
         let config = machine.config();
         entry.drive_with(event, |record| {
             record.config = config;
+            record.afterwards = record.afterwards.runs();
             change(record);
         })?;
         self.attend(&entry.name);
@@ -296,13 +303,23 @@ fn user_of(record: &Record) -> Option<User> {
     record.uid.map(|uid| User { uid, gid: uid })
 }
 
-/// Returns the disks that a machine started from an image has.
-fn disk_specs(manifest: &Manifest) -> Vec<DiskSpec> {
-    plan::disk_regions(manifest)
-        .iter()
-        .filter_map(|name| manifest.region(name))
-        .map(|region| DiskSpec::of_region(&region.name, region.size.next_multiple_of(DISK_BLOCK)))
-        .collect()
+/// Returns the disks that a machine has on the mount: regions of its image, and those of its own.
+fn disk_specs(record: &Record, manifest: &Manifest) -> Vec<DiskSpec> {
+    let regions = plan::disk_regions(manifest);
+    // an image may come from anyone: only names of disks become files
+    let spec = |name: &String| {
+        if let Some(own) = record.own_disks.iter().find(|own| own.name == *name) {
+            return Some(DiskSpec {
+                name: name.clone(),
+                base: None,
+                size: own.bytes,
+            });
+        }
+        let region = manifest.region(name).filter(|_| regions.contains(name))?;
+        let size = region.size.next_multiple_of(DISK_BLOCK);
+        Some(DiskSpec::of_region(name, size))
+    };
+    record.config.disks.iter().filter_map(spec).collect()
 }
 
 /// Returns the configuration for a cold start: what belongs to the image, without what belongs to the host that captured it.
@@ -314,7 +331,7 @@ pub(crate) fn cold_config(image: &MachineConfig, plan: &plan::Plan) -> MachineCo
         disks: plan.disks.clone(),
         cpu_model: image.cpu_model.clone(),
         labels: image.labels.clone(),
-        ..Default::default()
+        ..plan.hardware.clone()
     }
 }
 
@@ -438,6 +455,11 @@ mod tests {
             memory_bytes: 1 << 30,
             cpus: 2,
             disks: vec!["disk0".into()],
+            own: Vec::new(),
+            hardware: MachineConfig {
+                disk_model: Some("sata".into()),
+                ..Default::default()
+            },
             cmdline: Some("quiet".into()),
             kernel: false,
             initrd: false,
@@ -447,6 +469,7 @@ mod tests {
             (config.machine_type, config.nic_mac, config.cmdline),
             (None, None, None)
         );
+        assert_eq!(config.disk_model.as_deref(), Some("sata"));
         assert_eq!(
             (config.cpus, config.cpu_model.as_deref()),
             (Some(2), Some("Nehalem"))
@@ -465,6 +488,20 @@ mod tests {
             regions: vec![region("disk0", 1000), region("ram", 4096)],
             ..Default::default()
         };
-        assert_eq!(disk_specs(&manifest), [DiskSpec::of_region("disk0", 4096)]);
+        let mut record = crate::inventory::record::tests::record();
+        record.config.disks = ["disk0", "ram", "seed", "disk1"].map(Into::into).into();
+        record.own_disks = vec![crate::inventory::record::OwnDisk {
+            name: "seed".into(),
+            bytes: 8192,
+        }];
+        let seed = DiskSpec {
+            name: "seed".into(),
+            base: None,
+            size: 8192,
+        };
+        assert_eq!(
+            disk_specs(&record, &manifest),
+            [DiskSpec::of_region("disk0", 4096), seed]
+        );
     }
 }

@@ -8,16 +8,20 @@
 
 mod buffering;
 mod control;
+mod disks;
 mod ends;
 pub(crate) mod launch;
 mod limits;
 mod networks;
+pub(crate) mod own_disks;
 mod pausing;
+mod renaming;
 mod reserving;
 pub(crate) mod restore;
 mod room;
 pub(crate) mod standby;
 mod stopped;
+mod watching;
 
 pub(crate) use control::end_vm;
 pub(crate) use standby::DIR as STANDBY_DIR;
@@ -39,6 +43,8 @@ use std::sync::{Arc, OnceLock, Weak, mpsc};
 pub(crate) trait Kin: Send + Sync {
     /// Called after a machine has been removed, with all its files.
     fn removed(&self, name: &str) -> Result<(), NodeError>;
+    /// Whether a record tells of a machine by this name.
+    fn knows(&self, name: &str) -> bool;
 }
 
 /// The service that starts, stops and watches machines.

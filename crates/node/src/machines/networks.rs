@@ -16,13 +16,8 @@ impl Machines {
         request: &NetworkRequest,
     ) -> Result<(), NodeError> {
         let record = entry.record();
-        if record
-            .config
-            .devices
-            .iter()
-            .all(|device| !device.starts_with("virtio-net-pci"))
-            && !record.config.devices.is_empty()
-        {
+        let devices = &record.config.devices;
+        if !devices.is_empty() && !floe_machine::has_network_card(devices) {
             return Err(refused(
                 format!("image {} has no network card", record.image_name),
                 "leave --network out",

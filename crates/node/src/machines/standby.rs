@@ -323,6 +323,8 @@ impl Machines {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            afterwards: Default::default(),
+            own_disks: Vec::new(),
         };
         let attached = self.attach_record(
             &record,

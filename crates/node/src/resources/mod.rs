@@ -194,6 +194,14 @@ impl Resources {
         }
     }
 
+    /// Notes that a machine has another name.
+    pub fn renamed(&self, from: &str, to: &str) {
+        let mut machines = self.machines.lock();
+        if let Some(holding) = machines.remove(from) {
+            machines.insert(to.to_owned(), holding);
+        }
+    }
+
     /// Notes that a machine's QEMU has ended or was never started.
     pub fn ended(&self, name: &str, mount_name: &str) {
         self.remove_group(mount_name);

@@ -88,12 +88,21 @@ pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> 
     })
 }
 
-/// Sends an image to a hub, or writes it into a directory.
+/// Sends an image to a hub or a bucket, or writes it into a directory.
 #[utoipa::path(post, path = "/v1/images/push", tag = "images", request_body = PushRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Response {
     stream(node, "push", move |node, report| {
         node.images.push(&request, report)
+    })
+}
+
+/// Copies an image between any two places.
+#[utoipa::path(post, path = "/v1/images/copy", tag = "images", request_body = CopyRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn copy(State(node): Floe, Input(request): Input<CopyRequest>) -> Response {
+    stream(node, "copy", move |node, report| {
+        node.images.copy(&request, report)
     })
 }
 

@@ -75,6 +75,49 @@ pub async fn stop(
     answer(move || node.machines.stop_machine(&name, &request)).await
 }
 
+/// Stops a machine and starts it again from its disks.
+#[utoipa::path(post, path = "/v1/machines/{name}/restart", tag = "machines", params(("name" = String, Path)),
+    request_body = RestartRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn restart(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RestartRequest>,
+) -> Response {
+    stream(node, "restart", move |node, report| {
+        node.runs.restart_machine(&name, &request, report)
+    })
+}
+
+/// Gives a machine that runs or is stopped another name.
+#[utoipa::path(post, path = "/v1/machines/{name}/rename", tag = "machines", params(("name" = String, Path)),
+    request_body = RenameRequest, responses((status = 200, body = MachineInfo)))]
+pub async fn rename(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RenameRequest>,
+) -> Result<Json<MachineInfo>, Failure> {
+    answer(move || node.rename_machine(&name, &request.name)).await
+}
+
+/// A machine's disks.
+#[utoipa::path(get, path = "/v1/machines/{name}/disks", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = DiskList)))]
+pub async fn disks(State(node): Floe, Path(name): Path<String>) -> Result<Json<DiskList>, Failure> {
+    answer(move || node.machines.list_disks(&name)).await
+}
+
+/// Makes a disk of a stopped machine larger.
+#[utoipa::path(post, path = "/v1/machines/{name}/disks", tag = "machines", params(("name" = String, Path)),
+    request_body = ResizeRequest, responses((status = 200, body = DiskList)))]
+pub async fn resize_disk(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<ResizeRequest>,
+) -> Result<Json<DiskList>, Failure> {
+    answer(move || node.machines.resize_disk(&name, &request)).await
+}
+
 /// Pauses a machine until its user resumes it.
 #[utoipa::path(post, path = "/v1/machines/{name}/pause", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = MachineInfo)))]

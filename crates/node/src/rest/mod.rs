@@ -11,6 +11,7 @@ mod screen;
 mod system;
 mod traces;
 mod uploads;
+mod watching;
 
 pub(crate) use answer::blocking;
 
@@ -65,6 +66,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images/remove", post(images::remove))
         .route("/v1/images/export", post(images::export))
         .route("/v1/images/push", post(images::push))
+        .route("/v1/images/copy", post(images::copy))
         .route("/v1/images/pull", post(images::pull))
         .route("/v1/uploads", post(uploads::receive))
         .route("/v1/uploads/{id}", delete(uploads::drop))
@@ -75,6 +77,15 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}", delete(machines::remove))
         .route("/v1/machines/{name}/start", post(machines::start))
         .route("/v1/machines/{name}/stop", post(machines::stop))
+        .route("/v1/machines/{name}/restart", post(machines::restart))
+        .route("/v1/machines/{name}/rename", post(machines::rename))
+        .route(
+            "/v1/machines/{name}/disks",
+            get(machines::disks).post(machines::resize_disk),
+        )
+        .route("/v1/machines/{name}/wait", get(watching::wait))
+        .route("/v1/prune", post(system::prune))
+        .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -137,6 +148,7 @@ pub fn router(node: Arc<Node>) -> Router {
         images::remove,
         images::export,
         images::push,
+        images::copy,
         images::pull,
         uploads::receive,
         uploads::drop,
@@ -149,6 +161,13 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::remove,
         machines::start,
         machines::stop,
+        machines::restart,
+        machines::rename,
+        machines::disks,
+        machines::resize_disk,
+        watching::wait,
+        system::usage,
+        system::prune,
         machines::pause,
         machines::resume,
         machines::capture,

@@ -1,6 +1,6 @@
 //! The node itself and its cache.
 
-use super::answer::{Failure, Input, answer, line, ndjson, stream};
+use super::answer::{Args, Failure, Input, answer, line, ndjson, stream};
 use crate::{Node, core::event};
 use axum::{
     Json,
@@ -10,9 +10,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use floe_api::*;
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use std::sync::Arc;
-use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 type Floe = State<Arc<Node>>;
 
@@ -35,15 +35,22 @@ pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
     answer(move || Ok(crate::doctor::examine(&node))).await
 }
 
-/// What happens on the node from now on, one NodeEvent per line.
-#[utoipa::path(get, path = "/v1/events", tag = "node",
+/// What happens on the node from now on, or since a time, one NodeEvent per line.
+#[utoipa::path(get, path = "/v1/events", tag = "node", params(EventsQuery),
     responses((status = 200, body = NodeEvent, content_type = "application/x-ndjson")))]
-pub async fn events(State(node): Floe) -> Response {
-    ndjson(Body::from_stream(event_lines(&node)))
+pub async fn events(State(node): Floe, Args(query): Args<EventsQuery>) -> Response {
+    let (past, events) = match query.since_unix_ms {
+        Some(since) => node.core.listen_since(since),
+        None => (Vec::new(), node.core.listen()),
+    };
+    let past = futures::stream::iter(past).map(|event| line(&event));
+    ndjson(Body::from_stream(past.chain(event_lines(events))))
 }
 
-fn event_lines(node: &Node) -> impl Stream<Item = Result<bytes::Bytes, std::io::Error>> + use<> {
-    futures::stream::unfold(node.core.listen(), |mut events| async move {
+fn event_lines(
+    events: Receiver<NodeEvent>,
+) -> impl Stream<Item = Result<bytes::Bytes, std::io::Error>> + use<> {
+    futures::stream::unfold(events, |mut events| async move {
         let event = match events.recv().await {
             Ok(event) => event,
             // a reader that is too slow receives the number of events that it missed
@@ -99,4 +106,20 @@ pub async fn openapi() -> Response {
         super::openapi_json(),
     )
         .into_response()
+}
+
+/// What the machines that run have used of their host.
+#[utoipa::path(get, path = "/v1/usage", tag = "machines", responses((status = 200, body = UsageList)))]
+pub async fn usage(State(node): Floe) -> Result<Json<UsageList>, Failure> {
+    answer(move || Ok(node.machines.usage())).await
+}
+
+/// Removes what nobody uses, or answers what that is.
+#[utoipa::path(post, path = "/v1/prune", tag = "node", request_body = PruneRequest,
+    responses((status = 200, body = PruneReport)))]
+pub async fn prune(
+    State(node): Floe,
+    Input(request): Input<PruneRequest>,
+) -> Result<Json<PruneReport>, Failure> {
+    answer(move || node.prune(&request)).await
 }

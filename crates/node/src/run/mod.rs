@@ -4,6 +4,7 @@
 //! machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after it. This service has no
 //! state and no lock of its own.
 
+mod again;
 mod wait;
 
 use crate::{
@@ -17,12 +18,14 @@ use crate::{
     },
     inventory::{
         Entry, Inventory, Operation,
+        afterwards::Afterwards,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Origin, RECORD_VERSION, Record, Wanted},
     },
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
     report::Report,
@@ -31,10 +34,11 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Outcome, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait, authorities,
+    Happened, Outcome, RestartRequest, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
+    authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
-use floe_machine::{Status, console::ConsoleLog};
+use floe_machine::{DiskModel, Status, console::ConsoleLog};
 use std::{
     path::Path,
     sync::Arc,
@@ -64,6 +68,12 @@ impl Runs {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        if request.remove && !request.restart.is_no() {
+            return Err(usage(
+                "a machine that is removed once it has ended can't be started again",
+                "leave out --rm or --restart",
+            ));
+        }
         self.machines.resources.check_limits(&request.limits)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
@@ -73,14 +83,24 @@ impl Runs {
             |name| report.stage(name),
         )?;
         let plan = plan::plan(request, &found.manifest)?;
+        let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
             .traces
             .fetch_model(found.id, manifest, &found.origin, fetcher);
-        let operation = self.reserve(wanted, request, &found, &plan)?;
-        let began = self.begin_run(&operation, &found, &plan, &model, request, report);
+        let operation = self.reserve(wanted, request, &found, &plan, &own)?;
+        let start = Start {
+            request,
+            found: &found,
+            plan: &plan,
+            model: &model,
+        };
+        let began = self.begin_run(&operation, &start, own, report);
         if let Err(error) = began {
             self.machines.discard(&operation);
+            let why = "it could not be started";
+            self.core
+                .tell(Happened::MachineRemoved, operation.name.as_str(), why);
             return Err(error);
         }
         if plan.kind == Kind::Restore {
@@ -104,6 +124,7 @@ impl Runs {
         request: &RunRequest,
         found: &Found,
         plan: &Plan,
+        own: &OwnDisks,
     ) -> Result<Operation, NodeError> {
         let forwards = choose_ports(&self.inventory, &request.forwards)?;
         let config = match plan.kind {
@@ -112,7 +133,7 @@ impl Runs {
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
-        let make = |name: &MachineName, number: u32| {
+        let make = |name: &MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -127,16 +148,22 @@ impl Runs {
                 detail: String::new(),
                 created_unix_s: unix_now(),
                 uid: floe_machine::User::for_machine(number).map(|user| user.uid),
-                place: format!("machines/{name}"),
-                mount_name: name.to_string(),
+                place: format!("machines/{place}"),
+                mount_name: place.to_owned(),
                 traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
                 pauses: Default::default(),
                 family: None,
                 network: None,
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
+                afterwards: Afterwards {
+                    remove: request.remove,
+                    restart: request.restart,
+                    ..Default::default()
+                },
+                own_disks: own.records(),
             };
-            (self.core.home.machine(name.as_str()), record)
+            (self.core.home.machine(place), record)
         };
         self.inventory
             .reserve(wanted, &request.image, make, Task::Run)
@@ -145,12 +172,16 @@ impl Runs {
     fn begin_run(
         self: &Arc<Self>,
         entry: &Operation,
-        found: &Found,
-        plan: &Plan,
-        model: &Coming,
-        request: &RunRequest,
+        start: &Start<'_>,
+        own: OwnDisks,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        let Start {
+            request,
+            found,
+            plan,
+            model,
+        } = *start;
         self.machines.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
@@ -168,9 +199,13 @@ impl Runs {
                 self.machines.attach(entry)?;
                 self.machines.streams(entry, model)?;
                 report.stage("mount")?;
+                self.machines.write_own_disks(entry, own, report)?;
                 self.machines.boot(entry, &request.image, |_| ())?;
                 report.stage_at("qemu start", Instant::now());
             }
+        }
+        if plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name()) {
+            report.note("a machine with NVMe disks can't be captured or forked: QEMU cannot save their state");
         }
         if let floe_machine::Accel::Tcg { reason } = &self.core.accel {
             report.note(format!("the guest is emulated, slowly: {reason}"));
@@ -281,6 +316,32 @@ impl Runs {
         self.wait_for_guest(&entry, &awaited, report)
     }
 
+    /// Stops a machine and starts it again from its disks. One that is stopped already is only started.
+    pub fn restart_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &RestartRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let start = &request.start;
+        awaited_port(start.wait, start.wait_port, &entry.record().forwards)?;
+        if entry.record().afterwards.remove {
+            return Err(refused(
+                format!("machine {name} was run with --rm: it is removed as soon as it stops"),
+                format!("floe stop {name}, and run it anew"),
+            ));
+        }
+        if entry.life().phase() != Phase::Stopped {
+            let stopped = self.machines.stop_machine(name, &request.stop)?;
+            if stopped.switched_off {
+                report.note(format!("{name} was {}", stopped.detail));
+            }
+            report.stage("stop")?;
+        }
+        self.start_machine(name, start, report)
+    }
+
     /// Starts a QEMU from a machine's disks. If that fails, the machine is stopped as before.
     fn start_from_disks(
         &self,
@@ -311,6 +372,14 @@ impl Runs {
         report.stage_at("qemu start", Instant::now());
         Ok(())
     }
+}
+
+/// What a run starts from.
+struct Start<'a> {
+    request: &'a RunRequest,
+    found: &'a Found,
+    plan: &'a Plan,
+    model: &'a Coming,
 }
 
 /// For which sign of life a start waits.

@@ -1,18 +1,25 @@
-//! Moving whole images: [`push`](fn@push) to a hub, [`pull`](fn@pull) from any source.
+//! Moving whole images: [`push`](fn@push) to a hub, [`send`] from any [`Stock`] to any [`Place`], [`pull`](fn@pull) from any source.
 //!
 //! Both move only what the other side does not have, several packs or batches at a time, and continue where they stopped when
 //! they are called again. Both end soon after their [`Cancel`] switch is thrown, and leave what was moved so far for the next
 //! call. On either side, nothing is visible before it is complete and verified.
 
+mod bucket;
 mod client;
 mod copy;
+mod hub;
+mod place;
+mod plan;
 mod pull;
 mod push;
+mod stock;
 
 pub use client::HubClient;
 pub use copy::{Copied, copy_packs};
+pub use place::Place;
 pub use pull::{Destination, PullOptions, PullReport, pull};
-pub use push::{PushOptions, PushReport, push};
+pub use push::{PushOptions, PushReport, push, send};
+pub use stock::Stock;
 
 pub use floe_threads::Cancel;
 

@@ -155,7 +155,7 @@ fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
     hashes.filter(|hash| seen.insert(*hash)).collect()
 }
 
-fn passes(error: &TransferError) -> Passes {
+pub(super) fn passes(error: &TransferError) -> Passes {
     match error {
         TransferError::Source(error) if error.is_retryable() => Passes::Often,
         // a cache or proxy in between may be wrong for a moment

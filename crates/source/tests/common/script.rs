@@ -86,7 +86,11 @@ impl Script {
     fn error(&self, act: Act) -> SourceError {
         let (at, what) = ("script".to_string(), "items".to_string());
         match act {
-            Act::Deny => SourceError::Denied { at, what },
+            Act::Deny => SourceError::Denied {
+                at,
+                what,
+                fix: SourceError::NO_TOKEN.into(),
+            },
             Act::Lack => SourceError::Missing { at, what },
             _ => SourceError::Unreachable {
                 at,

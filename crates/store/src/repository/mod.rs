@@ -50,7 +50,8 @@ pub use verify::{Damage, VerifyReport};
 use crate::{StoreError, durable, private};
 
 const VERSION_WORDS: &[u8] = b"floe repository ";
-const VERSION_TEXT: &str = "floe repository 1\n";
+/// What the file `version` of a repository says.
+pub const VERSION_TEXT: &str = "floe repository 1\n";
 /// Modes of a public repository's directories and files, so that any web server may read them.
 const PUBLIC_DIR_MODE: u32 = 0o755;
 const PUBLIC_FILE_MODE: u32 = 0o644;

@@ -87,6 +87,10 @@ impl Install {
         let client = cx.client()?;
         let path = program(self.agent.as_deref())?;
         let program = std::fs::read(&path).map_err(|e| CliError::file("read", &path, e))?;
+        if has_agent(&client, &self.machine, &program) {
+            let text = format!("{} has this agent, and it answers", self.machine);
+            return super::images::acknowledge(cx, &text);
+        }
         let program = compressed(&program)?;
         let stream = client.attach(&self.machine)?;
         let mut console = Console::new(&self.machine, stream)?;
@@ -143,7 +147,8 @@ impl Install {
             console.write("\u{3}")?;
             match console.ask("floe_u=$(id -u)", "uid-$floe_u") {
                 Ok(said) if said == "uid-0" => return Ok(()),
-                Ok(said) if said.starts_with("uid-") => {
+                // a number that is missing was lost with the first half of the line: a login has just begun
+                Ok(said) if said.len() > "uid-".len() && said.starts_with("uid-") => {
                     let text =
                         format!("the shell at the console of {} is not root's", self.machine);
                     return Err(CliError::new(
@@ -188,6 +193,19 @@ fn compressed(bytes: &[u8]) -> Result<Vec<u8>, CliError> {
     let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     let done = out.write_all(bytes).and_then(|()| out.finish());
     done.map_err(|e| CliError::failed("cannot compress the agent", e))
+}
+
+/// Returns whether an agent answers in the machine, and its program is this one. Nothing is printed.
+fn has_agent(client: &Client, machine: &str, program: &[u8]) -> bool {
+    let compare = format!(
+        "test \"$(sha256sum /usr/local/bin/floe-guest)\" = '{}  /usr/local/bin/floe-guest'",
+        pieces::checksum(program)
+    );
+    let command = ["sh", "-c", &compare].map(str::to_owned).to_vec();
+    let request = ExecRequest::new(Program::Command(command));
+    Session::start(client, machine, &request)
+        .and_then(|session| session.conclude(Vec::new()))
+        .is_ok()
 }
 
 /// Waits until the agent answers the node.

@@ -38,7 +38,9 @@ impl News {
                 "started cold from its disks".to_owned(),
             ),
             News::Adopted => (Happened::MachineAdopted, String::new()),
-            News::Gone(Gone::NotStarted) => return None,
+            News::Gone(Gone::NotStarted) => {
+                (Happened::MachineEnded, "it could not be started".to_owned())
+            }
             News::Gone(gone) => {
                 let kind = match gone {
                     Gone::Asked | Gone::SwitchedOff(_) | Gone::Captured => Happened::MachineStopped,

@@ -64,6 +64,10 @@ pub(crate) enum Task {
     Forward,
     /// Its limits on this host's resources are changed.
     Limit,
+    /// It gets another name.
+    Rename,
+    /// One of its disks is made larger.
+    Resize,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -87,7 +91,10 @@ impl Task {
 
     /// Whether the machine may be paused for buffering during this task, which then waits for the guest only.
     pub fn allows_buffering(self) -> bool {
-        matches!(self, Task::Run | Task::Start | Task::Forward | Task::Limit)
+        matches!(
+            self,
+            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename
+        )
     }
 }
 
@@ -100,6 +107,8 @@ impl Display for Task {
             Task::Capture => "capture",
             Task::Fork => "fork",
             Task::Limit => "limit",
+            Task::Rename => "rename",
+            Task::Resize => "disk resize",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",

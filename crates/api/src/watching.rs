@@ -1,0 +1,89 @@
+//! Watching a node and its machines: its events, waiting for a machine, and what machines use.
+
+use super::*;
+
+/// Query of `GET /v1/events`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EventsQuery {
+    /// Begin with what has happened since then (Unix time in milliseconds), as far as the node still knows: its last thousand
+    /// events. Without it only what happens from now on is told.
+    #[serde(default)]
+    pub since_unix_ms: Option<u64>,
+}
+
+/// What a machine is waited to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitFor {
+    /// It has no QEMU: it has ended, was stopped or was removed.
+    #[default]
+    Stopped,
+    /// Its CPUs run, but for moments in which floe itself makes it stand still: to buffer, or for a capture.
+    Running,
+    /// It stands still until somebody does something: for its user, for a disk or for want of its parent's node.
+    Paused,
+    /// floe's agent in its guest answers.
+    Answers,
+}
+
+/// Query of `GET /v1/machines/{name}/wait`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct WaitQuery {
+    /// What to wait for; by default until the machine has stopped.
+    #[serde(default)]
+    #[param(inline)]
+    pub what: WaitFor,
+    /// Longest wait in seconds; without it there is no limit.
+    #[serde(default)]
+    pub timeout_s: Option<u64>,
+}
+
+/// Body of `POST /v1/machines/{name}/restart`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestartRequest {
+    /// How it is stopped.
+    #[serde(default)]
+    pub stop: StopRequest,
+    /// How it is started after that.
+    #[serde(default)]
+    pub start: StartRequest,
+}
+
+/// Answer of `GET /v1/usage`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct UsageList {
+    /// When it was counted, Unix time in microseconds.
+    pub at_unix_us: u64,
+    /// The machines that have a QEMU, sorted by name.
+    pub machines: Vec<MachineUsage>,
+}
+
+/// What a running machine has used of its host. The sums count from the start of its QEMU, or from when this node took it over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MachineUsage {
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub status: MachineStatus,
+    /// Process id of its QEMU.
+    pub pid: u32,
+    /// RAM of its guest in bytes.
+    pub ram_bytes: u64,
+    /// Processor time of its QEMU, in microseconds.
+    pub cpu_us: u64,
+    /// Memory of its QEMU that nobody else uses, in bytes; absent if the kernel doesn't tell.
+    pub own_bytes: Option<u64>,
+    /// Memory that it shares with others, such as clones of the same image, in bytes; absent if the kernel doesn't tell.
+    pub shared_bytes: Option<u64>,
+    /// Bytes that its guest has read from its disks.
+    pub disk_read_bytes: u64,
+    /// Bytes that its guest has written to its disks.
+    pub disk_write_bytes: u64,
+    /// Bytes that came from the sources of its image, as transferred.
+    pub fetched_bytes: u64,
+}

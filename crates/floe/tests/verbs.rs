@@ -1,0 +1,413 @@
+//! Verbs on machines that exist: restart, wait, events, stats, rename.
+
+mod command;
+mod node;
+
+use command::{ends, floe, said};
+use floe_api::*;
+use node::{Signal, TestNode, eventually};
+use std::{
+    io::{BufRead, BufReader},
+    process::{Output, Stdio},
+};
+
+fn machine(node: &TestNode, name: &str) -> MachineInfo {
+    node.client().machine(name).unwrap()
+}
+
+/// Runs a command whose exit code is to be this.
+fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
+    let output = ends(floe(node, args));
+    assert_eq!(
+        output.status.code(),
+        Some(expected),
+        "floe {}: {}",
+        args.join(" "),
+        said(&output)
+    );
+    output
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    code(&node, 0, &["wait", "web", "--for", "running"]);
+    code(&node, 0, &["wait", "web", "--for", "answers"]);
+    code(&node, 3, &["wait", "nosuch"]);
+    let late = code(&node, 1, &["wait", "web", "--timeout", "1"]);
+    assert!(said(&late).contains("within 1 s"), "{}", said(&late));
+
+    let follow = ["events", "--since", "1h", "--machine", "web", "--json"];
+    let mut events = floe(&node, &follow).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
+    let mut until = |kind: Happened| {
+        let events = lines.by_ref().map(|line| {
+            let line = line.unwrap();
+            serde_json::from_str::<NodeEvent>(&line).unwrap_or_else(|e| panic!("{e}: {line}"))
+        });
+        let seen: Vec<NodeEvent> = events
+            .inspect(|event| assert_eq!(event.subject, "web"))
+            .take_while(|event| event.kind != kind)
+            .collect();
+        seen.into_iter().map(|e| e.kind).collect::<Vec<_>>()
+    };
+    // what was before is told first, then what happens now
+    assert!(!until(Happened::MachineStarted).contains(&Happened::MachinePaused));
+    let waits = floe(&node, &["wait", "web", "--for", "paused"]).spawn();
+    code(&node, 0, &["pause", "web"]);
+    assert!(waits.unwrap().wait().unwrap().success());
+    let kinds = until(Happened::MachinePaused);
+    let expected = |kind: &Happened| *kind == Happened::MachineAnswers;
+    assert!(kinds.iter().all(expected), "{kinds:?}");
+    code(&node, 0, &["resume", "web"]);
+
+    let stats = code(&node, 0, &["stats", "web", "--once", "--json"]);
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+    let of = &stats["machines"][0];
+    assert_eq!(of["name"], "web");
+    for figure in ["own_bytes", "cpu_us", "ram_bytes"] {
+        assert!(of[figure].as_u64().is_some_and(|n| n > 0), "{stats}");
+    }
+    assert!(of["cpu_percent"].is_f64(), "{stats}");
+    // what a shell asks at a Tab
+    for (words, name) in [
+        (["floe", "stop", "w"], "web"),
+        (["floe", "run", "t"], "tiny"),
+    ] {
+        let mut completed = floe(&node, &["--"]);
+        completed.args(words).env("FLOE_COMPLETE", "bash");
+        completed.env("_CLAP_COMPLETE_INDEX", "2");
+        let completed = ends(completed);
+        assert!(said(&completed).contains(name), "{}", said(&completed));
+    }
+    code(&node, 3, &["stats", "nosuch", "--once"]);
+
+    let before = machine(&node, "web").pid;
+    let again = code(&node, 0, &["restart", "web", "--timeout", "1"]);
+    // the tiny guest does not know what a power button is
+    assert!(said(&again).contains("switched off"), "{}", said(&again));
+    let info = machine(&node, "web");
+    assert_eq!(info.status, MachineStatus::Running);
+    assert!(info.pid != before && !info.restored, "{info:?}");
+    let kinds = until(Happened::MachineStarted);
+    assert!(kinds.contains(&Happened::MachineStopped), "{kinds:?}");
+
+    let waits = floe(&node, &["wait", "web"]).spawn();
+    code(&node, 6, &["stop", "web", "--timeout", "1"]);
+    assert_eq!(waits.unwrap().wait().unwrap().code(), Some(6));
+    code(&node, 0, &["restart", "web", "--force"]);
+    let qemu = machine(&node, "web").pid.unwrap();
+    let qemu = rustix::process::Pid::from_raw(qemu as i32).unwrap();
+    rustix::process::kill_process(qemu, Signal::KILL).unwrap();
+    code(&node, 1, &["wait", "web"]);
+    events.kill().unwrap();
+    events.wait().unwrap();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_machine_that_runs_is_renamed_and_its_old_name_is_free() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    code(&node, 0, &["wait", "web", "--for", "answers"]);
+    node.type_and_wait("web", "echo kept > /dev/vda; echo ok-$((40+2))", "ok-42");
+    let qemu = machine(&node, "web").pid;
+    let waits = floe(&node, &["wait", "web", "--for", "paused"]).spawn();
+    code(&node, 2, &["rename", "web", "Web"]);
+    code(&node, 2, &["rename", "web", "web.1"]);
+    code(&node, 0, &["rename", "web", "old"]);
+    code(&node, 3, &["rename", "web", "older"]);
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    code(&node, 1, &["rename", "old", "web"]);
+    // who waited for it waits for it still; its agent, its console and its place among the host's promises came along
+    code(&node, 0, &["pause", "old"]);
+    assert!(waits.unwrap().wait().unwrap().success());
+    code(&node, 0, &["resume", "old"]);
+    code(&node, 0, &["exec", "old", "--", "true"]);
+    // a kill in the middle leaves one of the names: the record's write decides, and a directory's name says nothing
+    let at = |round: &str| format!("old{round}");
+    for round in 0..4 {
+        let (from, to) = match round {
+            0 => ("old".to_owned(), at("0")),
+            n => (at(&(n - 1).to_string()), at(&n.to_string())),
+        };
+        let mut rename = floe(&node, &["rename", &from, &to]).spawn().unwrap();
+        if round % 2 == 0 {
+            rename.wait().unwrap();
+        }
+        node.end(Signal::KILL);
+        rename.wait().unwrap();
+        node.start_again();
+        eventually("it is taken over under one of its names", || {
+            let list = node.client().machines().unwrap().machines;
+            let mine = list.iter().filter(|m| m.pid == qemu);
+            let names: Vec<_> = mine.map(|m| m.name.clone()).collect();
+            names == [from.clone()] || names == [to.clone()]
+        });
+        let renamed = node.client().machine(&to).is_ok();
+        assert!(renamed || round % 2 == 1, "an answer was not kept");
+        if !renamed {
+            code(&node, 0, &["rename", &from, &to]);
+        }
+    }
+    let (name, shared) = (at("3"), "machines/web");
+    assert!(node.home().join(shared).exists());
+    code(&node, 0, &["stop", "--now", &name]);
+    code(&node, 0, &["rename", &name, "last"]);
+    code(&node, 0, &["start", "last", "--wait", "agent"]);
+    let read = code(
+        &node,
+        0,
+        &["exec", "last", "--", "head", "-c", "4", "/dev/vda"],
+    );
+    assert!(said(&read).contains("kept"), "{}", said(&read));
+    // what has clones stays what they know
+    code(&node, 0, &["fork", "last"]);
+    code(&node, 5, &["rename", "last", "first"]);
+    code(&node, 5, &["rename", "last.1", "first"]);
+    code(&node, 0, &["kill", "--all", "last"]);
+    code(&node, 0, &["rm", "--force", "last"]);
+    code(&node, 0, &["exec", "web", "--", "true"]);
+    assert_eq!(node.client().machines().unwrap().machines.len(), 1);
+}
+
+/// Kills a machine's QEMU as the kernel would that is short of memory.
+fn kill_qemu(node: &TestNode, name: &str) {
+    let pid = machine(node, name).pid.unwrap();
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn what_becomes_of_a_machine_that_ended_is_kept_across_nodes() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    code(&node, 2, &["run", "tiny", "--rm", "--restart", "always"]);
+    code(&node, 2, &["run", "tiny", "--restart", "on-failure:0"]);
+    code(&node, 0, &["run", "tiny", "--name", "brief", "--rm"]);
+    code(&node, 5, &["restart", "brief"]);
+    let run = |name: &str, policy: &str| {
+        code(
+            &node,
+            0,
+            &["run", "tiny", "--name", name, "--restart", policy],
+        );
+    };
+    run("twice", "on-failure:2");
+    run("always", "always");
+    run("unless", "unless-stopped");
+    let shown = said(&code(&node, 0, &["ps", "twice"]));
+    assert!(shown.contains("on-failure:2, 0 in a row"), "{shown}");
+
+    kill_qemu(&node, "brief");
+    let first = machine(&node, "twice").pid;
+    kill_qemu(&node, "twice");
+    eventually("it is started again", || {
+        let info = machine(&node, "twice");
+        info.status == MachineStatus::Running && info.pid != first
+    });
+    eventually("what was to be removed is", || {
+        node.client().machine("brief").is_err()
+    });
+    for name in ["always", "unless"] {
+        code(&node, 0, &["stop", "--now", name]);
+    }
+    // one ends while no node is there, another is to be removed by the next node
+    code(&node, 0, &["run", "tiny", "--name", "brief", "--rm"]);
+    node.end(Signal::KILL);
+    for name in ["twice", "brief"] {
+        let record = node.home().join(format!("machines/{name}/vm/machine.json"));
+        let record = std::fs::read(record).unwrap();
+        let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        let pid = record["process"]["pid"].as_i64().unwrap() as i32;
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+    node.start_again();
+    for name in ["twice", "always"] {
+        eventually("it is started by the next node", || {
+            machine(&node, name).status == MachineStatus::Running
+        });
+    }
+    eventually("what was to be removed is", || {
+        node.client().machine("brief").is_err()
+    });
+    assert_eq!(machine(&node, "unless").status, MachineStatus::Stopped);
+    // a machine that has run for a minute has not failed in a row: on a slow host that takes some more kills
+    eventually("it has failed too often", || {
+        let info = machine(&node, "twice");
+        if info.status == MachineStatus::Running {
+            kill_qemu(&node, "twice");
+            code(&node, 1, &["wait", "twice"]);
+        }
+        let info = machine(&node, "twice");
+        info.status == MachineStatus::Failed && info.restarts == 0
+    });
+    // its user's stop ends a wait for the next start
+    kill_qemu(&node, "always");
+    eventually("it has ended", || {
+        let info = machine(&node, "always");
+        info.status == MachineStatus::Failed || info.restarts > 0
+    });
+    code(&node, 0, &["stop", "--now", "always"]);
+    let record = std::fs::read_to_string(node.home().join("machines/always/machine.json"));
+    assert!(record.unwrap().contains(r#""due": false"#));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_shell_at_once_and_the_machine_goes_with_it() {
+    use std::io::Write;
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let shell = |args: &[&str], typed: &str| {
+        let mut command = floe(&node, args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = shell.stdin.take().unwrap();
+        stdin.write_all(typed.as_bytes()).unwrap();
+        drop(stdin);
+        shell.wait_with_output().unwrap()
+    };
+    let run = ["run", "-i", "--rm", "tiny", "--name", "one"];
+    let cat = [&run[..], &["--", "sh", "-c", "cat; exit 7"]].concat();
+    let ended = shell(&cat, "hello-cat\n");
+    assert_eq!(ended.status.code(), Some(7), "{}", said(&ended));
+    assert_eq!(ended.stdout, b"hello-cat\n", "{}", said(&ended));
+    assert!(node.client().machine("one").is_err(), "it went along");
+
+    node.run_named("tiny", "two");
+    code(&node, 0, &["wait", "two", "--for", "answers"]);
+    code(
+        &node,
+        0,
+        &["capture", "two", "--name", "live", "--rehearse", "0"],
+    );
+    let typed = "echo in-$((40+2)); exit 3\n";
+    let ended = shell(&["run", "-i", "--rm", "live", "--name", "three"], typed);
+    assert_eq!(ended.status.code(), Some(3), "{}", said(&ended));
+    assert!(said(&ended).contains("in-42"), "{}", said(&ended));
+    assert!(node.client().machine("three").is_err(), "it went along");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn what_nobody_uses_is_removed_and_nothing_else() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    for name in ["runs", "stopped"] {
+        node.run_named("tiny", name);
+    }
+    node.wait_console("runs", "floe-guest ready");
+    // the image of the first capture loses its name to the second
+    for _ in 0..2 {
+        code(
+            &node,
+            0,
+            &["capture", "runs", "--name", "live", "--rehearse", "0"],
+        );
+    }
+    code(&node, 0, &["stop", "--now", "stopped"]);
+    let images = || node.client().images().unwrap().images;
+    let nameless = || images().iter().filter(|i| i.names.is_empty()).count();
+    // the running machine's disks may stand on one of them
+    let before = (images().len(), nameless());
+    let asked = code(&node, 2, &["prune"]);
+    assert!(said(&asked).contains("--force"), "{}", said(&asked));
+    let shown = code(&node, 0, &["prune", "--dry-run"]);
+    assert!(said(&shown).contains("stopped") && said(&shown).contains("would free"));
+    assert!(!said(&shown).contains("runs"), "{}", said(&shown));
+    assert_eq!((images().len(), nameless()), before);
+    assert_eq!(node.client().machines().unwrap().machines.len(), 2);
+    code(&node, 0, &["prune", "images", "--force"]);
+    assert_eq!(node.client().machines().unwrap().machines.len(), 2);
+    let done = code(&node, 0, &["prune", "--force", "--json"]);
+    let done: PruneReport = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(done.machines.len(), 1);
+    assert!(done.freed_bytes > 0 && done.problems.is_empty(), "{done:?}");
+    let left = node.client().machines().unwrap().machines;
+    assert_eq!(
+        left.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(),
+        ["runs"]
+    );
+    let named = images().iter().filter(|i| !i.names.is_empty()).count();
+    assert_eq!((named, nameless()), (2, 0), "{:?}", images());
+    node.type_and_wait("runs", "echo still-$((40+2))", "still-42");
+    node.run_named("live", "again");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_disk_is_made_larger_and_what_is_taken_of_it_later_is_too() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    code(&node, 0, &["wait", "web", "--for", "answers"]);
+    let guest = |node: &TestNode, name: &str, script: &str| {
+        let ran = code(node, 0, &["exec", name, "--", "sh", "-c", script]);
+        said(&ran).trim().to_owned()
+    };
+    guest(
+        &node,
+        "web",
+        "echo before | dd of=/dev/vda bs=512 seek=77 conv=fsync",
+    );
+    // a layer below the top one has to grow as well
+    code(&node, 0, &["fork", "web"]);
+    guest(
+        &node,
+        "web",
+        "echo later | dd of=/dev/vda bs=512 seek=78 conv=fsync",
+    );
+    code(&node, 0, &["kill", "--all", "web"]);
+    let runs = code(&node, 5, &["disk", "resize", "web", "disk0", "100M"]);
+    assert!(said(&runs).contains("floe stop web"), "{}", said(&runs));
+    // not in order: the next node finds it ended
+    node.end(Signal::KILL);
+    node.start_again();
+    code(&node, 0, &["wait", "web", "--for", "running"]);
+    code(&node, 0, &["stop", "--now", "web"]);
+    let smaller = code(&node, 5, &["disk", "resize", "web", "disk0", "32M"]);
+    assert!(said(&smaller).contains("at its end"), "{}", said(&smaller));
+    code(&node, 3, &["disk", "resize", "web", "disk7", "100M"]);
+    code(&node, 2, &["disk", "resize", "web", "disk0", "104857601"]);
+    let grown = code(&node, 0, &["disk", "resize", "web", "disk0", "100M"]);
+    assert!(said(&grown).contains("100.0 MiB"), "{}", said(&grown));
+    code(&node, 0, &["start", "web", "--wait", "agent"]);
+    let size =
+        "blockdev --getsize64 /dev/vda 2>/dev/null || echo $(($(cat /sys/block/vda/size) * 512))";
+    let read = |at: u64| format!("dd if=/dev/vda bs=512 skip={at} count=1 2>/dev/null | head -n 1");
+    assert_eq!(guest(&node, "web", size), (100u64 << 20).to_string());
+    let end = (100 << 20) / 512 - 1;
+    guest(
+        &node,
+        "web",
+        &format!("echo end | dd of=/dev/vda bs=512 seek={end} conv=fsync"),
+    );
+    code(
+        &node,
+        0,
+        &["capture", "web", "--name", "large", "--rehearse", "0"],
+    );
+    code(&node, 0, &["fork", "web"]);
+    node.run_named("large", "copy");
+    for name in ["web", "web.1", "copy"] {
+        code(&node, 0, &["wait", name, "--for", "answers"]);
+        assert_eq!(
+            guest(&node, name, size),
+            (100u64 << 20).to_string(),
+            "{name}"
+        );
+        for (at, text) in [(77, "before"), (78, "later"), (end, "end")] {
+            assert_eq!(guest(&node, name, &read(at)), text, "{name}");
+        }
+    }
+    let listed = code(&node, 0, &["disk", "ls", "copy"]);
+    assert!(said(&listed).contains("100.0 MiB"), "{}", said(&listed));
+}

@@ -1,0 +1,95 @@
+//! The hardware that an imported image's machines get: what its user says, and else what its first disk tells.
+
+use crate::{
+    error::{NodeError, at, refused, usage},
+    firmware::Uefi,
+    images::{
+        Images,
+        disk_boot::{self, DiskBoot},
+        disk_format::Format,
+        disk_import::{is_disc, open_disk},
+        qemu_img::read_up_to,
+    },
+    plan::choose,
+    report::Report,
+};
+use floe_api::{DiskModel, Firmware, Hardware, NetworkModel};
+use floe_image::{FIRMWARE_REGION, MachineConfig, NVRAM_REGION};
+use floe_store::Ingest;
+use std::{fs::File, path::Path};
+
+impl Images {
+    /// Opens a disc for a machine, unpacked if it is packed.
+    pub(crate) fn open_cdrom(&self, path: &Path, report: &mut Report) -> Result<File, NodeError> {
+        if !path.is_absolute() {
+            return Err(usage(
+                format!("{} is no absolute path", path.display()),
+                "give the whole path",
+            ));
+        }
+        let disk = open_disk(path, false, &|| self.scratch("unpack"), report)?;
+        let is_disc = disk.format == Format::Raw
+            && is_disc(&disk.file).map_err(at(format!("cannot read {}", disk.shown)))?;
+        match is_disc {
+            true => Ok(disk.file),
+            false => Err(refused(
+                format!("{} is no CD-ROM or DVD image (ISO 9660 or UDF)", disk.shown),
+                "import a disk with floe image import, and run that",
+            )),
+        }
+    }
+}
+
+/// What Linux calls the first disk of a model.
+pub(super) fn first_disk(model: Option<DiskModel>) -> &'static str {
+    match model {
+        None | Some(DiskModel::Virtio) => "/dev/vda",
+        Some(DiskModel::Scsi | DiskModel::Sata | DiskModel::Ide) => "/dev/sda",
+        Some(DiskModel::Nvme) => "/dev/nvme0n1",
+    }
+}
+
+/// Examines the bytes of an image's first disk.
+pub(super) fn examine(disk: &File, shown: &Path) -> Result<DiskBoot, NodeError> {
+    disk_boot::look(&|offset, buffer| read_up_to(disk, offset, buffer))
+        .map_err(at(format!("cannot read {}", shown.display())))
+}
+
+/// Writes an image's hardware into its configuration, and stores the firmware that it needs if this host has it.
+pub(super) fn settle(
+    ingest: &mut Ingest,
+    config: &mut MachineConfig,
+    wanted: &Hardware,
+    found: DiskBoot,
+    report: &Report,
+) -> Result<(), NodeError> {
+    let mut hardware = *wanted;
+    if found.needs_uefi && wanted.firmware.is_none() {
+        hardware.firmware = Some(Firmware::Uefi);
+        report.note("only a UEFI firmware can boot this disk, so its machines get one (--firmware bios if that is wrong)");
+    }
+    if found.windows && wanted.disk_model.is_none() && wanted.network_model.is_none() {
+        hardware.disk_model = Some(DiskModel::Sata);
+        hardware.network_model = Some(NetworkModel::E1000);
+        report.note(
+            "Windows is on this disk: its machines get a SATA disk and an e1000 card, for which it has drivers. With the VirtIO \
+             drivers installed in it (virtio-win.iso: viostor, NetKVM, Balloon, vioserial), --disk-model virtio --network-model \
+             virtio is faster",
+        );
+    }
+    choose(config, &hardware);
+    if config.firmware.is_none() {
+        return Ok(());
+    }
+    match Uefi::of_this_host() {
+        Some(uefi) => {
+            for (region, path) in [(FIRMWARE_REGION, uefi.code), (NVRAM_REGION, uefi.vars)] {
+                ingest.region_from_file(region, &path)?;
+            }
+        }
+        None => report.note(
+            "this host has no UEFI firmware to put into the image (apt install ovmf); the host that runs it needs one",
+        ),
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Starts machines again that have ended, and removes those that were to stay only while they run. When, is decided by
+//! [`Afterwards`](crate::inventory::Afterwards).
+
+use super::Runs;
+use crate::{
+    error::NodeError,
+    inventory::{
+        Entry,
+        lifecycle::{Gone, Phase},
+    },
+    report::Report,
+};
+use floe_api::StartRequest;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often the machines are looked at: as often as the shortest time until a restart.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Runs {
+    /// Starts the thread that looks after machines that have ended.
+    pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
+        let mut due = HashMap::new();
+        let threads = &self.core.threads;
+        Ok(threads.keep("afterwards", self, LOOK_EVERY, move |runs| {
+            runs.look_after(&mut due);
+        })?)
+    }
+
+    /// `due` has the machines that are to be started again, and when.
+    fn look_after(self: &Arc<Self>, due: &mut HashMap<String, Instant>) {
+        let now = Instant::now();
+        let mut waiting = HashMap::new();
+        for entry in self.inventory.all() {
+            let life = entry.life();
+            // while another operation is under way, that decides
+            if life.phase() != Phase::Stopped || life.task().is_some() {
+                continue;
+            }
+            let afterwards = entry.record().afterwards;
+            let name = entry.name.to_string();
+            if afterwards.remove {
+                self.remove_ended(&entry);
+            } else if let Some(wait) = afterwards.wait() {
+                let at = due.get(&name).copied().unwrap_or(now + wait);
+                match at > now {
+                    true => drop(waiting.insert(name, at)),
+                    false => self.start_again(&entry),
+                }
+            }
+        }
+        *due = waiting;
+    }
+
+    fn remove_ended(&self, entry: &Entry) {
+        if let Err(error) = self.machines.remove_machine(entry.name.as_str(), false) {
+            tracing::warn!(machine = %entry.name, %error, "it has ended and is not removed yet");
+        }
+    }
+
+    fn start_again(self: &Arc<Self>, entry: &Entry) {
+        // nobody reads it
+        let (mut report, _events) = Report::new();
+        let name = entry.name.as_str();
+        let before = entry.record().afterwards;
+        let started = self.start_machine(name, &StartRequest::default(), &mut report);
+        let Err(error) = started else { return };
+        tracing::warn!(machine = %name, %error, "was not started again");
+        // an attempt that did not get as far as to QEMU counts too
+        let counted = entry.update(|record| {
+            if record.afterwards == before {
+                record.afterwards = before.ended(&Gone::NotStarted, Duration::ZERO);
+            }
+        });
+        if let Err(error) = counted {
+            tracing::warn!(machine = %name, %error, "its record does not count that");
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! One bucket: its objects under a prefix, and what its refusals mean.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use floe_threads::Cancel;
+use futures::StreamExt;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, PutMode, PutOptions, PutPayload,
+};
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::link::LinkMeter;
+use crate::packed::Objects;
+use crate::{LinkEstimate, Request, SourceError};
+
+/// Shortest time that an upload may take, whatever its size.
+const PUT_TIME_MIN: Duration = Duration::from_secs(60);
+/// Slowest upload that is waited for: 100 kbit/s.
+const PUT_BYTES_PER_S_MIN: u64 = 12_500;
+
+/// What the codes in refusals of S3 servers mean to a user: the code, what is wrong, what to do.
+const REFUSALS: [(&str, &str, &str); 10] = [
+    (
+        "NoSuchBucket",
+        "there is no such bucket",
+        "create it, or check its name, AWS_REGION and AWS_ENDPOINT_URL in the node's environment",
+    ),
+    (
+        "InvalidAccessKeyId",
+        "the server does not know the key",
+        "check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL in the node's environment",
+    ),
+    (
+        "SignatureDoesNotMatch",
+        "the secret does not belong to the key",
+        "check AWS_SECRET_ACCESS_KEY in the node's environment",
+    ),
+    (
+        "ExpiredToken",
+        "the session's token has expired",
+        "renew AWS_SESSION_TOKEN and the keys in the node's environment, and start the node again",
+    ),
+    (
+        "RequestTimeTooSkewed",
+        "this host's clock is wrong by more than the server allows",
+        "set the clock (timedatectl set-ntp true)",
+    ),
+    (
+        "AuthorizationHeaderMalformed",
+        "the bucket is in another region",
+        "set AWS_REGION in the node's environment to the bucket's region",
+    ),
+    (
+        "PermanentRedirect",
+        "the bucket is in another region",
+        "set AWS_REGION in the node's environment to the bucket's region",
+    ),
+    (
+        "IllegalLocationConstraintException",
+        "the bucket is in another region",
+        "set AWS_REGION in the node's environment to the bucket's region",
+    ),
+    (
+        "QuotaExceeded",
+        "its owner may store no more there",
+        "make room there, or have the quota raised",
+    ),
+    (
+        "AccountProblem",
+        "the server has closed the account",
+        "ask who runs it",
+    ),
+];
+/// What a key must be allowed to do.
+const RIGHTS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the node's environment to a key that may do \
+s3:ListBucket and s3:GetObject there, and s3:PutObject for a push";
+
+/// The objects under a prefix of a bucket.
+pub(super) struct Bucket {
+    pub store: Arc<dyn ObjectStore>,
+    pub prefix: Path,
+    pub at: String,
+    /// `None` only while this is dropped.
+    pub runtime: Option<Runtime>,
+    pub meter: LinkMeter,
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Bucket {
+    fn object(&self, path: &str) -> Result<Path, SourceError> {
+        let key = format!("{}/{path}", self.prefix);
+        Path::parse(key.trim_start_matches('/')).map_err(|e| SourceError::Unsupported {
+            at: self.at.clone(),
+            reason: e.to_string(),
+        })
+    }
+
+    fn runtime(&self, what: &str) -> Result<&Runtime, SourceError> {
+        let runtime = self.runtime.as_ref();
+        runtime.ok_or_else(|| SourceError::Stopped { what: what.into() })
+    }
+
+    /// Calls `each` with every object under a directory. Waits at most `patience` for each part of the list.
+    pub fn list(
+        &self,
+        dir: &str,
+        patience: Duration,
+        each: &mut dyn FnMut(&ObjectMeta) -> Result<(), SourceError>,
+    ) -> Result<(), SourceError> {
+        let what = format!("the list of {dir}/");
+        let prefix = self.object(dir)?;
+        self.runtime(&what)?.block_on(async {
+            let mut list = self.store.list(Some(&prefix));
+            loop {
+                match timeout(patience, list.next()).await {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(Ok(object))) => each(&object)?,
+                    Ok(Some(Err(e))) => return Err(self.error(&what, &e)),
+                    Err(_) => return Err(self.late(&what, patience)),
+                }
+            }
+        })
+    }
+
+    /// Writes an object, whole or not at all; returns soon if `cancel` is thrown. With `new`, nothing is written if an object of this
+    /// name is there, which is an answer of `false`; a server that can't make sure of that is one more [`SourceError::Unsupported`].
+    pub fn put(
+        &self,
+        path: &str,
+        bytes: Bytes,
+        new: bool,
+        what: &str,
+        cancel: &Cancel,
+    ) -> Result<bool, SourceError> {
+        let object = self.object(path)?;
+        let time = PUT_TIME_MIN + Duration::from_secs(bytes.len() as u64 / PUT_BYTES_PER_S_MIN);
+        let options = PutOptions {
+            mode: if new {
+                PutMode::Create
+            } else {
+                PutMode::Overwrite
+            },
+            ..PutOptions::default()
+        };
+        let thrown = Arc::new(Notify::new());
+        let wake = thrown.clone();
+        let _hook = cancel.on_cancel(move || wake.notify_one());
+        self.runtime(what)?.block_on(async {
+            let put = self
+                .store
+                .put_opts(&object, PutPayload::from(bytes), options);
+            tokio::select! {
+                done = timeout(time, put) => match done {
+                    Ok(Ok(_)) => Ok(true),
+                    Ok(Err(object_store::Error::AlreadyExists { .. })) if new => Ok(false),
+                    Ok(Err(e)) => Err(self.error(what, &e)),
+                    Err(_) => Err(self.late(what, time)),
+                },
+                () = thrown.notified() => Err(SourceError::Stopped { what: what.into() }),
+            }
+        })
+    }
+
+    fn late(&self, what: &str, after: Duration) -> SourceError {
+        SourceError::Timeout {
+            at: self.at.clone(),
+            what: what.into(),
+            after,
+        }
+    }
+
+    fn load(
+        &self,
+        path: &str,
+        range: Option<GetRange>,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        let object = self.object(path)?;
+        self.runtime(what)?.block_on(async {
+            match timeout(request.deadline, self.stream(&object, range, limit, what)).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(self.late(what, request.deadline)),
+            }
+        })
+    }
+
+    async fn stream(
+        &self,
+        object: &Path,
+        range: Option<GetRange>,
+        limit: u64,
+        what: &str,
+    ) -> Result<Vec<u8>, SourceError> {
+        let mut answer = self.meter.request(Instant::now());
+        let options = GetOptions {
+            range,
+            ..GetOptions::default()
+        };
+        let got = self
+            .store
+            .get_opts(object, options)
+            .await
+            .map_err(|e| self.error(what, &e))?;
+        let mut stream = got.into_stream();
+        let mut body = Vec::new();
+        while let Some(data) = stream.next().await {
+            let data = data.map_err(|e| self.error(what, &e))?;
+            self.meter.received(&mut answer, data.len(), Instant::now());
+            if (body.len() + data.len()) as u64 > limit {
+                let reason = format!("the answer is longer than {limit} bytes");
+                return Err(SourceError::Invalid {
+                    at: self.at.clone(),
+                    what: what.into(),
+                    reason,
+                });
+            }
+            body.extend_from_slice(&data);
+        }
+        self.meter.ended(answer, Instant::now());
+        Ok(body)
+    }
+
+    fn error(&self, what: &str, error: &object_store::Error) -> SourceError {
+        use object_store::Error;
+        let (at, what, reason) = (self.at.clone(), what.to_string(), error.to_string());
+        let code = |code: &str| reason.contains(&format!("<Code>{code}</Code>"));
+        let known = REFUSALS.iter().find(|(name, ..)| code(name));
+        let denied = matches!(
+            error,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. }
+        );
+        match (known, error) {
+            (Some((_, why, fix)), _) if denied => SourceError::Denied {
+                at,
+                what,
+                fix: format!("{why}: {fix}"),
+            },
+            (Some((_, why, fix)), _) => SourceError::Unsupported {
+                at,
+                reason: format!("{why}; {fix}"),
+            },
+            // what an instance of a cloud would answer who asks it for credentials
+            (None, _) if reason.contains("169.254.") => SourceError::Denied {
+                at,
+                what,
+                fix: format!("no credentials were found: {RIGHTS}"),
+            },
+            (None, _) if denied => SourceError::Denied {
+                at,
+                what,
+                fix: RIGHTS.into(),
+            },
+            (None, Error::NotFound { .. }) => SourceError::Missing { at, what },
+            (
+                None,
+                Error::NotSupported { .. }
+                | Error::NotImplemented
+                | Error::InvalidPath { .. }
+                | Error::UnknownConfigurationKey { .. },
+            ) => SourceError::Unsupported { at, reason },
+            (None, _) if reason.contains("501 Not Implemented") => {
+                SourceError::Unsupported { at, reason }
+            }
+            (None, _) if reason.contains("without LOCATION") => SourceError::Unsupported {
+                at,
+                reason: "the bucket is in another region; set AWS_REGION in the node's environment to the bucket's region"
+                    .into(),
+            },
+            (None, _) => SourceError::Unreachable { at, what, reason },
+        }
+    }
+}
+
+impl Objects for Bucket {
+    fn at(&self) -> &str {
+        &self.at
+    }
+
+    fn get(
+        &self,
+        path: &str,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        self.load(path, None, limit, what, request)
+    }
+
+    fn get_range(
+        &self,
+        path: &str,
+        start: u64,
+        len: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        self.load(
+            path,
+            Some(GetRange::Bounded(start..start + len)),
+            len,
+            what,
+            request,
+        )
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.meter.estimate(Instant::now())
+    }
+}
