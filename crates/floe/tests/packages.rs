@@ -180,7 +180,7 @@ fn nothing_is_left(node: &TestNode) {
     sh(node, "dpkg --purge floe");
     let said = sh(
         node,
-        "systemctl list-units --all --no-legend 'floe-n*' 'floe-h*'; systemctl --failed --no-legend; \
+        "systemctl list-units --all --no-legend 'floe-node*' 'floe-hub*'; systemctl --failed --no-legend; \
          ls -d /var/lib/floe* /var/lib/private/floe* /run/floe /etc/systemd/system/*/floe-n* /usr/lib/floe 2>/dev/null || true; \
          find / -xdev -name '*floe*' -not -path '/usr/local/*' -not -path '/etc/*' -not -path '/root/*' -not -path '/proc/*' \
            -not -path '/sys/*' -not -path '/var/log/*' -not -path '/tmp/*'; \
