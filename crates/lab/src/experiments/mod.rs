@@ -5,7 +5,6 @@
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod apps;
 pub mod avoid;
-pub mod build;
 pub mod capture;
 pub mod churn;
 pub mod dedup;
@@ -65,11 +64,6 @@ pub const ALL: &[Experiment] = &[
         name: "dedup",
         about: "one disk in seven formats, ten guests in one repository: what is stored, against each alone",
         run: dedup::run,
-    },
-    Experiment {
-        name: "build",
-        about: "a build of the command from nothing and after a change of one service, against the tree before its crates were split",
-        run: build::run,
     },
     Experiment {
         name: "disk",
