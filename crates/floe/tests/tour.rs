@@ -35,7 +35,7 @@ fn keys(command: &str) -> Option<(&'static str, &'static str)> {
     if is("floe console") {
         return Some(("", CTRL_RIGHT_BRACKET));
     }
-    if is("floe exec -it") || is("floe ssh") {
+    if is("floe exec -it") || is("floe run -it") {
         return Some(("#", "exit\r"));
     }
     if is("floe top") || command.contains("--link-report") {
@@ -129,6 +129,10 @@ impl Tour {
                 stock("initrd"),
                 cmdline.trim()
             ));
+        }
+        // `make build` puts the agent beside floe, where the test's build has none
+        if command.starts_with("floe agent install") {
+            return Some(format!("{command} --agent {}", guest("stock/floe-guest")));
         }
         let port = free_address().rsplit_once(':').unwrap().1.to_owned();
         let command = command
