@@ -1,6 +1,7 @@
 //! What a cold start can give a machine beside its image's disks: what cloud-init sets up, a UEFI firmware with its variables, a
 //! CD-ROM, other models of disks and cards. All of it goes with the machine: into captures, clones, other hosts.
 
+mod command;
 mod node;
 
 use floe_api::*;
@@ -236,7 +237,7 @@ fn what_cloud_init_sets_up_goes_with_the_machine() {
 
 #[test]
 #[ignore = "needs root, FUSE, QEMU and the guest stock: make system"]
-fn a_real_cloud_init_takes_the_seed() {
+fn a_real_cloud_init_takes_the_seed_and_a_real_ssh_server_answers() {
     let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEj0gzsWZqRvmBQzIJ4ZT9YVs+7iQdLyMXEO9jTfT6mX its-owner";
     let node = TestNode::start();
     let disk = guest("stock/disk.raw");
@@ -274,6 +275,22 @@ fn a_real_cloud_init_takes_the_seed() {
     ] {
         assert!(console.contains(text), "{text:?} is missing:\n{console}");
     }
+
+    // ssh without a key, an address or a question: to root, and to the user whom cloud-init has made
+    for (args, says) in [
+        (&["ssh", "its-name", "--", "hostname"][..], "its-name\n"),
+        (
+            &["ssh", "--user", "debian", "its-name", "--", "id", "-un"],
+            "debian\n",
+        ),
+    ] {
+        let output = command::ends(command::floe(&node, args));
+        assert!(output.status.success(), "{}", command::said(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), says);
+    }
+    let failing = ["ssh", "its-name", "--", "exit 7"];
+    let output = command::ends(command::floe(&node, &failing));
+    assert_eq!(output.status.code(), Some(7), "{}", command::said(&output));
 }
 
 #[test]

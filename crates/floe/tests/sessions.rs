@@ -273,7 +273,7 @@ fn a_guest_that_lies_about_its_files_writes_nothing_outside_the_copy() {
     all.push(("cut".into(), framed(&[file("a")], false)));
     all.push((
         "noise".into(),
-        (0..9999u32).map(|n| (n * n >> 3) as u8).collect(),
+        (0..9999u32).map(|n| ((n * n) >> 3) as u8).collect(),
     ));
     // a file of 8 GiB that never ends
     all.push((
