@@ -1,7 +1,7 @@
 //! Makes a Debian that boots as a machine of floe, from Debian's packages alone: a kernel, a small initial ramdisk, and a disk
 //! with one ext4 file system, in which floe's agent is.
 //!
-//! mmdebstrap installs the packages into a directory, and runs `setup.sh` in it; [`initrd`] packs what finds the disk; mkfs.ext4
+//! mmdebstrap installs the packages into a directory, and runs `setup.sh` in it; `initrd.rs` packs what finds the disk; mkfs.ext4
 //! makes the disk of the directory. Nothing needs a node. Root does this in the directory of the result; other users need
 //! subordinate user ids, which own the directory's files, and do it where those ids may go ([`Build::tree_in`]).
 
