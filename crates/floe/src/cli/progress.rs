@@ -133,6 +133,10 @@ impl View {
         });
         // When the total becomes known, the spinner becomes a bar.
         if bar.length() != Some(total) {
+            // the next file, which is smaller: what is done of the last one is not done of this one
+            if bar.length().is_some_and(|last| last > total) {
+                bar.reset();
+            }
             bar.set_length(total);
             bar.set_style(style(total, unit));
         }
