@@ -36,6 +36,8 @@ mod api {
     use std::collections::BTreeMap;
     use utoipa::{IntoParams, ToSchema};
 
+    #[path = "afterwards.rs"]
+    mod afterwards;
     #[path = "forks.rs"]
     mod forks;
     #[path = "forward.rs"]
@@ -46,6 +48,7 @@ mod api {
     mod machines;
     #[path = "network.rs"]
     mod network;
+    pub use afterwards::*;
     pub use forks::*;
     pub use forward::*;
     pub use hardware::*;

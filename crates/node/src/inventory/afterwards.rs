@@ -1,9 +1,8 @@
 //! Decides what becomes of a machine that has ended: it stays, is removed, or is started again. No I/O and no clock: each function
 //! returns what the machine's record is to say next, so that a node that starts after a crash goes on where this one was.
 
-use super::lifecycle::Gone;
+use super::{lifecycle::Gone, record::Afterwards};
 use floe_api::RestartPolicy;
-use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// How long until a machine is started again that has ended for the first time.
@@ -13,30 +12,7 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 /// A machine that has run for so long has not failed in a row.
 const LASTS: Duration = Duration::from_secs(60);
 
-/// What is to become of a machine, as its record says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Afterwards {
-    /// Whether it is removed once it has ended.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub remove: bool,
-    /// When it is started again.
-    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
-    pub restart: RestartPolicy,
-    /// How often in a row it was, or is about to be, started again.
-    #[serde(default)]
-    pub in_a_row: u32,
-    /// Whether it has ended and is about to be started again.
-    #[serde(default)]
-    pub due: bool,
-}
-
 impl Afterwards {
-    /// Whether the record need not mention it.
-    pub fn is_nothing(&self) -> bool {
-        *self == Afterwards::default()
-    }
-
     /// The machine has ended after it had run for so long.
     pub(crate) fn ended(self, gone: &Gone, ran: Duration) -> Afterwards {
         let by_itself = match gone {

@@ -3,10 +3,9 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
-use super::afterwards::Afterwards;
 use crate::MachineName;
 use floe_api::{
-    HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward,
+    HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
@@ -84,6 +83,31 @@ pub struct Record {
     /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+}
+
+/// What is to become of a machine, as its record says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Afterwards {
+    /// Whether it is removed once it has ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remove: bool,
+    /// When it is started again.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
+    /// How often in a row it was, or is about to be, started again.
+    #[serde(default)]
+    pub in_a_row: u32,
+    /// Whether it has ended and is about to be started again.
+    #[serde(default)]
+    pub due: bool,
+}
+
+impl Afterwards {
+    /// Whether the record need not mention it.
+    pub fn is_nothing(&self) -> bool {
+        *self == Afterwards::default()
+    }
 }
 
 /// A disk that a machine has beside those of its image.

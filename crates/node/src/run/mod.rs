@@ -18,9 +18,8 @@ use crate::{
     },
     inventory::{
         Entry, Inventory, Operation,
-        afterwards::Afterwards,
         lifecycle::{Event, Gone, Phase, Task},
-        record::{Origin, RECORD_VERSION, Record, Wanted},
+        record::{Afterwards, Origin, RECORD_VERSION, Record, Wanted},
     },
     machines::{
         Machines,
