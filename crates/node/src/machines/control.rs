@@ -23,12 +23,36 @@ use std::{
 
 /// How long QEMU may take to end after it was asked to.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
+/// How often the power button of a guest that is to end is pressed.
+const PRESS_EVERY: Duration = Duration::from_secs(5);
+/// How long a QEMU may take to end that does not take a command any more.
+const ENDING_WAIT: Duration = Duration::from_secs(1);
 /// How long a leftover QEMU may take to end after it was killed.
 const KILL_WAIT: Duration = Duration::from_secs(10);
 /// How often the free space on the disk is checked.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// How often the disk's reserve is refilled if there is room.
 const REFILL_EVERY: Duration = Duration::from_secs(5);
+
+/// Presses the guest's power button until the guest has ended; returns false if it has not after `limit`. A guest that is still
+/// booting does not notice a button, so it is pressed repeatedly; one that powers down heeds no further one.
+fn powers_down(vm: &Machine, limit: Duration) -> bool {
+    let mut left = limit;
+    loop {
+        let wait = left.min(PRESS_EVERY);
+        if vm.powerdown().is_err() {
+            // it may be ending at this moment
+            return vm.wait_end(wait.min(ENDING_WAIT));
+        }
+        if vm.wait_end(wait) {
+            return true;
+        }
+        left -= wait;
+        if left.is_zero() {
+            return false;
+        }
+    }
+}
 
 impl Machines {
     /// Returns all machines, by name.
@@ -211,8 +235,7 @@ impl Machines {
             Some(vm) => {
                 let limit_s = request.timeout_s.unwrap_or(STOP_TIMEOUT_S_DEFAULT);
                 // a guest that can't be asked (no ACPI, paused) is switched off below
-                let ends = || vm.powerdown().is_ok() && vm.wait_end(Duration::from_secs(limit_s));
-                if !request.now && !ends() {
+                if !request.now && !powers_down(&vm, Duration::from_secs(limit_s)) {
                     gone = Gone::SwitchedOff(limit_s);
                 }
                 vm.quit(QUIT_WAIT)?;
