@@ -38,8 +38,11 @@ fn keys(command: &str) -> Option<(&'static str, &'static str)> {
     if is("floe exec -it") || is("floe run -it") {
         return Some(("#", "exit\r"));
     }
-    if is("floe top") || command.contains("--link-report") {
+    if is("floe top") {
         return Some(("", CTRL_C));
+    }
+    if command.contains("--link-report") {
+        return Some(("total", CTRL_C));
     }
     None
 }

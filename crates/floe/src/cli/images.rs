@@ -380,7 +380,7 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         .iter()
         .map(|r| vec![r.name.clone(), bytes(r.bytes), r.segments.to_string()])
         .collect();
-    fields(&[
+    let mut pairs = vec![
         ("id", s.id.clone()),
         ("names", s.names.join(", ")),
         ("parent", text(&s.parent)),
@@ -415,10 +415,12 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         ),
         ("memory", image.memory_bytes.map(bytes).unwrap_or_default()),
         ("cmdline", text(&image.cmdline)),
-        ("devices", image.devices.join("\n         ")),
-        ("labels", labels.join(" ")),
-    ]) + "\n"
-        + &table(&["REGION", ">SIZE", ">SEGMENTS"], &regions)
+    ];
+    // one on each line: what a device is called comes from the image, and may not begin a line of its own
+    let devices = image.devices.iter().enumerate();
+    pairs.extend(devices.map(|(n, device)| (if n == 0 { "devices" } else { "" }, device.clone())));
+    pairs.push(("labels", labels.join(" ")));
+    fields(&pairs) + "\n" + &table(&["REGION", ">SIZE", ">SEGMENTS"], &regions)
 }
 
 impl Optimize {
