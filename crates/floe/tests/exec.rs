@@ -310,7 +310,7 @@ fn what_runs_in_a_guest_outlives_its_command_and_its_node() {
         .unwrap();
     node.end(Signal::KILL);
     let done = child.wait_with_output().unwrap();
-    assert_eq!(done.status.code(), Some(4), "{done:?}");
+    assert_eq!(done.status.code(), Some(125), "{done:?}");
     assert!(text(&done.stderr).contains("goes on"), "{done:?}");
     node.start_again();
     wait_for(&node, "web", "true");

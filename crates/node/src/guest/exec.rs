@@ -20,7 +20,10 @@ use floe_guest::exec::{
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -64,8 +67,8 @@ struct Inner {
 struct Ear {
     frames: mpsc::UnboundedSender<Frame>,
     room: Arc<Notify>,
-    /// Whether the agent has said anything about it.
-    answered: bool,
+    /// Whether the agent has said anything about it; its user knows too.
+    answered: Arc<AtomicBool>,
 }
 
 /// The processes of one machine.
@@ -140,7 +143,7 @@ impl Streams {
         if let Some((stream, frame)) = frame.and_then(|frame| Some((frame.stream()?, frame)))
             && let Some(ear) = inner.open.get_mut(&stream)
         {
-            ear.answered = true;
+            ear.answered.store(true, Ordering::Relaxed);
             match frame {
                 Frame::Credit { .. } => ear.room.notify_one(),
                 frame => drop(ear.frames.send(frame)), // as above
@@ -189,10 +192,11 @@ impl Streams {
         }
         let (frames, ear) = mpsc::unbounded_channel(); // bounded by the guest's credit
         let room = Arc::new(Notify::new());
+        let answered = Arc::<AtomicBool>::default();
         let kept = Ear {
             frames,
             room: room.clone(),
-            answered: false,
+            answered: answered.clone(),
         };
         inner.open.insert(stream, kept);
         let conversation = inner.conversation;
@@ -203,6 +207,7 @@ impl Streams {
             stream,
             frames: ear,
             room,
+            answered,
         })
     }
 
@@ -210,12 +215,13 @@ impl Streams {
     fn await_answer(&self, name: &str, process: &Process) -> Result<(), NodeError> {
         let until = Instant::now() + ANSWER_WAIT;
         let mut inner = self.inner.lock();
-        // one that is over, or lost, has its answer in its queue
-        while inner
-            .open
-            .get(&process.stream)
-            .is_some_and(|ear| !ear.answered)
-        {
+        while !process.answered.load(Ordering::Relaxed) {
+            if inner.conversation != process.conversation {
+                return Err(refused(
+                    format!("the agent in {name} has ended"),
+                    format!("if it does not start again by itself: floe agent install {name}"),
+                ));
+            }
             if self.changed.wait_until(&mut inner, until).timed_out() {
                 return Err(refused(
                     format!("the agent in {name} does not answer any more"),
@@ -246,6 +252,7 @@ pub(crate) struct Process {
     stream: u32,
     frames: mpsc::UnboundedReceiver<Frame>,
     room: Arc<Notify>,
+    answered: Arc<AtomicBool>,
 }
 
 impl Drop for Process {
@@ -555,6 +562,10 @@ mod tests {
         assert_eq!(frames.last(), Some(&Frame::Close { stream: 1 }));
         let mut process = streams.start("web", &request()).unwrap();
         streams.lose("gone");
+        // nothing was heard of it: it is refused as in a machine without an agent
+        let error = streams.await_answer("web", &process).unwrap_err().to_api();
+        assert_eq!(error.code, floe_api::ErrorCode::Refused);
+        assert!(error.fix.contains("floe agent install web"), "{error}");
         assert!(matches!(
             process.frames.recv().await,
             Some(Frame::Over { .. })
