@@ -76,12 +76,13 @@ fn not_there(program: &str, error: &std::io::Error) -> CliError {
     )
 }
 
-/// Returns the command that connects ssh to the guest, for a shell, and for ssh, to which a percent sign is special.
+/// Returns the command that connects ssh to the guest, for a shell, in which ssh puts `exec` before it, and for ssh, to which a percent
+/// sign is special.
 fn proxy(program: &Path, socket: &Path, machine: &str, port: u16) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
     let (program, socket) = (program.to_string_lossy(), socket.to_string_lossy());
     let command = format!(
-        "exec {} --socket {} dial {} {port}",
+        "{} --socket {} dial {} {port}",
         quoted(&program),
         quoted(&socket),
         quoted(machine)
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn the_command_for_ssh_survives_odd_paths() {
         let command = proxy(Path::new("/o'dd/100%/floe"), Path::new("/run/s"), "web", 22);
-        let wanted = r"exec '/o'\''dd/100%%/floe' --socket '/run/s' dial 'web' 22";
+        let wanted = r"'/o'\''dd/100%%/floe' --socket '/run/s' dial 'web' 22";
         assert_eq!(command, wanted);
     }
 }
