@@ -2,7 +2,7 @@
 
 use crate::files::PASSABLE_MODE;
 use crate::{
-    MachineName, Node, NodeOptions,
+    Node, NodeOptions,
     adopt::Adoption,
     capture::Captures,
     cluster,
@@ -12,7 +12,7 @@ use crate::{
     guest::Guests,
     helpers,
     images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
-    inventory::Inventory,
+    inventory::{Entry, Inventory},
     machines::{self, Machines},
     network, placement,
     reserve::Reserve,
@@ -234,7 +234,7 @@ fn services(
     cache: Arc<Cache>,
     mount: Mount,
     wishes: mpsc::SyncSender<Wish>,
-    arrivals: mpsc::Sender<MachineName>,
+    arrivals: mpsc::Sender<Arc<Entry>>,
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;
     let cluster = Arc::new(cluster::Cluster::open(home)?);
@@ -323,7 +323,7 @@ fn services(
 fn begin(
     node: &Node,
     wished: mpsc::Receiver<Wish>,
-    arrived: mpsc::Receiver<MachineName>,
+    arrived: mpsc::Receiver<Arc<Entry>>,
 ) -> Result<(), NodeError> {
     node.images.tidy_tmp();
     let found = node.forks.find_layers_again();

@@ -86,7 +86,7 @@ impl Guests {
     /// Starts the thread that begins a conversation with the guest of each QEMU that starts.
     pub(crate) fn start_listening(
         self: &Arc<Self>,
-        arrived: mpsc::Receiver<MachineName>,
+        arrived: mpsc::Receiver<Arc<Entry>>,
     ) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         Ok(threads.follow(
@@ -94,20 +94,18 @@ impl Guests {
             self,
             arrived,
             LOOK_EVERY,
-            |guests, name| match name {
-                Some(name) => guests.listen_to(&name),
+            |guests, entry| match entry {
+                Some(entry) => guests.listen_to(entry),
                 None => guests.drop_unclaimed(),
             },
         )?)
     }
 
-    fn listen_to(self: &Arc<Self>, name: &MachineName) {
-        let Ok(entry) = self.inventory.get(name.as_str()) else {
-            return;
-        };
+    fn listen_to(self: &Arc<Self>, entry: Arc<Entry>) {
         let Some(vm) = entry.state().vm.clone() else {
             return;
         };
+        let name = entry.name.to_string();
         let guests: Weak<Guests> = Arc::downgrade(self);
         let talk = move || {
             session::run(&guests, &entry, &vm);
@@ -117,7 +115,7 @@ impl Guests {
         };
         let spawned = self.core.threads.keep_running("guest", talk);
         if let Err(error) = spawned {
-            tracing::error!(machine = %name, %error, "no thread for its guest: it can't clone itself");
+            tracing::error!(machine = name, %error, "no thread for its guest: it can't clone itself");
         }
     }
 

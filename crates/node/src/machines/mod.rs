@@ -32,7 +32,7 @@ use crate::{
     core::Core,
     error::{NodeError, at},
     images::{ImageUser, Images},
-    inventory::Inventory,
+    inventory::{Entry, Inventory},
     keyboard::Keyboards,
     network::Networks,
     resources::Resources,
@@ -62,19 +62,19 @@ pub(crate) struct Machines {
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
-    arrivals: mpsc::Sender<MachineName>,
+    arrivals: mpsc::Sender<Arc<Entry>>,
     kin: OnceLock<Weak<dyn Kin>>,
 }
 
 impl Machines {
-    /// Creates the service. `arrivals` gets the name of each machine whose QEMU starts running.
+    /// Creates the service. `arrivals` gets each machine whose QEMU starts running.
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
         traces: Arc<Traces>,
         networks: Arc<Networks>,
         inventory: Arc<Inventory>,
-        arrivals: mpsc::Sender<MachineName>,
+        arrivals: mpsc::Sender<Arc<Entry>>,
     ) -> Result<Arc<Machines>, NodeError> {
         let ends = ends::Ends::new().map_err(at("cannot ask the kernel which QEMUs end"))?;
         let resources = Resources::of_this_host(&core.home, core.options.memory_bytes_max);
@@ -103,7 +103,10 @@ impl Machines {
 
     /// Has the guest of a QEMU that now runs listened to.
     pub fn attend(&self, name: &MachineName) {
-        let _ = self.arrivals.send(name.clone()); // while the node ends nobody receives
+        // the machine, not its name, which may be another one by the time it is received
+        if let Ok(entry) = self.inventory.get(name.as_str()) {
+            let _ = self.arrivals.send(entry); // while the node ends nobody receives
+        }
     }
 
     /// Returns how many QEMUs wait for a run.
