@@ -85,7 +85,11 @@ impl Machines {
             )
         };
         let life = entry.life();
-        let mut detail = record.detail.clone();
+        let mut detail = match life.gone().and_then(Gone::detail) {
+            // its end is decided, and not yet in its record
+            Some(end) if !record.detail.starts_with(&end) => end,
+            _ => record.detail.clone(),
+        };
         let mut paused_for = life.reasons();
         // the QEMU of an orphaned clone may wait for memory that it cannot get, and then does not answer
         let status_of = |vm: &Machine| match life.orphaned() {
