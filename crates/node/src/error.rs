@@ -43,6 +43,10 @@ pub enum NodeError {
     },
 }
 
+/// What to do about a full disk.
+pub(crate) const MAKE_ROOM: &str =
+    "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk";
+
 /// Returns an error for a request that is wrong in itself.
 pub fn usage(message: impl Into<String>, fix: impl Into<String>) -> NodeError {
     api(ErrorCode::Usage, message, fix)
@@ -131,7 +135,7 @@ impl NodeError {
         let fix = match self {
             NodeError::Api(error) => return error.clone(),
             NodeError::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-                "make room there (floe cache gc, floe image rm, floe rm), or move FLOE_HOME to a larger disk"
+                MAKE_ROOM
             }
             _ => "", // the text of these errors says what to do
         };

@@ -89,8 +89,9 @@ impl Reserve {
     }
 }
 
-fn free_bytes(path: &Path) -> u64 {
-    rustix::fs::statvfs(path).map_or(0, |disk| disk.f_bavail * disk.f_frsize)
+/// Returns how many bytes are free on the disk of a file or directory; 0 if that cannot be found out.
+pub(crate) fn free_bytes(path: &Path) -> u64 {
+    rustix::fs::statvfs(path).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 fn is_full(error: &NodeError) -> bool {

@@ -260,6 +260,7 @@ impl Forks {
         entry: &Operation,
         found: &Found,
     ) -> Result<Loaded, NodeError> {
+        self.machines.check_room()?;
         make_machine_dir(&entry.dir)?;
         // a fork waits for all of its clones, so none of them waits for the disk here
         entry.record().save_soon(&entry.dir)?;

@@ -12,8 +12,8 @@ use std::{path::PathBuf, sync::Arc};
 const LOW_BYTES: u64 = 1 << 30;
 /// At how many looks after a failed request machines are asked whether they have stopped: QEMU stops a moment after that request.
 const STOP_LOOKS: u32 = 5;
-/// Free bytes that a machine that found the disk full needs to go on.
-pub(crate) const GO_ON_BYTES: u64 = 16 << 20;
+/// Free bytes that a new machine needs, and one that found the disk full before it goes on.
+pub(crate) const WORK_BYTES: u64 = 16 << 20;
 
 /// Size and free space of a disk, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +90,7 @@ impl Room {
         }
         self.failed |= errors != self.errors;
         self.errors = errors;
-        let go_on = self.failed && self.disk().is_some_and(|disk| disk.free >= GO_ON_BYTES);
+        let go_on = self.failed && self.disk().is_some_and(|disk| disk.free >= WORK_BYTES);
         self.failed &= !go_on;
         Look { stopped, go_on }
     }

@@ -1,15 +1,16 @@
 //! Machines that QEMU stopped because of a disk error: the reason in words, and which of them the node lets go on.
 
 use crate::{
-    error::NodeError,
+    error::{MAKE_ROOM, NodeError, refused},
     inventory::{
         Entry,
         lifecycle::{Event, Phase, Task},
     },
     machines::{
         Machines,
-        room::{GO_ON_BYTES, Room},
+        room::{Room, WORK_BYTES},
     },
+    reserve::free_bytes,
 };
 use floe_api::PauseReason;
 use floe_machine::Status;
@@ -147,7 +148,24 @@ impl Machines {
     }
 
     fn has_room(&self, entry: &Entry) -> bool {
-        let stat = rustix::fs::statvfs(self.disk_dir(&entry.record()));
-        stat.is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= GO_ON_BYTES)
+        free_bytes(&self.disk_dir(&entry.record())) >= WORK_BYTES
+    }
+
+    /// Refuses a new machine on a disk so full that its guest would stop at its first writes.
+    pub(crate) fn check_room(&self) -> Result<(), NodeError> {
+        let dir = self.core.home.root();
+        let free = free_bytes(dir);
+        if free >= WORK_BYTES {
+            return Ok(());
+        }
+        Err(refused(
+            format!(
+                "the disk of {} is full: {} KiB are free, and a new machine needs {} MiB for what its guest writes",
+                dir.display(),
+                free >> 10,
+                WORK_BYTES >> 20
+            ),
+            MAKE_ROOM,
+        ))
     }
 }

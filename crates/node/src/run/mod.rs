@@ -181,6 +181,7 @@ impl Runs {
             plan,
             model,
         } = *start;
+        self.machines.check_room()?;
         self.machines.reserve_resources(entry, request.overcommit)?;
         make_machine_dir(&entry.dir)?;
         entry.record().save(&entry.dir)?;
