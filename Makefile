@@ -49,6 +49,7 @@ deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
 
 tarball: build ## Build the tarball for any Linux (target/packages/floe-VERSION-x86_64-linux.tar.gz), and prove it in an empty directory
 	@scripts/static release target/static/release/floe
+	@$(CARGO) build --quiet --release --locked -p floe # target/release has the one of `make build` again
 	@file=$$(scripts/package tarball target/static/release/floe target/release/floe-guest $(PACKAGES)) && scripts/standalone "$$file"
 
 static: deps web
