@@ -406,10 +406,10 @@ impl Work {
         let (building, built): (Sender<()>, Receiver<()>) = channel();
         let (stop, dirs) = (stop.clone(), self.dirs.clone());
         interrupt::ends_with(move || {
+            eprintln!("interrupted; removing what was built");
             stop.stop();
             let _ = built.recv(); // ends with the sender
             remove(&dirs);
-            eprintln!("interrupted");
             EXIT_INTERRUPTED
         });
         building
