@@ -225,6 +225,13 @@ pub(in crate::agent) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
+/// Makes a pipe hold so many bytes, if the kernel lets it.
+pub(in crate::agent) fn widen(fd: BorrowedFd<'_>, bytes: u32) {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: takes a number; a descriptor that is no pipe, or a size that is not granted, is an error, which changes nothing.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETPIPE_SZ, bytes) };
+}
+
 /// Returns how many bytes can be read from a pipe.
 pub(in crate::agent) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(rustix::io::ioctl_fionread(fd)? as usize)

@@ -2,6 +2,7 @@
 
 use super::user::{self, User};
 use crate::agent::sys;
+use crate::exec::mux::WINDOW_BYTES;
 use crate::exec::request::{Request, What};
 use std::ffi::OsString;
 use std::fs::File;
@@ -51,10 +52,11 @@ pub(super) fn start(request: &Request) -> Result<Started, Refused> {
         .env_clear()
         .envs(environment(request, &user));
     command.current_dir(directory(request, &user)?);
+    let is_tool = request.what == What::Tool;
     let started = match request.terminal {
         Some(size) => with_terminal(command, &user, size),
         None if request.detached => with_nothing(command, &user),
-        None => with_pipes(command, &user),
+        None => with_pipes(command, &user, is_tool),
     };
     started.map_err(|error| refused(name, &error))
 }
@@ -110,7 +112,8 @@ fn with_nothing(mut command: Command, user: &User) -> io::Result<Started> {
     })
 }
 
-fn with_pipes(mut command: Command, user: &User) -> io::Result<Started> {
+/// With `wide`, its input and output hold as much as may be under way, so that few calls carry a copy.
+fn with_pipes(mut command: Command, user: &User, wide: bool) -> io::Result<Started> {
     for stream in [Command::stdin, Command::stdout, Command::stderr] {
         stream(&mut command, Stdio::piped());
     }
@@ -119,6 +122,9 @@ fn with_pipes(mut command: Command, user: &User) -> io::Result<Started> {
     let file = |fd: Option<OwnedFd>| {
         if let Some(fd) = &fd {
             sys::set_nonblocking(fd.as_fd())?;
+            if wide {
+                sys::widen(fd.as_fd(), WINDOW_BYTES);
+            }
         }
         Ok::<_, io::Error>(fd.map(File::from))
     };
