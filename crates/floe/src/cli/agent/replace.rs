@@ -15,7 +15,8 @@ use floe_api::{ErrorCode, ExecRequest, Program};
 /// What replaces the agent in the guest.
 const SCRIPT: &str = include_str!("replace.sh");
 /// Tells the program of the agent that runs this, and where it stands.
-const LOOK: &str = "set -- $(sha256sum </proc/$PPID/exe) && echo \"$1 $(readlink /proc/$PPID/exe)\"";
+const LOOK: &str =
+    "set -- $(sha256sum </proc/$PPID/exe) && echo \"$1 $(readlink /proc/$PPID/exe)\"";
 /// How long until the guest has either agent again: longer than `replace.sh` waits for the new one.
 const SETTLE_WAIT: Duration = Duration::from_secs(180);
 /// Most bytes of a command's output that are looked at.
@@ -55,7 +56,10 @@ fn shell(
     let mut session = Session::start(client, machine, &command(line, arguments))?;
     let mut output = Output::new(&mut session);
     let mut said = Vec::new();
-    let read = output.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut said);
+    let read = output
+        .by_ref()
+        .take(OUTPUT_BYTES_MAX)
+        .read_to_end(&mut said);
     let read = read.and_then(|_| output.finish());
     output.conclude(read, "cannot read what the guest says")?;
     Ok(String::from_utf8_lossy(&said).into_owned())
@@ -64,7 +68,9 @@ fn shell(
 fn command(line: &str, arguments: &[&str]) -> ExecRequest {
     let words = ["sh", "-c", line, "floe-agent-install"];
     let words = words.iter().chain(arguments);
-    ExecRequest::new(Program::Command(words.map(|&word| word.to_owned()).collect()))
+    ExecRequest::new(Program::Command(
+        words.map(|&word| word.to_owned()).collect(),
+    ))
 }
 
 /// Replaces the agent whose program stands at `path` in the guest by the one at `program` here.
@@ -106,7 +112,9 @@ fn settle(client: &Client, machine: &str, dir: &str, checksum: &str) -> Result<(
         }
         if Instant::now() >= until {
             let text = format!("no agent answers in {machine} since its own was to be replaced");
-            let fix = format!("look with floe console {machine}; what was there is beside it, as .floe-old");
+            let fix = format!(
+                "look with floe console {machine}; what was there is beside it, as .floe-old"
+            );
             return Err(CliError::new(ErrorCode::Failed, text, fix));
         }
         // the node opens a session when it hears of an agent, and nothing tells this command of that
