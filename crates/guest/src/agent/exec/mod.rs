@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 
 /// How long a process has between the request to end and its end, in ms.
 const GRACE_MS: u64 = 5_000;
@@ -40,7 +40,7 @@ const OUTPUTS: [Channel; 2] = [Channel::Output, Channel::Errors];
 struct Process {
     /// Its stream; `None` once nobody listens.
     stream: Option<u32>,
-    child: Child,
+    pid: u32,
     status: Option<ExitStatus>,
     is_tool: bool,
     terminal: bool,
@@ -164,7 +164,7 @@ impl Processes {
             .is_ok_and(|count| count > 0)
         {}
         for process in self.all.iter_mut().filter(|p| p.status.is_none()) {
-            let Ok(Some(status)) = process.child.try_wait() else {
+            let Some(status) = sys::status_of(process.pid) else {
                 continue;
             };
             process.status = Some(status);
@@ -313,14 +313,14 @@ impl Processes {
                 return self.mux.end(stream, Outcome::NotStarted { code, why });
             }
         };
-        let pid = started.child.id();
+        let pid = started.pid;
         self.mux.tell(Frame::Started { stream, pid });
         if request.detached {
             self.mux.end(stream, Outcome::Exited(0));
         }
         self.all.push(Process {
             stream: (!request.detached).then_some(stream),
-            child: started.child,
+            pid,
             status: None,
             is_tool: request.what == What::Tool,
             terminal: request.terminal.is_some(),
@@ -406,7 +406,7 @@ impl Process {
     fn signal(&self, number: u8) {
         // once it was waited for, its number may be another's
         if self.status.is_none() {
-            sys::signal_group(self.child.id(), number);
+            sys::signal_group(self.pid, number);
         }
     }
 
