@@ -464,4 +464,35 @@ fn an_agent_is_installed_over_the_console_of_a_guest_that_has_none() {
     assert_eq!(done.status.code(), Some(3), "{done:?}");
     // the console is the user's again
     node.type_and_wait("web", "echo again-$((2+2))", "again-4");
+
+    // another one takes the place of the one that runs, without the console; what runs in the guest goes on
+    sh(&node, "sleep 100000 >/dev/null 2>&1 &");
+    let other = node.home().join("other-agent");
+    let mut program = fs::read(&agent).unwrap();
+    program.extend(b"another");
+    fs::write(&other, &program).unwrap();
+    let replace = |agent: &Path| {
+        let agent = agent.to_str().unwrap();
+        run(&node, &["agent", "install", "web", "--agent", agent])
+    };
+    let done = replace(&other);
+    assert!(text(&done.stdout).contains("is replaced"), "{done:?}");
+    let runs = "[ $(tail -c 7 /proc/$PPID/exe) = another ] && pidof sleep";
+    sh(&node, runs);
+    wait_for(&node, "web", "! ls /usr/local/bin/*.floe-* 2>/dev/null");
+    assert!(text(&replace(&other).stdout).contains("has this agent"));
+
+    // what is no program, or one that does not serve, leaves it where it is
+    let broken = node.home().join("broken-agent");
+    for (content, why) in [
+        ("no program", "does not run there"),
+        ("#!/bin/sh\n[ $1 = --help ]\n", "it ended at once"),
+    ] {
+        fs::write(&broken, content).unwrap();
+        let done = replace(&broken);
+        assert!(!done.status.success(), "{done:?}");
+        assert!(text(&done.stderr).contains(why), "{done:?}");
+        sh(&node, runs);
+        sh(&node, "! ls /usr/local/bin/*.floe-*");
+    }
 }

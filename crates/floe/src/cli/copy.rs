@@ -13,6 +13,7 @@ use clap::Args;
 use super::error::CliError;
 use super::session::{Input, Output, Session, is_over};
 use super::{Context, interrupt};
+use floe_api::client::Client;
 use floe_api::{ErrorCode, ExecRequest, Program};
 use floe_guest::copy::{self, Form, Place, pieces};
 
@@ -182,6 +183,38 @@ impl PutsAway {
     }
 }
 
+/// Copies a file of this host to a path in a guest, as root.
+pub(super) fn put(client: &Client, machine: &str, from: &Path, to: &str) -> Result<(), CliError> {
+    let program = Program::Receive {
+        path: to.into(),
+        name: String::new(),
+        bytes: false,
+    };
+    let mut session = Session::start(client, machine, &request(program, ""))?;
+    let sent = archive(&mut session, from);
+    conclude(session, sent, &from.display().to_string())
+}
+
+/// Sends a file or directory as the input of a process that receives it.
+fn archive(session: &mut Session, from: &Path) -> io::Result<()> {
+    let mut input = Input { session };
+    copy::send(from, Form::Archive, &mut input, &mut |path| {
+        let path = super::visible::line(&path.display().to_string()).to_string();
+        eprintln!("{path} is no file, directory or symbolic link, and is left out");
+    })?;
+    input.finish()
+}
+
+fn conclude(session: Session, sent: io::Result<()>, from: &str) -> Result<(), CliError> {
+    match sent {
+        // the guest took no more, and says why
+        Err(error) if !is_over(&error) => {
+            Err(CliError::failed(&format!("cannot copy {from}"), error))
+        }
+        _ => session.conclude(Vec::new()),
+    }
+}
+
 fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Result<(), CliError> {
     let bytes = from == "-";
     let source = PathBuf::from(from);
@@ -200,29 +233,19 @@ fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Resu
     };
     let client = cx.client()?;
     let mut session = Session::start(&client, machine, &request(program, user))?;
-    let sent = {
-        let mut input = Input {
-            session: &mut session,
-        };
-        let sent = match bytes {
-            true => {
-                let mut out = pieces::Writer::new(&mut input);
-                io::copy(&mut io::stdin().lock(), &mut out).and_then(|_| out.finish())
-            }
-            false => copy::send(&source, Form::Archive, &mut input, &mut |path| {
-                let path = super::visible::line(&path.display().to_string()).to_string();
-                eprintln!("{path} is no file, directory or symbolic link, and is left out");
-            }),
-        };
-        sent.and_then(|()| input.finish())
-    };
-    match sent {
-        // the guest took no more, and says why
-        Err(error) if !is_over(&error) => {
-            Err(CliError::failed(&format!("cannot copy {from}"), error))
+    let sent = match bytes {
+        true => {
+            let mut input = Input {
+                session: &mut session,
+            };
+            let mut out = pieces::Writer::new(&mut input);
+            let sent = io::copy(&mut io::stdin().lock(), &mut out);
+            sent.and_then(|_| out.finish())
+                .and_then(|()| input.finish())
         }
-        _ => session.conclude(Vec::new()),
-    }
+        false => archive(&mut session, &source),
+    };
+    conclude(session, sent, from)
 }
 
 #[cfg(test)]

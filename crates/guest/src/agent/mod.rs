@@ -5,6 +5,7 @@ mod exec;
 mod identity;
 mod port;
 mod serve;
+mod spawn;
 mod sys;
 
 pub use serve::{Options, serve};

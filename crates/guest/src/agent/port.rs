@@ -18,6 +18,8 @@ pub(super) struct Port {
     file: File,
     /// What was to be written and did not fit.
     unsent: Vec<u8>,
+    /// How much of it was written.
+    sent: usize,
 }
 
 /// Returns the port's device: the given path, udev's, or where the kernel has it if there is no udev.
@@ -45,6 +47,7 @@ impl Port {
         Ok(Port {
             file: options.open(path)?,
             unsent: Vec::new(),
+            sent: 0,
         })
     }
 
@@ -67,14 +70,14 @@ impl Port {
     pub fn write(&mut self, line: &[u8]) -> io::Result<()> {
         let began = Instant::now();
         self.unsent.extend_from_slice(line);
-        while !self.unsent.is_empty() {
+        while self.has_unsent() {
             if self.flush()? {
                 continue;
             }
             let left = WRITE_WAIT.saturating_sub(began.elapsed());
             if left.is_zero() {
                 // half a message may have gone: the next one begins on a line of its own
-                self.unsent = b"\n".to_vec();
+                (self.unsent, self.sent) = (b"\n".to_vec(), 0);
                 return Err(io::ErrorKind::TimedOut.into());
             }
             // a message may arrive from the other end before the kernel knows that somebody is there
@@ -87,27 +90,31 @@ impl Port {
 
     /// Whether something is left of what was to be written.
     pub fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        self.sent < self.unsent.len()
     }
 
     /// Writes frames, as far as that is possible at once; [`Port::flush`] writes the rest. Nothing may be left of earlier ones.
     pub fn begin(&mut self, frames: Vec<u8>) -> io::Result<()> {
-        self.unsent = frames;
+        (self.unsent, self.sent) = (frames, 0);
         self.flush().map(drop)
     }
 
     /// Writes what is left, as far as that is possible at once. Returns whether that was anything.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut moved = false;
-        while !self.unsent.is_empty() {
-            match self.file.write(&self.unsent) {
+        while self.has_unsent() {
+            match self.file.write(&self.unsent[self.sent..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(count) => drop(self.unsent.drain(..count)),
+                Ok(count) => self.sent += count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e),
             }
             moved = true;
+        }
+        if !self.has_unsent() {
+            self.unsent.clear();
+            self.sent = 0;
         }
         Ok(moved)
     }

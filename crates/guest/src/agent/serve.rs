@@ -163,6 +163,7 @@ impl Agent {
         let is_ready = |at: usize| ready.get(at).is_some_and(|events| *events != 0);
         if self.gone || is_ready(port_at) {
             self.read_port()?;
+            self.processes.feed_all();
         }
         self.serve_processes(&polled, &is_ready);
         if takes_more && is_ready(listener_at) {
@@ -230,8 +231,12 @@ impl Agent {
 
     fn read_port(&mut self) -> io::Result<()> {
         let mut buffer = [0; PORT_READ_BYTES];
-        // the kernel hands out a page at a time
+        let mut over = false;
+        // the kernel hands out a page at a time; what follows less than one, poll tells of
         for _ in 0..PORT_READS_MAX {
+            if over {
+                break;
+            }
             match self.port.read(&mut buffer)? {
                 Some(0) => {
                     if !self.gone {
@@ -243,6 +248,7 @@ impl Agent {
                 }
                 Some(count) => {
                     self.gone = false;
+                    over = count < buffer.len();
                     for message in self.host.feed(&buffer[..count]) {
                         match message {
                             Message::Line(Ok(line)) => self.tell(Event::HostLine(&line))?,

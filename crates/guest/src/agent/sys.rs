@@ -225,6 +225,13 @@ pub(in crate::agent) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     )?)
 }
 
+/// Makes a pipe hold so many bytes, if the kernel lets it.
+pub(in crate::agent) fn widen(fd: BorrowedFd<'_>, bytes: u32) {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: takes a number; a descriptor that is no pipe, or a size that is not granted, is an error, which changes nothing.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETPIPE_SZ, bytes) };
+}
+
 /// Returns how many bytes can be read from a pipe.
 pub(in crate::agent) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(rustix::io::ioctl_fionread(fd)? as usize)
@@ -266,6 +273,79 @@ pub(in crate::agent) fn begin_session(
     };
     // SAFETY: between fork and exec the closure makes system calls only; it allocates nothing and takes no lock.
     unsafe { command.pre_exec(begin) };
+}
+
+/// Starts a program as the leader of a session of its own, with these streams and no signal ignored or blocked, and returns its
+/// process id. The descriptors must be above 2, as all are that a process of Rust opens.
+pub(in crate::agent) fn spawn(
+    program: &CString,
+    arguments: &[CString],
+    environment: &[CString],
+    directory: &CString,
+    streams: [libc::c_int; 3],
+) -> io::Result<u32> {
+    let list = |texts: &[CString]| {
+        let pointers = texts.iter().map(|text| text.as_ptr().cast_mut());
+        let pointers: Vec<*mut libc::c_char> = pointers.chain([std::ptr::null_mut()]).collect();
+        pointers
+    };
+    let (arguments, environment) = (list(arguments), list(environment));
+    let done = |error: libc::c_int| match error {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    };
+    let flags = libc::POSIX_SPAWN_SETSID
+        | libc::POSIX_SPAWN_SETSIGDEF as i16
+        | libc::POSIX_SPAWN_SETSIGMASK as i16;
+    // SAFETY: zeros are a value of each of these, which the init functions then fill in; every pointer is that of a value that
+    // lives until the last call, and both lists of texts end with a null pointer. The actions and attributes are destroyed on every
+    // way out, once, after their init function has succeeded.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        checked(libc::sigemptyset(&raw mut none))?;
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        checked(libc::sigfillset(&raw mut all))?;
+        let mut actions: libc::posix_spawn_file_actions_t = std::mem::zeroed();
+        done(libc::posix_spawn_file_actions_init(&raw mut actions))?;
+        let mut attributes: libc::posix_spawnattr_t = std::mem::zeroed();
+        let begun = done(libc::posix_spawnattr_init(&raw mut attributes));
+        if let Err(error) = begun {
+            libc::posix_spawn_file_actions_destroy(&raw mut actions);
+            return Err(error);
+        }
+        let mut pid = 0;
+        let started = (|| {
+            for (stream, number) in streams.into_iter().zip(0..) {
+                let set = libc::posix_spawn_file_actions_adddup2(&raw mut actions, stream, number);
+                done(set)?;
+            }
+            let place = directory.as_ptr();
+            done(libc::posix_spawn_file_actions_addchdir_np(
+                &raw mut actions,
+                place,
+            ))?;
+            done(libc::posix_spawnattr_setflags(&raw mut attributes, flags))?;
+            done(libc::posix_spawnattr_setsigmask(
+                &raw mut attributes,
+                &raw const none,
+            ))?;
+            done(libc::posix_spawnattr_setsigdefault(
+                &raw mut attributes,
+                &raw const all,
+            ))?;
+            done(libc::posix_spawn(
+                &raw mut pid,
+                program.as_ptr(),
+                &raw const actions,
+                &raw const attributes,
+                arguments.as_ptr(),
+                environment.as_ptr(),
+            ))
+        })();
+        libc::posix_spawnattr_destroy(&raw mut attributes);
+        libc::posix_spawn_file_actions_destroy(&raw mut actions);
+        started.map(|()| pid as u32) // a process id is positive
+    }
 }
 
 /// Returns a new terminal: the end that the agent has, and the one that a process gets.
@@ -324,6 +404,15 @@ pub(in crate::agent) fn child_ends() -> io::Result<std::fs::File> {
         checked(fd)?;
         Ok(std::fs::File::from_raw_fd(fd))
     }
+}
+
+/// Returns how a child process has ended, if it has, and forgets it.
+pub(in crate::agent) fn status_of(pid: u32) -> Option<std::process::ExitStatus> {
+    use rustix::process::{Pid, WaitOptions, waitpid};
+    use std::os::unix::process::ExitStatusExt;
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let (_, status) = waitpid(Some(pid), WaitOptions::NOHANG).ok()??;
+    Some(std::process::ExitStatus::from_raw(status.as_raw()))
 }
 
 /// Sends a process group a signal.

@@ -439,14 +439,15 @@ impl Messages {
                 }
             }
             if end.is_some() {
-                let whole = std::mem::take(&mut self.bytes);
-                match (std::mem::take(&mut self.skipping), whole.split_first()) {
+                match (std::mem::take(&mut self.skipping), self.bytes.split_first()) {
                     (true, _) => {}
                     (false, Some((&MARK, frame))) => {
                         messages.push(Message::Frame(Frame::decode(frame)));
                     }
-                    (false, _) => messages.push(Message::Line(Ok(whole))),
+                    (false, _) => messages.push(Message::Line(Ok(self.bytes.clone()))),
                 }
+                // its room is kept: the next frame is as long
+                self.bytes.clear();
             }
         }
         messages

@@ -19,8 +19,8 @@ pub const WINDOW_BYTES: u32 = 256 << 10;
 pub const WIRE_BYTES_MAX: u32 = 128 << 10;
 /// How many more of them interactive streams may have.
 const WIRE_BYTES_SPARE: u32 = 32 << 10;
-/// Bytes after whose arrival the sender is told of them.
-const TAKEN_STEP: u32 = WIRE_BYTES_MAX / 4;
+/// Bytes after whose arrival the sender is told of them. Telling it wakes the other side, which is expensive in an emulated guest.
+const TAKEN_STEP: u32 = WIRE_BYTES_MAX / 2;
 /// Bytes that must be consumed before the sender gets credit for more.
 const CREDIT_STEP: u32 = WINDOW_BYTES / 4;
 /// How many frames of interactive streams may go before one of another stream that waits.

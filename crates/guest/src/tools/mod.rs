@@ -3,11 +3,14 @@
 
 use crate::copy::{self, Form, Place};
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// How much of its input `receive` takes at a time, in bytes: the agent hands over as much at once.
+const INPUT_BYTES: usize = 128 << 10;
 /// Largest file of keys, in bytes.
 const KEYS_BYTES_MAX: u64 = 1 << 20;
 
@@ -48,7 +51,9 @@ fn send(form: Form, path: &Path) -> io::Result<()> {
             path.display()
         );
     };
-    copy::send(path, form, io::stdout().lock(), skipped)
+    // not the standard library's output, which looks for lines and cuts what is written at them
+    let out = fs::File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    copy::send(path, form, out, skipped)
 }
 
 fn receive(form: Form, target: &Path, name: &str) -> io::Result<()> {
@@ -58,7 +63,9 @@ fn receive(form: Form, target: &Path, name: &str) -> io::Result<()> {
         // root of the host is root of the guest
         special_bits: true,
     };
-    copy::receive(io::stdin().lock(), form, &place).map(drop)
+    let input = fs::File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let input = BufReader::with_capacity(INPUT_BYTES, input);
+    copy::receive(input, form, &place).map(drop)
 }
 
 /// Connects input and output to a port of this machine until both are over.

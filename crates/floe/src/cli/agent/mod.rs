@@ -1,6 +1,8 @@
-//! `floe agent install`: puts floe's agent into a running guest, through the shell on its serial console.
+//! `floe agent install`: puts floe's agent into a running guest, through the shell on its serial console, or through the agent that it
+//! has, which it replaces.
 
 mod pieces;
+mod replace;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -52,7 +54,7 @@ impl Agent {
     }
 }
 
-/// Install floe's agent in a running guest, or replace it, over the serial console
+/// Install floe's agent in a running guest over its serial console, or replace the one that it has
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: root is logged in at the console (floe console web)
@@ -62,7 +64,10 @@ Example: the console asks for a login; the password is read from a variable, so 
 
 The program, some 600 KB, is sent through the console in pieces, each with a checksum, and takes about a minute in an emulated
 guest. It is then in /usr/local/bin, runs, and is started at each boot by systemd or busybox's init. The guest needs sh, base64,
-sha256sum and gzip, which Debian and busybox have. Nobody else may use the console meanwhile.")]
+sha256sum and gzip, which Debian and busybox have. Nobody else may use the console meanwhile.
+
+An agent that answers is replaced within seconds and without the console, where it stands. If the new one does not run or does not
+answer, the old one is put back. What runs in the guest goes on; floe exec, cp and ssh to it lose their connections.")]
 pub struct Install {
     /// The machine
     machine: String,
@@ -87,9 +92,21 @@ impl Install {
         let client = cx.client()?;
         let path = program(self.agent.as_deref())?;
         let program = std::fs::read(&path).map_err(|e| CliError::file("read", &path, e))?;
-        if has_agent(&client, &self.machine, &program) {
-            let text = format!("{} has this agent, and it answers", self.machine);
-            return super::images::acknowledge(cx, &text);
+        let checksum = pieces::checksum(&program);
+        match replace::running(&client, &self.machine) {
+            Some(found) if found.checksum == checksum => {
+                let text = format!("{} has this agent, and it answers", self.machine);
+                return super::images::acknowledge(cx, &text);
+            }
+            Some(replace::Running {
+                path: Some(old), ..
+            }) => {
+                replace::replace(&client, &self.machine, &old, &path, &checksum)?;
+                let text = format!("the agent of {} is replaced, and answers", self.machine);
+                return super::images::acknowledge(cx, &text);
+            }
+            // none, or one that could not be put back, or that is too old to say
+            _ => {}
         }
         let program = compressed(&program)?;
         let stream = client.attach(&self.machine)?;
@@ -196,19 +213,6 @@ fn compressed(bytes: &[u8]) -> Result<Vec<u8>, CliError> {
     let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     let done = out.write_all(bytes).and_then(|()| out.finish());
     done.map_err(|e| CliError::failed("cannot compress the agent", e))
-}
-
-/// Returns whether an agent answers in the machine, and its program is this one. Nothing is printed.
-fn has_agent(client: &Client, machine: &str, program: &[u8]) -> bool {
-    let compare = format!(
-        "test \"$(sha256sum /usr/local/bin/floe-guest)\" = '{}  /usr/local/bin/floe-guest'",
-        pieces::checksum(program)
-    );
-    let command = ["sh", "-c", &compare].map(str::to_owned).to_vec();
-    let request = ExecRequest::new(Program::Command(command));
-    Session::start(client, machine, &request)
-        .and_then(|session| session.conclude(Vec::new()))
-        .is_ok()
 }
 
 /// Waits until the agent answers the node.

@@ -13,10 +13,10 @@ use crate::exec::mux::{Mux, Side, Violation};
 use crate::exec::request::{Request, What};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitStatus};
+use std::process::ExitStatus;
 
 /// How long a process has between the request to end and its end, in ms.
 const GRACE_MS: u64 = 5_000;
@@ -24,10 +24,13 @@ const GRACE_MS: u64 = 5_000;
 const LAST_WORDS_MS: u64 = 1_000;
 /// Most processes and pipes that nobody listens to; beyond that the oldest lose what they write to.
 const LEFT_MAX: usize = 128;
-/// How many times a stream is read in one round, so that others get their turn.
-const READS_MAX: usize = 4;
-/// How many bytes are handed to the port at a time: what the kernel's driver takes at once.
-const BATCH_BYTES: usize = 32 << 10;
+/// How much of a stream is read in one round: with what makes frames of it, it is as much as the kernel's driver takes in two
+/// writes of 32 KiB.
+const READ_BYTES: usize = 64_000;
+/// How many bytes are handed to the port at a time, at most: a frame more than is read at a time.
+const BATCH_BYTES: usize = READ_BYTES + (16 << 10);
+/// How many pieces of its input a process is given at a time.
+const PIECES_MAX: usize = 16;
 /// The key that ends a terminal's input.
 const END_KEY: u8 = 4;
 
@@ -37,7 +40,7 @@ const OUTPUTS: [Channel; 2] = [Channel::Output, Channel::Errors];
 struct Process {
     /// Its stream; `None` once nobody listens.
     stream: Option<u32>,
-    child: Child,
+    pid: u32,
     status: Option<ExitStatus>,
     is_tool: bool,
     terminal: bool,
@@ -71,6 +74,8 @@ pub(super) struct Processes {
     open: bool,
     all: Vec<Process>,
     child_ends: File,
+    /// Where output is read to.
+    buffer: Vec<u8>,
 }
 
 impl Processes {
@@ -80,6 +85,7 @@ impl Processes {
             open: false,
             all: Vec::new(),
             child_ends: sys::child_ends()?,
+            buffer: vec![0; READ_BYTES],
         })
     }
 
@@ -130,9 +136,9 @@ impl Processes {
 
     fn room(&self, process: &Process, which: usize) -> usize {
         match process.stream {
-            None => DATA_BYTES_MAX,
+            None => READ_BYTES,
             Some(stream) => {
-                let room = self.mux.room(stream, OUTPUTS[which]).min(DATA_BYTES_MAX);
+                let room = self.mux.room(stream, OUTPUTS[which]).min(READ_BYTES);
                 match process.status {
                     Some(_) => room.min(process.left[which]),
                     None => room,
@@ -158,7 +164,7 @@ impl Processes {
             .is_ok_and(|count| count > 0)
         {}
         for process in self.all.iter_mut().filter(|p| p.status.is_none()) {
-            let Ok(Some(status)) = process.child.try_wait() else {
+            let Some(status) = sys::status_of(process.pid) else {
                 continue;
             };
             process.status = Some(status);
@@ -177,8 +183,10 @@ impl Processes {
 
     fn feed(&mut self, at: usize) {
         let process = &mut self.all[at];
-        while let (Some(input), Some(bytes)) = (&mut process.input, process.unread.front_mut()) {
-            let count = match input.write(bytes) {
+        while let (Some(input), false) = (&mut process.input, process.unread.is_empty()) {
+            let unread = process.unread.iter().take(PIECES_MAX);
+            let pieces: Vec<IoSlice<'_>> = unread.map(|bytes| IoSlice::new(bytes)).collect();
+            let count = match input.write_vectored(&pieces) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -188,10 +196,7 @@ impl Processes {
                     break;
                 }
             };
-            bytes.drain(..count);
-            if bytes.is_empty() {
-                process.unread.pop_front();
-            }
+            process.took(count);
             if let Some(stream) = process.stream {
                 self.mux.consumed(stream, Channel::Input, count);
             }
@@ -213,40 +218,42 @@ impl Processes {
     }
 
     fn listen(&mut self, at: usize, which: usize) {
-        for _ in 0..READS_MAX {
-            let room = self.room(&self.all[at], which);
-            let process = &mut self.all[at];
-            let Some(output) = process.outputs[which].as_mut().filter(|_| room > 0) else {
-                return;
-            };
-            let mut buffer = [0; DATA_BYTES_MAX];
-            let count = match output.read(&mut buffer[..room]) {
-                Ok(0) => 0,
-                Ok(count) => count,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // a terminal that nobody has open any more
-                Err(_) => 0,
-            };
-            if process.status.is_some() {
-                process.left[which] = process.left[which].saturating_sub(count);
-            }
-            if count == 0 {
-                process.outputs[which] = None;
-                process.left[which] = 0;
-            }
-            match process.stream {
-                Some(stream) if count == 0 => self.mux.finish(stream, OUTPUTS[which]),
-                Some(stream) => self.mux.send(stream, OUTPUTS[which], &buffer[..count]),
-                None => {}
-            }
-            if count < room {
-                return;
+        let room = self.room(&self.all[at], which);
+        let process = &mut self.all[at];
+        let Some(output) = process.outputs[which].as_mut().filter(|_| room > 0) else {
+            return;
+        };
+        let count = match output.read(&mut self.buffer[..room]) {
+            Ok(count) => count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            // a terminal that nobody has open any more
+            Err(_) => 0,
+        };
+        if process.status.is_some() {
+            process.left[which] = process.left[which].saturating_sub(count);
+        }
+        if count == 0 {
+            process.outputs[which] = None;
+            process.left[which] = 0;
+        }
+        match process.stream {
+            Some(stream) if count == 0 => self.mux.finish(stream, OUTPUTS[which]),
+            Some(stream) => self.mux.send(stream, OUTPUTS[which], &self.buffer[..count]),
+            None => {}
+        }
+    }
+
+    /// Gives every process what has come for it.
+    pub fn feed_all(&mut self) {
+        for at in 0..self.all.len() {
+            if !self.all[at].unread.is_empty() {
+                self.feed(at);
             }
         }
     }
 
-    /// Takes a frame of the node.
+    /// Takes a frame of the node. Input waits for [`Processes::feed_all`], so that what comes together is handed on together.
     pub fn heard(&mut self, now_ms: u64, frame: Frame) -> Result<(), Violation> {
         if !self.open {
             return Ok(()); // of an earlier life of this machine
@@ -268,7 +275,6 @@ impl Processes {
             ) => self.start(now_ms, stream, &request),
             (Some(at), Frame::Data { bytes, .. }) => {
                 self.all[at].unread.push_back(bytes);
-                self.feed(at);
             }
             (Some(at), Frame::End { .. }) => {
                 self.all[at].input_ends = true;
@@ -307,14 +313,14 @@ impl Processes {
                 return self.mux.end(stream, Outcome::NotStarted { code, why });
             }
         };
-        let pid = started.child.id();
+        let pid = started.pid;
         self.mux.tell(Frame::Started { stream, pid });
         if request.detached {
             self.mux.end(stream, Outcome::Exited(0));
         }
         self.all.push(Process {
             stream: (!request.detached).then_some(stream),
-            child: started.child,
+            pid,
             status: None,
             is_tool: request.what == What::Tool,
             terminal: request.terminal.is_some(),
@@ -385,10 +391,22 @@ impl Processes {
 }
 
 impl Process {
+    /// Forgets so many bytes of its input, which it has taken.
+    fn took(&mut self, mut count: usize) {
+        while let Some(bytes) = self.unread.front_mut() {
+            if count < bytes.len() {
+                bytes.drain(..count);
+                return;
+            }
+            count -= bytes.len();
+            self.unread.pop_front();
+        }
+    }
+
     fn signal(&self, number: u8) {
         // once it was waited for, its number may be another's
         if self.status.is_none() {
-            sys::signal_group(self.child.id(), number);
+            sys::signal_group(self.pid, number);
         }
     }
 

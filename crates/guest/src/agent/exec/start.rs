@@ -1,14 +1,15 @@
 //! Starts a process as a request wants it: its user, directory, environment, streams, and its terminal if it has one.
 
 use super::user::{self, User};
-use crate::agent::sys;
+use crate::agent::{spawn, sys};
+use crate::exec::mux::WINDOW_BYTES;
 use crate::exec::request::{Request, What};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 /// Where commands are looked for, unless the request says otherwise.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -19,7 +20,7 @@ const NOT_EXECUTABLE: u8 = 126;
 
 /// A process with the other ends of its streams, none of which blocks.
 pub(super) struct Started {
-    pub child: Child,
+    pub pid: u32,
     pub input: Option<File>,
     /// Its output, and what it writes about errors; with a terminal, the former is all.
     pub outputs: [Option<File>; 2],
@@ -51,10 +52,11 @@ pub(super) fn start(request: &Request) -> Result<Started, Refused> {
         .env_clear()
         .envs(environment(request, &user));
     command.current_dir(directory(request, &user)?);
+    let is_tool = request.what == What::Tool;
     let started = match request.terminal {
         Some(size) => with_terminal(command, &user, size),
         None if request.detached => with_nothing(command, &user),
-        None => with_pipes(command, &user),
+        None => with_pipes(command, &user, is_tool),
     };
     started.map_err(|error| refused(name, &error))
 }
@@ -98,37 +100,49 @@ fn directory<'a>(request: &'a Request, user: &'a User) -> Result<&'a Path, Refus
     })
 }
 
-fn with_nothing(mut command: Command, user: &User) -> io::Result<Started> {
-    for stream in [Command::stdin, Command::stdout, Command::stderr] {
-        stream(&mut command, Stdio::null());
+/// Starts a command without a terminal.
+fn launch(mut command: Command, user: &User, streams: [OwnedFd; 3]) -> io::Result<u32> {
+    if user::is_own(user) {
+        let [input, output, errors] = &streams;
+        // what that can't start, the other way can, or says why not
+        if let Ok(pid) = spawn::start(&command, [input.as_fd(), output.as_fd(), errors.as_fd()]) {
+            return Ok(pid);
+        }
     }
+    let [input, output, errors] = streams;
+    command.stdin(input).stdout(output).stderr(errors);
     sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), false);
+    Ok(command.spawn()?.id())
+}
+
+fn with_nothing(command: Command, user: &User) -> io::Result<Started> {
+    let mut null = File::options();
+    let null = OwnedFd::from(null.read(true).write(true).open("/dev/null")?);
+    let streams = [null.try_clone()?, null.try_clone()?, null];
     Ok(Started {
-        child: command.spawn()?,
+        pid: launch(command, user, streams)?,
         input: None,
         outputs: [None, None],
     })
 }
 
-fn with_pipes(mut command: Command, user: &User) -> io::Result<Started> {
-    for stream in [Command::stdin, Command::stdout, Command::stderr] {
-        stream(&mut command, Stdio::piped());
-    }
-    sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), false);
-    let mut child = command.spawn()?;
-    let file = |fd: Option<OwnedFd>| {
-        if let Some(fd) = &fd {
-            sys::set_nonblocking(fd.as_fd())?;
+/// With `wide`, its input and output hold as much as may be under way, so that few calls carry a copy.
+fn with_pipes(command: Command, user: &User, wide: bool) -> io::Result<Started> {
+    let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
+    let (input, ours) = pipe()?;
+    let ((output, their_output), (errors, their_errors)) = (pipe()?, pipe()?);
+    let pid = launch(command, user, [input, their_output, their_errors])?;
+    let file = |fd: OwnedFd| {
+        sys::set_nonblocking(fd.as_fd())?;
+        if wide {
+            sys::widen(fd.as_fd(), WINDOW_BYTES);
         }
-        Ok::<_, io::Error>(fd.map(File::from))
+        Ok::<_, io::Error>(Some(File::from(fd)))
     };
     Ok(Started {
-        input: file(child.stdin.take().map(OwnedFd::from))?,
-        outputs: [
-            file(child.stdout.take().map(OwnedFd::from))?,
-            file(child.stderr.take().map(OwnedFd::from))?,
-        ],
-        child,
+        pid,
+        input: file(ours)?,
+        outputs: [file(output)?, file(errors)?],
     })
 }
 
@@ -141,10 +155,10 @@ fn with_terminal(mut command: Command, user: &User, size: (u16, u16)) -> io::Res
     command.stdout(slave.try_clone()?);
     command.stderr(slave);
     sys::begin_session(&mut command, user.uid, user.gid, user.groups.clone(), true);
-    let child = command.spawn()?;
+    let pid = command.spawn()?.id();
     sys::set_nonblocking(master.as_fd())?;
     Ok(Started {
-        child,
+        pid,
         input: Some(File::from(master.try_clone()?)),
         outputs: [Some(File::from(master)), None],
     })

@@ -26,6 +26,19 @@ pub(super) fn find(name: &str) -> Result<User, String> {
     find_in(name, &users, &groups)
 }
 
+/// Returns whether the agent has this user's rights itself, and no others.
+pub(super) fn is_own(user: &User) -> bool {
+    use rustix::process::{getegid, geteuid, getgroups};
+    let mut groups: Vec<u32> = match getgroups() {
+        Ok(groups) => groups.into_iter().map(|group| group.as_raw()).collect(),
+        Err(_) => return false,
+    };
+    groups.push(getegid().as_raw());
+    groups.sort_unstable();
+    groups.dedup();
+    (geteuid().as_raw(), getegid().as_raw(), groups) == (user.uid, user.gid, user.groups.clone())
+}
+
 fn read(path: &str) -> String {
     let small = fs::metadata(path).is_ok_and(|file| file.len() <= FILE_BYTES_MAX);
     let bytes = small.then(|| fs::read(Path::new(path)).unwrap_or_default());
