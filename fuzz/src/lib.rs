@@ -62,6 +62,8 @@ pub mod credentials;
 #[path = "../../crates/node/src"]
 mod node {
     pub mod images {
+        #[path = "agent/stat.rs"]
+        pub mod stat;
         #[path = "disk_boot.rs"]
         pub mod disk_boot;
         #[path = "disk_content.rs"]
@@ -70,6 +72,8 @@ mod node {
         pub mod disk_extent;
         #[path = "disk_format.rs"]
         pub mod disk_format;
+        #[path = "disk_partitions.rs"]
+        pub mod disk_partitions;
     }
     pub mod inventory {
         #[path = "record.rs"]
@@ -135,6 +139,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("disk_header", disk_header),
     ("disk_tables", disk_tables),
     ("disk_boot", disk_boot),
+    ("disk_entry", disk_entry),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),
@@ -157,10 +162,25 @@ pub fn disk_tables(data: &[u8]) {
     }
 }
 
-/// The partition tables of a stranger's disk: what can boot it.
+/// The partition tables of a stranger's disk: where its partitions are, what is in them, and what can boot it.
 pub fn disk_boot(data: &[u8]) {
+    use images::{disk_content, disk_format, disk_partitions};
+    for partition in disk_partitions::read_bytes(data).iter().flat_map(|t| &t.partitions).take(8) {
+        let _ = disk_content::file_system(&disk_format::reader(data), partition.first);
+    }
     let found = images::disk_boot::look_bytes(data);
     assert!(data.len() >= 512 || found == Default::default());
+}
+
+/// What debugfs says of a name in a stranger's file system, whose own bytes are in it.
+pub fn disk_entry(data: &[u8]) {
+    use images::stat::{Kind, entry};
+    if let Some(found) = entry(data) {
+        assert!(found.mode <= 0o7777);
+        if let Kind::Link(Some(target)) = found.kind {
+            assert_eq!(target.len() as u64, found.bytes);
+        }
+    }
 }
 
 /// What floe-mpirun, its launcher and its clones say to each other.

@@ -134,9 +134,37 @@ pub struct ImportRequest {
     /// The hardware that the image's machines get unless `run` sets another. What is absent is found out from the first disk.
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
+    /// The program of floe's agent (`floe-guest`), absolute path: it is put into the system on the first disk, and starts with it.
+    /// Absent: the disk stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<String>,
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+}
+
+/// What starts the agent in a system at each boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentStarter {
+    /// systemd, by a unit.
+    Systemd,
+    /// busybox's init, by a line of its inittab.
+    Busybox,
+    /// System V's init, by a line of its inittab.
+    Sysvinit,
+}
+
+/// Where an import has put floe's agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentReport {
+    /// Number of the first disk's partition with the system; absent if the disk has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
+    /// What starts it at each boot.
+    pub started_by: AgentStarter,
+    /// Whether this agent was there already, so that nothing was changed.
+    pub already_there: bool,
 }
 
 /// Answer of `POST /v1/uploads`.

@@ -112,6 +112,9 @@ pub struct Outcome {
     /// What an import or a capture has stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<StoredReport>,
+    /// Where an import has put floe's agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<AgentReport>,
     /// What was transferred over the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<TransferReport>,

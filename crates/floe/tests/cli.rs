@@ -405,6 +405,7 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "qemu",
             "kvm",
             "qemu-img",
+            "e2fsprogs",
             "uefi",
             "fuse",
             "user",

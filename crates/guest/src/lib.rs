@@ -22,3 +22,8 @@ pub mod line;
 pub mod message;
 pub mod mpi;
 pub mod tools;
+
+/// Returns the unit with which systemd starts the agent, whose program is in `bin` below this directory.
+pub fn unit(prefix: &str) -> String {
+    include_str!("../floe-guest.service.in").replace("@PREFIX@", prefix)
+}

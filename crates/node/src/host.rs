@@ -28,6 +28,7 @@ pub fn report(home: &Home) -> DoctorReport {
             qemu(),
             acceleration(),
             qemu_img(),
+            agent_tools(),
             uefi(),
             fuse(),
             user(home.root()),
@@ -52,8 +53,17 @@ fn ok(name: &str, detail: impl Into<String>) -> Check {
     check(name, CheckStatus::Ok, detail, "")
 }
 
+/// Directories of the administrator's programs, which not every search path names.
+const MORE_PATH: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+
+/// Returns the path of a program of the administrator.
+pub(crate) fn find_admin(program: &str) -> Option<PathBuf> {
+    let more = MORE_PATH.map(|dir| Path::new(dir).join(program));
+    find(program).or_else(|| more.into_iter().find(|path| is_executable(path)))
+}
+
 /// Returns the path of `program` in the search path.
-fn find(program: &str) -> Option<PathBuf> {
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)
         .map(|dir| dir.join(program))
@@ -132,6 +142,25 @@ fn qemu_img() -> Check {
             check("qemu-img", CheckStatus::Warn, text, FIX)
         }
         Some(program) => ok("qemu-img", program.display().to_string()),
+    }
+}
+
+/// What `floe image import --agent` needs, and nothing else.
+fn agent_tools() -> Check {
+    let mut needed = ["debugfs", "e2fsck"].into_iter();
+    match needed.find(|name| find_admin(name).is_none()) {
+        Some(name) => {
+            let text = format!(
+                "{name} is not in the search path: only floe image import --agent needs it"
+            );
+            check(
+                "e2fsprogs",
+                CheckStatus::Warn,
+                text,
+                "apt install e2fsprogs",
+            )
+        }
+        None => ok("e2fsprogs", "debugfs and e2fsck are there"),
     }
 }
 

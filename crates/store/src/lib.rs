@@ -22,7 +22,7 @@ mod repository;
 pub use cache::{Cache, CacheReport, CacheStats, Pin};
 pub use durable::{Durability, replace_file};
 pub use error::StoreError;
-pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats};
+pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats, next_data};
 pub use repository::{
     Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
     Rearranged, RegionInfo, Repository, Scope, TagEntry, VERSION_TEXT, VerifyReport,

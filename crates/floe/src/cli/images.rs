@@ -1,7 +1,8 @@
 //! `floe image ...`: the images in the local repository.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -9,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::error::CliError;
 use super::output::{age, bytes, fields, short, table};
 use super::{Context, args, hub_images, progress};
+use floe_api::{AgentReport, AgentStarter};
 
 /// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
@@ -47,10 +49,18 @@ Example: a download as it came
   floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
 Example: Windows, or another system without VirtIO drivers, that a UEFI firmware boots
   floe image import win.vhdx --name win --firmware uefi --disk-model sata --network-model e1000
+Example: a disk that others made, in which floe exec, cp and ssh work at once
+  floe image import cloud.qcow2 --agent --name cloud && floe run cloud --name web --wait agent
+  floe exec -it web -- bash
 Example: bytes that no signature tells to be a disk
   floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
-  floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny")]
+  floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny
+
+--agent puts floe's agent into the root file system of the first disk: an ext2, ext3 or ext4 one, on the whole disk or in a
+partition, of a system that systemd, System V's init or busybox's init starts. Your file is not changed. No kernel mounts that file
+system: debugfs and e2fsck (package e2fsprogs) work on it, confined like qemu-img. For any other system, import it without --agent,
+start it, and let floe agent install put the agent into it.")]
 pub struct Import {
     /// Disk images; the first is the machine's first disk
     #[arg(required_unless_present = "kernel")]
@@ -70,6 +80,9 @@ pub struct Import {
     /// Command line of the kernel
     #[arg(long, requires = "kernel")]
     cmdline: Option<String>,
+    /// Put floe's agent into the system on the first disk; FILE is its program, by default floe-guest beside floe's own
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "", value_name = "FILE", requires = "disks")]
+    agent: Option<OsString>,
     /// Memory of its machines unless run sets another size, such as 1G
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory: Option<u64>,
@@ -298,13 +311,39 @@ impl Import {
             memory_bytes: self.memory,
             cpus: self.cpus,
             hardware: self.hardware.hardware(),
+            agent: self.agent.as_deref().map(agent_path).transpose()?,
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.import(&request)?)?;
         if cx.out.json {
             return Ok(());
         }
-        cx.out.text(&stored(&done.outcome, "imported"))
+        let agent = done.outcome.agent.as_ref().map(agent_line);
+        let text = stored(&done.outcome, "imported") + &agent.unwrap_or_default();
+        cx.out.text(&text)
+    }
+}
+
+/// Returns the absolute path of the agent's program; an empty one stands for that which is installed.
+fn agent_path(given: &OsStr) -> Result<String, CliError> {
+    let given = Some(Path::new(given)).filter(|path| !path.as_os_str().is_empty());
+    args::existing(&super::agent::program(given)?)
+}
+
+/// Describes where an import has put the agent.
+fn agent_line(agent: &AgentReport) -> String {
+    let place = match agent.partition {
+        Some(number) => format!("partition {number} of the first disk"),
+        None => "the first disk".to_owned(),
+    };
+    let starter = match agent.started_by {
+        AgentStarter::Systemd => "systemd",
+        AgentStarter::Busybox => "busybox's init",
+        AgentStarter::Sysvinit => "init",
+    };
+    match agent.already_there {
+        true => format!("  floe's agent was in {place} already; {starter} starts it\n"),
+        false => format!("  floe's agent is in {place}; {starter} starts it at each boot\n"),
     }
 }
 

@@ -21,9 +21,8 @@ pub use host::check as check_host;
 pub use run::Stop;
 pub use steps::Progress;
 
-/// What `setup.sh` is started with, and the agent's unit.
+/// What is done in the directory of the packages.
 const SETUP: &str = include_str!("setup.sh");
-const UNIT: &str = include_str!("../../../guest/floe-guest.service.in");
 /// What the kernel of such a machine is told. Pages that the guest frees are zeroed, and so cost nothing in an image.
 const CMDLINE: &str = "root=/dev/vda rw console=ttyS0 init_on_free=1 quiet\n";
 /// The packages of each such Debian, besides those that Debian calls required.
@@ -250,7 +249,7 @@ impl Build<'_> {
         beside("floe-guest", &agent)?;
         beside(
             "floe-guest.service",
-            UNIT.replace("@PREFIX@", "/usr/local").as_bytes(),
+            floe_guest::unit("/usr/local").as_bytes(),
         )?;
         beside("debian.list", recipe.sources().as_bytes())?;
         beside(

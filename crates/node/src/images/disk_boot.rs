@@ -1,7 +1,10 @@
 //! Tells from a disk's partition tables what can boot it: a BIOS, or only a UEFI firmware, and whether Windows is on it, which
 //! has no drivers for VirtIO of its own. Hostile bytes: all reads are bounded. No I/O beyond reads that the caller does.
 
-use crate::images::disk_format::{Bytes, Read};
+use crate::images::{
+    disk_format::{Bytes, Read},
+    disk_partitions::{self, Kind},
+};
 use std::io;
 
 /// What a disk's tables say.
@@ -13,121 +16,63 @@ pub struct DiskBoot {
     pub windows: bool,
 }
 
-const SECTOR: u64 = 512;
-/// Sector sizes for which GPTs are written.
-const SECTORS: [u64; 2] = [512, 4096];
-/// Length of the program in a master boot record, before the disk's signature and the partitions.
-const BOOT_CODE_BYTES: usize = 440;
-/// Where the four partitions of a master boot record are.
-const PARTITIONS_AT: usize = 446;
-/// Partitions of a GPT that are looked at: what a standard table has room for.
-const ENTRIES_MAX: u32 = 128;
-/// Smallest and largest entry of a GPT that is looked at, bytes.
-const ENTRY_BYTES: std::ops::RangeInclusive<u32> = 128..=4096;
 /// File systems that are looked at for Windows.
 const NTFS_LOOKS_MAX: usize = 16;
 
 /// MBR type of an EFI system partition.
 const MBR_EFI: u8 = 0xef;
-/// MBR type of a partition that stands for a whole GPT.
-const MBR_PROTECTIVE: u8 = 0xee;
 /// MBR type of NTFS.
 const MBR_NTFS: u8 = 0x07;
 
 /// EFI system partition, c12a7328-f81f-11d2-ba4b-00a0c93ec93b, as it is written.
-const EFI_SYSTEM: &[u8] = b"\x28\x73\x2a\xc1\x1f\xf8\xd2\x11\xba\x4b\x00\xa0\xc9\x3e\xc9\x3b";
+const EFI_SYSTEM: &[u8; 16] = b"\x28\x73\x2a\xc1\x1f\xf8\xd2\x11\xba\x4b\x00\xa0\xc9\x3e\xc9\x3b";
 /// BIOS boot partition, in which GRUB for a BIOS is.
-const BIOS_BOOT: &[u8] = b"Hah!IdontNeedEFI";
+const BIOS_BOOT: &[u8; 16] = b"Hah!IdontNeedEFI";
 /// Windows' partition for itself, e3c9e316-0b5c-4db8-817d-f92df00215ae: every disk that Windows boots from has one.
-const WINDOWS_RESERVED: &[u8] = b"\x16\xe3\xc9\xe3\x5c\x0b\xb8\x4d\x81\x7d\xf9\x2d\xf0\x02\x15\xae";
+const WINDOWS_RESERVED: &[u8; 16] =
+    b"\x16\xe3\xc9\xe3\x5c\x0b\xb8\x4d\x81\x7d\xf9\x2d\xf0\x02\x15\xae";
 /// Windows' data, ebd0a0a2-b9e5-4433-87c0-68b6b72699c7.
-const WINDOWS_DATA: &[u8] = b"\xa2\xa0\xd0\xeb\xe5\xb9\x33\x44\x87\xc0\x68\xb6\xb7\x26\x99\xc7";
+const WINDOWS_DATA: &[u8; 16] = b"\xa2\xa0\xd0\xeb\xe5\xb9\x33\x44\x87\xc0\x68\xb6\xb7\x26\x99\xc7";
 /// Attribute of a GPT's partition that a BIOS may boot.
 const LEGACY_BOOTABLE: u64 = 1 << 2;
 
 /// Examines the bytes of a whole disk.
 pub fn look(read: &Read<'_>) -> io::Result<DiskBoot> {
-    let mut mbr = [0; SECTOR as usize];
-    let got = read(0, &mut mbr)?;
-    let mbr = Bytes(&mbr[..got]);
-    if !mbr.at(510, b"\x55\xaa") {
+    let Some(table) = disk_partitions::read(read)? else {
         return Ok(DiskBoot::default());
-    }
-    let has_code = mbr.0[..BOOT_CODE_BYTES].iter().any(|byte| *byte != 0);
-    let partitions: Vec<&[u8]> = mbr.0[PARTITIONS_AT..510].chunks_exact(16).collect();
-    if partitions.iter().any(|part| part[4] == MBR_PROTECTIVE)
-        && let Some(found) = gpt(read, has_code)?
-    {
-        return Ok(found);
-    }
-    let is_active = |part: &&&[u8]| part[0] == 0x80;
-    let efi = partitions.iter().any(|part| part[4] == MBR_EFI);
-    let bootable = has_code && partitions.iter().any(|part| is_active(&part));
-    let mut windows = false;
-    for part in partitions.iter().filter(is_active) {
-        let first = u64::from(Bytes(part).le32(8)) * SECTOR;
-        windows |= part[4] == MBR_NTFS && is_ntfs(read, first)?;
-    }
-    Ok(DiskBoot {
-        needs_uefi: efi && !bootable,
-        windows,
-    })
-}
-
-/// Examines a GPT; `None` if there is none.
-fn gpt(read: &Read<'_>, has_code: bool) -> io::Result<Option<DiskBoot>> {
-    for sector in SECTORS {
-        let mut header = [0; 92];
-        if read(sector, &mut header)? < header.len() || !header.starts_with(b"EFI PART") {
-            continue;
-        }
-        let header = Bytes(&header);
-        let (entries, count, size) = (header.le64(72), header.le32(80), header.le32(84));
-        if !ENTRY_BYTES.contains(&size) {
-            continue;
-        }
-        let Some(table) = entries.checked_mul(sector) else {
-            continue;
-        };
-        return partitions(read, table, count.min(ENTRIES_MAX), size, sector, has_code).map(Some);
-    }
-    Ok(None)
-}
-
-fn partitions(
-    read: &Read<'_>,
-    table: u64,
-    count: u32,
-    size: u32,
-    sector: u64,
-    has_code: bool,
-) -> io::Result<DiskBoot> {
-    let (mut efi, mut bios, mut reserved, mut ntfs) = (false, false, false, false);
+    };
+    let (mut efi, mut bios, mut active) = (false, false, false);
+    let (mut reserved, mut ntfs) = (false, false);
     let mut looks = 0;
-    for number in 0..u64::from(count) {
-        let mut entry = [0; 128];
-        let Some(at) = table.checked_add(number * u64::from(size)) else {
-            break;
+    for part in &table.partitions {
+        let may_be_windows = match &part.kind {
+            Kind::Mbr { kind, active: is } => {
+                efi |= *kind == MBR_EFI;
+                active |= is;
+                *is && *kind == MBR_NTFS
+            }
+            Kind::Gpt { kind, attributes } => {
+                efi |= kind == EFI_SYSTEM;
+                bios |= kind == BIOS_BOOT || attributes & LEGACY_BOOTABLE != 0;
+                reserved |= kind == WINDOWS_RESERVED;
+                kind == WINDOWS_DATA
+            }
         };
-        if read(at, &mut entry)? < entry.len() {
-            break;
-        }
-        let entry = Bytes(&entry);
-        efi |= entry.at(0, EFI_SYSTEM);
-        bios |= entry.at(0, BIOS_BOOT) || entry.le64(48) & LEGACY_BOOTABLE != 0;
-        reserved |= entry.at(0, WINDOWS_RESERVED);
-        if entry.at(0, WINDOWS_DATA) && looks < NTFS_LOOKS_MAX && !ntfs {
+        if may_be_windows && looks < NTFS_LOOKS_MAX && !ntfs {
             looks += 1;
-            ntfs = match entry.le64(32).checked_mul(sector) {
-                Some(first) => is_ntfs(read, first)?,
-                None => false,
-            };
+            ntfs = is_ntfs(read, part.first)?;
         }
     }
-    Ok(DiskBoot {
-        // a boot record with a program but nothing that this program could load is Windows' message that it can't
-        needs_uefi: efi && !(has_code && bios),
-        windows: reserved && ntfs,
+    Ok(match table.is_gpt {
+        true => DiskBoot {
+            // a boot record with a program but nothing that this program could load is Windows' message that it can't
+            needs_uefi: efi && !(table.has_code && bios),
+            windows: reserved && ntfs,
+        },
+        false => DiskBoot {
+            needs_uefi: efi && !(table.has_code && active),
+            windows: ntfs,
+        },
     })
 }
 
@@ -148,10 +93,10 @@ mod tests {
     use super::*;
 
     /// A disk of 64 KiB with a GPT of these types and attributes; each partition begins at its own sector from 64 on.
-    fn gpt_disk(code: bool, parts: &[(&[u8], u64)]) -> Vec<u8> {
+    fn gpt_disk(code: bool, parts: &[(&[u8; 16], u64)]) -> Vec<u8> {
         let mut disk = vec![0; 64 << 10];
         disk[0] = u8::from(code);
-        disk[446 + 4] = MBR_PROTECTIVE;
+        disk[446 + 4] = 0xee;
         disk[510..512].copy_from_slice(b"\x55\xaa");
         disk[512..520].copy_from_slice(b"EFI PART");
         disk[512 + 72] = 2;
@@ -159,7 +104,7 @@ mod tests {
         disk[512 + 84] = 128;
         for (i, (kind, attributes)) in parts.iter().enumerate() {
             let at = 1024 + i * 128;
-            disk[at..at + 16].copy_from_slice(kind);
+            disk[at..at + 16].copy_from_slice(*kind);
             disk[at + 32] = 64 + i as u8;
             disk[at + 48..at + 56].copy_from_slice(&attributes.to_le_bytes());
         }
@@ -168,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_disk_that_no_bios_can_boot_needs_uefi() {
-        let needs = |code, parts: &[(&[u8], u64)]| look_bytes(&gpt_disk(code, parts)).needs_uefi;
+        let needs =
+            |code, parts: &[(&[u8; 16], u64)]| look_bytes(&gpt_disk(code, parts)).needs_uefi;
         assert!(needs(false, &[(EFI_SYSTEM, 0), (WINDOWS_DATA, 0)]));
         assert!(needs(true, &[(EFI_SYSTEM, 0)]), "no program to load");
         assert!(
@@ -193,7 +139,8 @@ mod tests {
 
     #[test]
     fn windows_is_known_by_its_system_partition() {
-        let parts: [(&[u8], u64); 3] = [(EFI_SYSTEM, 0), (WINDOWS_RESERVED, 0), (WINDOWS_DATA, 0)];
+        let parts: [(&[u8; 16], u64); 3] =
+            [(EFI_SYSTEM, 0), (WINDOWS_RESERVED, 0), (WINDOWS_DATA, 0)];
         let mut disk = gpt_disk(true, &parts);
         assert!(!look_bytes(&disk).windows, "no NTFS");
         disk[66 * 512 + 3..][..8].copy_from_slice(b"NTFS    ");

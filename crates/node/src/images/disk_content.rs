@@ -112,6 +112,9 @@ const FOREIGN: &[(&[u8], &str, &str)] = &[
     ),
 ];
 
+/// The name of ext4, which stands for ext2 and ext3 as well.
+pub const EXT4: &str = "ext4";
+
 /// Offset and bytes by which partition tables and file systems are recognized.
 const SIGNATURES: &[(usize, &[u8], &str)] = &[
     // first, because an ISO that also starts from a USB stick has partition tables that need not be right
@@ -119,7 +122,7 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (0x8001, b"BEA01", "UDF"),
     (512, b"EFI PART", "GPT"),
     (4096, b"EFI PART", "GPT"),
-    (0x438, b"\x53\xef", "ext4"),
+    (0x438, b"\x53\xef", EXT4),
     (0, b"XFSB", "XFS"),
     (0x10040, b"_BHRfS_M", "Btrfs"),
     (1024, b"\x10\x20\xf5\xf2", "F2FS"),
@@ -191,6 +194,19 @@ pub fn look(read: &Read<'_>, len: u64) -> io::Result<Content> {
     })
 }
 
+/// Returns what is in a partition that begins at this byte: `XFS`.
+pub fn file_system(read: &Read<'_>, first: u64) -> io::Result<Option<&'static str>> {
+    let mut head = vec![0; HEAD_BYTES];
+    let got = read(first, &mut head)?;
+    head.truncate(got);
+    let head = Bytes(&head);
+    let known = |(at, magic, _): &&(usize, &[u8], &str)| head.at(*at, magic);
+    // the first bytes of a file system may be left of what was there before it
+    let (ext4, others): (Vec<_>, Vec<_>) = SIGNATURES.iter().partition(|(.., name)| *name == EXT4);
+    let found = ext4.into_iter().chain(others).find(known);
+    Ok(found.map(|(_, _, name)| *name))
+}
+
 fn packing(head: &Bytes<'_>) -> Option<Packing> {
     let found = [
         (0, &b"\x1f\x8b\x08"[..], Packing::Gzip),
@@ -241,7 +257,7 @@ fn length(head: &Bytes<'_>, known: Option<&'static str>) -> Option<(&'static str
             let bytes = blocks * u64::from(head.le32(0x8000 + 128) & 0xffff);
             bytes.saturating_sub(ISO_PADDING_BYTES)
         }
-        "ext4" => {
+        EXT4 => {
             const BITS_64: u32 = 0x80;
             let high = match head.le32(SUPERBLOCK + 96) & BITS_64 {
                 0 => 0,

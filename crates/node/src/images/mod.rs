@@ -4,11 +4,14 @@
 //! lock. `mount` is held for the length of a call into the mount, which may fetch. `users` is only held while it is copied.
 
 pub(crate) mod address;
+mod agent;
+mod confined;
 mod disk_boot;
 mod disk_content;
 mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
+mod disk_partitions;
 mod hardware;
 mod mounted;
 mod named;
@@ -27,6 +30,7 @@ use crate::{
     core::Core,
     error::{NodeError, at, at_named, busy, refused, usage},
     images::{
+        agent::{Agent, RawDisk},
         disk_boot::DiskBoot,
         disk_format::Format,
         disk_import::{open_disk, open_input},
@@ -188,15 +192,23 @@ impl Images {
         let mut ingest = Ingest::new(&self.repo, options)?;
         let line = report.progress_line("import", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
-        let mut disks = Vec::new();
+        let agent = request.agent.as_deref().map(Agent::open).transpose()?;
+        let (mut disks, mut agent_report) = (Vec::new(), None);
         let mut found = DiskBoot::default();
         for (number, disk) in request.disks.iter().enumerate() {
             let region = format!("disk{number}");
             let as_raw = request.format == Some(ImportFormat::Raw);
-            let boot = self.import_disk(&mut ingest, &region, Path::new(disk), as_raw, report)?;
+            let path = Path::new(disk);
+            let mut raw = self.open_raw(path, as_raw, report)?;
+            let boot = hardware::examine(&raw.file, path)?;
             if number == 0 && request.kernel.is_none() {
                 found = boot;
             }
+            if let (0, Some(agent)) = (number, &agent) {
+                let put = self.put_agent(agent, raw, report)?;
+                (raw, agent_report) = (put.0, Some(put.1));
+            }
+            ingest.region_from_open_file(&region, raw.file, path)?;
             disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
@@ -237,23 +249,26 @@ impl Images {
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             stored: Some(stats),
+            agent: agent_report,
             ..Default::default()
         })
     }
 
-    fn import_disk(
+    /// Opens a disk; in a raw file, whatever it comes in.
+    fn open_raw(
         &self,
-        ingest: &mut Ingest,
-        region: &str,
         path: &Path,
         as_raw: bool,
         report: &mut Report,
-    ) -> Result<DiskBoot, NodeError> {
+    ) -> Result<RawDisk, NodeError> {
         let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
+        let shown = disk.shown.clone();
         if disk.format == Format::Raw {
-            let found = hardware::examine(&disk.file, path)?;
-            ingest.region_from_open_file(region, disk.file, path)?;
-            return Ok(found);
+            return Ok(RawDisk {
+                file: disk.file,
+                shown,
+                own: disk.unpacked,
+            });
         }
         let format = disk.format.name();
         let raw = self.scratch("convert")?;
@@ -261,9 +276,14 @@ impl Images {
         let programs = &self.core.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
         report.stage(&format!("convert {format}"))?;
-        let found = hardware::examine(raw.as_file(), path)?;
-        ingest.region_from_file(region, raw.path())?;
-        Ok(found)
+        Ok(RawDisk {
+            file: raw
+                .as_file()
+                .try_clone()
+                .map_err(at("cannot share a file"))?,
+            shown,
+            own: Some(raw),
+        })
     }
 
     /// Creates an empty temporary file on the state directory's file system.
@@ -523,6 +543,12 @@ fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
         return Err(usage(
             "nothing to import",
             "name a disk image, or a kernel with --kernel",
+        ));
+    }
+    if request.agent.is_some() && request.disks.is_empty() {
+        return Err(usage(
+            "the agent is put into a disk, and none is given",
+            "name a disk image too",
         ));
     }
     if request.disks.len() > DISKS_MAX {

@@ -5,31 +5,27 @@
 
 use crate::{
     error::{NodeError, at, failed, refused},
-    images::disk_format::Format,
+    images::{
+        confined::{self, Ended},
+        disk_format::Format,
+    },
     report::ProgressLine,
 };
 use floe_machine::{
     Programs,
     tool::{INPUT, OUTPUT, Tool},
 };
-use floe_threads::Waited;
 use std::{
     fs::File,
-    io::{self, Read},
+    io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    process::{Child, ChildStderr},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tempfile::NamedTempFile;
 
 /// How many bytes of `qemu-img`'s output an error repeats at most.
 const SAID_BYTES_MAX: usize = 2048;
-/// How long a conversion may take at least, whatever its input: time to read tables on a busy host.
-const TIME_LEAST: Duration = Duration::from_secs(600);
-/// A conversion may take one more second for each such number of input bytes; any disk reads ten times as fast.
-const BYTES_PER_S_LEAST: u64 = 1 << 20;
-
 /// An opened disk image.
 pub struct DiskImage {
     pub(crate) file: File,
@@ -69,8 +65,7 @@ pub fn convert(
         shown,
         unpacked: _unpacked,
     } = from;
-    let bytes = file.metadata().map_or(0, |m| m.len());
-    let limit = TIME_LEAST + Duration::from_secs(bytes / BYTES_PER_S_LEAST);
+    let limit = confined::time_limit(file.metadata().map_or(0, |m| m.len()));
     let mut args = vec!["convert", "-p", "-f", format.name(), "-O", to_format.name()];
     match to_format {
         Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
@@ -85,53 +80,28 @@ pub fn convert(
         input: file,
         output: to.try_clone().map_err(at("cannot share a file"))?,
     };
-    let child = tool.start(programs).map_err(at("cannot start qemu-img"))?;
-    let result = watch(child, &shown, limit, progress);
+    let mut said = Vec::new();
+    let hear = |news: &[u8]| hear(news, &mut said, progress);
+    let ended = confined::run(programs, tool, limit, progress.cancel(), hear);
+    let result = ended.and_then(|ended| judge(ended, &said, &shown, limit));
     if result.is_err() {
         empty()?;
     }
     result
 }
 
-/// Waits until `qemu-img` ends, and reports its progress. Kills it when the client has gone or the time is over.
-fn watch(
-    mut child: Child,
-    shown: &str,
-    limit: Duration,
-    progress: &ProgressLine,
-) -> Result<(), NodeError> {
-    let pipe = child.stderr.take();
-    let until = Instant::now().checked_add(limit);
-    let (waited, status, said) = floe_threads::scope(|scope| {
-        let hear = || pipe.map(|pipe| listen(pipe, progress)).unwrap_or_default();
-        let listener = scope.try_spawn("qemu-img", hear);
-        let waited = match &listener {
-            Ok(_) => floe_threads::ended(&child, until, Some(progress.cancel())),
-            Err(_) => Ok(Waited::TimedOut),
-        };
-        if !matches!(waited, Ok(Waited::Come(()))) {
-            let _ = child.kill(); // it may have ended already
-        }
-        let status = child.wait();
-        let said = listener.map(|listener| listener.join().unwrap_or_default());
-        (waited, status, said)
-    });
-    let said = said?;
-    match waited.map_err(at("cannot wait for qemu-img"))? {
-        Waited::Come(()) => {}
-        Waited::Cancelled => return Err(NodeError::Cancelled),
-        Waited::TimedOut => {
+fn judge(ended: Ended, said: &[u8], shown: &str, limit: Duration) -> Result<(), NodeError> {
+    let status = match ended {
+        Ended::Itself(status) if status.success() => return Ok(()),
+        Ended::Itself(status) => status,
+        Ended::TimedOut => {
             return Err(failed(
                 format!("converting {shown} took longer than {} s", limit.as_secs()),
                 "convert it yourself: qemu-img convert -O raw IN OUT",
             ));
         }
-    }
-    let status = status.map_err(at("cannot wait for qemu-img"))?;
-    if status.success() {
-        return Ok(());
-    }
-    let said = match said.trim() {
+    };
+    let said = match messages(said).trim() {
         "" => status.to_string(),
         said => said.replace(INPUT, shown).replace('\n', "; "),
     };
@@ -141,20 +111,19 @@ fn watch(
     ))
 }
 
-/// Reads its output to the end: reports the progress, and returns the last of the rest.
-fn listen(mut pipe: ChildStderr, progress: &ProgressLine) -> String {
-    let mut said = Vec::new();
-    let mut buffer = [0; 4096];
-    while let Ok(len @ 1..) = pipe.read(&mut buffer) {
-        let news = &buffer[..len];
-        if let Some(percent) = last_percent(news) {
-            progress.at((percent * 100.0) as u64, 10_000);
-        }
-        said.extend_from_slice(news);
-        let excess = said.len().saturating_sub(2 * SAID_BYTES_MAX);
-        said.drain(..excess);
+/// Takes what it prints: reports the progress, and keeps the last of it all.
+fn hear(news: &[u8], said: &mut Vec<u8>, progress: &ProgressLine) {
+    if let Some(percent) = last_percent(news) {
+        progress.at((percent * 100.0) as u64, 10_000);
     }
-    let said = String::from_utf8_lossy(&said).into_owned();
+    said.extend_from_slice(news);
+    let excess = said.len().saturating_sub(2 * SAID_BYTES_MAX);
+    said.drain(..excess);
+}
+
+/// Returns what it said besides its progress.
+fn messages(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
     let lines = said.split(['\r', '\n']);
     let lines = lines.filter(|line| !line.contains("/100%)") && !line.trim().is_empty());
     let said = lines.collect::<Vec<_>>().join("\n");
@@ -176,10 +145,7 @@ fn last_percent(text: &[u8]) -> Option<f64> {
 
 /// Returns the path of `qemu-img`.
 fn program() -> Result<PathBuf, NodeError> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .map(|dir| dir.join("qemu-img"))
-        .find(|file| file.is_file())
+    crate::host::find("qemu-img")
         .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
 }
 

@@ -35,6 +35,23 @@ fn span(number: u64, size: u64) -> (usize, usize) {
     (bytes, bytes.div_ceil(CHUNK_SIZE))
 }
 
+/// Returns the next data of a file of `size` bytes at or after `from`, as [start, end); `None` if there is none. Everything is
+/// data if the file system can't find holes.
+pub fn next_data(file: &File, from: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
+    let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(start) => start,
+        Err(rustix::io::Errno::NXIO) => return Ok(None),
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
+            return Ok(Some((from, size)));
+        }
+        Err(e) => return Err(e.into()),
+    };
+    match rustix::fs::seek(file, SeekFrom::Hole(start)) {
+        Ok(end) => Ok(Some((start, end))),
+        Err(_) => Ok(Some((start, size))),
+    }
+}
+
 /// A file or block device that all workers read at once. It finds holes without reading them.
 pub(super) struct FileFeed {
     pub file: File,
@@ -58,23 +75,6 @@ impl FileFeed {
         }
     }
 
-    /// Returns the next data at or after `from`, as [start, end); `None` if there is none. Everything is data if the file
-    /// system can't find holes.
-    fn data(&self, from: u64) -> io::Result<Option<(u64, u64)>> {
-        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(from)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => return Ok(None),
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
-                return Ok(Some((from, self.size)));
-            }
-            Err(e) => return Err(e.into()),
-        };
-        match rustix::fs::seek(&self.file, SeekFrom::Hole(start)) {
-            Ok(end) => Ok(Some((start, end))),
-            Err(_) => Ok(Some((start, self.size))),
-        }
-    }
-
     fn read(&self, number: u64, buffer: &mut [u8]) -> io::Result<Content> {
         let start = number * SEGMENT_SPAN;
         let (bytes, chunks) = span(number, self.size);
@@ -82,7 +82,7 @@ impl FileFeed {
         let buffer = &mut buffer[..chunks * CHUNK_SIZE];
         let mut at = start;
         while at < end {
-            let (from, to) = match self.data(at)? {
+            let (from, to) = match next_data(&self.file, at, self.size)? {
                 Some((from, to)) if from < end => (from, to.min(end)),
                 _ => (end, end),
             };

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use crate::repository::{Scope, unix_now};
 use crate::{Repository, StoreError};
+pub use feed::next_data;
 use feed::{Feed, FileFeed, PagesFeed, PagesState, ReaderFeed};
 use others::Others;
 pub(crate) use packer::Packer;
