@@ -134,10 +134,11 @@ kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps ## On 
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 
+# FRESH=1 measures all anew; otherwise a run goes on where an earlier one of the same code was cut.
 lab: build guest-debian guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
-		target/release/floe-lab $$e --json lab/results/$$e.json || failed="$$failed $$e"; \
+		target/release/floe-lab $$e --json lab/results/$$e.json $(if $(FRESH),,--keep) || failed="$$failed $$e"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make lab: not measured:$$failed" >&2; exit 1; fi
 

@@ -1,8 +1,11 @@
 //! Figures, as JSON for programs and as a table for people.
-use super::{MachineInfo, Samples};
+use super::{MachineInfo, Samples, code_here};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+
+/// How a remark about a broken promise begins.
+const VIOLATION: &str = "VIOLATION: ";
 
 /// What a figure is compared with, measured in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,8 +46,14 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The machine on which it ran.
     pub machine: MachineInfo,
+    /// The code that was measured ([`code_here`]); empty if it was not as committed.
+    #[serde(default)]
+    pub code: String,
     /// When it ended, in seconds since 1970.
     pub finished_unix_s: u64,
+    /// How many seconds the experiment took.
+    #[serde(default)]
+    pub took_s: u64,
     /// Plots of the figures, as SVG, by name; they are written next to the JSON.
     #[serde(skip)]
     pub plots: BTreeMap<String, String>,
@@ -56,17 +65,26 @@ pub struct Report {
 impl Report {
     /// Makes an empty report.
     pub fn new(experiment: &str, quick: bool) -> Report {
-        let machine = MachineInfo::here();
         Report {
             experiment: experiment.into(),
             quick,
             figures: BTreeMap::new(),
             notes: Vec::new(),
-            machine,
+            machine: MachineInfo::here(),
+            code: code_here(),
             finished_unix_s: 0,
+            took_s: 0,
             plots: BTreeMap::new(),
             violations: Vec::new(),
         }
+    }
+
+    /// Whether these figures need no other run: all of them were measured, no promise was broken, and code and machine are
+    /// those of `now`.
+    pub fn holds_for(&self, now: &Report) -> bool {
+        let broken = self.notes.iter().any(|note| note.starts_with(VIOLATION));
+        let same = self.code == now.code && self.machine == now.machine;
+        same && !self.code.is_empty() && self.machine.optimised && !self.quick && !broken
     }
 
     /// Adds the median of `samples`.
@@ -118,7 +136,7 @@ impl Report {
     /// Adds a remark about a violated limit, which makes the command fail.
     pub fn fail(&mut self, text: impl Into<String>) {
         let text = text.into();
-        self.notes.push(format!("VIOLATION: {text}"));
+        self.notes.push(format!("{VIOLATION}{text}"));
         self.violations.push(text);
     }
 
@@ -252,6 +270,29 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("quick"), "{text}");
+    }
+
+    #[test]
+    fn figures_hold_for_the_code_and_the_machine_of_their_run() {
+        let full = || {
+            let mut full = report();
+            (full.quick, full.code, full.machine.optimised) = (false, "crates 12".into(), true);
+            full
+        };
+        assert!(full().holds_for(&full()));
+        let changes: [fn(&mut Report); 6] = [
+            |it| it.code = "crates 13".into(),
+            |it| it.code.clear(),
+            |it| it.quick = true,
+            |it| it.machine.cpu = "another".into(),
+            |it| it.machine.optimised = false,
+            |it| it.fail("a guest lost a byte"),
+        ];
+        for change in changes {
+            let mut other = full();
+            change(&mut other);
+            assert!(!other.holds_for(&full()));
+        }
     }
 
     #[test]

@@ -4,15 +4,13 @@ use super::ledger::{self, Asked, Limits};
 use crate::{error::NodeError, guest::Guests, inventory::Entry, report::Report};
 use floe_api::{CloneState, ErrorCode};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
+use floe_threads::Waited;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// How often clones that a program waits for are checked, and machines with which another operation is under way: neither the
-/// end of a clone on another host nor that of an operation is told to anybody.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often other hosts are asked about their clones.
+/// How often other hosts are asked about their clones: what happens there is told to nobody here.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long ending a clone waits for another operation on it.
 const END_WAIT: Duration = Duration::from_secs(60);
@@ -162,14 +160,28 @@ impl Guests {
                 "only clones end like this; a parent powers off",
             ));
         }
+        let removed = self.once_idle(|| self.machines.remove_machine(entry.name.as_str(), true));
+        match removed {
+            Err(error) => Err(went_wrong(&error)),
+            Ok(()) => Ok(Answer::Done { ended: 1, lost: 0 }),
+        }
+    }
+
+    /// Does something with a machine as soon as no other operation on it is under way, or returns that it still is after
+    /// [`END_WAIT`].
+    fn once_idle(&self, act: impl Fn() -> Result<(), NodeError>) -> Result<(), NodeError> {
         let until = Instant::now() + END_WAIT;
         loop {
-            match self.machines.remove_machine(entry.name.as_str(), true) {
-                Err(error) if error.code() == ErrorCode::Busy && Instant::now() < until => {
-                    std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
-                }
-                Err(error) => return Err(went_wrong(&error)),
-                Ok(()) => return Ok(Answer::Done { ended: 1, lost: 0 }),
+            let ask = until.min(Instant::now() + ASK_EVERY);
+            let changed = self.inventory.changed();
+            let done = changed.wait_for(Some(ask), None, || match act() {
+                Err(error) if error.code() == ErrorCode::Busy => None,
+                done => Some(done),
+            });
+            match done {
+                Waited::Come(done) => return done,
+                _ if Instant::now() >= until => return act(),
+                _ => {}
             }
         }
     }
@@ -202,6 +214,8 @@ impl Guests {
         let mut asked: Option<Instant> = None;
         let (mut most, mut lost) = (0, 0);
         'look: loop {
+            let seen = self.inventory.changed().seen();
+            let wait = |until| self.inventory.changed().wait(seen, Some(until));
             // while a fork is under way or the number of its clones is not known yet, there may be clones
             let forking = {
                 let ledger = self.ledger.lock();
@@ -226,7 +240,7 @@ impl Guests {
                         Err(error)
                             if matches!(error.code, ErrorCode::Busy | ErrorCode::NotFound) =>
                         {
-                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
+                            wait(Instant::now() + ASK_EVERY);
                             continue 'look;
                         }
                         Err(error) => {
@@ -251,7 +265,8 @@ impl Guests {
             if over() {
                 return Err(Refusal::new(codes::TIMEOUT, "nobody waits any more", ""));
             }
-            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
+            let until = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(began.elapsed()));
+            wait(Instant::now() + until.min(ASK_EVERY));
         }
     }
 
@@ -266,19 +281,11 @@ impl Guests {
         self.check_spent(name, ticket)?;
         let (mut ended, mut failed) = (0, Vec::new());
         for clone in self.forks.clones_of_fork(ticket) {
-            let until = Instant::now() + END_WAIT;
-            loop {
-                match self.forks.end_a_clone(&clone) {
-                    Ok(()) => break ended += 1,
-                    Err(error) => match error.code() {
-                        // it has ended by itself meanwhile
-                        ErrorCode::NotFound => break,
-                        ErrorCode::Busy if Instant::now() < until => {
-                            std::thread::sleep(LOOK_EVERY); // see LOOK_EVERY
-                        }
-                        _ => break failed.push(format!("{clone}: {error}")),
-                    },
-                }
+            match self.once_idle(|| self.forks.end_a_clone(&clone)) {
+                Ok(()) => ended += 1,
+                // it has ended by itself meanwhile
+                Err(error) if error.code() == ErrorCode::NotFound => {}
+                Err(error) => failed.push(format!("{clone}: {error}")),
             }
         }
         if let Some(first) = failed.first() {

@@ -3,6 +3,7 @@
 use super::{Entry, record::Record};
 use crate::error::{NodeError, refused};
 use floe_image::MachineConfig;
+use floe_threads::Waited;
 use std::time::{Duration, Instant};
 
 /// Label of an image whose guest had an agent at its capture: clones of it wait for their identity.
@@ -10,8 +11,6 @@ pub(crate) const AGENT_LABEL: &str = "floe.agent";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
-/// How often a fork or capture checks whether the machine's identity is in place.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// What is known of a machine's guest.
 #[derive(Default)]
@@ -31,22 +30,25 @@ pub(crate) struct GuestState {
 impl Entry {
     /// Blocks until a machine that is to be copied has its own identity. Fails if that takes too long or went wrong.
     pub(crate) fn wait_for_identity(&self) -> Result<(), NodeError> {
-        while is_pending(&self.record()) {
-            let (late, why) = {
-                let guest = &self.state().guest;
-                (is_late(guest.since), guest.why.clone())
-            };
-            if late || why.is_some() {
-                let why = why.unwrap_or_else(|| "its guest says nothing".into());
-                return Err(refused(
-                    format!("the identity of {} is not in place: {why}", self.name),
-                    format!("floe kill {}, and clone its parent again", self.name),
-                ));
+        let look = || {
+            let state = self.state();
+            if !is_pending(&state.record) {
+                return Some(Ok(()));
             }
-            // the guest's answer is written into the record, which wakes nobody
-            std::thread::sleep(LOOK_EVERY);
+            let late = || is_late(state.guest.since).then(|| "its guest says nothing".into());
+            let why = state.guest.why.clone().or_else(late)?;
+            Some(Err(refused(
+                format!("the identity of {} is not in place: {why}", self.name),
+                format!("floe kill {}, and clone its parent again", self.name),
+            )))
+        };
+        loop {
+            let since = self.state().guest.since.unwrap_or_else(Instant::now);
+            let late = Some(since + IDENTITY_LIMIT);
+            if let Waited::Come(done) = self.changed.wait_for(late, None, look) {
+                return done;
+            }
         }
-        Ok(())
     }
 
     /// Sets or removes the label that says whether clones of this image have an agent that puts their identity in place.
@@ -59,12 +61,15 @@ impl Entry {
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
     pub fn agent_answers(&self) -> bool {
-        !std::mem::replace(&mut self.state.write().guest.agent, true)
+        let new = !std::mem::replace(&mut self.state.write().guest.agent, true);
+        self.changed.beat();
+        new
     }
 
     /// Notes why its identity is not in place; `None` once it is.
     pub fn identity_is_missing(&self, why: Option<String>) {
         self.state.write().guest.why = why;
+        self.changed.beat();
     }
 
     /// Whether its guest takes too long to take its identity; true only once for each QEMU.
@@ -114,5 +119,5 @@ pub(crate) fn is_pending(record: &Record) -> bool {
 
 /// Whether a clone whose QEMU started at `since` has waited too long for its guest's agent.
 fn is_late(since: Option<Instant>) -> bool {
-    since.is_some_and(|since| since.elapsed() > IDENTITY_LIMIT)
+    since.is_some_and(|since| since.elapsed() >= IDENTITY_LIMIT)
 }

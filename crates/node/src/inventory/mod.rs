@@ -32,7 +32,8 @@ use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use floe_threads::{Pulse, Waited};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -50,6 +51,8 @@ const PLACE_HEAD: usize = 29;
 /// All machines by name.
 pub(crate) struct Inventory {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
+    /// Beats when something about a machine has changed.
+    changed: Arc<Pulse>,
     reserve: Arc<Reserve>,
     tell: Tell,
 }
@@ -62,8 +65,8 @@ pub(crate) struct Entry {
     pub dir: PathBuf,
     /// Its phase, its operation, and why it stands still.
     life: Mutex<Life>,
-    /// Notified when an operation has ended.
-    idle: Condvar,
+    /// Beats when something about a machine has changed: the same for all machines.
+    changed: Arc<Pulse>,
     /// Held while what its life demands is carried out.
     driving: Mutex<()>,
     /// Held while the record is changed and written, so that nothing else is locked during the write.
@@ -131,7 +134,7 @@ impl std::ops::Deref for Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         self.entry.life.lock().finish();
-        self.entry.idle.notify_all();
+        self.entry.changed.beat();
     }
 }
 
@@ -187,6 +190,7 @@ impl Entry {
             false => record.save(&self.dir),
         })?;
         self.state.write().record = record;
+        self.changed.beat();
         Ok(())
     }
 
@@ -216,11 +220,16 @@ impl Entry {
     /// for, since no user has asked for them.
     pub fn begin(self: &Arc<Self>, what: Task) -> Result<Operation, NodeError> {
         let until = Instant::now() + SHORT_WAIT;
-        let mut life = self.life.lock();
-        while life.task().is_some_and(Task::is_short) && Instant::now() < until {
-            self.idle.wait_until(&mut life, until);
-        }
-        if let Err(other) = life.begin(what) {
+        let begun = self.changed.wait_for(Some(until), None, || {
+            let mut life = self.life.lock();
+            let short = life.task().is_some_and(Task::is_short);
+            (!short).then(|| life.begin(what))
+        });
+        let begun = match begun {
+            Waited::Come(begun) => begun,
+            Waited::TimedOut | Waited::Cancelled => self.life.lock().begin(what),
+        };
+        if let Err(other) = begun {
             return Err(busy(
                 format!("machine {}: {other} is under way", self.name),
                 format!("wait for it to end, then {what} again"),
@@ -242,6 +251,7 @@ impl Inventory {
     pub fn new(reserve: Arc<Reserve>, tell: Tell) -> Inventory {
         Inventory {
             entries: RwLock::default(),
+            changed: Arc::default(),
             reserve,
             tell,
         }
@@ -343,7 +353,7 @@ impl Inventory {
             name: Named::new(name.clone()),
             dir,
             life: Mutex::new(life),
-            idle: Condvar::new(),
+            changed: self.changed.clone(),
             driving: Mutex::default(),
             writing: Mutex::default(),
             pauses: Mutex::default(),
@@ -386,6 +396,13 @@ impl Inventory {
     /// Removes a machine from the list.
     pub fn remove(&self, name: &MachineName) {
         self.entries.write().remove(name);
+        self.changed.beat();
+    }
+
+    /// Returns what beats when something about a machine has changed: its operation has ended, its record, its life or what is
+    /// known of its guest is another, or it is gone.
+    pub fn changed(&self) -> &Arc<Pulse> {
+        &self.changed
     }
 
     /// Returns in words which machine uses an image, if any does.

@@ -225,7 +225,10 @@ impl Runs {
         let agent = || entry.state().guest.agent;
         let port = awaited_port(awaited.wait, awaited.port, &record.forwards)?;
         let (sign, name) = match (awaited.wait, port) {
-            (Wait::Agent, _) => (Some(Sign::Agent(&agent)), "agent"),
+            (Wait::Agent, _) => {
+                let (answered, changed) = (&agent, self.inventory.changed());
+                (Some(Sign::Agent { answered, changed }), "agent")
+            }
             (Wait::Port, Some(forward)) => (Some(Sign::Port(forward.clone())), "port"),
             (Wait::Console, _) => {
                 let dir = self.machines.console_dir(&record);

@@ -11,12 +11,13 @@ use crate::{
 };
 use floe_api::PortForward;
 use floe_machine::console::{ConsoleLog, ConsoleWatch};
-use floe_threads::ready;
+use floe_threads::{Pulse, ready};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
     os::fd::AsFd,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,9 +25,9 @@ use std::{
 const BANNER_WAIT: Duration = Duration::from_millis(150);
 /// How long one attempt may last: on a slow link the guest's pages for the answer must arrive first.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// The time between two looks for a sign that nothing announces.
+/// The time between two questions to a port.
 const SIGN_POLL: Duration = Duration::from_millis(20);
-/// How often it is checked whether the machine is alive while its console is waited for.
+/// How often it is checked whether the machine is alive while its console or agent is waited for.
 const ALIVE_EVERY: Duration = Duration::from_millis(200);
 /// What is sent to a server that waits for its client.
 const QUESTION: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
@@ -40,8 +41,13 @@ pub enum Sign<'a> {
         /// The log's position before.
         before: (u64, u64),
     },
-    /// floe's agent has answered, as this says.
-    Agent(&'a dyn Fn() -> bool),
+    /// floe's agent has answered.
+    Agent {
+        /// Whether it has.
+        answered: &'a dyn Fn() -> bool,
+        /// Beats when it has.
+        changed: &'a Arc<Pulse>,
+    },
     /// The guest's end of this forward answers.
     Port(PortForward),
 }
@@ -68,7 +74,7 @@ pub fn wait(
             Sign::Console { dir, before } => {
                 (ConsoleLog::position(dir) != *before).then(Instant::now)
             }
-            Sign::Agent(answered) => answered().then(Instant::now),
+            Sign::Agent { answered, .. } => answered().then(Instant::now),
             Sign::Port(forward) => ask(forward, until, cancel),
         };
         if answered.is_some() {
@@ -82,8 +88,12 @@ pub fn wait(
                 ready(&watched, Some(until), Some(cancel)).map_err(at("cannot wait"))?;
                 watch.iter().for_each(ConsoleWatch::clear);
             }
-            // nothing tells when a program in the guest begins to listen, or that its agent has answered
-            Sign::Agent(_) | Sign::Port(_) => {
+            Sign::Agent { answered, changed } => {
+                let until = until.min(Instant::now() + ALIVE_EVERY);
+                changed.wait_for(Some(until), Some(cancel), || answered().then_some(()));
+            }
+            // nothing tells when a program in the guest begins to listen
+            Sign::Port(_) => {
                 cancel.sleep(SIGN_POLL);
             }
         }
@@ -125,6 +135,7 @@ fn ask(forward: &PortForward, until: Instant, cancel: &Cancel) -> Option<Instant
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn wait_port(listener: &TcpListener, ms: u64) -> bool {
         let port = listener.local_addr().unwrap().port();
@@ -179,20 +190,31 @@ mod tests {
 
     #[test]
     fn an_agent_that_answers_later_is_waited_for() {
-        let asked = std::cell::Cell::new(0);
-        let answers = || {
-            asked.set(asked.get() + 1);
-            asked.get() > 3
+        let has = Arc::new(AtomicBool::new(false));
+        let changed = Arc::new(Pulse::new());
+        let answered = || has.load(Ordering::Relaxed);
+        let sign = Sign::Agent {
+            answered: &answered,
+            changed: &changed,
         };
-        assert!(waits(&Sign::Agent(&answers), 60_000));
-        assert!(!waits(&Sign::Agent(&|| false), 30));
+        assert!(!waits(&sign, 30));
+        let (answers, beats) = (has.clone(), changed.clone());
+        let agent = std::thread::spawn(move || {
+            answers.store(true, Ordering::Relaxed);
+            beats.beat();
+        });
+        assert!(waits(&sign, 60_000));
+        agent.join().unwrap();
     }
 
     #[test]
     fn a_client_that_hangs_up_ends_the_wait() {
         let cancel = Cancel::default();
         cancel.cancel();
-        let sign = Sign::Agent(&|| false);
+        let sign = Sign::Agent {
+            answered: &|| false,
+            changed: &Arc::default(),
+        };
         let waited = wait(&sign, Duration::from_secs(60), &cancel, || Ok(()));
         assert!(matches!(waited, Err(NodeError::Cancelled)));
     }

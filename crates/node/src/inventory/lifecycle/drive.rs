@@ -80,6 +80,7 @@ impl Entry {
             self.life.lock().withdraw(before);
             let _ = self.carry_out(|_| ()); // the error of the first attempt is the one to report
         }
+        self.changed.beat();
         done.map(|()| true)
     }
 
