@@ -54,7 +54,15 @@ export interface Machine {
   limits?: { cpu_millicores?: number; memory_max_bytes?: number };
   paused_for?: PauseReason[];
   switched_off?: boolean;
+  /** Whether it is removed with its disks once it has ended. */
+  remove?: boolean;
+  /** When it is started again once it has ended; absent for never. */
+  restart?: Restart;
+  /** How often in a row it has ended soon and was started again. */
+  restarts?: number;
 }
+
+export type Restart = "no" | "always" | "unless_stopped" | { on_failure: { max?: number } };
 
 export interface Forward {
   protocol: "tcp" | "udp";

@@ -43,7 +43,7 @@ async function fits(page: Page): Promise<void> {
 
 test("a guest that speaks on its serial console alone is used there, by several at once, and beside the command line", async ({ page, browser, site, errors }) => {
   test.setTimeout(600_000); // one boot, and everything that is done with a console
-  floe(site, "run", "tiny", "--name", LONG, "--memory", "256M", "--cmdline", "console=ttyS0 quiet no_timer_check");
+  floe(site, "run", "tiny", "--name", LONG, "--rm", "--memory", "256M", "--cmdline", "console=ttyS0 quiet no_timer_check");
   await until("the guest", () => floe(site, "logs", LONG).includes(PROMPT));
 
   // the console is shown without having been asked for, with what was written before
@@ -59,6 +59,10 @@ test("a guest that speaks on its serial console alone is used there, by several 
     });
   });
   await page.reload();
+  await page.getByRole("button", { name: `Details of ${LONG}`, exact: true }).click();
+  await expect(page.locator(".drawer")).toContainText("it is removed with its disks");
+  await expect(page.locator(".drawer")).not.toContainText("Starts again");
+  await page.keyboard.press("Escape");
   await page.getByRole("button", { name: `Show the screen of ${LONG}` }).click();
   await expect(page.getByRole("button", { name: "Console", exact: true })).toHaveAttribute("aria-pressed", "true");
   await expect(page.locator(".xterm-rows")).toContainText(PROMPT);
@@ -135,7 +139,7 @@ test("a guest that speaks on its serial console alone is used there, by several 
 
 test("a machine is found, paused, looked into, forked and stopped, by keys as by the mouse, and long names fit everywhere", async ({ page, site }) => {
   test.setTimeout(600_000); // four machines
-  floe(site, "run", "tiny-live:shell", "--name", LONG, "-p", "0:80");
+  floe(site, "run", "tiny-live:shell", "--name", LONG, "-p", "0:80", "--restart", "on-failure:3");
   floe(site, "image", "tag", "tiny-live:shell", `${LONG}:with-a-tag-that-is-not-short-either-but-says-much`);
   try {
     // found: the search filters machines, too, and arrow keys go from machines to images
@@ -160,6 +164,8 @@ test("a machine is found, paused, looked into, forked and stopped, by keys as by
     await expect(drawer).toContainText("127.0.0.1:");
     await expect(drawer).toContainText("guest 80");
     await expect(drawer).toContainText("that differ from the image");
+    await expect(drawer).toContainText("when it fails, at most 3 times in a row");
+    await expect(drawer).not.toContainText("it is removed");
     expect(await barriers(page)).toEqual([]);
     await drawer.getByRole("button", { name: /^tiny-live:shell/ }).click();
     const stored = (JSON.parse(floe(site, "image", "inspect", "tiny-live:shell", "--json")) as { stored_bytes: number }).stored_bytes;

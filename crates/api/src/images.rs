@@ -81,6 +81,9 @@ pub struct ImageDetail {
     /// Its hardware profile: with 1 nothing can be added to its machines while they run, with 2 processors, memory, cards and disks.
     #[serde(default)]
     pub hardware_profile: u32,
+    /// What its machines are made of where that is not the default.
+    #[serde(default, skip_serializing_if = "Hardware::is_none")]
+    pub hardware: Hardware,
 }
 
 /// One region of an image.

@@ -425,7 +425,7 @@ pub struct DiskInfo {
 pub struct ResizeRequest {
     /// The disk's name.
     pub disk: String,
-    /// Its new size in bytes, a multiple of 4096 and not smaller than before. The machine must be stopped.
+    /// Its new size in bytes, a multiple of 4096 and not smaller than before. The guest of a machine that runs is told of it.
     pub bytes: u64,
 }
 

@@ -341,7 +341,16 @@ fn machines_of_every_disk_model_go_on_elsewhere_or_say_why_not() {
             });
             there.wait_console(&cold, SAVED);
             assert!(!there.console(&cold).contains(FRESH));
-            let devices = node.client().image(&live).unwrap().devices.join(" ");
+            let image = node.client().image(&live).unwrap();
+            let told = (image.hardware.disk_model, image.hardware.network_model);
+            assert_eq!(told, (Some(disk), Some(network)));
+            assert_eq!(image.hardware.firmware, None);
+            let inspect = command::floe(&node, &["image", "inspect", &live]);
+            let shown = command::said(&command::ends(inspect));
+            let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap();
+            assert!(line("disk model").ends_with(&name), "{shown}");
+            assert!(!shown.contains("\nfirmware"), "{shown}");
+            let devices = image.devices.join(" ");
             let driver = format!("{network:?}").to_lowercase();
             assert!(devices.contains(&driver) && !devices.contains("virtio-net"));
             assert!(!there.console(&cold).contains(IO_ERROR));
@@ -349,7 +358,28 @@ fn machines_of_every_disk_model_go_on_elsewhere_or_say_why_not() {
             there.client().remove_machine(&cold, true).unwrap();
         }
         assert!(!node.console(&name).contains(IO_ERROR));
+        resize(&node, &name, disk);
         node.client().remove_machine(&name, true).unwrap();
+    }
+}
+
+/// Makes the disk of a machine that runs larger, or is told why that can't be done with this model.
+fn resize(node: &TestNode, name: &str, model: DiskModel) {
+    let before = node.client().disks(name).unwrap().disks[0].bytes;
+    let bytes = before + (1 << 20);
+    let disk = "disk0".to_owned();
+    let resized = node
+        .client()
+        .resize_disk(name, &ResizeRequest { disk, bytes });
+    match model {
+        DiskModel::Scsi => assert_eq!(resized.unwrap().disks[0].bytes, bytes),
+        _ => {
+            let error = resized.unwrap_err().to_api();
+            assert_eq!(error.code, ErrorCode::Refused, "{error}");
+            assert!(error.fix.contains("floe stop"), "{error}");
+            let now = node.client().disks(name).unwrap().disks[0].bytes;
+            assert_eq!(now, before);
+        }
     }
 }
 

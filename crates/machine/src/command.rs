@@ -439,7 +439,7 @@ pub(crate) fn netdevs(config: &MachineConfig) -> impl Iterator<Item = &str> {
 }
 
 /// Returns QEMU's names for the machine's disks, in the order of `config.disks`.
-fn disk_nodes(config: &MachineConfig) -> Vec<String> {
+pub(crate) fn disk_nodes(config: &MachineConfig) -> Vec<String> {
     // after a removal, the numbers have gaps
     let mut drives = devices::values(&config.devices, "drive").filter(|d| !devices::is_special(d));
     let node = |disk: &String| match devices::is_special(disk) {

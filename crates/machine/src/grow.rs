@@ -463,7 +463,7 @@ impl Machine {
         record.save(self.dir())
     }
 
-    fn ask(&self, command: &str, arguments: Value) -> Result<Value, MachineError> {
+    pub(crate) fn ask(&self, command: &str, arguments: Value) -> Result<Value, MachineError> {
         self.qmp.execute(command, arguments).map_err(|e| match e {
             QmpError::Closed { .. } if !self.process().is_alive() => self.dead(),
             e => e.into(),

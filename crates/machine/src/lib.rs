@@ -31,6 +31,7 @@ mod clock;
 mod command;
 pub mod console;
 mod devices;
+mod disk_size;
 mod error;
 pub mod exec;
 mod face;

@@ -331,6 +331,12 @@ pub(crate) fn notify_inval_inode(node: u64, offset: u64, len: u64) -> Vec<u8> {
     Out::default().u64(node).u64(offset).u64(len).0
 }
 
+/// Encodes `fuse_notify_inval_inode_out` with an offset that is negative: the kernel is to ask for the attributes again, and waits for
+/// no page.
+pub(crate) fn notify_inval_attributes(node: u64) -> Vec<u8> {
+    notify_inval_inode(node, -1_i64 as u64, 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

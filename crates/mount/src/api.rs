@@ -471,18 +471,6 @@ impl Mount {
         Ok(sizes)
     }
 
-    /// Makes a disk in a machine's directory larger. The machine must not be on the mount, and its disks must have been durable when
-    /// it was removed from it. A size that is smaller than the disk's is refused.
-    pub fn grow_disk(dir: &Path, disk: &str, bytes: u64) -> Result<(), MountError> {
-        if !floe_image::region_name_is_valid(disk) {
-            return Err(MountError::Unknown {
-                what: "disk",
-                name: disk.to_owned(),
-            });
-        }
-        Disk::grow(&Disk::dir(dir, disk), bytes)
-    }
-
     /// Removes an image's directory. Machines that use the image keep it.
     pub fn remove_image(&self, id: &Hash) -> Result<(), MountError> {
         let known = self.core.images.write().remove(id).is_some();

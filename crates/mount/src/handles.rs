@@ -1,5 +1,6 @@
 //! The handles by which a caller refers to an image or a machine on the mount.
 
+use crate::abi;
 use crate::core::Core;
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
@@ -247,6 +248,30 @@ impl MachineHandle {
             )?;
         }
         Ok(())
+    }
+
+    /// Makes a disk larger, also while a VMM has it open; a size in bytes below the disk's is refused. The new part reads as zeros. When
+    /// this returns the new size is durable, and it is what the file's attributes say; a VMM must still be told to look at them.
+    pub fn grow_disk(&self, disk: &str, bytes: u64) -> Result<(), MountError> {
+        let grown = self.machine.disks.iter().find(|d| d.name == disk);
+        let grown = grown.ok_or_else(|| MountError::Unknown {
+            what: "disk",
+            name: disk.to_owned(),
+        })?;
+        grown.grow(bytes)?;
+        let path = format!("machines/{}/{disk}", self.machine.name);
+        if let Some(ino) = self.core.tree.ino(&path) {
+            let head = abi::notify_inval_attributes(ino);
+            // ENOENT: the kernel never looked the name up.
+            let _ = self.core.devices[0].notify(abi::notify::INVAL_INODE, &head, &[]);
+        }
+        Ok(())
+    }
+
+    /// Returns the disks' names with their sizes in bytes, in the order of [`crate::MachineSpec::disks`].
+    pub fn disk_sizes(&self) -> Vec<(String, u64)> {
+        let disks = self.machine.disks.iter();
+        disks.map(|d| (d.name.clone(), d.size())).collect()
     }
 
     /// Makes all completed writes durable.

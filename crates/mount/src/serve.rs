@@ -293,7 +293,7 @@ impl Call<'_> {
         }
     }
 
-    /// Answers SETATTR. Sizes are fixed: setting the present size succeeds, another is refused. Times and modes are ignored.
+    /// Answers SETATTR. Sizes are the node's to change: setting the present size succeeds, another is refused. Times and modes are ignored.
     fn setattr(&self, node: &Node) {
         let attr = self.core.tree.attr(self.header.node, node);
         match abi::parse_setattr(self.body) {
@@ -358,7 +358,7 @@ impl Call<'_> {
             ),
             Node::Disk { machine, disk } => (
                 Target::Disk(machine.clone(), disk),
-                machine.disks[disk].size,
+                machine.disks[disk].size(),
             ),
             Node::Dir { .. } => return self.errno(libc::EISDIR),
         };
@@ -539,7 +539,7 @@ impl Call<'_> {
         let keep = mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0;
         let within = offset
             .checked_add(len)
-            .is_some_and(|end| end <= machine.disks[disk].size);
+            .is_some_and(|end| end <= machine.disks[disk].size());
         if !within && (!keep || mode as i32 & zeroing == 0) {
             return self.errno(libc::EFBIG);
         }

@@ -351,7 +351,7 @@ impl Tree {
                 self.gid,
             ),
             Node::Disk { machine, disk } => (
-                machine.disks[*disk].size,
+                machine.disks[*disk].size(),
                 libc::S_IFREG | 0o600,
                 machine.uid,
                 machine.gid,

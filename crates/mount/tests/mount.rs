@@ -174,6 +174,52 @@ fn a_disk_behaves_like_a_plain_file_through_freezes_and_restarts() {
 
 #[test]
 #[ignore = "needs root and /dev/fuse: make system"]
+fn a_disk_grows_while_it_is_open_and_goes_on_as_a_plain_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let mut model = place.disk.clone();
+    let mut random = Random(43);
+    for round in 1..5 {
+        let node = place.start(place.options());
+        let machine = place.machine_of(&node, "a", model.len() as u64);
+        let path = machine.disk_path("disk0").unwrap();
+        let file = open(&path);
+        let mut all = vec![0; model.len()];
+        file.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == model, "before round {round}");
+        let (before, bytes) = (model.len() as u64, model.len() as u64 + round * 5 * 4096);
+        for _ in 0..100 {
+            step(&mut random, &file, &mut model);
+        }
+        let frozen = (round == 2).then(|| machine.freeze().unwrap());
+        assert!(file.write_at(&[1], before).is_err());
+        machine.grow_disk("disk0", bytes).unwrap();
+        // the kernel keeps attributes for ever unless it is told
+        assert_eq!(file.metadata().unwrap().len(), bytes);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+        // what QEMU does when it is told
+        file.set_len(bytes).unwrap();
+        assert!(file.set_len(bytes + 512).is_err());
+        assert!(machine.grow_disk("disk0", before).is_err());
+        assert!(machine.grow_disk("disk7", bytes).is_err());
+        assert_eq!(machine.disk_sizes(), [("disk0".to_owned(), bytes)]);
+        assert!(frozen.is_none_or(|frozen| frozen.disks()[0].size() == before));
+        model.resize(bytes as usize, 0);
+        for _ in 0..300 {
+            step(&mut random, &file, &mut model);
+        }
+        assert!(file.write_at(&[0], bytes).is_err());
+        let mut all = vec![0; model.len()];
+        file.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == model, "round {round}");
+        drop(file);
+        node.mount.remove_machine("a").unwrap();
+        node.mount.unmount().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make system"]
 fn whole_chunks_and_sectors_are_written_without_the_base() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

@@ -257,6 +257,9 @@ impl Adoption {
         }
         // one that lost memory never goes on, and its QEMU may not answer
         if operation.life().orphaned().is_none() {
+            if let Err(error) = self.machines.settle_disks(operation) {
+                tracing::warn!(machine = %operation.name, %error, "its guest may not know how large its disks are");
+            }
             self.machines.continue_stopped(operation)?;
         }
         Ok(Taken::Over)

@@ -172,6 +172,18 @@ pub fn choose(config: &mut MachineConfig, hardware: &Hardware) {
     }
 }
 
+/// Returns the hardware that a configuration chooses. What is the default, or unknown to this floe, is absent.
+pub fn chosen(config: &MachineConfig) -> Hardware {
+    fn known<T: serde::de::DeserializeOwned>(word: &Option<String>) -> Option<T> {
+        serde_json::from_value(word.as_deref()?.into()).ok()
+    }
+    Hardware {
+        firmware: known(&config.firmware),
+        disk_model: known(&config.disk_model),
+        network_model: known(&config.network_model),
+    }
+}
+
 /// Returns the disks that a cold start has to make.
 fn own_disks(
     request: &RunRequest,
@@ -426,6 +438,31 @@ mod tests {
         let error = result.unwrap_err().to_api();
         assert!(!error.message.is_empty());
         error.code
+    }
+
+    #[test]
+    fn hardware_that_was_chosen_is_told_and_a_default_is_not() {
+        for disk_model in floe_machine::DiskModel::ALL {
+            for network_model in floe_machine::NetworkModel::ALL {
+                let word = |name: &str| Some(name.to_owned()).filter(|name| name != "virtio");
+                let config = MachineConfig {
+                    firmware: Some("uefi".into()),
+                    disk_model: word(disk_model.name()),
+                    network_model: word(network_model.name()),
+                    ..Default::default()
+                };
+                let told = chosen(&config);
+                assert_eq!(told.disk_model.is_none(), config.disk_model.is_none());
+                let mut again = MachineConfig::default();
+                choose(&mut again, &told);
+                assert_eq!(again, config);
+            }
+        }
+        let strange = MachineConfig {
+            disk_model: Some("floppy".into()),
+            ..Default::default()
+        };
+        assert!(chosen(&strange).is_none());
     }
 
     #[test]

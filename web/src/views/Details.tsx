@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { api, logAddress, type Forward, type Image, type ImageDetail, type Machine, type PauseReason } from "../api";
+import { api, logAddress, type Forward, type Image, type ImageDetail, type Machine, type PauseReason, type Restart } from "../api";
 import { ago, bytes, duration, shortName, titleOf } from "../format";
 import { go, type Live } from "../live";
 import { Dialog } from "../parts/Dialog";
@@ -47,6 +47,16 @@ function limitsText({ cpu_millicores: cpu, memory_max_bytes: memory }: NonNullab
   return texts.filter(Boolean).join(", ") || "none";
 }
 
+/** When a machine is started again, and how often that was; nothing for one that is not. */
+function restartText(policy: Restart | undefined, restarts: number): string {
+  if (!policy || policy === "no") return "";
+  const again = restarts > 0 ? `; ${restarts} times in a row so far` : "";
+  if (policy === "always") return `always, after its host’s restart even if it was stopped${again}`;
+  if (policy === "unless_stopped") return `always, unless it was stopped${again}`;
+  const { max } = policy.on_failure;
+  return `when it fails${max ? `, at most ${max} times in a row` : ""}${again}`;
+}
+
 /** Latest events of a machine that are shown. */
 const EVENTS_SHOWN = 20;
 
@@ -73,6 +83,8 @@ function MachineDetails(props: { machine: Machine; live: Live; onSubject: (subje
           ],
           ["Made", when(machine.created_unix_s)],
           ["Began", machine.restored ? "restored from a running state" : "booted from its disks"],
+          ["Starts again", restartText(machine.restart, machine.restarts ?? 0)],
+          ["Once ended", machine.remove && "it is removed with its disks"],
           ["Clone", machine.cloned && `number ${machine.cloned.number} of ${machine.cloned.parent}`],
           ["Processors", `${machine.cpus} (${machine.accel})`],
           ["Memory", bytes(machine.memory_bytes)],

@@ -285,7 +285,7 @@ impl Client {
     pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {
         self.get(&machine_path(name, "/disks"))
     }
-    /// Makes a disk of a stopped machine larger. Returns its disks.
+    /// Makes a disk of a machine larger, which runs or is stopped. Returns its disks.
     pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
         self.post(&machine_path(name, "/disks"), to)
     }

@@ -34,9 +34,7 @@ impl Rename {
 
 /// A machine's disks
 #[derive(Debug, Subcommand)]
-#[command(
-    after_help = "Example:\n  floe disk ls web\n  floe stop web && floe disk resize web disk0 20G && floe start web"
-)]
+#[command(after_help = "Example:\n  floe disk ls web\n  floe disk resize web disk0 20G")]
 pub enum DiskCommand {
     /// List a machine's disks with their sizes
     #[command(after_help = "Example:\n  floe disk ls web")]
@@ -44,13 +42,14 @@ pub enum DiskCommand {
         /// The machine
         machine: String,
     },
-    /// Make a disk of a stopped machine larger
+    /// Make a disk larger, while its machine runs or is stopped
     #[command(after_help = "\
 Example: then let the guest's partition and file system grow into it
-  floe stop web && floe disk resize web disk0 20G && floe start web
+  floe disk resize web disk0 20G
   floe exec web -- growpart /dev/vda 1 && floe exec web -- resize2fs /dev/vda1
 
-A later capture has the new size too. A disk is never made smaller: what is at its end would be lost.")]
+The guest sees the new size at once. Disks of the models sata, ide and nvme can't tell it of one: such a machine is stopped
+first. A later capture has the new size too. A disk is never made smaller: what is at its end would be lost.")]
     Resize {
         /// The machine
         machine: String,
@@ -65,16 +64,34 @@ A later capture has the new size too. A disk is never made smaller: what is at i
 impl DiskCommand {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
-        let list = match self {
-            DiskCommand::Ls { machine } => client.disks(&machine)?,
+        match self {
+            DiskCommand::Ls { machine } => cx.out.value(&client.disks(&machine)?, disks),
             DiskCommand::Resize {
                 machine,
                 disk,
                 size,
-            } => client.resize_disk(&machine, &ResizeRequest { disk, bytes: size })?,
-        };
-        cx.out.value(&list, disks)
+            } => {
+                let request = ResizeRequest { disk, bytes: size };
+                let list = client.resize_disk(&machine, &request)?;
+                cx.out.value(&list, |list| {
+                    disks(list) + &in_the_guest(&machine, &request.disk)
+                })
+            }
+        }
     }
+}
+
+/// Says what is left to do in the guest of a disk that has become larger.
+fn in_the_guest(machine: &str, disk: &str) -> String {
+    let number: Option<u8> = disk.strip_prefix("disk").and_then(|n| n.parse().ok());
+    let letter = number
+        .and_then(|n| (b'a'..=b'z').nth(n.into()))
+        .map(char::from);
+    let device = format!("/dev/vd{}", letter.unwrap_or('a'));
+    format!(
+        "\nNow the guest's partition and file system can grow into it, such as ext4 on the first partition:\n  \
+         floe exec {machine} -- growpart {device} 1\n  floe exec {machine} -- resize2fs {device}1\n"
+    )
 }
 
 fn disks(list: &DiskList) -> String {

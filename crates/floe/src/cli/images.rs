@@ -454,12 +454,21 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         ),
         ("memory", image.memory_bytes.map(bytes).unwrap_or_default()),
         ("cmdline", text(&image.cmdline)),
+        ("firmware", word(&image.hardware.firmware)),
+        ("disk model", word(&image.hardware.disk_model)),
+        ("network model", word(&image.hardware.network_model)),
     ];
     // one on each line: what a device is called comes from the image, and may not begin a line of its own
     let devices = image.devices.iter().enumerate();
     pairs.extend(devices.map(|(n, device)| (if n == 0 { "devices" } else { "" }, device.clone())));
     pairs.push(("labels", labels.join(" ")));
     fields(&pairs) + "\n" + &table(&["REGION", ">SIZE", ">SEGMENTS"], &regions)
+}
+
+/// Returns the word for a choice that `floe run` takes; nothing for the default.
+fn word(choice: &Option<impl serde::Serialize>) -> String {
+    let word = serde_json::to_value(choice).unwrap_or_default();
+    word.as_str().unwrap_or_default().to_owned()
 }
 
 impl Optimize {

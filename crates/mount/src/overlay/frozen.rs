@@ -15,7 +15,9 @@ pub struct FrozenDisk {
 }
 
 impl FrozenDisk {
-    pub(crate) fn new(name: String, size: u64, chain: Chain) -> Self {
+    pub(crate) fn new(name: String, chain: Chain) -> Self {
+        // as large as it was at the freeze: it may have been grown since, which put a larger layer on top
+        let size = chain.top().disk_bytes();
         Self { name, size, chain }
     }
 

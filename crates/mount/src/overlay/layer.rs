@@ -73,6 +73,7 @@ impl Layer {
         })
     }
 
+    /// Opens a layer of a disk that has `disk_bytes` now, and may have had fewer when the layer was made.
     pub(crate) fn open(
         dir: &Path,
         live_dir: &Path,
@@ -86,10 +87,10 @@ impl Layer {
             .write(true)
             .open(&path)
             .map_err(io)?;
-        if data.metadata().map_err(io)?.len() != disk_bytes {
-            data.set_len(disk_bytes).map_err(io)?;
-        }
         let map = Map::open(&map_path(dir, number), live_dir, disk_bytes)?;
+        if data.metadata().map_err(io)?.len() != map.disk_bytes() {
+            data.set_len(map.disk_bytes()).map_err(io)?;
+        }
         // What a killed node had written and not flushed is made durable by the next flush.
         map.marks.something();
         let unsynced = Unsynced::open(map.failure_path(), boot_id().map_err(io)?);
@@ -109,6 +110,11 @@ impl Layer {
     pub(crate) fn on(mut self, data: Box<dyn Storage>, map: Box<dyn Storage>) -> Self {
         (self.data, self.map.durable) = (data, map);
         self
+    }
+
+    /// Returns the size in bytes that the disk had when the layer was made; nothing beyond is in it.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.map.disk_bytes()
     }
 
     pub(crate) fn mask(&self, chunk: u64) -> u8 {

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! <machine>/disks/<disk>/base.json        what the layers are relative to, and the number of the lowest one
-//!                        layer-<n>.data   sparse, as long as the disk
+//!                        layer-<n>.data   sparse, as long as the disk when the layer was made
 //!                        layer-<n>.map    which sectors are in it (see `map`)
 //! ```
 //! The layer with the highest number is the top layer, which is written; all below are frozen. There is no list of layers: a
 //! freeze makes the files of the next one, and a power cut that loses them loses nothing that was flushed. A chunk that is
 //! written as a whole never needs the base; of a partial write only the sectors are recorded, and a read merges them.
+//!
+//! A disk that is grown, in use or not, gets a new top layer of its new size: no layer ever changes its length. The record has the
+//! size, and is written first; a disk whose top layer is shorter than the record says gets that layer when it is opened.
 
 #[cfg(test)]
 mod failing_disk;
@@ -43,11 +46,14 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) use unsynced::Failure;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
 /// Most layers of a disk: each read searches all of them.
 const LAYERS_MAX: usize = 256;
+/// Most layers that are looked for: one more, which a disk that was grown may get when it is opened.
+const LAYERS_OPENED_MAX: usize = LAYERS_MAX + 1;
 const BASE_VERSION: u32 = 1;
 /// Most bytes of `base.json`.
 const BASE_BYTES_MAX: u64 = 4096;
@@ -257,7 +263,8 @@ impl Chain {
 /// A machine's disk.
 pub(crate) struct Disk {
     pub name: String,
-    pub size: u64,
+    /// In bytes, the top layer's. It only grows, after the layer with the new part was put on top.
+    size: AtomicU64,
     dir: PathBuf,
     live_dir: PathBuf,
     /// Writers hold it shared while they write, so that a freeze waits for them.
@@ -331,7 +338,7 @@ impl Disk {
         let layers = open_layers(dir, live_dir, record.first_layer, size)?;
         Ok(Self {
             name: name.to_owned(),
-            size,
+            size: AtomicU64::new(size),
             dir: dir.to_owned(),
             live_dir: live_dir.to_owned(),
             chain: RwLock::new(Chain { layers, base }),
@@ -340,35 +347,70 @@ impl Disk {
         })
     }
 
-    /// Makes the disk in `dir` larger, which nothing may have open: its layers grow when it is opened again. A disk is never made
-    /// smaller, since its end may be in use.
-    pub(crate) fn grow(dir: &Path, bytes: u64) -> Result<(), MountError> {
+    /// Returns its size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Makes the disk larger, which may be in use: what is beyond its old end reads as zeros. Durable when it returns. A disk is
+    /// never made smaller, since its end may be in use.
+    pub(crate) fn grow(&self, bytes: u64) -> Result<(), MountError> {
+        let _one = self.changing.lock();
         let bad = |reason: String| MountError::Overlay {
-            path: dir.to_owned(),
+            path: self.dir.clone(),
             reason,
         };
-        let record = BaseRecord::read(dir)?.ok_or_else(|| bad("there is no disk here".into()))?;
+        let size = self.size();
         if !bytes.is_multiple_of(SECTOR) || bytes > DISK_BYTES_MAX {
             return Err(bad(format!(
                 "{bytes} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
             )));
         }
-        if bytes < record.disk_bytes {
+        if bytes < size {
             return Err(bad(format!(
-                "the disk has {} bytes, and what is at its end would be lost with {bytes}",
-                record.disk_bytes
+                "the disk has {size} bytes, and what is at its end would be lost with {bytes}"
             )));
         }
-        let grown = BaseRecord {
+        if bytes == size {
+            return Ok(());
+        }
+        let number = self.next_layer()?;
+        let before =
+            BaseRecord::read(&self.dir)?.ok_or_else(|| bad("its record is gone".into()))?;
+        let record = BaseRecord {
             disk_bytes: bytes,
-            ..record
+            ..before.clone()
         };
-        grown.write(dir)
+        record.write(&self.dir)?;
+        let new = Layer::create(&self.dir, &self.live_dir, number, bytes).inspect_err(|_| {
+            remove_files(&self.dir, number);
+            if let Err(error) = before.write(&self.dir) {
+                tracing::warn!(dir = %self.dir.display(), %error, "the disk has its new size once it is opened again");
+            }
+        })?;
+        self.chain.write().layers.push(Arc::new(new));
+        self.size.store(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns the number of the next layer; an error if there are too many. The caller holds `changing`.
+    fn next_layer(&self) -> Result<u32, MountError> {
+        let chain = self.chain.read();
+        let n = chain.layers.len();
+        if n < LAYERS_MAX {
+            return Ok(chain.top().number + 1);
+        }
+        Err(MountError::Overlay {
+            path: self.dir.clone(),
+            reason: format!(
+                "there are {n} layers already; publish the machine so that they can be dropped"
+            ),
+        })
     }
 
     fn bounds(&self, offset: u64, len: u64) -> Result<u64, Stop> {
         match offset.checked_add(len) {
-            Some(end) if end <= self.size => Ok(end),
+            Some(end) if end <= self.size() => Ok(end),
             _ => Err(Stop::Errno(libc::EFBIG)),
         }
     }
@@ -426,7 +468,7 @@ impl Disk {
         len: u64,
         reading: &mut Reading<'_>,
     ) -> Result<(), Stop> {
-        let end = self.bounds(offset, len.min(self.size.saturating_sub(offset)))?;
+        let end = self.bounds(offset, len.min(self.size().saturating_sub(offset)))?;
         let (from, to) = (offset.next_multiple_of(SECTOR), end / SECTOR * SECTOR);
         if from >= to {
             return self.write(offset, &vec![0; (end - offset) as usize], reading);
@@ -465,25 +507,18 @@ impl Disk {
     /// Puts a new layer on top, and returns the layers below it.
     pub(crate) fn freeze(&self) -> Result<FrozenDisk, MountError> {
         let _one = self.changing.lock();
-        let (number, n) = {
-            let chain = self.chain.read();
-            (chain.top().number + 1, chain.layers.len())
-        };
-        if n >= LAYERS_MAX {
-            let reason = format!(
-                "there are {n} layers already; publish the machine so that they can be dropped"
-            );
-            return Err(MountError::Overlay {
-                path: self.dir.clone(),
-                reason,
-            });
-        }
-        let new = Arc::new(Layer::create(&self.dir, &self.live_dir, number, self.size)?);
+        let number = self.next_layer()?;
+        let new = Arc::new(Layer::create(
+            &self.dir,
+            &self.live_dir,
+            number,
+            self.size(),
+        )?);
         let mut chain = self.chain.write();
         let frozen = chain.clone();
         chain.layers.push(new);
         drop(chain);
-        Ok(FrozenDisk::new(self.name.clone(), self.size, frozen))
+        Ok(FrozenDisk::new(self.name.clone(), frozen))
     }
 
     /// Returns what an earlier freeze left, given the number of its highest layer; `None` if nothing of it is left.
@@ -493,7 +528,7 @@ impl Disk {
             return None;
         }
         chain.layers.retain(|layer| layer.number <= last_layer);
-        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), self.size, chain))
+        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), chain))
     }
 
     /// Returns the number of layers.
@@ -509,7 +544,7 @@ impl Disk {
     /// Makes `base` the disk's base, and drops the layers up to the last frozen one, whose content it has.
     pub(crate) fn drop_frozen(&self, frozen: &FrozenDisk, base: Base) -> Result<(), MountError> {
         let _one = self.changing.lock();
-        if base.size() > self.size {
+        if base.size() > self.size() {
             let reason = "the new base is larger than the disk".to_owned();
             return Err(MountError::Overlay {
                 path: self.dir.clone(),
@@ -524,7 +559,7 @@ impl Disk {
         }
         let record = BaseRecord {
             version: BASE_VERSION,
-            disk_bytes: self.size,
+            disk_bytes: self.size(),
             image: Some(base.image.id),
             region: Some(base.image.regions[base.region].name.clone()),
             first_layer,
@@ -570,19 +605,20 @@ fn recorded_base(
     Ok(Some(Base { image, region }))
 }
 
-/// Opens the layers in a directory, from number `first` to the last one that is there. Makes one if there is none.
+/// Opens the layers in a directory, from number `first` to the last one that is there. Makes one of this size if there is none, or the
+/// top one is shorter: the disk was grown, and nothing was written since.
 fn open_layers(
     dir: &Path,
     live_dir: &Path,
     first: u32,
     size: u64,
 ) -> Result<Vec<Arc<Layer>>, MountError> {
-    for number in (first.saturating_sub(LAYERS_MAX as u32)..first).rev() {
+    for number in (first.saturating_sub(LAYERS_OPENED_MAX as u32)..first).rev() {
         remove_files(dir, number);
     }
     let mut layers = Vec::new();
     let mut number = first;
-    while layers.len() < LAYERS_MAX && is_layer(&map_path(dir, number)) {
+    while layers.len() < LAYERS_OPENED_MAX && is_layer(&map_path(dir, number)) {
         layers.push(Arc::new(Layer::open(dir, live_dir, number, size)?));
         number += 1;
     }
@@ -591,8 +627,8 @@ fn open_layers(
         tracing::warn!(dir = %dir.display(), number, "a layer that was never flushed is dropped");
         remove_files(dir, number);
     }
-    if layers.is_empty() {
-        layers.push(Arc::new(Layer::create(dir, live_dir, first, size)?));
+    if layers.last().is_none_or(|top| top.disk_bytes() < size) {
+        layers.push(Arc::new(Layer::create(dir, live_dir, number, size)?));
     }
     Ok(layers)
 }

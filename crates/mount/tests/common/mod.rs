@@ -146,8 +146,18 @@ impl Place {
     }
 
     pub fn machine_in(&self, node: &Node, name: &str, dir: &Path) -> MachineHandle {
+        self.add(node, name, dir, DISK_BYTES as u64)
+    }
+
+    /// Adds a machine whose disk was grown to so many bytes.
+    pub fn machine_of(&self, node: &Node, name: &str, disk_bytes: u64) -> MachineHandle {
+        let dir = self.root.join("machines").join(name);
+        self.add(node, name, &dir, disk_bytes)
+    }
+
+    fn add(&self, node: &Node, name: &str, dir: &Path, disk_bytes: u64) -> MachineHandle {
         let image = node.image.clone().unwrap();
-        let disks = vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)];
+        let disks = vec![DiskSpec::of_region("disk0", disk_bytes)];
         node.mount
             .add_machine(MachineSpec {
                 name: name.into(),

@@ -169,6 +169,7 @@ impl Images {
             cmdline: config.cmdline.clone(),
             devices: config.devices.clone(),
             hardware_profile: config.profile.unwrap_or(1),
+            hardware: plan::chosen(config),
         })
     }
 

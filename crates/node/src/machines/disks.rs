@@ -2,15 +2,15 @@
 
 use super::Machines;
 use crate::{
-    error::{NodeError, not_found, refused, usage},
+    error::{NodeError, busy, failed, not_found, refused, usage},
     inventory::{
-        Entry,
+        Entry, Operation,
         lifecycle::{Phase, Task},
     },
 };
 use floe_api::{DiskInfo, DiskList, ResizeRequest, size_text};
 use floe_image::CHUNK_SIZE;
-use floe_mount::Mount;
+use floe_mount::{MachineHandle, Mount};
 
 impl Machines {
     /// Returns a machine's disks.
@@ -32,7 +32,7 @@ impl Machines {
         })
     }
 
-    /// Makes a disk of a stopped machine larger.
+    /// Makes a disk of a machine larger, which runs or is stopped.
     pub fn resize_disk(&self, name: &str, request: &ResizeRequest) -> Result<DiskList, NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Resize)?;
@@ -73,16 +73,65 @@ impl Machines {
                 "copy what is needed to a smaller disk in the guest, and import that",
             ));
         }
-        if operation.life().phase() != Phase::Stopped {
+        match operation.life().phase() {
+            Phase::Stopped => {
+                self.attach(&operation)?;
+                let grown = grow_file(&operation, &disk.name, bytes);
+                self.detach(&operation)?;
+                grown?;
+            }
+            Phase::Running => self.grow_live(&operation, &disk.name, bytes)?,
+            _ => {
+                return Err(busy(
+                    format!("machine {name} neither runs nor is stopped at the moment"),
+                    format!("floe wait {name} --for running, and resize its disk then"),
+                ));
+            }
+        }
+        self.disks_of(&operation)
+    }
+
+    /// Makes a disk larger that a QEMU has open. First its file, durably: whatever is killed after that, the next QEMU opens it with
+    /// the new size, and the next node tells a QEMU that goes on.
+    fn grow_live(&self, operation: &Operation, disk: &str, bytes: u64) -> Result<(), NodeError> {
+        let (name, vm) = (&operation.name, operation.vm()?);
+        if !vm.disk_tells_its_size(disk) {
             return Err(refused(
-                format!("machine {name} is not stopped: its guest would not see the new size"),
+                format!(
+                    "{disk} of {name} is of a model that does not tell a guest that runs of a new size"
+                ),
                 format!("floe stop {name}, resize the disk, and floe start {name}"),
             ));
         }
-        // a node may have been killed before all was durable that its predecessor's mount had taken
-        self.attach(&operation)?;
-        self.detach(&operation)?;
-        Mount::grow_disk(&self.disk_dir(&operation.record()), &disk.name, bytes)?;
-        self.disks_of(&operation)
+        grow_file(operation, disk, bytes)?;
+        self.settle_disks(operation).map_err(|error| {
+            failed(
+                format!(
+                    "{disk} of {name} has {} now, but its guest was not told: {}",
+                    size_text(bytes),
+                    error.to_api()
+                ),
+                "give the same command again, or stop and start the machine",
+            )
+        })
     }
+
+    /// Tells a machine's QEMU of disks that have grown: just now, or under a node that ended before it could.
+    pub(crate) fn settle_disks(&self, entry: &Entry) -> Result<(), NodeError> {
+        let sizes = mounted(entry)?.disk_sizes();
+        Ok(entry.vm()?.settle_disks(&sizes)?)
+    }
+}
+
+fn mounted(entry: &Entry) -> Result<MachineHandle, NodeError> {
+    entry.state().disks.clone().ok_or_else(|| {
+        failed(
+            format!("machine {} is not on the mount", entry.name),
+            "report this",
+        )
+    })
+}
+
+fn grow_file(entry: &Entry, disk: &str, bytes: u64) -> Result<(), NodeError> {
+    Ok(mounted(entry)?.grow_disk(disk, bytes)?)
 }

@@ -107,7 +107,7 @@ pub async fn disks(State(node): Floe, Path(name): Path<String>) -> Result<Json<D
     answer(move || node.machines.list_disks(&name)).await
 }
 
-/// Makes a disk of a stopped machine larger.
+/// Makes a disk of a machine larger, which runs or is stopped.
 #[utoipa::path(post, path = "/v1/machines/{name}/disks", tag = "machines", params(("name" = String, Path)),
     request_body = ResizeRequest, responses((status = 200, body = DiskList)))]
 pub async fn resize_disk(
