@@ -17,7 +17,7 @@ CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
 EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
-.PHONY: help deps build deb demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
+.PHONY: help deps build deb tarball static demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
 .PHONY: web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
@@ -45,7 +45,15 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 
 PACKAGES := $(CURDIR)/target/packages
 deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
-	@scripts/package target/release/floe target/release/floe-guest $(PACKAGES)
+	@scripts/package deb target/release/floe target/release/floe-guest $(PACKAGES)
+
+tarball: build ## Build the tarball for any Linux (target/packages/floe-VERSION-x86_64-linux.tar.gz), and prove it in an empty directory
+	@scripts/static release target/static/release/floe
+	@$(CARGO) build --quiet --release --locked -p floe # target/release has the one of `make build` again
+	@file=$$(scripts/package tarball target/static/release/floe target/release/floe-guest $(PACKAGES)) && scripts/standalone "$$file"
+
+static: deps web
+	@scripts/static dev target/static/debug/floe
 
 guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples (crates/guest/build)
 	@$(MAKE) -s -C crates/guest
@@ -99,7 +107,7 @@ hammer: build guest-tiny ## Kill everything under two guests that write and veri
 # Unit, property and integration tests. Those that need root, FUSE, QEMU or a network namespace are ignored where a host has no root
 # or no FUSE, and by a plain `cargo test`.
 SYSTEM_TESTS := $(shell [ "$$(id -u)" = 0 ] && [ -e /dev/fuse ] && echo --include-ignored)
-system: deps web guest-tiny guest-mpi guest-stock
+system: deps web guest-tiny guest-mpi guest-stock static
 	FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast -- $(SYSTEM_TESTS)
 
 # The page in a real browser, against a real node with real guests.
@@ -127,10 +135,10 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
 	echo "make test: all passed"
 
-flaky: deps web guest-tiny guest-mpi guest-stock ## Run the tests ten times beside a load on every core, to find those that fail now and then
+flaky: deps web guest-tiny guest-mpi guest-stock static ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
 
-kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps ## On a host with a working KVM: run the system tests under it, and measure
+kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps static ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 

@@ -406,13 +406,13 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "kvm",
             "qemu-img",
             "uefi",
-            "image build",
             "fuse",
             "user",
             "kernel",
             "pagemap",
             "memory",
             "disk",
+            "image build",
             "node"
         ]
     );

@@ -4,7 +4,7 @@ mod node;
 
 use floe_api::*;
 use node::{Setup, TestNode, cluster, eventually};
-use std::{io::Read, time::Duration};
+use std::time::Duration;
 
 /// Boots the tiny guest as `web` with a mark in its memory.
 fn with_a_mark(node: &TestNode) {

@@ -1,10 +1,14 @@
-//! The Debian that `floe image build` makes, and floe's own package in it, under a real systemd.
+//! The Debian that `floe image build` makes, floe's own package in it, under a real systemd, and the tarball for other hosts.
 
 mod node;
 
 use floe_api::RunRequest;
-use node::TestNode;
+use node::{PATIENCE, TestNode};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::{
+    fs,
+    net::TcpListener,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
@@ -60,23 +64,38 @@ fn wait_for(node: &TestNode, line: &str) {
     }
 }
 
-fn package(dir: &Path) -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/package");
-    let made = Command::new(script)
-        .args([env!("CARGO_BIN_EXE_floe"), &node::guest("stock/floe-guest")])
+fn package(kind: &str, program: &Path, dir: &Path) -> Output {
+    Command::new(script("package"))
+        .arg(kind)
+        .arg(program)
+        .arg(node::guest("stock/floe-guest"))
         .arg(dir)
         .env("FLOE_DEB_COMPRESSION", "gzip") // an emulated guest unpacks that sooner
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+/// Returns the file that a script has made and named.
+fn named(made: &Output) -> PathBuf {
     assert!(made.status.success(), "{made:?}");
-    PathBuf::from(String::from_utf8(made.stdout).unwrap().trim())
+    PathBuf::from(String::from_utf8_lossy(&made.stdout).trim())
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../scripts")
+        .join(name)
 }
 
 #[test]
 #[ignore = "needs root, QEMU and the guest stock"]
 fn a_debian_that_floe_built_runs_floes_package_under_its_systemd_and_loses_it_again() {
     let dir = tempfile::tempdir().unwrap();
-    let deb = package(dir.path());
+    let deb = named(&package(
+        "deb",
+        Path::new(env!("CARGO_BIN_EXE_floe")),
+        dir.path(),
+    ));
     let listed = Command::new("dpkg-deb")
         .arg("-c")
         .arg(&deb)
@@ -90,6 +109,7 @@ fn a_debian_that_floe_built_runs_floes_package_under_its_systemd_and_loses_it_ag
         "/usr/share/man/man1/floe-run.1.gz",
         "/usr/share/bash-completion/completions/floe",
         "/usr/share/doc/floe/copyright",
+        "/usr/share/doc/floe/LICENSES.gz",
     ] {
         assert!(listed.contains(&format!(".{file}\n")), "{file}: {listed}");
     }
@@ -187,4 +207,130 @@ fn nothing_is_left(node: &TestNode) {
          grep floe /proc/self/mountinfo || true; pgrep -a floe | grep -v floe-guest || true",
     );
     assert_eq!(said, "", "left behind");
+}
+
+#[test]
+#[ignore = "needs root, /dev/fuse, the guest stock and `make static`"]
+fn the_tarball_works_in_a_directory_in_which_nothing_else_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/static/debug/floe");
+    assert!(
+        program.exists(),
+        "{} is missing: make static",
+        program.display()
+    );
+    let tarball = named(&package("tarball", &program, dir.path()));
+    let listed = Command::new("tar").arg("-tzf").arg(&tarball).output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    for file in [
+        "INSTALL",
+        "LICENSE-MIT",
+        "LICENSES",
+        "bin/floe",
+        "lib/floe/floe-guest",
+        "lib/systemd/system/floe-hub.service",
+        "share/man/man1/floe-run.1",
+        "share/zsh/site-functions/_floe",
+    ] {
+        let line = format!("-x86_64-linux/{file}\n");
+        assert!(listed.contains(&line), "{file}: {listed}");
+    }
+    let proven = Command::new(script("standalone")).arg(&tarball).output();
+    let proven = proven.unwrap();
+    assert!(proven.status.success(), "{proven:?}");
+    let said = String::from_utf8_lossy(&proven.stdout);
+    assert!(said.contains("works where nothing else is"), "{said}");
+}
+
+#[test]
+#[ignore = "needs the guest stock"]
+fn no_tarball_is_made_of_a_program_that_needs_libraries() {
+    let dir = tempfile::tempdir().unwrap();
+    let dynamic = Path::new(env!("CARGO_BIN_EXE_floe"));
+    let refused = package("tarball", dynamic, dir.path());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains("is linked dynamically"), "{said}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Returns the processes that a build in this directory has started: it names the directory in their environment.
+fn processes_of(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let read = |file: &str| fs::read(entry.path().join(file)).unwrap_or_default();
+        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
+        let beside = environment
+            .split('\0')
+            .any(|v| v.starts_with("FLOE_BESIDE=") && v.contains(dir));
+        if beside {
+            found.push(String::from_utf8_lossy(&read("cmdline")).replace('\0', " "));
+        }
+    }
+    found
+}
+
+#[test]
+#[ignore = "needs root, mmdebstrap and /dev/fuse"]
+fn a_build_that_is_interrupted_leaves_no_process_no_mount_and_no_file() {
+    let node = TestNode::start();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let into_files = ["--output", out.to_str().unwrap()];
+    let into_node = ["--name", "never"];
+    for (to, place) in [
+        (into_files, dir.path().to_owned()),
+        (into_node, node.home().join("tmp")),
+    ] {
+        // a mirror that takes a request and never answers it
+        let mirror = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = mirror.local_addr().unwrap();
+        let mut floe = Command::new(env!("CARGO_BIN_EXE_floe"))
+            .args(["image", "build", "debian"])
+            .args(["--mirror", &format!("http://{address}/debian")])
+            .args(["--agent", "/bin/true"])
+            .args(to)
+            .env("FLOE_HOME", node.home())
+            .env_remove("FLOE_SOCKET")
+            .env_remove("http_proxy")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        mirror.set_nonblocking(true).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let asked = loop {
+            if let Ok(asked) = mirror.accept() {
+                break asked;
+            }
+            let ended = floe.try_wait().unwrap();
+            assert!(
+                ended.is_none() && Instant::now() < until,
+                "nobody asked: {ended:?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert!(!processes_of(&place).is_empty(), "apt at least");
+        // what a terminal does at Ctrl-C
+        let group = Pid::from_child(&floe);
+        kill_process_group(group, Signal::INT).unwrap();
+        let ended = floe.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(130), "{ended:?}");
+        drop(asked);
+        let until = Instant::now() + PATIENCE;
+        while !processes_of(&place).is_empty() {
+            let left = processes_of(&place);
+            assert!(Instant::now() < until, "still there: {left:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let left: Vec<_> = fs::read_dir(&place).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(place.to_str().unwrap()), "{mounts}");
+    }
+    let images = node.client().images().unwrap().images;
+    assert!(images.is_empty(), "{images:?}");
 }

@@ -29,7 +29,6 @@ pub fn report(home: &Home) -> DoctorReport {
             acceleration(),
             qemu_img(),
             uefi(),
-            build_tools(),
             fuse(),
             user(home.root()),
             kernel(),
@@ -145,23 +144,6 @@ fn uefi() -> Check {
             "no firmware found: machines can't be started with --firmware uefi",
             "apt install ovmf",
         ),
-    }
-}
-
-/// What `floe image build` needs, and nothing else.
-fn build_tools() -> Check {
-    let is_there = |name: &str| {
-        let more = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(|dir| Path::new(dir).join(name));
-        find(name).is_some() || more.iter().any(|path| is_executable(path))
-    };
-    let needed = [("mmdebstrap", "mmdebstrap"), ("mkfs.ext4", "e2fsprogs")];
-    match needed.into_iter().find(|(name, _)| !is_there(name)) {
-        Some((name, package)) => {
-            let text = format!("{name} is not in the search path: only floe image build needs it");
-            let fix = format!("apt install {package}");
-            check("image build", CheckStatus::Warn, text, &fix)
-        }
-        None => ok("image build", "mmdebstrap and mkfs.ext4 are there"),
     }
 }
 

@@ -63,7 +63,8 @@ password, so that nobody logs in over the network except with --ssh-key. Each ma
 machine id at its first boot. The machine boots the kernel of the image: `apt install linux-image-...` in the guest does
 not change it; build anew for a new one. Packages come without what they only recommend, and without manuals.
 
-Needs mmdebstrap and e2fsprogs (floe doctor tells). Users other than root need uidmap and a line in /etc/subuid too.")]
+Needs mmdebstrap and e2fsprogs (floe doctor tells). Users other than root need uidmap too, and ids
+for the files of the new system in /etc/subuid and /etc/subgid; Debian gives some to each user that it makes.")]
 pub struct Debian {
     /// Debian's release: bookworm, trixie, ...
     #[arg(long, default_value = "bookworm")]
@@ -255,11 +256,12 @@ impl From<BuildError> for CliError {
     fn from(error: BuildError) -> CliError {
         let code = match &error {
             BuildError::Recipe(_) => ErrorCode::Usage,
-            BuildError::Missing { .. } => ErrorCode::Refused,
+            BuildError::Host { .. } => ErrorCode::Refused,
             BuildError::Interrupted => ErrorCode::Cancelled,
             _ => ErrorCode::Failed,
         };
         let fix = match &error {
+            BuildError::Host { fix, .. } => fix,
             BuildError::Program { said, .. } if said.contains("Unable to locate package") => {
                 "check the names of --packages"
             }
@@ -315,18 +317,21 @@ impl Place {
         })
     }
 
-    /// Removes what killed builds have left here: nobody holds their locks.
+    /// Removes what this user's killed builds have left here: nobody holds their locks.
     fn tidy(&self) {
+        use std::os::unix::fs::MetadataExt;
+        let me = rustix::process::geteuid().as_raw();
         for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let ours = entry
+            let named = entry
                 .file_name()
                 .to_string_lossy()
                 .starts_with(&self.prefix);
+            let ours = named && entry.metadata().is_ok_and(|m| m.is_dir() && m.uid() == me);
             let locked = File::open(entry.path()).is_ok_and(|dir| {
                 rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err()
             });
             if ours && !locked {
-                let _ = std::fs::remove_dir_all(entry.path());
+                let _ = debian::remove(&entry.path()); // the next build tries again
             }
         }
     }
@@ -368,11 +373,12 @@ impl Work {
         if !rustix::process::geteuid().is_root() {
             // The ids that own the tree can't pass through a user's own directories.
             let dir = std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from);
-            let tree = Place {
+            let place = Place {
                 dir,
                 prefix: format!("floe-{PREFIX}"),
-            }
-            .make()?;
+            };
+            place.tidy();
+            let tree = place.make()?;
             tree_in = tree.0.path().to_owned();
             dirs.push(tree);
         }
@@ -400,10 +406,10 @@ impl Work {
         let (building, built): (Sender<()>, Receiver<()>) = channel();
         let (stop, dirs) = (stop.clone(), self.dirs.clone());
         interrupt::ends_with(move || {
+            eprintln!("interrupted; removing what was built");
             stop.stop();
             let _ = built.recv(); // ends with the sender
             remove(&dirs);
-            eprintln!("interrupted");
             EXIT_INTERRUPTED
         });
         building

@@ -7,6 +7,7 @@ use clap::Args;
 use super::Context;
 use super::error::CliError;
 use super::output::table;
+use crate::debian::BuildError;
 use floe_api::client::Client;
 use floe_api::{Check, CheckStatus, DoctorReport};
 
@@ -23,7 +24,7 @@ pub struct Doctor {}
 impl Doctor {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let mut report = floe_node::host::report(&cx.home);
-        report.checks.push(node(cx));
+        report.checks.extend([image_build(), node(cx)]);
         cx.out.value(&report, describe)?;
         let failed = report.checks.iter().any(|c| c.status == CheckStatus::Fail);
         Ok(if failed {
@@ -31,6 +32,33 @@ impl Doctor {
         } else {
             ExitCode::SUCCESS
         })
+    }
+}
+
+/// What `floe image build` needs, and nothing else.
+fn image_build() -> Check {
+    let (status, detail, fix) = match crate::debian::check_host() {
+        Ok(()) => (
+            CheckStatus::Ok,
+            "all that it needs is there".into(),
+            String::new(),
+        ),
+        Err(BuildError::Host { what, fix }) => (
+            CheckStatus::Warn,
+            format!("{what}: only floe image build needs it"),
+            fix,
+        ),
+        Err(error) => (
+            CheckStatus::Warn,
+            error.to_string(),
+            "floe image build needs it, nothing else does".into(),
+        ),
+    };
+    Check {
+        name: "image build".into(),
+        status,
+        detail,
+        fix,
     }
 }
 

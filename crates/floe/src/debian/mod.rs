@@ -5,6 +5,7 @@
 //! makes the disk of the directory. Nothing needs a node. Root does this in the directory of the result; other users need
 //! subordinate user ids, which own the directory's files, and do it where those ids may go ([`Build::tree_in`]).
 
+mod host;
 mod initrd;
 mod run;
 mod steps;
@@ -12,9 +13,11 @@ mod steps;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub use host::check as check_host;
 pub use run::Stop;
 pub use steps::Progress;
 
@@ -30,8 +33,6 @@ pub const DISK_BYTES_MIN: u64 = 1 << 30;
 /// Where Debian's packages are.
 pub const MIRROR: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The programs that a build needs, and the Debian packages that have them.
-const PROGRAMS: [(&str, &str); 2] = [("mmdebstrap", "mmdebstrap"), ("mkfs.ext4", "e2fsprogs")];
 /// Where programs of the administrator are, which is not in each user's search path.
 const MORE_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin";
 
@@ -60,13 +61,13 @@ pub enum BuildError {
     /// The recipe can't be made.
     #[error("{0}")]
     Recipe(String),
-    /// A program or file is missing.
-    #[error("{what} is missing; apt install {package}")]
-    Missing {
-        /// The program or file.
+    /// The host lacks what a build needs, or its user may not use it.
+    #[error("{what}")]
+    Host {
+        /// What is missing.
         what: String,
-        /// The Debian package that has it.
-        package: &'static str,
+        /// How it comes.
+        fix: String,
     },
     /// A program ended with an error.
     #[error("{program} failed ({how}){said}")]
@@ -304,7 +305,7 @@ impl Build<'_> {
             .and_then(|disk| disk.set_len(self.recipe.disk_bytes).map(|()| disk))
             .map_err(io(format!("make {}", path.display())))?;
         let mut target = path.clone();
-        let mut command = self.as_owner("mkfs.ext4");
+        let mut command = as_owner("mkfs.ext4");
         if !is_root() {
             // The ids that own the tree can't reach the file by its path, which may lead through a closed directory.
             disk.set_permissions(PermissionsExt::from_mode(0o666))
@@ -342,33 +343,36 @@ impl Build<'_> {
             .map_err(io(format!("write {}", path.display())))
     }
 
-    /// A program that is run as the owner of the tree's files.
-    fn as_owner(&self, name: &str) -> Command {
-        if is_root() {
-            return program(name);
-        }
-        let mut command = program("mmdebstrap");
-        command.args(["--unshare-helper", name]);
-        command
-    }
-
     fn remove_tree(&self) -> Result<(), BuildError> {
         let tree = self.tree();
-        if !tree.exists() {
-            return Ok(());
-        }
-        let removed = self
-            .as_owner("rm")
-            .args(["-rf", "--one-file-system"])
-            .arg(&tree)
-            .output();
-        match removed.and_then(|_| std::fs::exists(&tree)) {
-            Ok(false) => Ok(()),
-            Ok(true) => {
-                std::fs::remove_dir_all(&tree).map_err(io(format!("remove {}", tree.display())))
-            }
-            Err(source) => Err(io(format!("remove {}", tree.display()))(source)),
-        }
+        remove(&tree).map_err(io(format!("remove {}", tree.display())))
+    }
+}
+
+/// A program that is run as the owner of a tree's files.
+fn as_owner(name: &str) -> Command {
+    if is_root() {
+        return program(name);
+    }
+    let mut command = program("mmdebstrap");
+    command.args(["--unshare-helper", name]);
+    command
+}
+
+/// Removes a directory with files that belong to the ids of a build, if it is there.
+pub fn remove(dir: &Path) -> std::io::Result<()> {
+    if !dir.exists() {
+        return Ok(());
+    }
+    // A group of its own: Ctrl-C, which wants all of this gone, must not end what removes it.
+    as_owner("rm")
+        .args(["-rf", "--one-file-system"])
+        .arg(dir)
+        .process_group(0)
+        .output()?;
+    match std::fs::exists(dir)? {
+        false => Ok(()),
+        true => std::fs::remove_dir_all(dir),
     }
 }
 
@@ -388,28 +392,6 @@ fn program(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", search_path());
     command
-}
-
-fn check_host() -> Result<(), BuildError> {
-    let path = search_path();
-    let is_there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
-    let mut needed = PROGRAMS.to_vec();
-    if !is_root() {
-        needed.push(("newuidmap", "uidmap"));
-    }
-    if let Some((what, package)) = needed.into_iter().find(|(name, _)| !is_there(name)) {
-        return Err(BuildError::Missing {
-            what: what.into(),
-            package,
-        });
-    }
-    match Path::new(KEYRING).exists() {
-        true => Ok(()),
-        false => Err(BuildError::Missing {
-            what: KEYRING.into(),
-            package: "debian-archive-keyring",
-        }),
-    }
 }
 
 #[cfg(test)]

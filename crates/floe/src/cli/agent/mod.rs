@@ -190,10 +190,13 @@ pub(super) fn program(given: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = given {
         return Ok(path.to_owned());
     }
-    let beside = std::env::current_exe()
-        .ok()
-        .map(|own| own.with_file_name("floe-guest"));
-    let mut places = beside.into_iter().chain(PLACES.iter().map(PathBuf::from));
+    let own = std::env::current_exe().unwrap_or_default();
+    let beside = own.with_file_name("floe-guest");
+    // of a tarball that was unpacked anywhere
+    let below = own.parent().and_then(Path::parent);
+    let below = below.map(|prefix| prefix.join("lib/floe/floe-guest"));
+    let places = PLACES.iter().map(PathBuf::from);
+    let mut places = [beside].into_iter().chain(below).chain(places);
     places.find(|path| path.is_file()).ok_or_else(|| {
         CliError::new(
             ErrorCode::NotFound,
