@@ -24,6 +24,7 @@ end() {
 start_after() {
   if [ -d /run/systemd/system ] && systemctl -q is-enabled floe-guest; then
     systemctl restart floe-guest
+    ! lives "$1" || end "$1" # somebody had started it by hand
   elif grep -qs "^[^#]*$path" /etc/inittab; then
     end "$1" # init starts it again
   else
