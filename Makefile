@@ -146,7 +146,7 @@ kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps static
 lab: build guest-debian guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
-		target/release/floe-lab $$e --json lab/results/$$e.json $(if $(FRESH),,--keep) || failed="$$failed $$e"; \
+		target/release/floe-lab $$e --json lab/results/$$e.json $(if $(FRESH),,--unless-recorded) || failed="$$failed $$e"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make lab: not measured:$$failed" >&2; exit 1; fi
 

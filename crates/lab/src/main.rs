@@ -70,7 +70,7 @@ struct RunArguments {
     json: Option<PathBuf>,
     /// Do nothing where FILE holds figures of a full run of this very code on this machine
     #[arg(long, requires = "json", conflicts_with = "quick")]
-    keep: bool,
+    unless_recorded: bool,
     /// Where data may be written (default: a directory under the current one, or $FLOE_LAB_SCRATCH)
     #[arg(long, value_name = "DIR", env = "FLOE_LAB_SCRATCH")]
     scratch: Option<PathBuf>,
@@ -219,7 +219,7 @@ fn run(
         bail!("{} is no directory; make it first", json.display());
     }
     if let Some(path) = &arguments.json
-        && arguments.keep
+        && arguments.unless_recorded
         && recorded(path).is_some_and(|report| report.holds_for(&Report::new(name, false)))
     {
         println!(

@@ -140,9 +140,7 @@ impl Node {
 
     /// Gives a machine another name.
     pub(crate) fn rename_machine(&self, name: &str, to: &str) -> Result<MachineInfo, NodeError> {
-        let renamed = self.machines.rename_machine(name, to)?;
-        self.guests.renamed(name, to);
-        Ok(renamed)
+        self.machines.rename_machine(name, to)
     }
 
     /// Removes what nobody uses, or only returns what that is.

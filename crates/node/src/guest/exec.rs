@@ -17,11 +17,12 @@ use floe_guest::exec::{
     mux::{Mux, STREAMS_MAX, Side, Violation},
     request::{REQUEST_BYTES_MAX, Request, What},
 };
+use floe_machine::Machine;
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -449,7 +450,8 @@ impl Guests {
             ));
         }
         let entry = self.inventory.get(name)?;
-        if !entry.vm()?.has_floe_port() {
+        let vm = entry.vm()?;
+        if !vm.has_floe_port() {
             return Err(refused(
                 format!("{name} has no port for floe's agent"),
                 format!(
@@ -457,34 +459,38 @@ impl Guests {
                 ),
             ));
         }
-        let streams = self.streams_of(name);
+        let streams = self.streams_of(&vm);
         let process = streams.start(name, &request)?;
         streams.await_answer(name, &process)?;
         Ok(process)
     }
 
-    /// Returns the streams of a machine that runs.
-    pub(super) fn streams_of(&self, name: &str) -> Arc<Streams> {
-        let mut streams = self.streams.lock();
-        let known = streams.entry(name.to_owned());
-        known.or_insert_with(|| Arc::new(Streams::new())).clone()
-    }
-
-    /// Notes that a machine has another name.
-    pub(crate) fn renamed(&self, from: &str, to: &str) {
-        let mut streams = self.streams.lock();
-        if let Some(known) = streams.remove(from) {
-            streams.insert(to.to_owned(), known);
+    /// Returns the streams of a QEMU: those of the machine's earlier one, which may still be ending, are others.
+    pub(super) fn streams_of(&self, vm: &Arc<Machine>) -> Arc<Streams> {
+        let mut known = self.streams.lock();
+        if let Some((_, streams)) = known.iter().find(|(of, _)| is_of(of, vm)) {
+            return streams.clone();
         }
+        known.retain(|(of, _)| of.strong_count() > 0);
+        let streams = Arc::new(Streams::new());
+        known.push((Arc::downgrade(vm), streams.clone()));
+        streams
     }
 
-    /// Forgets the streams of a machine that runs no more.
-    pub(super) fn forget_streams(&self, name: &str) {
-        let streams = self.streams.lock().remove(name);
+    /// Forgets the streams of a QEMU that runs no more.
+    pub(super) fn forget_streams(&self, vm: &Arc<Machine>) {
+        let mut known = self.streams.lock();
+        let at = known.iter().position(|(of, _)| is_of(of, vm));
+        let streams = at.map(|at| known.swap_remove(at).1);
+        drop(known);
         if let Some(streams) = streams {
             streams.lose("the machine has ended");
         }
     }
+}
+
+fn is_of(known: &Weak<Machine>, vm: &Arc<Machine>) -> bool {
+    std::ptr::eq(known.as_ptr(), Arc::as_ptr(vm))
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ pub(crate) struct Guests {
     ledger: Mutex<ledger::Ledger>,
     /// What plug-ins have reserved for tickets that are not used yet, by ticket.
     reserved: Mutex<BTreeMap<String, Reserved>>,
-    /// Processes that users have started, by machine.
-    streams: Mutex<BTreeMap<String, Arc<exec::Streams>>>,
+    /// Processes that users have started, by the QEMU in whose guest they run.
+    streams: Mutex<Vec<(Weak<Machine>, Arc<exec::Streams>)>>,
 }
 
 impl Guests {
@@ -110,7 +110,7 @@ impl Guests {
         let talk = move || {
             session::run(&guests, &entry, &vm);
             if let Some(guests) = guests.upgrade() {
-                guests.forget_streams(entry.name.as_str());
+                guests.forget_streams(&vm);
             }
         };
         let spawned = self.core.threads.keep_running("guest", talk);

@@ -171,7 +171,7 @@ fn converse(
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
         streams: match guests.upgrade() {
-            Some(guests) => guests.streams_of(entry.name.as_str()),
+            Some(guests) => guests.streams_of(vm),
             None => return Ok(Ended::NodeGone),
         },
     });
