@@ -253,7 +253,7 @@ impl Adoption {
         if let Err(error) = self.machines.started(operation, &machine, event, |_| ()) {
             // the disk is full, or a QEMU that waits for lost memory can't be told to stop: its guest stands still anyway
             tracing::warn!(machine = %operation.name, %error, "its record is as the earlier node left it");
-            self.machines.attend(&operation.name);
+            self.machines.attend(&operation.entry);
         }
         // one that lost memory never goes on, and its QEMU may not answer
         if operation.life().orphaned().is_none() {

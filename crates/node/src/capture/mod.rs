@@ -77,13 +77,7 @@ impl Captures {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Capture)?;
         let vm = operation.vm()?;
-        let disks = operation.state().disks.clone();
-        let disks = disks.ok_or_else(|| {
-            failed(
-                format!("machine {name} is not on the mount"),
-                "restart the node",
-            )
-        })?;
+        let disks = operation.mounted()?;
         self.bring_parent(&operation, report)?;
         let _storing = self.images.storing.read();
         let thumb = self.images.take_thumbnail(&vm);

@@ -79,13 +79,7 @@ impl Forks {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
-        let disks = operation.state().disks.clone();
-        let disks = disks.ok_or_else(|| {
-            failed(
-                format!("machine {} is not on the mount", entry.name),
-                "restart the node",
-            )
-        })?;
+        let disks = operation.mounted()?;
         let record = operation.record();
         let ram_manifest = self.images.manifest_of(&operation.dir, &record.image)?;
         let disk_manifest = match record.disk_base == record.image {

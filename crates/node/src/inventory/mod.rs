@@ -211,6 +211,16 @@ impl Entry {
         })
     }
 
+    /// Returns its disks on the mount, or an error that says that they are not there.
+    pub fn mounted(&self) -> Result<MachineHandle, NodeError> {
+        self.state.read().disks.clone().ok_or_else(|| {
+            failed(
+                format!("machine {} is not on the mount", self.name),
+                "restart the node",
+            )
+        })
+    }
+
     /// Whether it should be running but this node has no QEMU of it yet: one of an earlier node's has not answered so far.
     pub fn waits_for_adoption(&self) -> bool {
         self.life.lock().phase() == Phase::Left

@@ -10,7 +10,7 @@ use crate::{
 };
 use floe_api::{DiskInfo, DiskList, ResizeRequest, size_text};
 use floe_image::CHUNK_SIZE;
-use floe_mount::{MachineHandle, Mount};
+use floe_mount::Mount;
 
 impl Machines {
     /// Returns a machine's disks.
@@ -118,20 +118,11 @@ impl Machines {
 
     /// Tells a machine's QEMU of disks that have grown: just now, or under a node that ended before it could.
     pub(crate) fn settle_disks(&self, entry: &Entry) -> Result<(), NodeError> {
-        let sizes = mounted(entry)?.disk_sizes();
+        let sizes = entry.mounted()?.disk_sizes();
         Ok(entry.vm()?.settle_disks(&sizes)?)
     }
 }
 
-fn mounted(entry: &Entry) -> Result<MachineHandle, NodeError> {
-    entry.state().disks.clone().ok_or_else(|| {
-        failed(
-            format!("machine {} is not on the mount", entry.name),
-            "report this",
-        )
-    })
-}
-
 fn grow_file(entry: &Entry, disk: &str, bytes: u64) -> Result<(), NodeError> {
-    Ok(mounted(entry)?.grow_disk(disk, bytes)?)
+    Ok(entry.mounted()?.grow_disk(disk, bytes)?)
 }

@@ -4,7 +4,7 @@ use crate::files::PASSABLE_MODE;
 use crate::{
     error::{NodeError, at, busy, failed, usage},
     inventory::{
-        self, Entry, Inventory,
+        self, Entry, Inventory, Operation,
         lifecycle::Event,
         record::{Origin, Record},
     },
@@ -196,7 +196,7 @@ impl Machines {
     /// its origin; `change` changes its record once it runs.
     pub(crate) fn boot(
         &self,
-        entry: &Entry,
+        entry: &Operation,
         from: &str,
         change: impl FnOnce(&mut Record),
     ) -> Result<(), NodeError> {
@@ -222,7 +222,7 @@ impl Machines {
     /// Enters a QEMU that now runs for a machine, which is an event of the machine's life, and changes the machine's record.
     pub(crate) fn started(
         &self,
-        entry: &Entry,
+        entry: &Operation,
         machine: &Arc<Machine>,
         event: Event,
         change: impl FnOnce(&mut Record),
@@ -239,7 +239,7 @@ impl Machines {
             record.afterwards = record.afterwards.runs();
             change(record);
         })?;
-        self.attend(&entry.name);
+        self.attend(&entry.entry);
         Ok(())
     }
 }

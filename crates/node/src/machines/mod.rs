@@ -28,7 +28,6 @@ pub(crate) use control::end_vm;
 pub(crate) use standby::DIR as STANDBY_DIR;
 
 use crate::{
-    MachineName,
     core::Core,
     error::{NodeError, at},
     images::{ImageUser, Images},
@@ -102,11 +101,8 @@ impl Machines {
     }
 
     /// Has the guest of a QEMU that now runs listened to.
-    pub fn attend(&self, name: &MachineName) {
-        // the machine, not its name, which may be another one by the time it is received
-        if let Ok(entry) = self.inventory.get(name.as_str()) {
-            let _ = self.arrivals.send(entry); // while the node ends nobody receives
-        }
+    pub fn attend(&self, entry: &Arc<Entry>) {
+        let _ = self.arrivals.send(entry.clone()); // while the node ends nobody receives
     }
 
     /// Returns how many QEMUs wait for a run.
