@@ -14,6 +14,7 @@
 //! traces                      what machines touched, models made of that
 //! machines                    start, stop, restore, wait, notice an end
 //! run  capture  fork  guest   what users and guests ask for
+//! pool                        machines that stand still in memory
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -41,6 +42,7 @@ mod network;
 mod options;
 mod placement;
 pub mod plan;
+mod pool;
 mod prune;
 pub mod report;
 mod reserve;
@@ -93,6 +95,8 @@ pub struct Node {
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
+    /// Machines that stand still in memory.
+    pub(crate) pool: Arc<pool::Pool>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.
