@@ -6,6 +6,7 @@
 pub mod activate;
 pub mod apps;
 pub mod avoid;
+pub mod build;
 pub mod capture;
 pub mod churn;
 pub mod dedup;
@@ -77,6 +78,11 @@ pub const ALL: &[Experiment] = &[
         name: "touch",
         about: "first touch of a page of RAM, against userfaultfd and mmap",
         run: touch::run,
+    },
+    Experiment {
+        name: "build",
+        about: "compiling the command, from nothing and after a change, against the tree before it was split into crates",
+        run: build::run,
     },
     Experiment {
         name: "page",

@@ -47,6 +47,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
 }
 
 /// Returns all routes.
+// Long: one list of all paths.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
