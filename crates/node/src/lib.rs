@@ -23,6 +23,7 @@
 
 mod adopt;
 mod agents;
+mod caller;
 mod capture;
 mod cluster;
 mod core;

@@ -96,7 +96,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         UnixListener::from_std(listener).map_err(at("cannot listen"))?
     };
     runtime.spawn(async move {
-        let app = app.into_make_service_with_connect_info::<rest::Peer>();
+        let app = app.into_make_service_with_connect_info::<crate::caller::Peer>();
         if let Err(error) = axum::serve(listener, app).await {
             tracing::error!(%error, "the interface ended");
         }

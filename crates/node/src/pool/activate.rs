@@ -1,8 +1,9 @@
 //! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
 
-use super::{Caller, Pool, record::SubstrateRecord};
+use super::{Pool, record::SubstrateRecord};
 use crate::{
     MachineName,
+    caller::Caller,
     error::{NodeError, usage},
     fork::Purpose,
     images::sources::Found,

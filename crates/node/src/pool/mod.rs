@@ -17,11 +17,11 @@ mod record;
 mod stock;
 mod warm;
 
-pub(crate) use record::{Caller, user_name};
 pub(crate) use stock::Stock;
 
 use crate::{
     MachineName,
+    caller::Caller,
     capture::{Captures, Taking},
     core::Core,
     error::{NodeError, busy, failed, not_found, refused, usage},
@@ -96,7 +96,7 @@ impl DockOptions {
             name,
             visibility: request.visibility,
             users: request.users.clone(),
-            owner_uid: caller.uid(rustix::process::geteuid().as_raw()),
+            owner_uid: caller.uid(),
             reset: Vec::new(),
             stop: false,
         })
@@ -401,8 +401,8 @@ impl Pool {
     /// Returns a substrate that exists for this caller.
     fn visible(&self, name: &str, caller: &Caller) -> Result<SubstrateRecord, NodeError> {
         let records = self.records.read();
-        let mut seen = records.values().filter(|record| caller.sees(record));
-        if let Some(record) = records.get(name).filter(|record| caller.sees(record)) {
+        let mut seen = records.values().filter(|record| record.is_seen_by(caller));
+        if let Some(record) = records.get(name).filter(|record| record.is_seen_by(caller)) {
             return Ok(record.clone());
         }
         let near = similar(name, seen.by_ref().map(|record| record.name.as_str()));
@@ -425,7 +425,7 @@ impl Pool {
     /// Returns the substrates that this caller may see, by name.
     pub fn substrates(&self, caller: &Caller) -> SubstrateList {
         let records = self.records.read();
-        let seen = records.values().filter(|record| caller.sees(record));
+        let seen = records.values().filter(|record| record.is_seen_by(caller));
         let seen: Vec<SubstrateRecord> = seen.cloned().collect();
         drop(records);
         SubstrateList {
@@ -455,7 +455,7 @@ impl Pool {
     /// Removes a substrate, and its image if nothing else uses that.
     pub fn remove(&self, name: &str, caller: &Caller) -> Result<FreedReport, NodeError> {
         let record = self.visible(name, caller)?;
-        if !caller.owns(&record) {
+        if !record.is_of(caller) {
             return Err(refused(
                 format!("substrate {name} is another user's"),
                 "ask its owner, or the node's user",
@@ -504,7 +504,7 @@ impl Pool {
         let records: Vec<SubstrateRecord> = match request.names.is_empty() {
             true => {
                 let records = self.records.read();
-                let seen = records.values().filter(|record| caller.sees(record));
+                let seen = records.values().filter(|record| record.is_seen_by(caller));
                 seen.cloned().collect()
             }
             false => {

@@ -1,6 +1,6 @@
 //! The content of a substrate's file, and who may see the substrate. No I/O.
 
-use crate::{MachineName, NameError};
+use crate::{MachineName, NameError, caller::Caller};
 use floe_api::{MadeOf, SUBSTRATE_USER_BYTES_MAX, SUBSTRATE_USERS_MAX, SubstrateInfo, Visibility};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,28 @@ impl SubstrateRecord {
         Ok(record)
     }
 
+    /// Whether the substrate exists for this caller.
+    pub fn is_seen_by(&self, caller: &Caller) -> bool {
+        let Caller::User { uid, name } = caller else {
+            return true;
+        };
+        let named = |user: &String| Some(user) == name.as_ref() || *user == uid.to_string();
+        self.owner_uid == *uid
+            || match self.visibility {
+                Visibility::Public => true,
+                Visibility::Restricted => self.users.iter().any(named),
+                Visibility::Private => false,
+            }
+    }
+
+    /// Whether this caller may remove it.
+    pub fn is_of(&self, caller: &Caller) -> bool {
+        match caller {
+            Caller::Node => true,
+            Caller::User { uid, .. } => self.owner_uid == *uid,
+        }
+    }
+
     /// When it was used last, Unix time in seconds.
     pub fn used_unix_s(&self) -> u64 {
         self.activated_unix_s.unwrap_or(self.docked_unix_s)
@@ -121,62 +143,6 @@ pub(super) fn check_users(visibility: Visibility, users: &[String]) -> Result<()
     }
 }
 
-/// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Caller {
-    /// The node's own user, root, or who has the token of the node's page: they can read the node's files anyway.
-    Node,
-    /// Another user of this host, with the name that the host has for the number.
-    User {
-        /// The number.
-        uid: u32,
-        /// The name, if there is one.
-        name: Option<String>,
-    },
-}
-
-impl Caller {
-    /// The number of the user who owns what this caller docks. `node_uid`: the node's own.
-    pub fn uid(&self, node_uid: u32) -> u32 {
-        match self {
-            Caller::Node => node_uid,
-            Caller::User { uid, .. } => *uid,
-        }
-    }
-
-    /// Whether the substrate exists for this caller.
-    pub fn sees(&self, record: &SubstrateRecord) -> bool {
-        let Caller::User { uid, name } = self else {
-            return true;
-        };
-        let named = |user: &String| Some(user) == name.as_ref() || *user == uid.to_string();
-        record.owner_uid == *uid
-            || match record.visibility {
-                Visibility::Public => true,
-                Visibility::Restricted => record.users.iter().any(named),
-                Visibility::Private => false,
-            }
-    }
-
-    /// Whether this caller may remove it.
-    pub fn owns(&self, record: &SubstrateRecord) -> bool {
-        match self {
-            Caller::Node => true,
-            Caller::User { uid, .. } => record.owner_uid == *uid,
-        }
-    }
-}
-
-/// Returns the name that a list of users (`/etc/passwd`) has for a number.
-pub(crate) fn user_name(passwd: &str, uid: u32) -> Option<String> {
-    let mut lines = passwd.lines();
-    lines.find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, number) = (fields.next()?, fields.nth(1)?);
-        (number.parse() == Ok(uid)).then(|| name.to_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,10 +184,12 @@ mod tests {
             (&berta, [false, false, true]),
             (&user(1003, "carl"), [false, true, true]),
         ] {
-            let found = [&private, &restricted, &public].map(|record| caller.sees(record));
+            let found = [&private, &restricted, &public].map(|record| record.is_seen_by(caller));
             assert_eq!(found, sees, "{caller:?}");
         }
-        assert!(!anna.owns(&restricted) && owner.owns(&restricted) && Caller::Node.owns(&private));
+        assert!(
+            !restricted.is_of(&anna) && restricted.is_of(&owner) && private.is_of(&Caller::Node)
+        );
     }
 
     #[test]
@@ -240,12 +208,5 @@ mod tests {
         assert!(refused(&|v| v["users"] = serde_json::json!(["a:b"])).contains("no user's name"));
         assert!(refused(&|v| v["visibility"] = "public".into()).contains("only a restricted"));
         assert!(SubstrateRecord::parse(b"[").is_err());
-    }
-
-    #[test]
-    fn a_users_name_is_found_by_his_number() {
-        let list = "root:x:0:0:root:/root:/bin/sh\nbroken\nanna:x:1001:1001::/home/anna:/bin/sh\n";
-        assert_eq!(user_name(list, 1001).as_deref(), Some("anna"));
-        assert_eq!(user_name(list, 7), None);
     }
 }

@@ -2,7 +2,6 @@
 //! thread where it may block.
 
 mod answer;
-mod caller;
 mod cluster;
 mod exec;
 mod forks;
@@ -17,7 +16,6 @@ mod uploads;
 mod watching;
 
 pub(crate) use answer::blocking;
-pub(crate) use caller::Peer;
 
 use crate::Node;
 use answer::Failures;

@@ -1,7 +1,7 @@
 //! Substrates and the pool.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::{Node, pool::Caller};
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
