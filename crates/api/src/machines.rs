@@ -279,6 +279,8 @@ pub enum MachineStatus {
     Paused,
     /// It has no QEMU; its disks are kept.
     Stopped,
+    /// It has no QEMU; its disks and its memory are stored, and it goes on when it is woken.
+    Parked,
     /// Its QEMU ended with an error.
     Failed,
 }

@@ -44,6 +44,7 @@ mod launch;
 mod machine;
 mod memory;
 mod models;
+mod ports;
 mod process;
 pub mod qga;
 pub mod qmp;

@@ -13,7 +13,7 @@
 //! inventory                   which machines there are, and the state of each
 //! traces                      what machines touched, models made of that
 //! machines                    start, stop, restore, wait, notice an end
-//! run  capture  fork  guest   what users and guests ask for
+//! run  capture  fork  park  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -39,6 +39,7 @@ mod machines;
 mod names;
 mod network;
 mod options;
+mod park;
 mod placement;
 pub mod plan;
 mod prune;
@@ -93,6 +94,8 @@ pub struct Node {
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
+    /// Parks machines and wakes them.
+    pub(crate) parks: Arc<park::Parks>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.

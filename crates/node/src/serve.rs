@@ -14,7 +14,9 @@ use crate::{
     images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
     inventory::{Entry, Inventory},
     machines::{self, Machines},
-    network, placement,
+    network,
+    park::Parks,
+    placement,
     reserve::Reserve,
     rest,
     run::Runs,
@@ -287,6 +289,16 @@ fn services(
         captures.clone(),
         layers,
     )?;
+    let parks = Parks::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        traces.clone(),
+        machines.clone(),
+        runs.clone(),
+        captures.clone(),
+        forks.clone(),
+    )?;
     let guests = Guests::new(
         core.clone(),
         images.clone(),
@@ -300,6 +312,7 @@ fn services(
         inventory: inventory.clone(),
         machines: machines.clone(),
         forks: forks.clone(),
+        parks: parks.clone(),
     });
     Ok(Arc::new(Node {
         core,
@@ -313,6 +326,7 @@ fn services(
         runs,
         captures,
         forks,
+        parks,
         guests,
         adoption,
     }))
@@ -341,6 +355,7 @@ fn begin(
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
+    node.parks.start_looking_after()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

@@ -322,6 +322,7 @@ pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
         floe_api::MachineStatus::Running => "running",
         floe_api::MachineStatus::Buffering => "buffering",
         floe_api::MachineStatus::Paused => "paused",
+        floe_api::MachineStatus::Parked => "parked",
         floe_api::MachineStatus::Stopped => "stopped",
         floe_api::MachineStatus::Failed => "failed",
     }

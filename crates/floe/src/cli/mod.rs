@@ -31,6 +31,7 @@ mod login;
 mod machines;
 mod man;
 pub(crate) mod output;
+mod park;
 mod power;
 mod progress;
 mod prune;
@@ -127,6 +128,8 @@ enum Command {
     Rename(change::Rename),
     #[command(subcommand)]
     Disk(change::DiskCommand),
+    Park(park::Park),
+    Wake(park::Wake),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -239,6 +242,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
+        Command::Park(c) => return c.run(cx),
+        Command::Wake(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

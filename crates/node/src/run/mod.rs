@@ -161,6 +161,7 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                own_layers: 0,
             };
             (self.core.home.machine(place), record)
         };
@@ -257,6 +258,23 @@ impl Runs {
             machine: Some(self.machines.info_of(entry)),
             ..Default::default()
         })
+    }
+
+    /// Waits for a sign of life of a machine that was woken, if that is wanted.
+    pub(crate) fn wait_for_woken(
+        &self,
+        entry: &Entry,
+        request: &StartRequest,
+        console_before: (u64, u64),
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let awaited = Awaited {
+            wait: request.wait,
+            port: request.wait_port,
+            timeout_s: request.wait_timeout_s,
+            console_before,
+        };
+        self.wait_for_guest(entry, &awaited, report)
     }
 
     /// Returns an error if a machine is not there any more.
