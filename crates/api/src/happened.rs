@@ -50,6 +50,9 @@ pub enum Happened {
     /// A machine's memory was stored, and its QEMU ended.
     #[serde(rename = "machine.parked")]
     MachineParked,
+    /// An idle machine could not be parked.
+    #[serde(rename = "machine.not-parked")]
+    MachineNotParked,
     /// A parked machine goes on.
     #[serde(rename = "machine.woken")]
     MachineWoken,

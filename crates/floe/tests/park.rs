@@ -9,6 +9,7 @@ use node::{PATIENCE, Signal, TestNode, eventually, finish};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
+    process::Stdio,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -250,4 +251,55 @@ fn a_connection_to_a_parked_machine_wakes_it_is_answered_and_none_is_refused() {
     assert!(TcpListener::bind(("127.0.0.1", port)).is_err());
     succeeds(&node, &["rm", "web"]);
     TcpListener::bind(("127.0.0.1", port)).unwrap();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn an_idle_machine_is_parked_by_itself_and_never_while_somebody_is_with_it() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    succeeds(&node, &["run", "tiny", "--name", "web"]);
+    // somebody is at the console of one of them
+    let user = node.type_line("web", "");
+    succeeds(&node, &["limit", "web", "--park-after", "3s"]);
+    let run = ["run", "tiny", "--name", "other", "-p", "0:80"];
+    succeeds(&node, &[&run[..], &["--park-after", "3s"]].concat());
+    let status = |name: &str| machine(&node, name).status;
+    let parked = |name: &str| status(name) == MachineStatus::Parked;
+    eventually("one is idle", || parked("other"));
+    assert_eq!(status("web"), MachineStatus::Running);
+    drop(user);
+    eventually("the other one is idle too", || parked("web"));
+
+    // whoever connects and is gone by the time it runs leaves it idle
+    let port = machine(&node, "other").forwards[0].host_port;
+    drop(TcpStream::connect(("127.0.0.1", port)).unwrap());
+    eventually("it is woken and parked again", || {
+        node.log().matches("machine.parked").count() == 3 && parked("other")
+    });
+
+    // a process of a user keeps one, and its settings can be changed while it runs, or is parked
+    succeeds(&node, &["limit", "web", "--park-after", "1h"]);
+    succeeds(&node, &["wake", "web", "--wait", "agent"]);
+    let command = ["exec", "web", "--", "sh", "-c", "echo up; exec sleep 10000"];
+    let mut process = floe(&node, &command);
+    let mut process = process.stdout(Stdio::piped()).spawn().unwrap();
+    let mut up = [0; 3];
+    let mut said_so = process.stdout.take().unwrap();
+    said_so.read_exact(&mut up).unwrap();
+    succeeds(&node, &["limit", "web", "--park-after", "3s"]);
+    succeeds(&node, &["wake", "other"]);
+    eventually("the other one is idle", || parked("other"));
+    assert_eq!(status("web"), MachineStatus::Running);
+    let off = succeeds(&node, &["limit", "web", "--park-after", "off"]);
+    assert!(!off.contains("parked"), "{off}");
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let on = succeeds(&node, &["limit", "other", "--park-after", "1h"]);
+    assert!(on.contains("parked after 3600 s"), "{on}");
+    assert_eq!(machine(&node, "other").park_after_s, Some(3600));
+    succeeds(&node, &["limit", "web", "--park-after", "3s"]);
+    eventually("it is idle again", || parked("web"));
+    let never = ends(floe(&node, &["limit", "web", "--park-after", "1s"]));
+    assert_eq!(never.status.code(), Some(2), "{}", said(&never));
 }

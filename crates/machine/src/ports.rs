@@ -54,31 +54,41 @@ fn find(process: &Process, forward: &PortForward) -> io::Result<OwnedFd> {
         Protocol::Tcp => socket_acceptconn(socket) == Ok(true),
         Protocol::Udp => socket_type(socket) == Ok(rustix::net::SocketType::DGRAM),
     };
-    for entry in std::fs::read_dir(format!("/proc/{}/fd", process.id().pid))? {
-        let entry = entry?;
-        // one may have been closed meanwhile
-        let is_socket = std::fs::read_link(entry.path())
-            .is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
-        let number = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        let Some(number) = number.filter(|_| is_socket) else {
-            continue;
-        };
-        let socket = match pidfd_getfd(process.as_fd(), number, PidfdGetfdFlags::empty()) {
-            Ok(socket) => socket,
-            Err(rustix::io::Errno::BADF) => continue,
-            Err(error) => return Err(error.into()),
-        };
+    let mut found = None;
+    process.each_socket(|socket| {
         if is_at(&socket, forward) && of_protocol(&socket) {
-            return Ok(socket);
+            found = Some(socket);
         }
+    })?;
+    found.ok_or_else(|| {
+        let what = format!("QEMU has no socket at {}", forward.host_side());
+        io::Error::new(io::ErrorKind::NotFound, what)
+    })
+}
+
+impl Process {
+    /// Calls a function with a descriptor of each of its sockets.
+    pub(crate) fn each_socket(&self, mut call: impl FnMut(OwnedFd)) -> io::Result<()> {
+        for entry in std::fs::read_dir(format!("/proc/{}/fd", self.id().pid))? {
+            let entry = entry?;
+            // one may have been closed meanwhile
+            let is_socket = std::fs::read_link(entry.path())
+                .is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
+            let number = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            let Some(number) = number.filter(|_| is_socket) else {
+                continue;
+            };
+            match pidfd_getfd(self.as_fd(), number, PidfdGetfdFlags::empty()) {
+                Ok(socket) => call(socket),
+                Err(rustix::io::Errno::BADF) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
-    Err(io::Error::new(
-        io::ErrorKind::NotFound,
-        format!("QEMU has no socket at {}", forward.host_side()),
-    ))
 }
 
 fn is_at(socket: &OwnedFd, forward: &PortForward) -> bool {

@@ -296,6 +296,8 @@ fn services(
         images.clone(),
         inventory.clone(),
         traces.clone(),
+        networks.clone(),
+        agents.clone(),
         machines.clone(),
         runs.clone(),
         captures.clone(),

@@ -240,6 +240,7 @@ impl Forks {
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
                 own_layers: 0,
+                park_after_s: None,
             };
             (self.core.home.machine(place), record)
         };

@@ -530,6 +530,7 @@ mod tests {
             afterwards: Default::default(),
             own_disks: Vec::new(),
             own_layers: 0,
+            park_after_s: None,
         }
     }
 

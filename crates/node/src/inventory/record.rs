@@ -87,6 +87,9 @@ pub struct Record {
     /// how many such images, each over the one before, that one was made with, the first of them over [`Record::disk_base`].
     #[serde(default, skip_serializing_if = "is_zero")]
     pub own_layers: u32,
+    /// After how many seconds of idleness it is parked, if ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
 }
 
 /// What is to become of a machine, as its record says.
@@ -326,6 +329,7 @@ pub(crate) mod tests {
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
             own_layers: 0,
+            park_after_s: None,
         }
     }
 

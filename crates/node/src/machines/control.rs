@@ -199,6 +199,7 @@ impl Machines {
             network: record.network.map(|place| self.networks.info(&place)),
             allow_host: record.host_access,
             limits: record.limits,
+            park_after_s: record.park_after_s,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,

@@ -326,6 +326,7 @@ impl Machines {
             afterwards: Default::default(),
             own_disks: Vec::new(),
             own_layers: 0,
+            park_after_s: None,
         };
         let attached = self.attach_record(
             &record,

@@ -402,6 +402,11 @@ impl Networks {
         network.map_or(0, |network| network.bytes_per_s)
     }
 
+    /// Returns how many bytes a member's network card has carried in both directions, if it has one.
+    pub fn carried(&self, place: &Attachment) -> Option<u64> {
+        self.namespace(&place.network).carried(place.number)
+    }
+
     /// Returns an error if a port of the host could not be opened.
     pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
         Inbound::check(forward)

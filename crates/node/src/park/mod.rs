@@ -10,15 +10,19 @@
 //! difference to store; every few times it is made anew over the disks' image, so that no chain grows. Such an image is in no list and
 //! goes once no machine starts from it.
 //!
-//! Its forwarded ports stay with the node meanwhile (`ports`): the first connection wakes it.
+//! Its forwarded ports stay with the node meanwhile (`ports`): the first connection wakes it. Machines that are idle are parked by
+//! themselves if their users wish that (`watch`; `decide` says when).
 //!
 //! Locks: those of the images' set and of the ports, which are only held for a moment.
 
+mod decide;
 mod ports;
 mod store;
 mod wake;
+mod watch;
 
 use crate::{
+    agents::Agents,
     capture::Captures,
     core::Core,
     error::{NodeError, at, busy, refused},
@@ -26,6 +30,7 @@ use crate::{
     images::{Images, PARK_LABEL},
     inventory::{Inventory, Operation},
     machines::Machines,
+    network::Networks,
     run::Runs,
     traces::Traces,
 };
@@ -43,6 +48,8 @@ pub(crate) struct Parks {
     images: Arc<Images>,
     inventory: Arc<Inventory>,
     traces: Arc<Traces>,
+    networks: Arc<Networks>,
+    agents: Arc<Agents>,
     machines: Arc<Machines>,
     runs: Arc<Runs>,
     captures: Arc<Captures>,
@@ -64,6 +71,8 @@ impl Parks {
         images: Arc<Images>,
         inventory: Arc<Inventory>,
         traces: Arc<Traces>,
+        networks: Arc<Networks>,
+        agents: Arc<Agents>,
         machines: Arc<Machines>,
         runs: Arc<Runs>,
         captures: Arc<Captures>,
@@ -77,6 +86,8 @@ impl Parks {
             images,
             inventory,
             traces,
+            networks,
+            agents,
             machines,
             runs,
             captures,
@@ -86,9 +97,10 @@ impl Parks {
         }))
     }
 
-    /// Starts the threads that remove stored memory which no machine needs any more, and that wake machines.
+    /// Starts the threads that remove stored memory which no machine needs any more, wake machines, and park those that are idle.
     pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         self.start_answering()?;
+        self.start_watching()?;
         let threads = &self.core.threads;
         Ok(threads.keep("park-tidy", self, TIDY_EVERY, |parks| parks.tidy())?)
     }

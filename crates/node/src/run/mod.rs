@@ -24,6 +24,7 @@ use crate::{
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        limits::check_park_after,
         own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
@@ -74,6 +75,7 @@ impl Runs {
             ));
         }
         self.machines.resources.check_limits(&request.limits)?;
+        check_park_after(request.park_after_s)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
             &request.image,
@@ -82,6 +84,14 @@ impl Runs {
             |name| report.stage(name),
         )?;
         let plan = plan::plan(request, &found.manifest)?;
+        if request.park_after_s.is_some()
+            && plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name())
+        {
+            return Err(usage(
+                "a machine with NVMe disks can't be parked: QEMU cannot save their state",
+                "choose another --disk-model, or leave --park-after out",
+            ));
+        }
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
@@ -162,6 +172,7 @@ impl Runs {
                 },
                 own_disks: own.records(),
                 own_layers: 0,
+                park_after_s: request.park_after_s,
             };
             (self.core.home.machine(place), record)
         };
