@@ -19,6 +19,7 @@ use crate::{
     park::Parks,
     placement,
     reserve::Reserve,
+    resize::Resizes,
     rest,
     run::Runs,
     traces::Traces,
@@ -267,6 +268,12 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let resizes = Arc::new(Resizes {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        machines: machines.clone(),
+    });
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -329,6 +336,7 @@ fn services(
         traces,
         agents,
         machines,
+        resizes,
         runs,
         captures,
         forks,

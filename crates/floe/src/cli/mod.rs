@@ -35,6 +35,7 @@ mod park;
 mod power;
 mod progress;
 mod prune;
+mod resize;
 mod session;
 mod ssh;
 mod storage;
@@ -126,6 +127,7 @@ enum Command {
     Restart(power::Restart),
     Wait(watching::Wait),
     Rename(change::Rename),
+    Resize(resize::Resize),
     #[command(subcommand)]
     Disk(change::DiskCommand),
     Park(park::Park),
@@ -241,6 +243,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Restart(c) => return c.run(cx),
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
+        Command::Resize(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
         Command::Park(c) => return c.run(cx),
         Command::Wake(c) => return c.run(cx),

@@ -241,6 +241,7 @@ impl Forks {
                 own_disks: Vec::new(),
                 own_layers: 0,
                 park_after_s: None,
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };

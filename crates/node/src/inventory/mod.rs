@@ -6,6 +6,7 @@
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 pub(crate) mod afterwards;
+pub(crate) mod given;
 mod identity;
 pub(crate) mod lifecycle;
 mod named;
@@ -531,6 +532,7 @@ mod tests {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            given: Default::default(),
         }
     }
 

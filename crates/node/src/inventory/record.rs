@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::given::Given;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -90,6 +91,9 @@ pub struct Record {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// What its guest has of its hardware, where that is not all of it.
+    #[serde(default, skip_serializing_if = "Given::is_all")]
+    pub given: Given,
 }
 
 /// What is to become of a machine, as its record says.
@@ -330,6 +334,7 @@ pub(crate) mod tests {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            given: Given::default(),
         }
     }
 

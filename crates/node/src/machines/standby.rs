@@ -327,6 +327,7 @@ impl Machines {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            given: Default::default(),
         };
         let attached = self.attach_record(
             &record,

@@ -80,7 +80,7 @@ impl Parks {
         report.stage("capture")?;
         let mut config = captured.config.clone();
         config.labels.remove(FORK_LABEL);
-        operation.label_agent(&mut config);
+        operation.label_guest(&mut config);
         let (id, stored) = self.store(operation, &captured, &config, thumb.as_deref(), report)?;
         self.stored.lock().insert(id);
         report.stage("store")?;

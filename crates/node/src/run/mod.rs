@@ -173,6 +173,7 @@ impl Runs {
                 own_disks: own.records(),
                 own_layers: 0,
                 park_after_s: request.park_after_s,
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };
