@@ -50,6 +50,18 @@ pub enum Happened {
     /// A machine that was paused runs again.
     #[serde(rename = "machine.continued")]
     MachineContinued,
+    /// A machine's memory was stored, and its QEMU ended.
+    #[serde(rename = "machine.parked")]
+    MachineParked,
+    /// An idle machine could not be parked.
+    #[serde(rename = "machine.not-parked")]
+    MachineNotParked,
+    /// A parked machine goes on.
+    #[serde(rename = "machine.woken")]
+    MachineWoken,
+    /// A parked machine could not go on and stays parked.
+    #[serde(rename = "machine.not-woken")]
+    MachineNotWoken,
     /// A machine is paused because one of its disks cannot be written.
     #[serde(rename = "machine.stopped-at-disk")]
     MachineStoppedAtDisk,
@@ -170,6 +182,6 @@ mod tests {
         );
         let read = |text: &str| serde_json::from_str::<Happened>(text).unwrap();
         assert_eq!(read("\"fork.stored\""), Happened::ForkStored);
-        assert_eq!(read("\"machine.parked\""), Happened::Other);
+        assert_eq!(read("\"machine.offloaded\""), Happened::Other);
     }
 }

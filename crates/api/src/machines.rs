@@ -90,6 +90,10 @@ pub struct RunRequest {
     /// When it is started again once it has ended.
     #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
     pub restart: RestartPolicy,
+    /// Park it after so many seconds in which nobody was with it and it did next to nothing,
+    /// [`PARK_AFTER_S_MIN`] to [`PARK_AFTER_S_MAX`]; by default never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
     /// Its hardware (cold boots only).
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
@@ -134,7 +138,15 @@ pub struct LimitRequest {
     /// As in [`Limits::memory_max_bytes`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
+    /// As in [`RunRequest::park_after_s`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
 }
+
+/// Shortest time of idleness after which a machine can be parked, in seconds.
+pub const PARK_AFTER_S_MIN: u64 = 2;
+/// Longest one, in seconds.
+pub const PARK_AFTER_S_MAX: u64 = 30 * 86_400;
 
 /// Smallest limit of processor time, in thousandths of a core: the kernel's own minimum.
 pub const CPU_MILLICORES_MIN: u32 = 10;
@@ -225,6 +237,9 @@ pub struct MachineInfo {
     /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// After how many seconds of idleness it is parked, if ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
     /// Why its CPUs stand still; it goes on once none of these is left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paused_for: Vec<PauseReason>,
@@ -285,6 +300,8 @@ pub enum MachineStatus {
     Paused,
     /// It has no QEMU; its disks are kept.
     Stopped,
+    /// It has no QEMU; its disks and its memory are stored, and it goes on when it is woken.
+    Parked,
     /// Its QEMU ended with an error.
     Failed,
 }

@@ -26,6 +26,8 @@ pub enum WaitFor {
     Paused,
     /// floe's agent in its guest answers.
     Answers,
+    /// It is parked.
+    Parked,
 }
 
 /// Query of `GET /v1/machines/{name}/wait`.

@@ -204,6 +204,7 @@ fn limit(node: &TestNode, name: &str, millicores: u32) {
     let request = LimitRequest {
         cpu_millicores: Some(millicores),
         memory_max_bytes: None,
+        ..Default::default()
     };
     node.client().limit(name, &request).unwrap();
 }
@@ -280,6 +281,7 @@ fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
     let too_little = LimitRequest {
         cpu_millicores: None,
         memory_max_bytes: Some(64 << 20),
+        ..Default::default()
     };
     let refused = node.client().limit("modest", &too_little).unwrap_err();
     assert!(refused.to_string().contains("already"), "{refused}");

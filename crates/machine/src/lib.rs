@@ -45,6 +45,7 @@ mod launch;
 mod machine;
 mod memory;
 mod models;
+mod ports;
 mod process;
 pub mod qga;
 pub mod qmp;
@@ -55,6 +56,7 @@ mod screen;
 mod shown;
 mod spec;
 pub mod tool;
+mod usage;
 
 pub use accel::Accel;
 pub use buffers::MemoryFile;
@@ -81,3 +83,4 @@ pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,
 };
+pub use usage::Usage;

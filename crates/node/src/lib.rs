@@ -16,7 +16,7 @@
 //! machines                    start, stop, restore, wait, notice an end
 //! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
-//! pool                        machines that stand still in memory
+//! pool  park                  machines that stand still, in memory or without any
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -44,6 +44,7 @@ mod machines;
 mod names;
 mod network;
 mod options;
+mod park;
 mod placement;
 pub mod plan;
 mod pool;
@@ -106,6 +107,8 @@ pub struct Node {
     pub(crate) forks: Arc<fork::Forks>,
     /// Machines that stand still in memory.
     pub(crate) pool: Arc<pool::Pool>,
+    /// Parks machines and wakes them.
+    pub(crate) parks: Arc<park::Parks>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.

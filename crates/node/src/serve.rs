@@ -15,7 +15,9 @@ use crate::{
     images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
     inventory::{Entry, Inventory},
     machines::{self, Machines},
-    network, placement,
+    network,
+    park::Parks,
+    placement,
     pool::{self, Pool, Stock},
     reserve::Reserve,
     resize::Resizes,
@@ -309,6 +311,18 @@ fn services(
         forks.clone(),
         stock,
     )?;
+    let parks = Parks::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        traces.clone(),
+        networks.clone(),
+        agents.clone(),
+        machines.clone(),
+        runs.clone(),
+        captures.clone(),
+        forks.clone(),
+    )?;
     let guests = Guests::new(
         core.clone(),
         images.clone(),
@@ -323,6 +337,7 @@ fn services(
         inventory: inventory.clone(),
         machines: machines.clone(),
         forks: forks.clone(),
+        parks: parks.clone(),
     });
     Ok(Arc::new(Node {
         core,
@@ -339,6 +354,7 @@ fn services(
         captures,
         forks,
         pool,
+        parks,
         guests,
         adoption,
     }))
@@ -367,6 +383,7 @@ fn begin(
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
+    node.parks.start_looking_after()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

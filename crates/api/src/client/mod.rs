@@ -278,6 +278,14 @@ impl Client {
     pub fn resume(&self, name: &str) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/resume"), &())
     }
+    /// Stores a machine's memory and ends its QEMU, until [`Client::wake`].
+    pub fn park(&self, name: &str) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/park"), &())
+    }
+    /// Lets a parked machine go on where it was.
+    pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/wake"), request)
+    }
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)

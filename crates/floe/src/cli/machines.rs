@@ -223,6 +223,7 @@ impl Run {
             limits: self.limits.limits(),
             remove: self.ending.rm,
             restart: self.ending.restart,
+            park_after_s: self.ending.park_after,
             hardware: self.hardware.hardware(),
             cdrom: self.cdrom.file()?,
             boot: self.cdrom.first(),
@@ -322,6 +323,7 @@ pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
         floe_api::MachineStatus::Running => "running",
         floe_api::MachineStatus::Buffering => "buffering",
         floe_api::MachineStatus::Paused => "paused",
+        floe_api::MachineStatus::Parked => "parked",
         floe_api::MachineStatus::Stopped => "stopped",
         floe_api::MachineStatus::Failed => "failed",
     }
@@ -392,6 +394,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ),
         ("restart", afterwards(m)),
         ("limits", super::limits::described(&m.limits)),
+        ("idle", super::limits::parked_after(m.park_after_s)),
         ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),

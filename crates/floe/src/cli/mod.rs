@@ -31,6 +31,7 @@ mod login;
 mod machines;
 mod man;
 pub(crate) mod output;
+mod park;
 mod pool;
 mod power;
 mod progress;
@@ -134,6 +135,8 @@ enum Command {
     Resize(resize::Resize),
     #[command(subcommand)]
     Disk(change::DiskCommand),
+    Park(park::Park),
+    Wake(park::Wake),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -250,6 +253,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
+        Command::Park(c) => return c.run(cx),
+        Command::Wake(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

@@ -275,6 +275,7 @@ pub(super) mod tests {
             network: None,
             allow_host: Default::default(),
             limits: Default::default(),
+            park_after_s: None,
             stats: Default::default(),
             paused_for: Vec::new(),
             switched_off: false,

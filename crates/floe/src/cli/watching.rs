@@ -56,6 +56,8 @@ enum What {
     Paused,
     /// floe's agent in its guest answers
     Answers,
+    /// It is parked
+    Parked,
 }
 
 impl Wait {
@@ -66,6 +68,7 @@ impl Wait {
                 What::Running => WaitFor::Running,
                 What::Paused => WaitFor::Paused,
                 What::Answers => WaitFor::Answers,
+                What::Parked => WaitFor::Parked,
             },
             timeout_s: self.timeout,
         };

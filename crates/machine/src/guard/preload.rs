@@ -4,7 +4,8 @@
 //! It replaces a few functions of the C library, decides by [`rules`], and passes permitted calls on to the kernel:
 //!
 //! - **machine** (`FLOE_GUARD=machine`): QEMU's user network may reach neither the host's loopback nor link-local
-//!   addresses, and the console's log stays within its bound, whether a node runs or not.
+//!   addresses, and the console's log stays within its bound, whether a node runs or not. A forwarded port whose socket the node
+//!   has kept, and passed to this process, is opened with that socket.
 //! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` stand for descriptors that the node opened; with
 //!   the first use of one of them, the kernel is told to let this process open nothing else.
 //!
@@ -48,6 +49,9 @@ mod sys {
     pub const SENDTO: c_long = 44;
     pub const RECVFROM: c_long = 45;
     pub const SENDMSG: c_long = 46;
+    pub const BIND: c_long = 49;
+    pub const GETSOCKNAME: c_long = 51;
+    pub const SETSOCKOPT: c_long = 54;
     pub const GETSOCKOPT: c_long = 55;
     pub const FCNTL: c_long = 72;
     pub const FTRUNCATE: c_long = 77;
@@ -71,6 +75,9 @@ mod sys {
     pub const LSEEK: c_long = 62;
     pub const CONNECT: c_long = 203;
     pub const SENDTO: c_long = 206;
+    pub const BIND: c_long = 200;
+    pub const GETSOCKNAME: c_long = 204;
+    pub const SETSOCKOPT: c_long = 208;
     pub const RECVFROM: c_long = 207;
     pub const SENDMSG: c_long = 211;
     pub const GETSOCKOPT: c_long = 209;
@@ -90,6 +97,7 @@ mod sys {
 
 const EACCES: c_int = 13;
 const EHOSTUNREACH: c_int = 113;
+const SOL_SOCKET: c_int = 1;
 const AT_FDCWD: c_int = -100;
 const O_WRONLY: c_int = 1;
 const O_CREAT: c_int = 0o100;
@@ -241,7 +249,6 @@ impl Peers {
 
 /// Returns the socket's unique number. Unlike a descriptor, the number is never reused.
 fn cookie(socket: c_int) -> Option<u64> {
-    const SOL_SOCKET: c_int = 1;
     const SO_COOKIE: c_int = 57;
     let mut cookie = 0u64;
     let mut len = 8 as c_uint;
@@ -257,6 +264,83 @@ fn cookie(socket: c_int) -> Option<u64> {
         )
     };
     (got == 0 && len == 8 && cookie != 0).then_some(cookie)
+}
+
+/// The highest descriptor among which passed sockets are looked for, more than QEMU has.
+const DESCRIPTORS_MAX: c_int = 4096;
+const SO_TYPE: c_int = 3;
+/// The node sets this on a socket that it passes; QEMU has none of its own that listens with it.
+const SO_KEEPALIVE: c_int = 9;
+
+/// Returns an integer option of a socket; `None` if the descriptor is no socket.
+fn option(socket: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    let mut len = 4 as c_uint;
+    // SAFETY: writes at most `len` bytes to `value`.
+    let got = unsafe {
+        syscall(
+            sys::GETSOCKOPT,
+            socket,
+            SOL_SOCKET,
+            name,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    (got == 0).then_some(value)
+}
+
+/// Returns the address that a socket is bound to.
+fn bound_to(socket: c_int) -> Option<(IpAddr, u16)> {
+    let mut bytes = [0u8; 28];
+    let mut len = bytes.len() as c_uint;
+    // SAFETY: writes at most `len` bytes to `bytes`.
+    let got = unsafe { syscall(sys::GETSOCKNAME, socket, bytes.as_mut_ptr(), &raw mut len) };
+    let written = bytes.get(..len as usize).filter(|_| got == 0)?;
+    rules::target(written)
+}
+
+/// Returns a socket that the node passed to this process for the address that `socket` is to be bound to.
+fn passed_for(socket: c_int, to: (IpAddr, u16)) -> Option<c_int> {
+    let kind = option(socket, SO_TYPE)?;
+    (0..DESCRIPTORS_MAX).find(|&other| {
+        other != socket
+            && option(other, SO_TYPE) == Some(kind)
+            && option(other, SO_KEEPALIVE) == Some(1)
+            && bound_to(other) == Some(to)
+    })
+}
+
+/// Like the C library's function, but a port whose socket the node has passed is taken over with all that waits there.
+///
+/// # Safety
+///
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(socket: c_int, address: *const c_void, len: c_uint) -> c_int {
+    // SAFETY: as the caller vouches; the option is an integer, and the descriptors are this process's own.
+    unsafe {
+        if !address.is_null() && is_machine() {
+            let bytes = core::slice::from_raw_parts(address.cast::<u8>(), (len as usize).min(28));
+            let to = rules::target(bytes).filter(|(_, port)| *port != 0);
+            if let Some(passed) = to.and_then(|to| passed_for(socket, to))
+                && syscall(sys::DUP3, passed, socket, O_CLOEXEC) >= 0
+            {
+                let off: c_int = 0;
+                let size = 4 as c_uint;
+                syscall(
+                    sys::SETSOCKOPT,
+                    socket,
+                    SOL_SOCKET,
+                    SO_KEEPALIVE,
+                    &raw const off,
+                    size,
+                );
+                return 0;
+            }
+        }
+        syscall(sys::BIND, socket, address, len) as c_int
+    }
 }
 
 /// Like the C library's function, but checks the address.

@@ -38,7 +38,7 @@ use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
 use floe_source::Fetcher;
 use floe_store::{Ingest, IngestOptions};
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, io, sync::Arc, time::Duration};
 
 /// How long QEMU may take to end after a capture that stops the machine.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
@@ -194,7 +194,11 @@ impl Captures {
     }
 
     /// Pulls the parent if it isn't here: a capture shares its packs, and a machine that streams has not fetched all of it.
-    fn bring_parent(&self, operation: &Operation, report: &mut Report) -> Result<(), NodeError> {
+    pub(crate) fn bring_parent(
+        &self,
+        operation: &Operation,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
         let record = operation.record();
         if self.images.repo.manifest(&record.disk_base).is_ok() {
             return Ok(());
@@ -245,7 +249,7 @@ impl Captures {
                 operation,
                 &memory_region(block),
                 pages,
-                &parent,
+                (&parent_id, &parent),
             )?;
         }
         if captured.vram.size() > 0 {
@@ -282,14 +286,14 @@ impl Captures {
         finish(ingest, captured.config.clone())
     }
 
-    /// Stores the memory that the machine started with, or a block that was added later.
-    fn store_memory(
+    /// Stores the memory that the machine started with, or a block that was added later, over that of the ingest's parent.
+    pub(crate) fn store_memory(
         &self,
         ingest: &mut Ingest,
         operation: &Operation,
         name: &str,
         ram: &Pages,
-        parent: &Manifest,
+        (parent_id, parent): (&Hash, &Manifest),
     ) -> Result<(), NodeError> {
         let pages = || ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
         let record = operation.record();
@@ -300,7 +304,7 @@ impl Captures {
                 .filter(|region| region.size == ram.size());
             let present: Vec<u64> = pages().map(|(chunk, _)| chunk).collect();
             let gone = match base {
-                Some(region) => self.gone(&record.disk_base, region, &present)?,
+                Some(region) => self.gone(parent_id, region, &present)?,
                 None => Vec::new(),
             };
             let gone = gone.into_iter().map(|chunk| (chunk, &[0; CHUNK_SIZE]));
@@ -308,24 +312,43 @@ impl Captures {
             let base = base.map(|region| region.name.as_str());
             return Ok(ingest.region_from_pages(name, ram.size(), base, pages)?);
         }
-        if record.image == record.disk_base {
+        if record.image == *parent_id {
             let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
             return Ok(ingest.region_from_pages(name, ram.size(), Some(name), pages)?);
         }
         let original = self.images.manifest_of(&operation.dir, &record.image)?;
         let dirty: Vec<u64> = ram.iter().map(|(chunk, _)| u64::from(chunk)).collect();
-        let reverted = self.reverted(
-            name,
-            (&record.image, &original),
-            (&record.disk_base, parent),
-            &record.origin,
-            &dirty,
-        )?;
+        // an image that holds no running machine has no memory
+        let base = parent
+            .region(name)
+            .filter(|region| region.size == ram.size());
+        let fetcher = self.images.sources.fetcher(&record.origin)?;
+        let reverted = match original.region(name) {
+            Some(from) => {
+                self.reverted((&record.image, from, &fetcher), (parent_id, base), &dirty)?
+            }
+            None => Vec::new(),
+        };
+        let stored = reverted
+            .into_iter()
+            .map(|(chunk, hash)| (chunk, Content::Stored(hash)));
         let merged = merge(
-            pages().map(|(chunk, page)| (chunk, page.to_vec())),
-            reverted.into_iter(),
+            pages().map(|(chunk, page)| (chunk, Content::Page(page))),
+            stored,
         );
-        Ok(ingest.region_from_pages(name, ram.size(), Some(name), merged.map(Ok))?)
+        let read = |(chunk, content)| {
+            let bytes = match content {
+                Content::Page(page) => Cow::Borrowed(page),
+                Content::Stored(hash) if hash.is_zero() => Cow::Borrowed(&[0; CHUNK_SIZE][..]),
+                Content::Stored(hash) => {
+                    let read = fetcher.demand_wait(&record.image, Kind::Chunk, &hash);
+                    Cow::Owned(read.map_err(io::Error::other)?)
+                }
+            };
+            Ok((chunk, bytes))
+        };
+        let base = base.map(|region| region.name.as_str());
+        Ok(ingest.region_from_pages(name, ram.size(), base, merged.map(read))?)
     }
 
     /// Returns the chunks of a region in the repository that are not zero and not among `present`, a sorted list.
@@ -343,36 +366,29 @@ impl Captures {
         Ok(gone)
     }
 
-    /// Returns chunks of memory that differ between parent and original and that the machine has not dirtied, with the
-    /// original's content.
+    /// Returns the chunks of memory that differ between the parent, which may have none, and the original, and that the machine has not
+    /// dirtied: those have the original's content.
     fn reverted(
         &self,
-        name: &str,
-        (original_id, original): (&Hash, &Manifest),
-        (parent_id, parent): (&Hash, &Manifest),
-        origin: &crate::inventory::record::Origin,
+        (original_id, from, fetcher): (&Hash, &Region, &Fetcher),
+        (parent_id, over): (&Hash, Option<&Region>),
         dirty: &[u64],
-    ) -> Result<Vec<(u64, Vec<u8>)>, NodeError> {
-        let (Some(from), Some(over)) = (original.region(name), parent.region(name)) else {
-            return Ok(Vec::new());
-        };
+    ) -> Result<Vec<(u64, Hash)>, NodeError> {
+        let nothing = Region::default();
         let local = self.images.sources.fetcher(&Default::default())?;
-        let fetcher = self.images.sources.fetcher(origin)?;
         let mut chunks = Vec::new();
-        for index in changed_segments(from, over) {
-            let there = table(&fetcher, original_id, from, index)?;
-            let here = table(&local, parent_id, over, index)?;
+        for index in changed_segments(from, over.unwrap_or(&nothing)) {
+            let there = table(fetcher, original_id, from, index)?;
+            let here = match over {
+                Some(over) => table(&local, parent_id, over, index)?,
+                None => Segment::new(),
+            };
             for slot in 0..CHUNKS_PER_SEGMENT {
                 let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
                 let hash = there.get(slot);
-                if hash == here.get(slot) || dirty.binary_search(&chunk).is_ok() {
-                    continue;
+                if hash != here.get(slot) && dirty.binary_search(&chunk).is_err() {
+                    chunks.push((chunk, hash));
                 }
-                let bytes = match hash.is_zero() {
-                    true => vec![0; CHUNK_SIZE],
-                    false => fetcher.demand_wait(original_id, Kind::Chunk, &hash)?,
-                };
-                chunks.push((chunk, bytes));
             }
         }
         Ok(chunks)
@@ -402,6 +418,14 @@ impl Captures {
         }
         Ok(())
     }
+}
+
+/// What a chunk of memory is stored from.
+enum Content<'a> {
+    /// It was copied from the machine.
+    Page(&'a [u8]),
+    /// It is that chunk of the original.
+    Stored(Hash),
 }
 
 /// Reads the hashes of the chunks in one segment of a region.

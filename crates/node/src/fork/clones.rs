@@ -239,6 +239,8 @@ impl Forks {
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
+                own_layers: 0,
+                park_after_s: None,
                 given: Default::default(),
             };
             (self.core.home.machine(place), record)

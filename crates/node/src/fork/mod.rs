@@ -231,6 +231,11 @@ impl Forks {
         !self.layers.is_empty()
     }
 
+    /// Whether a fork of this machine is in memory only.
+    pub fn any_unstored_of(&self, name: &str) -> bool {
+        self.layers.any_of(name)
+    }
+
     /// Returns where the memory of a fork is whose machines' records say that it was not stored.
     pub fn find_unstored(&self, image: &Hash) -> Unstored {
         if self.layers.get(image).is_some() {

@@ -60,6 +60,8 @@ const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 pub(crate) const FORK_LABEL: &str = "floe.fork";
 /// Label of an image that is a substrate, with the name of the machine that it was docked from.
 pub(crate) const SUBSTRATE_LABEL: &str = "floe.substrate";
+/// Label of an image that is the memory of a parked machine: it is in no list, and goes with that machine.
+pub(crate) const PARK_LABEL: &str = "floe.park";
 /// Most disks that an import may have.
 const DISKS_MAX: usize = 16;
 /// While something is being stored, garbage collection keeps data younger than this: it may belong to what is being stored.
@@ -109,7 +111,9 @@ impl Images {
 
     /// Returns all images, newest first.
     pub fn images(&self) -> Result<ImageList, NodeError> {
-        let images = self.repo.list()?.into_iter().map(|entry| ImageSummary {
+        let listed = self.repo.list()?.into_iter();
+        let listed = listed.filter(|entry| !entry.labels.contains_key(PARK_LABEL));
+        let images = listed.map(|entry| ImageSummary {
             id: entry.id.to_string(),
             names: entry.names.iter().map(ToString::to_string).collect(),
             created_unix_s: entry.created_unix_s,

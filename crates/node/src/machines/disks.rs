@@ -81,6 +81,7 @@ impl Machines {
                 grown?;
             }
             Phase::Running => self.grow_live(&operation, &disk.name, bytes)?,
+            Phase::Parked => drop(operation.vm()?),
             _ => {
                 return Err(busy(
                     format!("machine {name} neither runs nor is stopped at the moment"),

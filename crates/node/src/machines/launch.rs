@@ -374,7 +374,8 @@ fn free_port(inventory: &Inventory, forward: &floe_api::PortForward) -> Result<u
             let has = |other: &floe_api::PortForward| {
                 other.host_port == forward.host_port && other.protocol == forward.protocol
             };
-            entry.vm().is_ok() && entry.record().forwards.iter().any(has)
+            let has_them = entry.vm().is_ok() || entry.is_parked();
+            has_them && entry.record().forwards.iter().any(has)
         });
         let fix = match (error.kind(), holder) {
             (io::ErrorKind::AddrInUse, Some(entry)) => format!(

@@ -12,7 +12,7 @@ mod control;
 mod disks;
 mod ends;
 pub(crate) mod launch;
-mod limits;
+pub(crate) mod limits;
 mod networks;
 pub(crate) mod own_disks;
 mod pausing;

@@ -325,6 +325,8 @@ impl Machines {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            own_layers: 0,
+            park_after_s: None,
             given: Default::default(),
         };
         let attached = self.attach_record(

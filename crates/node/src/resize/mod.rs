@@ -49,6 +49,10 @@ impl Resizes {
         let resized = match operation.life().phase() {
             Phase::Stopped => self.resize_stopped(&operation, request),
             Phase::Running => self.resize_running(&operation, request, report),
+            Phase::Parked => Err(refused(
+                format!("machine {name} is parked"),
+                format!("floe wake {name}, and resize it then"),
+            )),
             _ => Err(busy(
                 format!("machine {name} neither runs nor is stopped at the moment"),
                 format!("floe wait {name} --for running, and resize it then"),

@@ -91,6 +91,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
+        .route("/v1/machines/{name}/park", post(machines::park))
+        .route("/v1/machines/{name}/wake", post(machines::wake))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -185,6 +187,8 @@ pub fn router(node: Arc<Node>) -> Router {
         watching::wait,
         system::usage,
         system::prune,
+        machines::park,
+        machines::wake,
         machines::pause,
         machines::resume,
         machines::capture,

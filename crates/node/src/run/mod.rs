@@ -24,6 +24,7 @@ use crate::{
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        limits::check_park_after,
         own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
@@ -74,6 +75,7 @@ impl Runs {
             ));
         }
         self.machines.resources.check_limits(&request.limits)?;
+        check_park_after(request.park_after_s)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
             &request.image,
@@ -93,6 +95,14 @@ impl Runs {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let plan = plan::plan(request, &found.manifest)?;
+        if request.park_after_s.is_some()
+            && plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name())
+        {
+            return Err(usage(
+                "a machine with NVMe disks can't be parked: QEMU cannot save their state",
+                "choose another --disk-model, or leave --park-after out",
+            ));
+        }
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
@@ -172,6 +182,8 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                own_layers: 0,
+                park_after_s: request.park_after_s,
                 given: Default::default(),
             };
             (self.core.home.machine(place), record)
@@ -269,6 +281,23 @@ impl Runs {
             machine: Some(self.machines.info_of(entry)),
             ..Default::default()
         })
+    }
+
+    /// Waits for a sign of life of a machine that was woken, if that is wanted.
+    pub(crate) fn wait_for_woken(
+        &self,
+        entry: &Entry,
+        request: &StartRequest,
+        console_before: (u64, u64),
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let awaited = Awaited {
+            wait: request.wait,
+            port: request.wait_port,
+            timeout_s: request.wait_timeout_s,
+            console_before,
+        };
+        self.wait_for_guest(entry, &awaited, report)
     }
 
     /// Returns an error if a machine is not there any more.
