@@ -73,7 +73,7 @@ pub use memory::{Pages, Rest};
 pub use models::{DiskModel, Models, NetworkModel};
 pub use process::{Process, ProcessId};
 pub use record::Record;
-pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
+pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use shown::{Shown, shown};
 pub use spec::{
