@@ -160,7 +160,7 @@ pub fn give_mac(config: &mut MachineConfig, mac: &str) {
 }
 
 /// Returns what of a configuration decides how QEMU is started for a restore, without the addresses of network cards.
-pub(crate) fn hardware_of(config: &MachineConfig) -> MachineConfig {
+pub fn hardware_of(config: &MachineConfig) -> MachineConfig {
     let without_mac = |device: &String| match devices::property(device, "mac") {
         Some(mac) => device.replace(&format!(",mac={mac}"), ",mac="),
         None => device.clone(),

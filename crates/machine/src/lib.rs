@@ -59,7 +59,7 @@ pub use accel::Accel;
 pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
-pub use command::{RamBacking, give_mac, renew_mac};
+pub use command::{RamBacking, give_mac, hardware_of, renew_mac};
 pub use devices::{VGA_MEMORY_MIB, has_network_card, is_special};
 pub use error::{GrowError, MachineError};
 pub use exec::User;

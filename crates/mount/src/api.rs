@@ -617,7 +617,7 @@ impl Drop for Mount {
 }
 
 /// Returns whether a machine's directory shows this region of its image (its memory, not its disks).
-pub(crate) fn is_shown(region: &str) -> bool {
+fn is_shown(region: &str) -> bool {
     region == "vram" || floe_image::memory_block(region).is_some()
 }
 

@@ -9,7 +9,6 @@
 //! kernel fills both by reading it. The one exception is the beginning of a disk, which VMMs read when they open it: the blank
 //! shows there what the caller expects, and only an image that has the same there can be bound.
 
-use crate::api::is_shown;
 use crate::backend::{Backend, Done, Each};
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
@@ -27,7 +26,7 @@ use std::sync::atomic::Ordering;
 /// Files without content, for machines that are bound later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlankSpec {
-    /// The regions of the memory and of the video memory, with their sizes in bytes.
+    /// The regions of the memory (`ram`, `ram1`, ...), with their sizes in bytes.
     pub memory: Vec<(String, u64)>,
     /// The disks.
     pub disks: Vec<BlankDisk>,
@@ -185,14 +184,14 @@ fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
     if written || !old.disks.iter().all(|disk| disk.is_untouched()) {
         return Err("something was written to its disks".into());
     }
-    let shown = |image: &Image| -> Vec<(String, u64)> {
+    let memory = |image: &Image| -> Vec<(String, u64)> {
         let regions = image.regions.iter();
-        let shown = regions.filter(|region| is_shown(&region.name));
-        let mut shown: Vec<_> = shown.map(|r| (r.name.clone(), r.size)).collect();
-        shown.sort();
-        shown
+        let memory = regions.filter(|r| floe_image::memory_block(&r.name).is_some());
+        let mut memory: Vec<_> = memory.map(|r| (r.name.clone(), r.size)).collect();
+        memory.sort();
+        memory
     };
-    if shown(blank) != shown(image) {
+    if memory(blank) != memory(image) {
         return Err("the image's memory has another size".into());
     }
     let disks = old.disks.iter().map(|disk| (&disk.name, disk.size()));
@@ -212,7 +211,7 @@ fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
             return Err(format!("disk {} begins with something else", disk.name));
         }
     }
-    for (name, _) in shown(blank) {
+    for (name, _) in memory(blank) {
         let ino = tree.ino(&format!("machines/{}/{name}", old.name));
         match ino.map(|ino| tree.node(ino)) {
             Some(Found::Node(_, Node::Region { image: now, .. }))

@@ -88,6 +88,14 @@ impl Machines {
                 waited: true,
             });
         }
+        if let Some(standby) = self.load_on_blank(entry, found, model) {
+            report.stage("standby")?;
+            return Ok(Loaded {
+                standby,
+                forwards: Vec::new(),
+                waited: false,
+            });
+        }
         self.attach(entry)?;
         self.streams(entry, model)?;
         report.stage("mount")?;
