@@ -174,8 +174,53 @@ fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_
     // what a machine had that waited goes with the machine, and the rest with the node
     kill_all(&node);
     eventually("their files are gone", || started_ahead(&node).is_empty());
-    node.type_and_wait("web", ticket, "ticket-9");
+    let another = "floe-guest ticket 2; echo another-$((3+7))";
+    node.type_and_wait("web", another, "another-10");
     eventually("QEMUs wait for the ticket again", || blanks(&node) >= 2);
     node.end(Signal::TERM);
     assert_eq!(started_ahead(&node), []);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_run_of_a_later_state_finds_the_qemu_that_waits_for_its_hardware() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    let stop = |name: &str, image: &str| {
+        let request = CaptureRequest {
+            name: Some(image.into()),
+            stop: true,
+            ..Default::default()
+        };
+        node::finish(node.client().capture(name, &request).unwrap());
+    };
+    stop("web", "first");
+    node.run_named("first", "one");
+    eventually("one waits for the next run", || blanks(&node) == 1);
+    let fill = format!(
+        "dd if=/dev/urandom of=/www/data bs=1M count={MEMORY_MB} 2>/dev/null; dd if=/dev/urandom of=/dev/vda bs=1M seek=1 count=3 conv=fsync 2>/dev/null; echo filled-$((4+5))"
+    );
+    node.type_and_wait("one", &fill, "filled-9");
+    let of_one = sums(&node, "one", 1);
+    stop("one", "second");
+    // the one that has loaded the first image is of no use for the second
+    node.run_named("second", "two");
+    assert!(waited(&node).contains("two"), "{}", node.log());
+    assert_eq!(sums(&node, "two", 2), of_one);
+    eventually("the next one waits", || blanks(&node) == 1);
+    node.client().remove_machine("two", true).unwrap();
+    // an image with other hardware starts a QEMU of its own
+    node.run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("other".into()),
+        cpus: Some(2),
+        ..Default::default()
+    });
+    node.wait_console("other", "floe-guest ready");
+    stop("other", "third");
+    node.run_named("third", "three");
+    assert!(!waited(&node).contains("three"));
+    node.type_and_wait("three", "echo three-$((5+6))", "three-11");
 }

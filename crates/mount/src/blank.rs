@@ -137,17 +137,19 @@ impl Mount {
     /// sizes. What was opened or mapped stays open and mapped. All machines of one blank can only be bound to one image. On an
     /// error before anything was changed (`MountError::Blank`) the machine is as it was; otherwise it is gone from the mount.
     pub fn bind_machine(&self, spec: MachineSpec) -> Result<MachineHandle, MountError> {
-        let _one = self.core.binding.lock();
         let unknown = || MountError::Unknown {
             what: "machine",
             name: spec.name.clone(),
         };
         let old = self.core.machines.read().get(&spec.name).cloned();
         let old = old.ok_or_else(unknown)?;
-        check(&self.core.tree, &old, &spec).map_err(|reason| MountError::Blank {
+        let refused = |reason| MountError::Blank {
             machine: spec.name.clone(),
             reason,
-        })?;
+        };
+        compare(&old, &spec).map_err(refused)?; // may have to fetch, so nobody waits for it
+        let _one = self.core.binding.lock();
+        check(&self.core.tree, &old, &spec).map_err(refused)?;
         let name = spec.name.clone();
         self.core.machines.write().remove(&name);
         let gone = Message::Machine(Stir::Gone(old.id));
@@ -171,12 +173,31 @@ impl Mount {
     }
 }
 
+/// Returns why what has been seen of a blank machine's disks is not what `spec` has there.
+fn compare(old: &Machine, spec: &MachineSpec) -> Result<(), String> {
+    let Some(beginnings) = &old.image.blank else {
+        return Err("it is no blank".into());
+    };
+    let image = &spec.image.image;
+    for disk in &spec.disks {
+        let expected = beginnings.get(&disk.name);
+        let expected = expected.ok_or_else(|| format!("it has no disk {}", disk.name))?;
+        let mut there = vec![0; expected.len()];
+        if let Some(base) = &disk.base {
+            let region = image.region(base);
+            let region = region.ok_or_else(|| format!("the image has no region {base}"))?;
+            image.read_waiting(region, 0, &mut there)?;
+        }
+        if there != *expected {
+            return Err(format!("disk {} begins with something else", disk.name));
+        }
+    }
+    Ok(())
+}
+
 /// Returns why the content of `spec` can't take the place of the blank that a machine has.
 fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
     let (blank, image) = (&old.image, &spec.image.image);
-    let Some(beginnings) = &blank.blank else {
-        return Err("it is no blank".into());
-    };
     if blank.zero.load(Ordering::Acquire) != 0 {
         return Err("something has read of it and has seen zeros".into());
     }
@@ -197,19 +218,6 @@ fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
     let disks = old.disks.iter().map(|disk| (&disk.name, disk.size()));
     if !disks.eq(spec.disks.iter().map(|disk| (&disk.name, disk.size))) {
         return Err("the image has other disks".into());
-    }
-    for disk in &spec.disks {
-        let expected = beginnings.get(&disk.name);
-        let expected = expected.ok_or_else(|| format!("it has no disk {}", disk.name))?;
-        let mut there = vec![0; expected.len()];
-        if let Some(base) = &disk.base {
-            let region = image.region(base);
-            let region = region.ok_or_else(|| format!("the image has no region {base}"))?;
-            image.read_waiting(region, 0, &mut there)?;
-        }
-        if there != *expected {
-            return Err(format!("disk {} begins with something else", disk.name));
-        }
     }
     for (name, _) in memory(blank) {
         let ino = tree.ino(&format!("machines/{}/{name}", old.name));

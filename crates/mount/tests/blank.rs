@@ -172,6 +172,10 @@ fn a_blank_that_was_touched_or_does_not_fit_is_refused_and_stays_as_it_is() {
     larger.disks[0].size += 4096;
     let reason = refusal(node.mount.bind_machine(larger));
     assert_eq!(reason, "the image has other disks");
+    let mut other_name = spec(&place, "fits", &image);
+    other_name.disks[0].name = "disk1".into();
+    let reason = refusal(node.mount.bind_machine(other_name));
+    assert_eq!(reason, "it has no disk disk1");
     // none of that has done it any harm
     node.mount
         .bind_machine(spec(&place, "fits", &image))

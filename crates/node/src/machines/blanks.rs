@@ -1,5 +1,5 @@
 //! QEMUs that are started before it is known which image they are to continue: for the clones of a machine whose guest has a
-//! ticket, or that was forked before.
+//! ticket, or that was forked before, and for runs of later states of an image that was run.
 //!
 //! Starting QEMU is most of what a clone costs, and needs only the hardware. So such a QEMU waits on blank files of the mount
 //! (`floe_mount::BlankSpec`), which get their content when it is taken. Those of one family share the blank memory file, so that
@@ -62,6 +62,8 @@ struct Files {
     disks: Vec<DiskSpec>,
     /// That of the machine that they are to become a copy of, as far as a QEMU's start needs it.
     record: Arc<Record>,
+    /// Whether each gets network addresses of its own.
+    renew: bool,
 }
 
 /// A QEMU that waits.
@@ -92,8 +94,10 @@ fn whose(record: &Record) -> Option<Whose> {
     if record.network.is_some() || record.config.disks.iter().any(special) {
         return None;
     }
-    let family = record.family.as_ref()?;
-    Some(Whose::ClonesOf(family.parent.clone()))
+    Some(match &record.family {
+        Some(family) => Whose::ClonesOf(family.parent.clone()),
+        None => Whose::RunOf(record.config.devices.clone()),
+    })
 }
 
 impl Machines {
@@ -104,29 +108,53 @@ impl Machines {
 
     /// Starts QEMUs for `count` clones of a machine in the background, on so many threads, as far as the options allow it.
     pub(crate) fn prepare_clones(self: &Arc<Self>, parent: &Entry, count: u32, threads: usize) {
-        let record = parent.record();
-        let special = |disk: &String| floe_machine::is_special(disk);
+        let of = Whose::ClonesOf(parent.name.to_string());
+        self.prepare_blanks(parent, |_| of, count as usize, threads);
+    }
+
+    /// Starts a QEMU for the next run of an image with the hardware and the addresses of a machine that was run from one: of a
+    /// later state of it, say.
+    pub(crate) fn prepare_run(self: &Arc<Self>, like: &Entry) {
+        let options = &self.core.options.standby;
+        let of = |record: &Record| Whose::RunOf(record.config.devices.clone());
+        self.prepare_blanks(like, of, options.each, 1);
+        let gone = self
+            .blanks
+            .inner
+            .lock()
+            .families
+            .keep_for_runs(options.images);
+        self.end_blanks_soon(gone);
+    }
+
+    fn prepare_blanks(
+        self: &Arc<Self>,
+        like: &Entry,
+        of: impl FnOnce(&Record) -> Whose,
+        count: usize,
+        threads: usize,
+    ) {
         let options = &self.core.options.standby;
         let most = match options.each {
             0 => 0,
             _ => (options.blank_bytes / BLANK_BYTES) as usize,
         };
-        if most == 0 || record.network.is_some() || record.config.disks.iter().any(special) {
+        if most == 0 || whose(&like.record()).is_none() {
             return;
         }
-        let files = match self.blank_files(parent) {
+        let mut files = match self.blank_files(like) {
             Ok(files) => files,
             Err(error) => {
-                tracing::info!(machine = %parent.name, %error, "no QEMU waits for its clones");
+                tracing::info!(machine = %like.name, %error, "no QEMU waits without an image");
                 return;
             }
         };
-        let whose = Whose::ClonesOf(parent.name.to_string());
-        let terms = Terms::of(&files.record);
+        let (whose, terms) = (of(&files.record), Terms::of(&files.record));
+        files.renew = matches!(whose, Whose::ClonesOf(_));
         let mut inner = self.blanks.inner.lock();
         let asked = inner
             .families
-            .ask(Instant::now(), (whose, terms), files, count as usize, most);
+            .ask(Instant::now(), (whose, terms), files, count, most);
         drop(inner);
         self.end_blanks_soon(asked.gone);
         for _ in 0..asked.start.map_or(0, |(_, left)| left.min(threads)) {
@@ -184,6 +212,7 @@ impl Machines {
             image,
             disks: specs,
             record: Arc::new(record),
+            renew: false,
         })
     }
 
@@ -195,7 +224,7 @@ impl Machines {
                 return;
             };
             let started = self.start_blank(&files).inspect_err(|error| {
-                tracing::info!(%error, "a QEMU for a clone was not started ahead");
+                tracing::info!(%error, "a QEMU was not started ahead");
             });
             let late = self
                 .blanks
@@ -216,7 +245,9 @@ impl Machines {
             uid: place.uid,
             ..Record::clone(&files.record)
         };
-        floe_machine::renew_mac(&mut record.config);
+        if files.renew {
+            floe_machine::renew_mac(&mut record.config);
+        }
         let start = || -> Result<(Blank, MachineHandle), NodeError> {
             let disks = files.disks.clone();
             let spec = self.mount_spec(&record, files.image.clone(), disks)?;

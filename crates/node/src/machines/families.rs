@@ -10,7 +10,7 @@ use floe_api::{HostAccess, Limits};
 use floe_image::{Hash, MachineConfig};
 use std::time::{Duration, Instant};
 
-/// How long a family waits: as long as a ticket is valid.
+/// How long a family waits for clones: as long as a ticket is valid.
 pub(super) const LIFE: Duration = Duration::from_secs(600);
 
 /// Whom a family waits for.
@@ -18,6 +18,8 @@ pub(super) const LIFE: Duration = Duration::from_secs(600);
 pub(super) enum Whose {
     /// Clones of the machine of this name.
     ClonesOf(String),
+    /// A run of an image with exactly these devices: the addresses of its network cards are among their properties.
+    RunOf(Vec<String>),
 }
 
 /// What was decided when the QEMUs of a family were started, and can't be changed later.
@@ -167,7 +169,9 @@ impl<T, F: Clone> Families<T, F> {
         };
         let family = self.list.iter_mut().find(fits)?;
         family.bound = Some(*image);
-        family.waiting.pop()
+        let taken = family.waiting.pop();
+        self.list.retain(|family| family.len() > 0);
+        taken
     }
 
     /// Takes one of those that have waited longest, to be ended.
@@ -183,9 +187,21 @@ impl<T, F: Clone> Families<T, F> {
         self.drop_if(|family| family.whose == *whose && (!bound || family.bound.is_some()))
     }
 
-    /// Forgets those that have waited too long.
+    /// Forgets the oldest of those that wait for runs, but for so many of the newest; returns them to be ended.
+    pub fn keep_for_runs(&mut self, newest: usize) -> Vec<T> {
+        let for_runs = |family: &Family<T, F>| matches!(family.whose, Whose::RunOf(_));
+        let all = self.list.iter().filter(|family| for_runs(family)).count();
+        let gone = self.list.extract_if(.., |family| for_runs(family));
+        let gone = gone.take(all.saturating_sub(newest));
+        gone.flat_map(|family| family.waiting).collect()
+    }
+
+    /// Forgets those that have waited for clones for too long.
     pub fn expire(&mut self, now: Instant) -> Vec<T> {
-        self.drop_if(|family| now.saturating_duration_since(family.since) >= LIFE)
+        self.drop_if(|family| {
+            let for_clones = matches!(family.whose, Whose::ClonesOf(_));
+            for_clones && now.saturating_duration_since(family.since) >= LIFE
+        })
     }
 
     /// Ends everything: nothing is begun any more.
@@ -310,6 +326,26 @@ mod tests {
         assert_eq!(families.begin(number), None, "the first one failed");
         assert_eq!(families.end(), Vec::<u32>::new());
         assert_eq!(ask(&mut families, now, "web", 2, 8), (None, vec![]));
+    }
+
+    #[test]
+    fn for_runs_the_newest_wait_however_long() {
+        let (mut families, now) = (Numbers::default(), Instant::now());
+        let clones = ask(&mut families, now, "web", 1, 8).0.unwrap();
+        start(&mut families, clones, 10);
+        for (number, device) in (0..).zip(["a", "b", "c"]) {
+            let whose = Whose::RunOf(vec![device.into()]);
+            let asked = families.ask(now, (whose, terms(1)), "files", 1, 8);
+            start(&mut families, asked.start.unwrap().0, number);
+        }
+        assert_eq!(families.keep_for_runs(3), Vec::<u32>::new());
+        assert_eq!(families.keep_for_runs(2), [0]);
+        assert_eq!(families.expire(now + 9 * LIFE), [10]);
+        assert_eq!(families.waiting(), 2);
+        let image = Hash::of(b"image");
+        let whose = Whose::RunOf(vec!["c".into()]);
+        assert_eq!(families.take(&whose, &terms(1), &image), Some(2));
+        assert_eq!(families.take(&whose, &terms(1), &image), None);
     }
 
     #[test]

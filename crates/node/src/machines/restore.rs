@@ -88,11 +88,13 @@ impl Machines {
                 waited: true,
             });
         }
+        let forwards = record.forwards.iter().map(machine_forward);
+        let forwards = forwards.collect::<Result<Vec<_>, _>>();
         if let Some(standby) = self.load_on_blank(entry, found, model) {
             report.stage("standby")?;
             return Ok(Loaded {
                 standby,
-                forwards: Vec::new(),
+                forwards: forwards?,
                 waited: false,
             });
         }
