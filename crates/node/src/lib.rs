@@ -12,7 +12,9 @@
 //! images  views               repository, cache, mount
 //! inventory                   which machines there are, and the state of each
 //! traces                      what machines touched, models made of that
+//! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
+//! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
@@ -20,6 +22,7 @@
 //! Calls block, and each runs on a thread; tokio is used only at the socket.
 
 mod adopt;
+mod agents;
 mod capture;
 mod cluster;
 mod core;
@@ -44,6 +47,7 @@ pub mod plan;
 mod prune;
 pub mod report;
 mod reserve;
+mod resize;
 mod resources;
 mod rest;
 mod run;
@@ -89,7 +93,11 @@ pub struct Node {
     pub(crate) views: Arc<views::Views>,
     pub(crate) inventory: Arc<inventory::Inventory>,
     pub(crate) traces: Arc<traces::Traces>,
+    /// What agents in guests do for users and for the node.
+    pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
+    /// Brings machines to other sizes.
+    pub(crate) resizes: Arc<resize::Resizes>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

@@ -4,6 +4,7 @@ use crate::files::PASSABLE_MODE;
 use crate::{
     Node, NodeOptions,
     adopt::Adoption,
+    agents::Agents,
     capture::Captures,
     cluster,
     core::{Core, Stop},
@@ -16,6 +17,7 @@ use crate::{
     machines::{self, Machines},
     network, placement,
     reserve::Reserve,
+    resize::Resizes,
     rest,
     run::Runs,
     traces::Traces,
@@ -255,6 +257,7 @@ fn services(
     let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
     let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
+    let agents = Agents::new(inventory.clone());
     let machines = Machines::new(
         core.clone(),
         images.clone(),
@@ -263,6 +266,12 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let resizes = Arc::new(Resizes {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        machines: machines.clone(),
+    });
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -294,6 +303,7 @@ fn services(
         inventory.clone(),
         machines.clone(),
         forks.clone(),
+        agents.clone(),
     );
     let adoption = Arc::new(Adoption {
         core: core.clone(),
@@ -309,7 +319,9 @@ fn services(
         views,
         inventory,
         traces,
+        agents,
         machines,
+        resizes,
         runs,
         captures,
         forks,

@@ -8,8 +8,8 @@
 //! taken the bytes; a user's bytes are read when there is room for them.
 
 use crate::{
+    agents::Agents,
     error::{NodeError, busy, refused, usage},
-    guest::Guests,
 };
 use floe_api::{ExecRequest, Program};
 use floe_guest::exec::{
@@ -18,11 +18,11 @@ use floe_guest::exec::{
     request::{REQUEST_BYTES_MAX, Request, What},
 };
 use floe_machine::Machine;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -55,7 +55,7 @@ enum Agent {
     Ready,
 }
 
-struct Inner {
+pub(super) struct Inner {
     agent: Agent,
     mux: Mux,
     /// Each conversation with an agent has its own number.
@@ -158,15 +158,8 @@ impl Streams {
         Ok(())
     }
 
-    fn start(self: &Arc<Self>, name: &str, request: &Request) -> Result<Process, NodeError> {
-        let Some(bytes) = request.encode() else {
-            return Err(usage(
-                format!(
-                    "the command and its environment are longer than {REQUEST_BYTES_MAX} bytes"
-                ),
-                format!("write it to a file: floe cp FILE {name}:/tmp/, and run that"),
-            ));
-        };
+    /// Waits a moment for an agent that can start processes.
+    pub(super) fn ready(&self, name: &str) -> Result<MutexGuard<'_, Inner>, NodeError> {
         let until = Instant::now() + AGENT_WAIT;
         let mut inner = self.inner.lock();
         while inner.agent == Agent::Silent {
@@ -183,6 +176,19 @@ impl Streams {
                 format!("replace it: floe agent install {name}"),
             ));
         }
+        Ok(inner)
+    }
+
+    fn start(self: &Arc<Self>, name: &str, request: &Request) -> Result<Process, NodeError> {
+        let Some(bytes) = request.encode() else {
+            return Err(usage(
+                format!(
+                    "the command and its environment are longer than {REQUEST_BYTES_MAX} bytes"
+                ),
+                format!("write it to a file: floe cp FILE {name}:/tmp/, and run that"),
+            ));
+        };
+        let mut inner = self.ready(name)?;
         inner.next += 1;
         let stream = inner.next;
         if !inner.mux.open(stream, request.terminal.is_some(), bytes) {
@@ -265,7 +271,58 @@ impl Drop for Process {
     }
 }
 
+/// What a process has written, and how it ended.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub outcome: Outcome,
+    pub output: Vec<u8>,
+    pub errors: Vec<u8>,
+}
+
 impl Process {
+    /// Waits for its end, and returns it with up to `most` bytes of each of its outputs; `None` if `limit` is over before. `most` is
+    /// less than a guest has credit for.
+    pub(super) fn outcome(&mut self, limit: Duration, most: usize) -> Option<Said> {
+        let until = Instant::now() + limit;
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        loop {
+            // frames are queued under this lock
+            let mut inner = self.streams.inner.lock();
+            let frame = loop {
+                if let Ok(frame) = self.frames.try_recv() {
+                    break frame;
+                }
+                if self
+                    .streams
+                    .changed
+                    .wait_until(&mut inner, until)
+                    .timed_out()
+                {
+                    return None;
+                }
+            };
+            drop(inner);
+            match frame {
+                Frame::Data { channel, bytes, .. } => {
+                    let kept = match channel {
+                        Channel::Errors => &mut errors,
+                        _ => &mut output,
+                    };
+                    let room = most.saturating_sub(kept.len()).min(bytes.len());
+                    kept.extend(&bytes[..room]);
+                }
+                Frame::Over { outcome, .. } => {
+                    return Some(Said {
+                        outcome,
+                        output,
+                        errors,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Carries its streams to and from its user's connection until either ends.
     pub(crate) async fn relay(mut self, user: impl AsyncRead + AsyncWrite) {
         let (from_user, to_user) = tokio::io::split(user);
@@ -403,6 +460,17 @@ fn renumbered(mut frame: Frame) -> Frame {
     frame
 }
 
+/// Returns an error if a machine has no port for an agent.
+pub(super) fn check_port(name: &str, vm: &Machine) -> Result<(), NodeError> {
+    if vm.has_floe_port() {
+        return Ok(());
+    }
+    Err(refused(
+        format!("{name} has no port for floe's agent"),
+        format!("it gets one at its next cold start: floe stop {name} && floe start {name}"),
+    ))
+}
+
 fn request_of(request: &ExecRequest) -> Request {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let form = |bytes: bool| if bytes { "bytes" } else { "archive" };
@@ -427,7 +495,7 @@ fn request_of(request: &ExecRequest) -> Request {
     }
 }
 
-impl Guests {
+impl Agents {
     /// Starts a process in a machine's guest.
     pub(crate) fn exec(&self, name: &str, request: &ExecRequest) -> Result<Process, NodeError> {
         if matches!(&request.program, Program::Command(words) if words.is_empty()) {
@@ -450,47 +518,22 @@ impl Guests {
             ));
         }
         let entry = self.inventory.get(name)?;
-        let vm = entry.vm()?;
-        if !vm.has_floe_port() {
-            return Err(refused(
-                format!("{name} has no port for floe's agent"),
-                format!(
-                    "it gets one at its next cold start: floe stop {name} && floe start {name}"
-                ),
-            ));
-        }
-        let streams = self.streams_of(&vm);
-        let process = streams.start(name, &request)?;
+        self.begin(name, &entry.vm()?, &request)
+    }
+
+    /// Starts a process in a QEMU's guest; the agent has answered about it when this returns.
+    pub(super) fn begin(
+        &self,
+        name: &str,
+        vm: &Arc<Machine>,
+        request: &Request,
+    ) -> Result<Process, NodeError> {
+        check_port(name, vm)?;
+        let streams = self.streams_of(vm);
+        let process = streams.start(name, request)?;
         streams.await_answer(name, &process)?;
         Ok(process)
     }
-
-    /// Returns the streams of a QEMU: those of the machine's earlier one, which may still be ending, are others.
-    pub(super) fn streams_of(&self, vm: &Arc<Machine>) -> Arc<Streams> {
-        let mut known = self.streams.lock();
-        if let Some((_, streams)) = known.iter().find(|(of, _)| is_of(of, vm)) {
-            return streams.clone();
-        }
-        known.retain(|(of, _)| of.strong_count() > 0);
-        let streams = Arc::new(Streams::new());
-        known.push((Arc::downgrade(vm), streams.clone()));
-        streams
-    }
-
-    /// Forgets the streams of a QEMU that runs no more.
-    pub(super) fn forget_streams(&self, vm: &Arc<Machine>) {
-        let mut known = self.streams.lock();
-        let at = known.iter().position(|(of, _)| is_of(of, vm));
-        let streams = at.map(|at| known.swap_remove(at).1);
-        drop(known);
-        if let Some(streams) = streams {
-            streams.lose("the machine has ended");
-        }
-    }
-}
-
-fn is_of(known: &Weak<Machine>, vm: &Arc<Machine>) -> bool {
-    std::ptr::eq(known.as_ptr(), Arc::as_ptr(vm))
 }
 
 #[cfg(test)]
@@ -578,6 +621,36 @@ mod tests {
         ));
         assert_eq!(streams.to_send(conversation), None);
         drop(process);
+    }
+
+    #[test]
+    fn what_a_process_said_is_bounded_and_its_end_is_told_once() {
+        let streams = Arc::new(Streams::new());
+        let conversation = streams.begin(true);
+        let mut process = streams.start("web", &request()).unwrap();
+        sent(&streams, conversation);
+        let data = |channel, bytes: &[u8]| Frame::Data {
+            stream: 1,
+            channel,
+            bytes: bytes.to_vec(),
+        };
+        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        streams.heard(data(Channel::Output, b"one ")).unwrap();
+        streams.heard(data(Channel::Errors, b"why")).unwrap();
+        streams.heard(data(Channel::Output, b"two three")).unwrap();
+        let outcome = Outcome::Exited(3);
+        streams.heard(Frame::Over { stream: 1, outcome }).unwrap();
+        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        assert_eq!(
+            (&said.output[..], &said.errors[..]),
+            (&b"one two t"[..], &b"why"[..])
+        );
+        assert_eq!(said.outcome, Outcome::Exited(3));
+        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        let mut process = streams.start("web", &request()).unwrap();
+        streams.lose("gone");
+        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        assert!(matches!(said.outcome, Outcome::Lost { .. }));
     }
 
     #[test]
