@@ -94,7 +94,7 @@ impl Forks {
 
     /// Starts QEMUs ahead for the clones that a guest has got a ticket for, on all cores, as it will soon use it. With several
     /// hosts, this host is expected to get its part of them.
-    pub(crate) fn prepare_for_guest(&self, parent: &Entry, clones: u32) {
+    pub(crate) fn prepare_for_guest(&self, parent: &Arc<Entry>, clones: u32) {
         let hosts = self.hosts(&self.guest_fork(clones)).unwrap_or_default();
         if hosts.iter().any(|(_, host)| matches!(host, Host::Here)) {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());

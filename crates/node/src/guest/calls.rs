@@ -54,7 +54,7 @@ fn went_wrong(error: &NodeError) -> Refusal {
 impl Guests {
     fn guest_ticket(
         self: &Arc<Self>,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         clones: u64,
         hierarchical: bool,
     ) -> Result<Answer, Refusal> {

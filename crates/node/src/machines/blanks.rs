@@ -107,26 +107,35 @@ impl Machines {
     }
 
     /// Starts QEMUs for `count` clones of a machine in the background, on so many threads, as far as the options allow it.
-    pub(crate) fn prepare_clones(self: &Arc<Self>, parent: &Entry, count: u32, threads: usize) {
+    pub(crate) fn prepare_clones(
+        self: &Arc<Self>,
+        parent: &Arc<Entry>,
+        count: u32,
+        threads: usize,
+    ) {
         let of = Whose::ClonesOf(parent.name.to_string());
-        self.prepare_blanks(parent, |_| of, count as usize, threads);
+        let parent = parent.clone();
+        self.on_a_thread(move |machines| {
+            machines.prepare_blanks(&parent, |_| of, count as usize, threads);
+        });
     }
 
     /// Starts a QEMU for the next run of an image with the hardware and the addresses of a machine that was run from one: of a
     /// later state of it, say.
-    pub(crate) fn prepare_run(self: &Arc<Self>, like: &Entry) {
-        let options = &self.core.options.standby;
-        let of = |record: &Record| Whose::RunOf(record.config.devices.clone());
-        self.prepare_blanks(like, of, options.each, 1);
-        let gone = self
-            .blanks
-            .inner
-            .lock()
-            .families
-            .keep_for_runs(options.images);
-        self.end_blanks_soon(gone);
+    pub(crate) fn prepare_run(self: &Arc<Self>, like: &Arc<Entry>) {
+        let like = like.clone();
+        self.on_a_thread(move |machines| {
+            let options = &machines.core.options.standby;
+            let of = |record: &Record| Whose::RunOf(record.config.devices.clone());
+            machines.prepare_blanks(&like, of, options.each, 1);
+            let mut inner = machines.blanks.inner.lock();
+            let gone = inner.families.keep_for_runs(options.images);
+            drop(inner);
+            gone.into_iter().for_each(|gone| machines.end_blank(gone));
+        });
     }
 
+    /// Reads the beginnings of the machine's disks, which may take long, and starts threads that start QEMUs.
     fn prepare_blanks(
         self: &Arc<Self>,
         like: &Entry,
