@@ -231,6 +231,9 @@ pub struct NodeInfo {
     pub images: u64,
     /// Number of QEMUs that wait in the standby pool.
     pub standby: u64,
+    /// Number of QEMUs that wait without an image, for clones of machines whose guests have a ticket or that were forked before.
+    #[serde(default)]
+    pub blanks: u64,
     /// Seconds since the node started.
     pub uptime_s: u64,
     /// Whether the node has taken over the mount of an earlier node that had died.

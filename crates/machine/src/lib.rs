@@ -62,7 +62,7 @@ pub use accel::Accel;
 pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
-pub use command::{RamBacking, give_mac, renew_mac};
+pub use command::{RamBacking, give_mac, hardware_of, renew_mac};
 pub use devices::{VGA_MEMORY_MIB, has_network_card, is_special};
 pub use error::{GrowError, MachineError};
 pub use exec::User;
@@ -76,7 +76,7 @@ pub use memory::{Pages, Rest};
 pub use models::{DiskModel, Models, NetworkModel};
 pub use process::{Process, ProcessId};
 pub use record::Record;
-pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
+pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use shown::{Shown, shown};
 pub use spec::{

@@ -75,8 +75,8 @@ pub use images::sources;
 pub use inventory::record;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
-    CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
-    STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
+    BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,
+    NodeOptions, STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
 pub use resources::control_groups;
 pub use rest::openapi_json;
@@ -135,6 +135,7 @@ impl Node {
             machines: self.inventory.len() as u64,
             images: self.images.repo.list()?.len() as u64,
             standby: self.machines.standby_len() as u64,
+            blanks: self.machines.blanks_len() as u64,
             uptime_s: core.started.elapsed().as_secs(),
             took_over: core.took_over,
         })
@@ -186,7 +187,8 @@ impl Node {
     pub(crate) fn record_metrics(&self) {
         let cache = self.images.cache.stats();
         metrics::gauge!(telemetry::NODE_MACHINES).set(self.inventory.len() as f64);
-        metrics::gauge!(telemetry::NODE_STANDBY).set(self.machines.standby_len() as f64);
+        metrics::gauge!(telemetry::NODE_STANDBY)
+            .set((self.machines.standby_len() + self.machines.blanks_len()) as f64);
         metrics::gauge!(telemetry::NODE_CACHE_BYTES).set(cache.bytes as f64);
         metrics::counter!(telemetry::NODE_CACHE_HITS).absolute(cache.hits);
         metrics::counter!(telemetry::NODE_CACHE_MISSES).absolute(cache.misses);

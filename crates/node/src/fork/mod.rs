@@ -54,7 +54,7 @@ use crate::{
     unix_now,
 };
 use decide::{Fork, State};
-use floe_api::{CLONES_MAX, CloneInfo, ForkReport, ForkRequest, Happened, Outcome};
+use floe_api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, Outcome};
 use floe_image::Hash;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
@@ -164,6 +164,7 @@ impl ImageUser for Forks {
 
 impl Kin for Forks {
     fn removed(&self, name: &str) -> Result<(), NodeError> {
+        self.machines.drop_blanks(name);
         let struck = self.records.strike(name);
         self.tickets.look();
         struck.map(drop)
@@ -306,9 +307,15 @@ impl Forks {
             begun: purpose.begun.unwrap_or(&|_| ()),
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
+        self.machines.end_left_blanks(parent.as_str());
         let pause_ms = instant.pause_ms;
+        // a machine that was forked will probably be forked again, into as many clones
+        let here = |clone: &&CloneInfo| clone.host.is_none() && clone.state == CloneState::Running;
+        let again = done
+            .as_ref()
+            .map_or(0, |report| report.clones.iter().filter(here).count());
         // even if there are no clones, the copied state is stored or dropped
-        self.store_later(instant.layer, instant.parent, request.settle);
+        self.store_later(instant.layer, instant.parent, request.settle, again as u32);
         Ok(Outcome {
             fork: Some(done?),
             pause_ms,

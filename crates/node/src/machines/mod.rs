@@ -6,11 +6,13 @@
 //!
 //! Locks: those of the inventory. Those of the pool of waiting QEMUs and of the keyboards are held only briefly.
 
+pub(crate) mod blanks;
 mod buffering;
 mod consoles;
 mod control;
 mod disks;
 mod ends;
+mod families;
 pub(crate) mod launch;
 pub(crate) mod limits;
 mod networks;
@@ -58,6 +60,7 @@ pub(crate) struct Machines {
     /// How much of this host each machine has reserved.
     pub resources: Resources,
     standby: standby::Pool,
+    blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
@@ -85,6 +88,7 @@ impl Machines {
             inventory,
             resources,
             standby: standby::Pool::default(),
+            blanks: blanks::Blanks::default(),
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),
             arrivals,

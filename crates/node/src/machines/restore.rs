@@ -105,6 +105,16 @@ impl Machines {
                 waited: true,
             });
         }
+        let forwards = record.forwards.iter().map(machine_forward);
+        let forwards = forwards.collect::<Result<Vec<_>, _>>();
+        if let Some(standby) = self.load_on_blank(entry, found, model) {
+            report.stage("standby")?;
+            return Ok(Loaded {
+                standby,
+                forwards: forwards?,
+                waited: false,
+            });
+        }
         self.attach(entry)?;
         self.streams(entry, model)?;
         report.stage("mount")?;

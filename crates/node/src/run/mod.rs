@@ -125,6 +125,7 @@ impl Runs {
         }
         if plan.kind == Kind::Restore {
             self.machines.refill_standby(&found);
+            self.machines.prepare_run(&operation.entry);
         }
         report.stage_at("record", Instant::now());
         let entry = operation.entry.clone();
