@@ -347,7 +347,7 @@ pub enum ExportFormat {
 pub struct PushRequest {
     /// The local image.
     pub image: String,
-    /// Address of the hub or bucket (`s3://bucket/prefix`), or a directory.
+    /// Address of the hub or bucket (`s3://bucket/prefix`, `gs://`, `az://`), or a directory.
     pub to: String,
     /// Name of the image there; by default the local one.
     #[serde(default)]
@@ -367,9 +367,9 @@ pub struct PushRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CopyRequest {
-    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, bucket, directory).
     pub from: String,
-    /// Address of the hub or bucket (`s3://bucket/prefix`), a directory as an absolute path, or the image's name on this node.
+    /// Address of the hub or bucket (`s3://bucket/prefix`, `gs://`, `az://`), a directory as an absolute path, or the image's name on this node.
     pub to: String,
     /// Name of the image there, unless `to` is one; by default the one it has.
     #[serde(default)]

@@ -22,7 +22,7 @@ pub enum Wait {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
-    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, bucket, directory).
     pub image: String,
     /// More addresses of the same image. All are read from at the same time; what one fails to deliver is requested
     /// from the others.
