@@ -9,12 +9,14 @@
 //! agent. [`mpi`] is the command `floe-mpirun`: MPI programs on clones.
 //!
 //! Users of the node start processes here, whose streams share the port with the lines: [`mod@exec`] has their frames and who goes
-//! first, [`copy`] files on their way in and out, [`tools`] what the agent's program does for that.
+//! first, [`copy`] files on their way in and out, [`tools`] what the agent's program does for that, [`chores`] what it does for
+//! the node itself.
 //!
 //! Neither side trusts the other: a guest may write anything to its port, and the node's messages are bounded too. This
 //! crate knows nothing about images, nodes or QEMU.
 
 pub mod agent;
+pub mod chores;
 pub mod client;
 pub mod copy;
 pub mod exec;

@@ -3,7 +3,7 @@
 use floe_guest::agent::{self, Options, SOCKET_PATH};
 use floe_guest::client;
 use floe_guest::message::{Answer, Call};
-use floe_guest::{mpi, tools};
+use floe_guest::{chores, mpi, tools};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +13,8 @@ floe-guest: lets programs in this guest clone their machine, and users of its ho
 
   floe-guest serve [--socket PATH] [--mode 0660] [--port DEVICE]
       The agent. Whoever may write to the socket may clone and end the machine. For the host it starts commands
-      (floe exec), and this program as send, receive, dial and authorize (floe cp, floe ssh).
+      (floe exec), and this program as send, receive, dial and authorize (floe cp, floe ssh) and as chore, which
+      does what the host wants of this guest's kernel (floe resize).
 
   floe-guest ticket N [--hierarchical]   a ticket, and for how many clones it is
   floe-guest clone TICKET                the clone's number; 0 in the parent
@@ -53,6 +54,18 @@ fn main() -> ExitCode {
             Err(why) => {
                 eprintln!("{why}");
                 ExitCode::FAILURE
+            }
+        };
+    }
+    if args.first().is_some_and(|arg| arg == chores::WORD) {
+        return match chores::run(&args[1..]) {
+            Ok(line) => {
+                println!("{line}");
+                ExitCode::SUCCESS
+            }
+            Err((code, why)) => {
+                eprintln!("{why}");
+                code.into()
             }
         };
     }

@@ -12,6 +12,7 @@
 //! images  views               repository, cache, mount
 //! inventory                   which machines there are, and the state of each
 //! traces                      what machines touched, models made of that
+//! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
@@ -20,6 +21,7 @@
 //! Calls block, and each runs on a thread; tokio is used only at the socket.
 
 mod adopt;
+mod agents;
 mod capture;
 mod cluster;
 mod core;
@@ -89,6 +91,8 @@ pub struct Node {
     pub(crate) views: Arc<views::Views>,
     pub(crate) inventory: Arc<inventory::Inventory>,
     pub(crate) traces: Arc<traces::Traces>,
+    /// What agents in guests do for users and for the node.
+    pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,

@@ -4,6 +4,7 @@ use crate::files::PASSABLE_MODE;
 use crate::{
     Node, NodeOptions,
     adopt::Adoption,
+    agents::Agents,
     capture::Captures,
     cluster,
     core::{Core, Stop},
@@ -255,6 +256,7 @@ fn services(
     let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
     let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
+    let agents = Agents::new(inventory.clone());
     let machines = Machines::new(
         core.clone(),
         images.clone(),
@@ -294,6 +296,7 @@ fn services(
         inventory.clone(),
         machines.clone(),
         forks.clone(),
+        agents.clone(),
     );
     let adoption = Arc::new(Adoption {
         core: core.clone(),
@@ -309,6 +312,7 @@ fn services(
         views,
         inventory,
         traces,
+        agents,
         machines,
         runs,
         captures,

@@ -5,10 +5,9 @@ use super::live::{Node, write_distinct};
 use super::plain::PlainQemu;
 use super::wan;
 use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
+use crate::harness::{Context, Report, Samples, cpu_times};
 use anyhow::Context as _;
 use floe_api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to fill memory, emulated.
@@ -17,8 +16,6 @@ const FILL_MAX: Duration = Duration::from_secs(600);
 const FORGET_MAX: Duration = Duration::from_secs(120);
 /// Time between two forks: a fork without clones is dropped within a second, and the host is quiet again.
 const BETWEEN: Duration = Duration::from_secs(2);
-/// Milliseconds of the kernel's unit of CPU time (USER_HZ is 100 on every Linux).
-const TICK_MS: f64 = 10.0;
 /// Memory of a light guest.
 const LIGHT_BYTES: u64 = 128 << 20;
 
@@ -117,9 +114,9 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         let mut running = Samples::default();
         for _ in 0..context.pick(7, 1) {
             std::thread::sleep(BETWEEN);
-            let before = cpu_ms(pid)?;
+            let before = cpu_times(pid)?.own_ms;
             let outcome = fork(&node, "web", n)?;
-            let own = cpu_ms(pid)? - before;
+            let own = cpu_times(pid)?.own_ms - before;
             let last = told(&outcome)?.clones.iter().filter_map(|c| c.running_ms);
             running.push(last.fold(0.0, f64::max));
             if n >= 8 {
@@ -208,17 +205,4 @@ fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
-}
-
-/// Returns the CPU time of a process with all of its threads, in milliseconds.
-fn cpu_ms(pid: u32) -> anyhow::Result<f64> {
-    let path = format!("/proc/{pid}/stat");
-    let text = std::fs::read_to_string(Path::new(&path))?;
-    let (_, rest) = text.rsplit_once(") ").context("a process's name ends")?;
-    // fields 14 and 15 of the file; `rest` begins with the third
-    let ticks = |field: usize| -> anyhow::Result<f64> {
-        let word = rest.split_whitespace().nth(field - 3).context("a field")?;
-        Ok(word.parse()?)
-    };
-    Ok((ticks(14)? + ticks(15)?) * TICK_MS)
 }

@@ -5,6 +5,7 @@
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod apps;
 pub mod avoid;
+pub mod build;
 pub mod capture;
 pub mod churn;
 pub mod dedup;
@@ -74,6 +75,11 @@ pub const ALL: &[Experiment] = &[
         name: "touch",
         about: "first touch of a page of RAM, against userfaultfd and mmap",
         run: touch::run,
+    },
+    Experiment {
+        name: "build",
+        about: "compiling the command, from nothing and after a change, against the tree before it was split into crates",
+        run: build::run,
     },
     Experiment {
         name: "page",

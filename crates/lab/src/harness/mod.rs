@@ -4,11 +4,13 @@
 //! - [`interleave`]: floe and its alternatives in turn, so that a slow minute of the machine hits all of them.
 //! - [`Figure`] and [`Report`]: what `--json` writes and the table shows.
 mod code;
+mod cpu;
 mod machine;
 mod report;
 mod samples;
 
 pub use code::code_here;
+pub use cpu::{CpuTimes, cpu_times};
 pub use machine::MachineInfo;
 pub use report::{Against, Figure, Report};
 pub use samples::{Samples, interleave};

@@ -5,20 +5,20 @@
 //!              '-> calls: ticket, clone, join, kill, exit on a thread each, counted
 //!                    '-> ledger: what each ticket allows
 //! ```
-//! Users' processes go the other way (`exec`): the node starts them in the guest, and their streams share the port.
+//! Processes go the other way (`agents`): the node starts them in the guest, and their streams share the port.
 //!
 //! A clone whose parent had an agent begins without a network: its cable is unplugged before its first instruction, and
 //! plugged in once its guest reports that clock, random numbers, names and addresses are its own. A clone whose agent stays
 //! silent never gets a network: two machines with one identity on a network are worse than one machine that is missing.
 
 mod calls;
-mod exec;
 mod ledger;
 mod meter;
 mod session;
 
 use crate::{
     MachineName,
+    agents::Agents,
     capture::fresh_place,
     core::Core,
     error::NodeError,
@@ -45,7 +45,7 @@ const CLOCK_LIMIT: Duration = Duration::from_secs(20);
 /// How often room that was reserved for tickets is checked for whether it can be given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The service that talks to guests. Locks: `reserved` before `ledger`; `streams` alone.
+/// The service that talks to guests. Locks: `reserved` before `ledger`.
 pub(crate) struct Guests {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -56,8 +56,7 @@ pub(crate) struct Guests {
     ledger: Mutex<ledger::Ledger>,
     /// What plug-ins have reserved for tickets that are not used yet, by ticket.
     reserved: Mutex<BTreeMap<String, Reserved>>,
-    /// Processes that users have started, by the QEMU in whose guest they run.
-    streams: Mutex<Vec<(Weak<Machine>, Arc<exec::Streams>)>>,
+    agents: Arc<Agents>,
 }
 
 impl Guests {
@@ -69,6 +68,7 @@ impl Guests {
         inventory: Arc<Inventory>,
         machines: Arc<Machines>,
         forks: Arc<Forks>,
+        agents: Arc<Agents>,
     ) -> Arc<Guests> {
         Arc::new(Guests {
             core,
@@ -79,7 +79,7 @@ impl Guests {
             forks,
             ledger: Mutex::default(),
             reserved: Mutex::default(),
-            streams: Mutex::default(),
+            agents,
         })
     }
 
@@ -110,7 +110,7 @@ impl Guests {
         let talk = move || {
             session::run(&guests, &entry, &vm);
             if let Some(guests) = guests.upgrade() {
-                guests.forget_streams(&vm);
+                guests.agents.forget_streams(&vm);
             }
         };
         let spawned = self.core.threads.keep_running("guest", talk);

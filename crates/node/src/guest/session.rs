@@ -3,8 +3,8 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{calls, exec::Streams, meter::Meter};
-use crate::{guest::Guests, inventory::Entry};
+use super::{calls, meter::Meter};
+use crate::{agents::Streams, guest::Guests, inventory::Entry};
 use floe_api::Happened;
 use floe_guest::{
     exec::frame::{Message, Messages},
@@ -171,7 +171,7 @@ fn converse(
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
         streams: match guests.upgrade() {
-            Some(guests) => guests.streams_of(vm),
+            Some(guests) => guests.agents.streams_of(vm),
             None => return Ok(Ended::NodeGone),
         },
     });

@@ -35,7 +35,7 @@ pub async fn exec(
     let Some(upgrade) = upgrade.filter(|_| wanted) else {
         return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
     };
-    let process = blocking(move || node.guests.exec(&name, &request)).await?;
+    let process = blocking(move || node.agents.exec(&name, &request)).await?;
     tokio::spawn(async move {
         // without it the user has gone, and dropping the process leaves it to itself
         if let Ok(user) = upgrade.await {

@@ -8,8 +8,8 @@
 //! taken the bytes; a user's bytes are read when there is room for them.
 
 use crate::{
+    agents::Agents,
     error::{NodeError, busy, refused, usage},
-    guest::Guests,
 };
 use floe_api::{ExecRequest, Program};
 use floe_guest::exec::{
@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -265,7 +265,58 @@ impl Drop for Process {
     }
 }
 
+/// What a process has written, and how it ended.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub outcome: Outcome,
+    pub output: Vec<u8>,
+    pub errors: Vec<u8>,
+}
+
 impl Process {
+    /// Waits for its end, and returns it with up to `most` bytes of each of its outputs; `None` if `limit` is over before. `most` is
+    /// less than a guest has credit for.
+    pub(super) fn outcome(&mut self, limit: Duration, most: usize) -> Option<Said> {
+        let until = Instant::now() + limit;
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        loop {
+            // frames are queued under this lock
+            let mut inner = self.streams.inner.lock();
+            let frame = loop {
+                if let Ok(frame) = self.frames.try_recv() {
+                    break frame;
+                }
+                if self
+                    .streams
+                    .changed
+                    .wait_until(&mut inner, until)
+                    .timed_out()
+                {
+                    return None;
+                }
+            };
+            drop(inner);
+            match frame {
+                Frame::Data { channel, bytes, .. } => {
+                    let kept = match channel {
+                        Channel::Errors => &mut errors,
+                        _ => &mut output,
+                    };
+                    let room = most.saturating_sub(kept.len()).min(bytes.len());
+                    kept.extend(&bytes[..room]);
+                }
+                Frame::Over { outcome, .. } => {
+                    return Some(Said {
+                        outcome,
+                        output,
+                        errors,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Carries its streams to and from its user's connection until either ends.
     pub(crate) async fn relay(mut self, user: impl AsyncRead + AsyncWrite) {
         let (from_user, to_user) = tokio::io::split(user);
@@ -427,7 +478,7 @@ fn request_of(request: &ExecRequest) -> Request {
     }
 }
 
-impl Guests {
+impl Agents {
     /// Starts a process in a machine's guest.
     pub(crate) fn exec(&self, name: &str, request: &ExecRequest) -> Result<Process, NodeError> {
         if matches!(&request.program, Program::Command(words) if words.is_empty()) {
@@ -450,7 +501,16 @@ impl Guests {
             ));
         }
         let entry = self.inventory.get(name)?;
-        let vm = entry.vm()?;
+        self.begin(name, &entry.vm()?, &request)
+    }
+
+    /// Starts a process in a QEMU's guest; the agent has answered about it when this returns.
+    pub(super) fn begin(
+        &self,
+        name: &str,
+        vm: &Arc<Machine>,
+        request: &Request,
+    ) -> Result<Process, NodeError> {
         if !vm.has_floe_port() {
             return Err(refused(
                 format!("{name} has no port for floe's agent"),
@@ -459,38 +519,11 @@ impl Guests {
                 ),
             ));
         }
-        let streams = self.streams_of(&vm);
-        let process = streams.start(name, &request)?;
+        let streams = self.streams_of(vm);
+        let process = streams.start(name, request)?;
         streams.await_answer(name, &process)?;
         Ok(process)
     }
-
-    /// Returns the streams of a QEMU: those of the machine's earlier one, which may still be ending, are others.
-    pub(super) fn streams_of(&self, vm: &Arc<Machine>) -> Arc<Streams> {
-        let mut known = self.streams.lock();
-        if let Some((_, streams)) = known.iter().find(|(of, _)| is_of(of, vm)) {
-            return streams.clone();
-        }
-        known.retain(|(of, _)| of.strong_count() > 0);
-        let streams = Arc::new(Streams::new());
-        known.push((Arc::downgrade(vm), streams.clone()));
-        streams
-    }
-
-    /// Forgets the streams of a QEMU that runs no more.
-    pub(super) fn forget_streams(&self, vm: &Arc<Machine>) {
-        let mut known = self.streams.lock();
-        let at = known.iter().position(|(of, _)| is_of(of, vm));
-        let streams = at.map(|at| known.swap_remove(at).1);
-        drop(known);
-        if let Some(streams) = streams {
-            streams.lose("the machine has ended");
-        }
-    }
-}
-
-fn is_of(known: &Weak<Machine>, vm: &Arc<Machine>) -> bool {
-    std::ptr::eq(known.as_ptr(), Arc::as_ptr(vm))
 }
 
 #[cfg(test)]
@@ -578,6 +611,36 @@ mod tests {
         ));
         assert_eq!(streams.to_send(conversation), None);
         drop(process);
+    }
+
+    #[test]
+    fn what_a_process_said_is_bounded_and_its_end_is_told_once() {
+        let streams = Arc::new(Streams::new());
+        let conversation = streams.begin(true);
+        let mut process = streams.start("web", &request()).unwrap();
+        sent(&streams, conversation);
+        let data = |channel, bytes: &[u8]| Frame::Data {
+            stream: 1,
+            channel,
+            bytes: bytes.to_vec(),
+        };
+        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        streams.heard(data(Channel::Output, b"one ")).unwrap();
+        streams.heard(data(Channel::Errors, b"why")).unwrap();
+        streams.heard(data(Channel::Output, b"two three")).unwrap();
+        let outcome = Outcome::Exited(3);
+        streams.heard(Frame::Over { stream: 1, outcome }).unwrap();
+        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        assert_eq!(
+            (&said.output[..], &said.errors[..]),
+            (&b"one two t"[..], &b"why"[..])
+        );
+        assert_eq!(said.outcome, Outcome::Exited(3));
+        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        let mut process = streams.start("web", &request()).unwrap();
+        streams.lose("gone");
+        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        assert!(matches!(said.outcome, Outcome::Lost { .. }));
     }
 
     #[test]

@@ -1,0 +1,89 @@
+//! What a node has the agent do for a machine: bring CPUs and memory into use, for example. Each chore is a process of the agent's own
+//! program, `floe-guest chore NAME [ARGUMENTS]`, which the node starts as it starts a user's command. It writes one line of JSON
+//! and ends. The types of these lines are here, so that both ends share them; the node believes nothing that they say.
+//!
+//! A new chore is a file of its own, a name and an arm of [`run`].
+
+mod cpus;
+mod memory;
+
+pub use cpus::Cpus;
+pub use memory::Memory;
+
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The word with which the program is told that it is to do a chore.
+pub const WORD: &str = "chore";
+/// The exit code of a chore that could not be done; the reason is what it wrote as errors. Any other code but 0 is that of an agent
+/// which does not know the chore.
+pub const FAILED: u8 = 3;
+/// Most bytes of a chore's answer, and of its reason.
+pub const ANSWER_BYTES_MAX: usize = 16 << 10;
+/// The exit code of an agent that does not know the chore: that of all agents for a word they don't know.
+const UNKNOWN: u8 = 1;
+
+/// The names of the chores.
+pub mod names {
+    /// Brings as many CPUs online as its argument says, and takes the others offline. Answers with [`Cpus`](super::Cpus).
+    pub const CPUS: &str = "cpus";
+    /// Brings all memory online. Answers with [`Memory`](super::Memory).
+    pub const MEMORY: &str = "memory";
+}
+
+/// Something that the guest's kernel would not do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// The kernel's name of it (`cpu3`, `memory40`).
+    pub what: String,
+    /// The kernel's reason.
+    pub why: String,
+}
+
+/// Most refusals in an answer: each further one has the same reasons.
+const REFUSED_MAX: usize = 32;
+
+/// Does a chore, and returns its line, or the exit code and the reason.
+pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let system = Path::new("/sys/devices/system");
+    match words[..] {
+        [names::CPUS, count] => line(cpus::bring(system, count)),
+        [names::MEMORY] => line(memory::bring(system)),
+        _ => Err((
+            UNKNOWN,
+            format!("chore {:?} is unknown: is the node newer?", words.join(" ")),
+        )),
+    }
+}
+
+fn line<T: Serialize>(answer: Result<T, String>) -> Result<String, (u8, String)> {
+    let line = answer.and_then(|answer| serde_json::to_string(&answer).map_err(|e| e.to_string()));
+    line.map_err(|why| (FAILED, why))
+}
+
+/// Returns the numbers of a directory's entries that are called `prefix` and a number, in order.
+fn numbers(dir: &Path, prefix: &str) -> Result<Vec<u32>, String> {
+    let entries = std::fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    let number = |name: &str| name.strip_prefix(prefix)?.parse().ok();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut numbers: Vec<u32> = names.filter_map(|name| number(&name)).collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_chore_is_told_apart_from_one_that_failed() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for unknown in ["dishes", "cpus", "cpus 1 2"] {
+            let (code, why) = run(&words(unknown)).unwrap_err();
+            assert!(code == UNKNOWN && why.contains("unknown"), "{why}");
+        }
+        let (code, why) = run(&words("cpus many")).unwrap_err();
+        assert!(code == FAILED && why.contains("many"), "{why}");
+    }
+}

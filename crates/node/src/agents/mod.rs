@@ -1,0 +1,57 @@
+//! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
+//! (`chores`). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
+
+mod chores;
+mod exec;
+
+pub(crate) use chores::ChoreError;
+pub(crate) use exec::Streams;
+
+use crate::inventory::Inventory;
+use floe_machine::Machine;
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+
+/// The service that has agents do things. Locks: `streams` alone.
+pub(crate) struct Agents {
+    inventory: Arc<Inventory>,
+    /// Processes in guests, by the QEMU in whose guest they run.
+    streams: Mutex<Vec<(Weak<Machine>, Arc<Streams>)>>,
+}
+
+impl Agents {
+    /// Creates the service; no agent is known yet.
+    pub fn new(inventory: Arc<Inventory>) -> Arc<Agents> {
+        Arc::new(Agents {
+            inventory,
+            streams: Mutex::default(),
+        })
+    }
+
+    /// Returns the streams of a QEMU: those of the machine's earlier one, which may still be ending, are others.
+    pub(crate) fn streams_of(&self, vm: &Arc<Machine>) -> Arc<Streams> {
+        let mut known = self.streams.lock();
+        if let Some((_, streams)) = known.iter().find(|(of, _)| is_of(of, vm)) {
+            return streams.clone();
+        }
+        known.retain(|(of, _)| of.strong_count() > 0);
+        let streams = Arc::new(Streams::new());
+        known.push((Arc::downgrade(vm), streams.clone()));
+        streams
+    }
+
+    /// Forgets the streams of a QEMU that runs no more.
+    pub(crate) fn forget_streams(&self, vm: &Arc<Machine>) {
+        let mut known = self.streams.lock();
+        let at = known.iter().position(|(of, _)| is_of(of, vm));
+        let streams = at.map(|at| known.swap_remove(at).1);
+        drop(known);
+        if let Some(streams) = streams {
+            streams.lose("the machine has ended");
+        }
+    }
+}
+
+fn is_of(known: &Weak<Machine>, vm: &Arc<Machine>) -> bool {
+    std::ptr::eq(known.as_ptr(), Arc::as_ptr(vm))
+}
