@@ -238,6 +238,8 @@ export interface Import {
   cmdline: string | null;
   name: string | null;
   memory_bytes: number | null;
+  /** Empty: the one that is installed with the node. */
+  agent: string | null;
 }
 
 export interface Upload {

@@ -137,8 +137,8 @@ pub struct ImportRequest {
     /// The hardware that the image's machines get unless `run` sets another. What is absent is found out from the first disk.
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
-    /// The program of floe's agent (`floe-guest`), absolute path: it is put into the system on the first disk, and starts with it.
-    /// Absent: the disk stays as it is.
+    /// The program of floe's agent (`floe-guest`), absolute path, or empty for that which is installed with the node: it is put into
+    /// the system on the first disk, and starts with it. Absent: the disk stays as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// Free text by key.
