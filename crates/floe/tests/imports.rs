@@ -1,11 +1,13 @@
 //! What people bring along to be imported: disks in every format and packing, cut off, of odd sizes, and things that are none.
 
+mod importing;
 mod node;
 
 use floe_api::*;
 use floe_image::Region;
 use floe_store::Repository;
-use node::{TestNode, finish};
+use importing::Rig;
+use node::finish;
 use std::{
     fs,
     os::unix::net::UnixListener,
@@ -30,36 +32,17 @@ const FORMATS: &[(&str, &str, &[&str])] = &[
     ("vpc-fixed", "vpc", &["-o", "subformat=fixed,force_size=on"]),
 ];
 
-/// A directory of a test with a node.
-struct Rig {
-    node: TestNode,
-    dir: tempfile::TempDir,
-}
-
 impl Rig {
-    fn new() -> Rig {
-        let (node, dir) = (TestNode::start(), tempfile::tempdir().unwrap());
-        Rig { node, dir }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
     fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path(name), bytes).unwrap();
     }
 
     fn import(&self, file: &str) -> Result<Outcome, String> {
         let request = ImportRequest {
-            disks: vec![self.path(file).display().to_string()],
-            name: Some(file.replace('.', "-")),
             labels: [("from".to_owned(), file.to_owned())].into(), // no two are the same image
             ..Default::default()
         };
-        let events = self.node.client().import(&request);
-        let done = events.and_then(|events| events.finish(|_| ()));
-        done.map_err(|error| error.to_string())
+        self.import_disk(&self.path(file), request)
     }
 
     /// What the image consists of, by hashes.
@@ -67,11 +50,6 @@ impl Rig {
         let repository = Repository::open(&self.node.home().join("repo")).unwrap();
         let id = outcome.image.as_ref().unwrap().id.parse().unwrap();
         repository.manifest(&id).unwrap().regions
-    }
-
-    fn assert_nothing_is_left(&self) {
-        let left = fs::read_dir(self.node.home().join("tmp")).unwrap().count();
-        assert_eq!(left, 0, "temporary files are left");
     }
 }
 
