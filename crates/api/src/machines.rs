@@ -417,6 +417,9 @@ pub struct DiskInfo {
     pub bytes: u64,
     /// Id of the image that the machine's disks stand on.
     pub image: String,
+    /// How it is connected; absent if it is none of the machine's numbered disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<crate::DiskModel>,
 }
 
 /// Body of `POST /v1/machines/{name}/disks`.
