@@ -152,6 +152,14 @@ impl Machine {
         Ok(found.into_iter().map(|(inode, _)| inode).collect())
     }
 
+    /// Returns how many bytes of the memory that was added are this machine's own, and not mapped from an image.
+    pub fn own_added_bytes(&self) -> u64 {
+        let record = self.record();
+        let blocks = record.config.memory_blocks.iter().zip(&record.blocks);
+        let own = blocks.filter(|(_, backing)| matches!(backing, RamBacking::Added { .. }));
+        own.map(|(bytes, _)| *bytes).sum()
+    }
+
     /// Adds a network card on a user network of its own, like the first card's. Returns its id (`nic1`).
     pub fn add_card(&self, mac: Option<&str>) -> Result<String, MachineError> {
         let _alone = self.hardware.lock();
@@ -301,7 +309,7 @@ impl Machine {
     }
 
     /// Returns whether a driver of the guest has set up a card or disk.
-    fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
+    pub(crate) fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
         let path = format!("{DEVICES}/{id}/virtio-backend");
         let status = match self.ask("x-query-virtio-status", json!({"path": path})) {
             // this QEMU does not have the command, so it can't tell

@@ -14,6 +14,7 @@
 //! traces                      what machines touched, models made of that
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
+//! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
@@ -46,6 +47,7 @@ pub mod plan;
 mod prune;
 pub mod report;
 mod reserve;
+mod resize;
 mod resources;
 mod rest;
 mod run;
@@ -94,6 +96,8 @@ pub struct Node {
     /// What agents in guests do for users and for the node.
     pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
+    /// Brings machines to other sizes.
+    pub(crate) resizes: Arc<resize::Resizes>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

@@ -17,6 +17,7 @@ use crate::{
     machines::{self, Machines},
     network, placement,
     reserve::Reserve,
+    resize::Resizes,
     rest,
     run::Runs,
     traces::Traces,
@@ -265,6 +266,12 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let resizes = Arc::new(Resizes {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        machines: machines.clone(),
+    });
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -314,6 +321,7 @@ fn services(
         traces,
         agents,
         machines,
+        resizes,
         runs,
         captures,
         forks,

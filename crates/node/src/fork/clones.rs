@@ -239,6 +239,7 @@ impl Forks {
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };

@@ -51,12 +51,14 @@ impl Entry {
         }
     }
 
-    /// Sets or removes the label that says whether clones of this image have an agent that puts their identity in place.
-    pub fn label_agent(&self, config: &mut MachineConfig) {
+    /// Sets or removes the labels that say what is known of the guest in an image: whether clones have an agent that puts their identity
+    /// in place, and what it has of its hardware.
+    pub fn label_guest(&self, config: &mut MachineConfig) {
         match self.state().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
             false => config.labels.remove(AGENT_LABEL),
         };
+        self.state().record.given.label(config);
     }
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.

@@ -6,6 +6,7 @@
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 pub(crate) mod afterwards;
+pub(crate) mod given;
 mod identity;
 pub(crate) mod lifecycle;
 mod named;
@@ -515,6 +516,7 @@ mod tests {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            given: Default::default(),
         }
     }
 

@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::given::Given;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -83,6 +84,9 @@ pub struct Record {
     /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+    /// What its guest has of its hardware, where that is not all of it.
+    #[serde(default, skip_serializing_if = "Given::is_all")]
+    pub given: Given,
 }
 
 /// What is to become of a machine, as its record says.
@@ -301,6 +305,7 @@ pub(crate) mod tests {
             limits: Limits::default(),
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
+            given: Given::default(),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::{
     error::{NodeError, at, busy, failed, usage},
     inventory::{
         self, Entry, Inventory, Operation,
+        given::Given,
         lifecycle::Event,
         record::{Origin, Record},
     },
@@ -216,7 +217,11 @@ impl Machines {
         self.core.reserve.make_room();
         self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
-        self.started(entry, &machine, Event::Runs(from.to_owned()), change)
+        self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
+            // a guest that boots has all
+            record.given = Given::default();
+            change(record);
+        })
     }
 
     /// Enters a QEMU that now runs for a machine, which is an event of the machine's life, and changes the machine's record.
@@ -234,7 +239,11 @@ impl Machines {
         }
         self.open_ports(entry);
         let config = machine.config();
+        let same = matches!(event, Event::Adopted { .. });
         entry.drive_with(event, |record| {
+            if !same {
+                record.given = Given::in_labels(&config);
+            }
             record.config = config;
             record.afterwards = record.afterwards.runs();
             change(record);

@@ -325,6 +325,7 @@ impl Machines {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            given: Default::default(),
         };
         let attached = self.attach_record(
             &record,

@@ -161,6 +161,7 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };
