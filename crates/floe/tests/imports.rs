@@ -11,7 +11,7 @@ use node::finish;
 use std::{
     fs,
     os::unix::net::UnixListener,
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
@@ -235,7 +235,7 @@ fn a_packed_disk_is_the_disk_that_was_packed() {
         &["-o", "subformat=streamOptimized"],
     );
     rig.write("a.ovf", b"<?xml version=\"1.0\"?><Envelope/>");
-    let dir = rig.dir.path().display().to_string();
+    let dir = rig.path("").display().to_string();
     let raw = rig.path("disk.raw").display().to_string();
     tool("gzip", &["-1c", &raw], &rig.path("disk.raw.gz"));
     tool("xz", &["-1c", &raw], &rig.path("disk.raw.xz"));
