@@ -239,6 +239,8 @@ export interface Import {
   cmdline: string | null;
   name: string | null;
   memory_bytes: number | null;
+  /** Empty: the one that is installed with the node. */
+  agent: string | null;
 }
 
 export interface Upload {

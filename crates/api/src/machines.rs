@@ -22,7 +22,7 @@ pub enum Wait {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
-    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, bucket, directory).
     pub image: String,
     /// More addresses of the same image. All are read from at the same time; what one fails to deliver is requested
     /// from the others.
@@ -440,6 +440,9 @@ pub struct DiskInfo {
     pub bytes: u64,
     /// Id of the image that the machine's disks stand on.
     pub image: String,
+    /// How it is connected; absent if it is none of the machine's numbered disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<crate::DiskModel>,
 }
 
 /// Body of `POST /v1/machines/{name}/disks`.

@@ -71,7 +71,7 @@ use floe_api::{
 };
 use floe_front::telemetry;
 use floe_machine::Accel;
-pub use images::sources;
+pub use images::{installed_agent, sources};
 pub use inventory::record;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{

@@ -320,8 +320,8 @@ impl Client {
         self.get(&machine_path(name, &rest))
     }
     /// Returns what the machines that run have used of their host.
-    pub fn usage(&self) -> Result<UsageList, ClientError> {
-        self.get("/v1/usage")
+    pub fn usage(&self, query: &UsageQuery) -> Result<UsageList, ClientError> {
+        self.get(&format!("/v1/usage?network={}", query.network))
     }
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), ClientError> {

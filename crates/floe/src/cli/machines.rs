@@ -43,7 +43,7 @@ Example: a shell at once in a machine that goes with it; a service that comes ba
 It ends once the machine's CPUs run and prints how long each stage took. With --wait it then waits for a sign of life of the
 guest; Ctrl-C ends that wait, and the machine goes on.")]
 pub struct Run {
-    /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME, a directory
+    /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME (gs://, az://), a directory
     image: String,
     /// Name of the machine; by default derived from the image's
     #[arg(long, short)]

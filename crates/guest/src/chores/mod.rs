@@ -6,9 +6,11 @@
 
 mod cpus;
 mod memory;
+mod traffic;
 
 pub use cpus::Cpus;
 pub use memory::Memory;
+pub use traffic::Traffic;
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -29,6 +31,8 @@ pub mod names {
     pub const CPUS: &str = "cpus";
     /// Brings all memory online. Answers with [`Memory`](super::Memory).
     pub const MEMORY: &str = "memory";
+    /// Counts what came in and went out through the guest's cards. Answers with [`Traffic`](super::Traffic).
+    pub const TRAFFIC: &str = "traffic";
 }
 
 /// Something that the guest's kernel would not do.
@@ -50,6 +54,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
     match words[..] {
         [names::CPUS, count] => line(cpus::bring(system, count)),
         [names::MEMORY] => line(memory::bring(system)),
+        [names::TRAFFIC] => line(traffic::count(Path::new("/sys/class/net"))),
         _ => Err((
             UNKNOWN,
             format!("chore {:?} is unknown: is the node newer?", words.join(" ")),

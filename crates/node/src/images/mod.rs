@@ -23,12 +23,14 @@ mod transfers;
 mod unpack;
 mod uploads;
 
+pub use agent::installed as installed_agent;
 pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
     core::Core,
-    error::{NodeError, at, at_named, busy, refused, usage},
+    error::{NodeError, at, busy, refused, usage},
+    files::{beside, put_in_place},
     images::{
         agent::{Agent, RawDisk},
         disk_boot::DiskBoot,
@@ -442,11 +444,7 @@ impl Images {
             ));
         }
         let id = named(&self.repo, &request.image)?;
-        let dir = to.parent().unwrap_or(Path::new("/"));
-        let beside = tempfile::Builder::new()
-            .prefix(".floe-export")
-            .tempfile_in(dir)
-            .map_err(at_named(format!("cannot write in {}", dir.display())))?;
+        let beside = beside(&to)?;
         let line = report.progress_line("export", "bytes");
         let mut progress = |done, total| line.at(done, total);
         match request.format {
@@ -465,13 +463,7 @@ impl Images {
                 qemu_img::convert(programs, disk, beside.as_file(), Format::Qcow2, &line)?;
             }
         }
-        beside
-            .as_file()
-            .sync_all()
-            .map_err(at_named(format!("cannot write {}", to.display())))?;
-        beside
-            .persist(&to)
-            .map_err(|error| at_named(format!("cannot write {}", to.display()))(error.error))?;
+        put_in_place(beside, &to)?;
         report.stage("write")?;
         Ok(Outcome {
             image: Some(self.summary(&id)?),

@@ -11,8 +11,8 @@ use crate::{
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
 use floe_image::{Hash, Kind, Manifest, Segment};
 use floe_source::{
-    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, S3, Scheme, Source,
-    SourceError, Striped,
+    Bucket, Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Scheme,
+    Source, SourceError, Striped,
 };
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
@@ -266,7 +266,7 @@ impl Sources {
     }
 
     /// The bucket at an address, to write to.
-    pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<S3, SourceError> {
+    pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<Bucket, SourceError> {
         let access = Origin {
             ca: ca.map(str::to_owned),
             ..Default::default()

@@ -410,6 +410,7 @@ impl Machines {
                 machines.look_after_ends(ended);
             }
         })?;
+        self.start_watching_faces()?;
         let mut room = Room::new(self.core.home.root().to_owned(), self.images.cache.clone());
         threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
             machines.look_after_room(&mut room);

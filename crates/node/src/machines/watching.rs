@@ -52,6 +52,7 @@ impl Machines {
             disk_read_bytes: disks.read_bytes,
             disk_write_bytes: disks.write_bytes,
             fetched_bytes: info.stats.wire_bytes,
+            network: None,
         })
     }
 }
