@@ -301,7 +301,7 @@ impl Machine {
     }
 
     /// Returns whether a driver of the guest has set up a card or disk.
-    fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
+    pub(crate) fn driver_is_ready(&self, id: &str) -> Result<bool, MachineError> {
         let path = format!("{DEVICES}/{id}/virtio-backend");
         let status = match self.ask("x-query-virtio-status", json!({"path": path})) {
             // this QEMU does not have the command, so it can't tell

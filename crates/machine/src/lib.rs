@@ -24,6 +24,7 @@
 //! Networks between machines, placement and names belong to the node. It has no asynchronous runtime: its calls block.
 
 pub mod accel;
+mod balloon;
 mod buffers;
 mod capture;
 pub mod cgroup;

@@ -14,6 +14,7 @@
 //! traces                      what machines touched, models made of that
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
+//! shrink                      make machines small, and bring them back to their size
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
@@ -51,6 +52,7 @@ mod rest;
 mod run;
 mod seed;
 mod serve;
+mod shrink;
 mod traces;
 pub mod transfer;
 mod views;
@@ -94,6 +96,8 @@ pub struct Node {
     /// What agents in guests do for users and for the node.
     pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
+    /// Makes machines small, and gives them back what was taken from them.
+    pub(crate) shrinks: Arc<shrink::Shrinks>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

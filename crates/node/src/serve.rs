@@ -19,6 +19,7 @@ use crate::{
     reserve::Reserve,
     rest,
     run::Runs,
+    shrink::Shrinks,
     traces::Traces,
     views::Views,
     web,
@@ -265,6 +266,11 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let shrinks = Arc::new(Shrinks {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+    });
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -314,6 +320,7 @@ fn services(
         traces,
         agents,
         machines,
+        shrinks,
         runs,
         captures,
         forks,
@@ -345,6 +352,7 @@ fn begin(
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
+    node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

@@ -43,7 +43,9 @@ pub(super) fn read(proc: &Path) -> Result<Account, String> {
     let needed = |name: &str| field(name).ok_or_else(|| format!("/proc/meminfo has no {name}"));
     // kernels that count no such thing have no such line
     let kills = text("vmstat").unwrap_or_default();
-    let kills = kills.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    let kills = kills
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "));
     Ok(Account {
         total: needed("MemTotal:")?,
         available: needed("MemAvailable:")?,
@@ -51,7 +53,9 @@ pub(super) fn read(proc: &Path) -> Result<Account, String> {
         cached: field("Cached:").unwrap_or_default(),
         anonymous: field("AnonPages:").unwrap_or_default(),
         unreclaimable: field("SUnreclaim:").unwrap_or_default(),
-        kills: kills.and_then(|kills| kills.trim().parse().ok()).unwrap_or_default(),
+        kills: kills
+            .and_then(|kills| kills.trim().parse().ok())
+            .unwrap_or_default(),
     })
 }
 
@@ -64,7 +68,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         assert!(read(dir.path()).unwrap_err().contains("meminfo"));
-        write("meminfo", "MemTotal:         100 kB\nMemFree: 9 kB\nCached: 1 kB\n");
+        write(
+            "meminfo",
+            "MemTotal:         100 kB\nMemFree: 9 kB\nCached: 1 kB\n",
+        );
         assert!(read(dir.path()).unwrap_err().contains("MemAvailable"));
         write(
             "meminfo",

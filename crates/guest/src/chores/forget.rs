@@ -133,7 +133,9 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         found => found.map_err(said(dir))?,
     };
-    let paths = found.take(ENTRIES_MAX).map(|entry| entry.map(|entry| entry.path()));
+    let paths = found
+        .take(ENTRIES_MAX)
+        .map(|entry| entry.map(|entry| entry.path()));
     let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>().map_err(said(dir))?;
     paths.sort();
     Ok(paths)
@@ -184,7 +186,9 @@ fn ssh_keys(root: &Path, done: &mut Forgotten) -> Result<(), String> {
         for key in entries(&root.join(dir))? {
             let name = text(key.file_name().unwrap_or_default());
             let private = name.strip_suffix(".pub").unwrap_or(&name);
-            let kind = private.strip_prefix(begin).and_then(|name| name.strip_suffix(end));
+            let kind = private
+                .strip_prefix(begin)
+                .and_then(|name| name.strip_suffix(end));
             let Some(kind) = kind.filter(|_| is_file(&key)) else {
                 continue;
             };
@@ -291,7 +295,10 @@ mod tests {
             write(name, "the parent's");
         }
         write("etc/hostname", "web-1\n");
-        write("etc/hosts", "127.0.0.1 localhost\n127.0.1.1 web.example web\n");
+        write(
+            "etc/hosts",
+            "127.0.0.1 localhost\n127.0.1.1 web.example web\n",
+        );
         std::os::unix::fs::symlink("/etc/passwd", root.join("var/log/btmp")).unwrap();
         let done = forget(root).unwrap();
         assert_eq!(done.files as usize, gone.len() + changed.len(), "{done:?}");
@@ -299,7 +306,11 @@ mod tests {
             assert!(!root.join(name).exists(), "{name}");
         }
         for name in stays {
-            assert_eq!(fs::read(root.join(name)).unwrap(), b"the parent's", "{name}");
+            assert_eq!(
+                fs::read(root.join(name)).unwrap(),
+                b"the parent's",
+                "{name}"
+            );
         }
         let seed = fs::read(root.join(changed[0])).unwrap();
         assert_eq!(seed.len(), SEED_BYTES);

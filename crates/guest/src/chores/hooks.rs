@@ -73,7 +73,8 @@ fn find(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let mut hooks = Vec::new();
     for entry in entries {
         let path = entry.map_err(said)?.path();
-        let executable = |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o111 != 0;
+        let executable =
+            |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o111 != 0;
         if fs::metadata(&path).is_ok_and(executable) {
             hooks.push(path);
         }
@@ -112,7 +113,10 @@ fn call(hook: &Path, word: &str, limit: Duration) -> Result<(), String> {
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-            Err(format!("it took more than {} s and was ended", limit.as_secs()))
+            Err(format!(
+                "it took more than {} s and was ended",
+                limit.as_secs()
+            ))
         }
     }
 }
@@ -122,7 +126,9 @@ fn last_words(mut from: File) -> String {
     let mut bytes = Vec::new();
     let length = from.seek(SeekFrom::End(0)).unwrap_or_default();
     let back = i64::try_from(length).unwrap_or(i64::MAX).min(WORDS_BYTES);
-    let read = from.seek(SeekFrom::End(-back)).and_then(|_| from.read_to_end(&mut bytes));
+    let read = from
+        .seek(SeekFrom::End(-back))
+        .and_then(|_| from.read_to_end(&mut bytes));
     match read {
         Ok(_) => String::from_utf8_lossy(&bytes).trim().replace('\n', " "),
         Err(_) => String::new(),
@@ -137,7 +143,11 @@ mod tests {
         // written by another process: a test beside this one may start a process while the file is open, which keeps it busy
         let write = r#"printf '#!/bin/sh\n%s\n' "$2" > "$1" && chmod 755 "$1""#;
         let path = dir.join(name);
-        let written = Command::new("sh").args(["-c", write, "sh"]).arg(path).arg(script).status();
+        let written = Command::new("sh")
+            .args(["-c", write, "sh"])
+            .arg(path)
+            .arg(script)
+            .status();
         assert!(written.unwrap().success());
     }
 
@@ -149,17 +159,30 @@ mod tests {
     fn hooks_stop_in_order_up_to_one_that_fails_and_all_start_again() {
         let dir = tempfile::tempdir().unwrap();
         let long = Duration::from_secs(60);
-        assert_eq!(run(&dir.path().join("none"), "stop", long), Ok(Hooks::default()));
+        assert_eq!(
+            run(&dir.path().join("none"), "stop", long),
+            Ok(Hooks::default())
+        );
         let log = dir.path().join("log");
         let say = format!("echo $1 $0 >> {}", log.display());
-        hook(dir.path(), "20-web", &format!("{say}; [ $1 = start ] || {{ echo users are there; exit 3; }}"));
+        hook(
+            dir.path(),
+            "20-web",
+            &format!("{say}; [ $1 = start ] || {{ echo users are there; exit 3; }}"),
+        );
         hook(dir.path(), "10-sleep", &format!("{say}; sleep 30 & exit 0"));
         hook(dir.path(), "30-never", &say);
         let stopped = run(dir.path(), "stop", long).unwrap();
         assert_eq!(names(&stopped), ["10-sleep", "20-web"]);
-        assert_eq!(stopped.ran[0].why, None, "what it leaves running is not waited for");
+        assert_eq!(
+            stopped.ran[0].why, None,
+            "what it leaves running is not waited for"
+        );
         let why = stopped.ran[1].why.clone().unwrap();
-        assert!(why.contains('3') && why.contains("users are there"), "{why}");
+        assert!(
+            why.contains('3') && why.contains("users are there"),
+            "{why}"
+        );
         let started = run(dir.path(), "start", long).unwrap();
         assert_eq!(names(&started), ["30-never", "20-web", "10-sleep"]);
         assert_eq!(fs::read_to_string(log).unwrap().lines().count(), 5);

@@ -12,6 +12,7 @@ mod named;
 mod parts;
 mod pauses;
 pub mod record;
+pub(crate) mod small;
 
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use named::Named;
@@ -515,6 +516,8 @@ mod tests {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            small: Default::default(),
+            fresh: None,
         }
     }
 

@@ -3,6 +3,7 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
+use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -83,6 +84,12 @@ pub struct Record {
     /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
+    #[serde(default, skip_serializing_if = "Small::is_nothing")]
+    pub small: Small,
+    /// If it was started from an image that forgets whom it was captured from: who it is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<Fresh>,
 }
 
 /// What is to become of a machine, as its record says.
@@ -301,6 +308,8 @@ pub(crate) mod tests {
             limits: Limits::default(),
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
+            small: Small::default(),
+            fresh: None,
         }
     }
 

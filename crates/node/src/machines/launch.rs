@@ -216,7 +216,11 @@ impl Machines {
         self.core.reserve.make_room();
         self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
-        self.started(entry, &machine, Event::Runs(from.to_owned()), change)
+        self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
+            // a guest that starts anew begins with all that the machine has
+            record.small = Default::default();
+            change(record);
+        })
     }
 
     /// Enters a QEMU that now runs for a machine, which is an event of the machine's life, and changes the machine's record.

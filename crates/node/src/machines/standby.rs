@@ -325,6 +325,8 @@ impl Machines {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            small: Default::default(),
+            fresh: None,
         };
         let attached = self.attach_record(
             &record,

@@ -20,6 +20,7 @@ use crate::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Afterwards, Origin, RECORD_VERSION, Record, Wanted},
+        small::{Fresh, Small},
     },
     machines::{
         Machines,
@@ -126,9 +127,14 @@ impl Runs {
         own: &OwnDisks,
     ) -> Result<Operation, NodeError> {
         let forwards = choose_ports(&self.inventory, &request.forwards)?;
-        let config = match plan.kind {
+        let mut config = match plan.kind {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
+        };
+        let fresh = Fresh::of_image(&mut config);
+        let small = match plan.kind {
+            Kind::Restore => Small::of_image(&config),
+            Kind::Boot => Small::default(),
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
@@ -161,6 +167,8 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                small,
+                fresh,
             };
             (self.core.home.machine(place), record)
         };

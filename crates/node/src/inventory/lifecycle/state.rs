@@ -78,6 +78,8 @@ pub(crate) enum Task {
     Pause,
     /// It goes on, because a reason for its pause is over.
     Continue,
+    /// It was made small, and gets back what was taken from it.
+    Expand,
 }
 
 impl Task {
@@ -85,7 +87,7 @@ impl Task {
     pub fn is_short(self) -> bool {
         matches!(
             self,
-            Task::Fork | Task::Adopt | Task::Pause | Task::Continue
+            Task::Fork | Task::Adopt | Task::Pause | Task::Continue | Task::Expand
         )
     }
 
@@ -93,7 +95,7 @@ impl Task {
     pub fn allows_buffering(self) -> bool {
         matches!(
             self,
-            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename
+            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename | Task::Expand
         )
     }
 }
@@ -115,6 +117,7 @@ impl Display for Task {
             Task::Adopt => "adopt",
             Task::Pause => "pause",
             Task::Continue => "continue",
+            Task::Expand => "expansion",
         })
     }
 }
