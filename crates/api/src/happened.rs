@@ -26,6 +26,9 @@ pub enum Happened {
     /// A machine has another name, which is the detail.
     #[serde(rename = "machine.renamed")]
     MachineRenamed,
+    /// A machine has more or fewer CPUs, or more or less memory; the detail says what it has and had.
+    #[serde(rename = "machine.resized")]
+    MachineResized,
     /// A machine was forked.
     #[serde(rename = "machine.forked")]
     MachineForked,

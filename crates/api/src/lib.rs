@@ -25,6 +25,7 @@ mod images;
 mod machines;
 mod network;
 pub mod paths;
+mod resize;
 mod traces;
 mod watching;
 pub use afterwards::RestartPolicy;
@@ -37,6 +38,7 @@ pub use hardware::*;
 pub use images::*;
 pub use machines::*;
 pub use network::*;
+pub use resize::*;
 pub use traces::*;
 pub use watching::*;
 
@@ -133,6 +135,9 @@ pub struct Outcome {
     /// The result of a fork.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fork: Option<ForkReport>,
+    /// The result of changing a machine's size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resized: Option<ResizeReport>,
 }
 
 /// An error: what went wrong, and what to do about it.

@@ -192,10 +192,16 @@ pub struct MachineInfo {
     pub restored: bool,
     /// Process id of its QEMU.
     pub pid: Option<u32>,
-    /// RAM in bytes.
+    /// RAM in bytes that its guest has.
     pub memory_bytes: u64,
-    /// Virtual CPUs.
+    /// The most RAM in bytes that it can be given while it runs; 0 from a node that does not say.
+    #[serde(default)]
+    pub memory_bytes_max: u64,
+    /// Virtual CPUs that its guest has.
     pub cpus: u32,
+    /// The most virtual CPUs that it can be given while it runs; 0 from a node that does not say.
+    #[serde(default)]
+    pub cpus_max: u32,
     /// `kvm` or `tcg`.
     pub accel: String,
     /// Ports of the host that are forwarded to the guest.

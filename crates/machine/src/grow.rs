@@ -152,6 +152,14 @@ impl Machine {
         Ok(found.into_iter().map(|(inode, _)| inode).collect())
     }
 
+    /// Returns how many bytes of the memory that was added are this machine's own, and not mapped from an image.
+    pub fn own_added_bytes(&self) -> u64 {
+        let record = self.record();
+        let blocks = record.config.memory_blocks.iter().zip(&record.blocks);
+        let own = blocks.filter(|(_, backing)| matches!(backing, RamBacking::Added { .. }));
+        own.map(|(bytes, _)| *bytes).sum()
+    }
+
     /// Adds a network card on a user network of its own, like the first card's. Returns its id (`nic1`).
     pub fn add_card(&self, mac: Option<&str>) -> Result<String, MachineError> {
         let _alone = self.hardware.lock();

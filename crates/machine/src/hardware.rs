@@ -109,6 +109,18 @@ impl Room {
     }
 }
 
+/// Gives a configuration another number of vCPUs and another size of memory in bytes, with which its next cold start begins. What was
+/// added while it ran is no longer in it.
+pub fn set_size(config: &mut MachineConfig, cpus: Option<u32>, memory_bytes: Option<u64>) {
+    config.cpus = cpus.or(config.cpus_now());
+    config.memory_bytes = memory_bytes.or(config.memory_bytes_now());
+    config.memory_blocks.clear();
+    config.devices.retain(|device| {
+        let driver = device.split(',').next().unwrap_or_default();
+        driver != "pc-dimm" && !driver.ends_with(floe_image::CPU_DRIVER_SUFFIX)
+    });
+}
+
 /// Makes what was added to a machine part of its start configuration, and gives it the room of its profile. `own_kernel`:
 /// QEMU loads the guest's kernel, so floe controls its command line.
 pub(crate) fn settle(config: &mut MachineConfig, profile: Profile, own_kernel: bool) {

@@ -66,7 +66,7 @@ pub use error::{GrowError, MachineError};
 pub use exec::User;
 pub use grow::Reception;
 pub use guard::{CONSOLE_LOG_BYTES, HostAccess};
-pub use hardware::{MEMORY_SLOTS, MEMORY_STEP_BYTES, Profile, Room};
+pub use hardware::{MEMORY_SLOTS, MEMORY_STEP_BYTES, Profile, Room, set_size};
 pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
 pub use launch::START_TIMEOUT;
 pub use machine::{Continuing, End, Machine, Status};

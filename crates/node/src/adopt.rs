@@ -260,6 +260,9 @@ impl Adoption {
             if let Err(error) = self.machines.settle_disks(operation) {
                 tracing::warn!(machine = %operation.name, %error, "its guest may not know how large its disks are");
             }
+            if let Err(error) = self.machines.settle_size(operation, None) {
+                tracing::warn!(machine = %operation.name, %error, "its record may not say how much memory its guest has");
+            }
             self.machines.continue_stopped(operation)?;
         }
         Ok(Taken::Over)

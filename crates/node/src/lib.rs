@@ -15,6 +15,7 @@
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
 //! shrink                      make machines small, and bring them back to their size
+//! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
@@ -47,6 +48,7 @@ pub mod plan;
 mod prune;
 pub mod report;
 mod reserve;
+mod resize;
 mod resources;
 mod rest;
 mod run;
@@ -98,6 +100,8 @@ pub struct Node {
     pub(crate) machines: Arc<machines::Machines>,
     /// Makes machines small, and gives them back what was taken from them.
     pub(crate) shrinks: Arc<shrink::Shrinks>,
+    /// Brings machines to other sizes.
+    pub(crate) resizes: Arc<resize::Resizes>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

@@ -378,11 +378,16 @@ fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
             "import the kernel too (--kernel), or set the command line in the guest's boot loader",
         ));
     }
-    if !(MEMORY_MIN..=MEMORY_MAX).contains(&plan.memory_bytes)
-        || !plan.memory_bytes.is_multiple_of(MEMORY_STEP)
+    check_size(plan.cpus, plan.memory_bytes)
+}
+
+/// Returns an error if no machine can have so many CPUs or so many bytes of memory.
+pub(crate) fn check_size(cpus: u32, memory_bytes: u64) -> Result<(), NodeError> {
+    if !(MEMORY_MIN..=MEMORY_MAX).contains(&memory_bytes)
+        || !memory_bytes.is_multiple_of(MEMORY_STEP)
     {
         return Err(usage(
-            format!("{} bytes of memory", plan.memory_bytes),
+            format!("{} bytes of memory", memory_bytes),
             format!(
                 "use {} MiB to {} GiB in steps of {} MiB",
                 MEMORY_MIN >> 20,
@@ -391,9 +396,9 @@ fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
             ),
         ));
     }
-    if !(1..=CPUS_MAX).contains(&plan.cpus) {
+    if !(1..=CPUS_MAX).contains(&cpus) {
         return Err(usage(
-            format!("{} CPUs", plan.cpus),
+            format!("{} CPUs", cpus),
             format!("use 1 to {CPUS_MAX}"),
         ));
     }

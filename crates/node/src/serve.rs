@@ -17,6 +17,7 @@ use crate::{
     machines::{self, Machines},
     network, placement,
     reserve::Reserve,
+    resize::Resizes,
     rest,
     run::Runs,
     shrink::Shrinks,
@@ -271,6 +272,12 @@ fn services(
         inventory: inventory.clone(),
         agents: agents.clone(),
     });
+    let resizes = Arc::new(Resizes {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        machines: machines.clone(),
+    });
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -321,6 +328,7 @@ fn services(
         agents,
         machines,
         shrinks,
+        resizes,
         runs,
         captures,
         forks,

@@ -289,6 +289,10 @@ impl Client {
     pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
         self.post(&machine_path(name, "/disks"), to)
     }
+    /// Changes a machine's CPUs and memory.
+    pub fn resize(&self, name: &str, request: &SizeRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/size"), request)
+    }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
         let request = RenameRequest { name: to.into() };

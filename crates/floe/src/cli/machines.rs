@@ -372,8 +372,19 @@ fn describe(m: &floe_api::MachineInfo) -> String {
             .into(),
         ),
         ("pid", m.pid.map(|p| p.to_string()).unwrap_or_default()),
-        ("cpus", format!("{} ({})", m.cpus, m.accel)),
-        ("memory", bytes(m.memory_bytes)),
+        (
+            "cpus",
+            format!(
+                "{} ({}){}",
+                m.cpus,
+                m.accel,
+                most(m.cpus, m.cpus_max, u32::to_string)
+            ),
+        ),
+        (
+            "memory",
+            bytes(m.memory_bytes) + &most(m.memory_bytes, m.memory_bytes_max, |n| bytes(*n)),
+        ),
         ("age", age(m.created_unix_s)),
         (
             "ports",
@@ -394,6 +405,14 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("fetched", bytes(s.wire_bytes)),
         ("written", bytes(s.overlay_bytes)),
     ])
+}
+
+/// Says how much of something a machine can have while it runs, if that is more than it has.
+fn most<T: PartialOrd>(has: T, most: T, text: impl Fn(&T) -> String) -> String {
+    match most > has {
+        true => format!(", at most {} while it runs", text(&most)),
+        false => String::new(),
+    }
 }
 
 /// Describes what becomes of a machine once it has ended.

@@ -34,6 +34,7 @@ pub(crate) mod output;
 mod power;
 mod progress;
 mod prune;
+mod resize;
 mod session;
 mod ssh;
 mod storage;
@@ -125,6 +126,7 @@ enum Command {
     Restart(power::Restart),
     Wait(watching::Wait),
     Rename(change::Rename),
+    Resize(resize::Resize),
     #[command(subcommand)]
     Disk(change::DiskCommand),
     Pause(power::Pause),
@@ -238,6 +240,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Restart(c) => return c.run(cx),
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
+        Command::Resize(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),

@@ -264,6 +264,8 @@ pub(super) mod tests {
             restored: true,
             pid: None,
             memory_bytes: 1 << 30,
+            cpus_max: 8,
+            memory_bytes_max: 0,
             cpus: 1,
             accel: "tcg".into(),
             forwards: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! The answer is a guest's word: bounded, of a known form, and otherwise not to be believed.
 
-use super::Agents;
+use super::{Agents, exec::check_port};
 use crate::{
     error::{NodeError, failed, refused},
     inventory::Entry,
@@ -51,6 +51,14 @@ impl ChoreError {
 }
 
 impl Agents {
+    /// Returns an error if no agent in a machine's guest can do chores; it says what helps.
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), NodeError> {
+        let vm = entry.vm()?;
+        let name = entry.name.as_str();
+        check_port(name, &vm)?;
+        self.streams_of(&vm).ready(name).map(drop)
+    }
+
     /// Has the agent in a machine's guest do a chore ([`floe_guest::chores`]) and returns its answer. Waits up to `limit` for that, a
     /// little longer for an agent that still starts, and until the machine goes on if it stands still: the caller sees to that.
     pub(crate) fn chore<T: DeserializeOwned>(

@@ -18,7 +18,7 @@ use floe_guest::exec::{
     request::{REQUEST_BYTES_MAX, Request, What},
 };
 use floe_machine::Machine;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -55,7 +55,7 @@ enum Agent {
     Ready,
 }
 
-struct Inner {
+pub(super) struct Inner {
     agent: Agent,
     mux: Mux,
     /// Each conversation with an agent has its own number.
@@ -158,15 +158,8 @@ impl Streams {
         Ok(())
     }
 
-    fn start(self: &Arc<Self>, name: &str, request: &Request) -> Result<Process, NodeError> {
-        let Some(bytes) = request.encode() else {
-            return Err(usage(
-                format!(
-                    "the command and its environment are longer than {REQUEST_BYTES_MAX} bytes"
-                ),
-                format!("write it to a file: floe cp FILE {name}:/tmp/, and run that"),
-            ));
-        };
+    /// Waits a moment for an agent that can start processes.
+    pub(super) fn ready(&self, name: &str) -> Result<MutexGuard<'_, Inner>, NodeError> {
         let until = Instant::now() + AGENT_WAIT;
         let mut inner = self.inner.lock();
         while inner.agent == Agent::Silent {
@@ -183,6 +176,19 @@ impl Streams {
                 format!("replace it: floe agent install {name}"),
             ));
         }
+        Ok(inner)
+    }
+
+    fn start(self: &Arc<Self>, name: &str, request: &Request) -> Result<Process, NodeError> {
+        let Some(bytes) = request.encode() else {
+            return Err(usage(
+                format!(
+                    "the command and its environment are longer than {REQUEST_BYTES_MAX} bytes"
+                ),
+                format!("write it to a file: floe cp FILE {name}:/tmp/, and run that"),
+            ));
+        };
+        let mut inner = self.ready(name)?;
         inner.next += 1;
         let stream = inner.next;
         if !inner.mux.open(stream, request.terminal.is_some(), bytes) {
@@ -454,6 +460,17 @@ fn renumbered(mut frame: Frame) -> Frame {
     frame
 }
 
+/// Returns an error if a machine has no port for an agent.
+pub(super) fn check_port(name: &str, vm: &Machine) -> Result<(), NodeError> {
+    if vm.has_floe_port() {
+        return Ok(());
+    }
+    Err(refused(
+        format!("{name} has no port for floe's agent"),
+        format!("it gets one at its next cold start: floe stop {name} && floe start {name}"),
+    ))
+}
+
 fn request_of(request: &ExecRequest) -> Request {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let form = |bytes: bool| if bytes { "bytes" } else { "archive" };
@@ -511,14 +528,7 @@ impl Agents {
         vm: &Arc<Machine>,
         request: &Request,
     ) -> Result<Process, NodeError> {
-        if !vm.has_floe_port() {
-            return Err(refused(
-                format!("{name} has no port for floe's agent"),
-                format!(
-                    "it gets one at its next cold start: floe stop {name} && floe start {name}"
-                ),
-            ));
-        }
+        check_port(name, vm)?;
         let streams = self.streams_of(vm);
         let process = streams.start(name, request)?;
         streams.await_answer(name, &process)?;

@@ -95,7 +95,7 @@ impl Captures {
         report.stage("capture")?;
         // the image may be captured from a clone, but is not removed like a fork's image
         captured.config.labels.remove(FORK_LABEL);
-        entry.label(&mut captured.config);
+        entry.label_guest(&mut captured.config);
         captured.config.labels.extend(request.labels.clone());
         let published = self.store(&operation, &captured, thumb.as_deref(), report);
         // if storing fails, the frozen layers stay and the machine goes on over them

@@ -244,6 +244,7 @@ impl Forks {
                 own_disks: Vec::new(),
                 small,
                 fresh,
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };

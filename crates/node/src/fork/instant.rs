@@ -126,7 +126,7 @@ impl Forks {
             }
         }
         let mut config = captured.config.clone();
-        entry.label(&mut config);
+        entry.label_guest(&mut config);
         config
             .labels
             .insert(FORK_LABEL.into(), entry.name.to_string());

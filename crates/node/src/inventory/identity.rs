@@ -53,12 +53,16 @@ impl Entry {
         }
     }
 
-    /// Sets or removes the label that says whether clones of this image have an agent that puts their identity in place.
-    pub(super) fn label_agent(&self, config: &mut MachineConfig) {
+    /// Sets or removes the labels that say what is known of the guest in an image: whether clones have an agent that puts their identity
+    /// in place, what it has of its hardware, and what was taken from it to make it small.
+    pub fn label_guest(&self, config: &mut MachineConfig) {
         match self.state().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
             false => config.labels.remove(AGENT_LABEL),
         };
+        let state = self.state();
+        state.record.given.label(config);
+        state.record.small.label(config);
     }
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.

@@ -6,6 +6,7 @@
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 pub(crate) mod afterwards;
+pub(crate) mod given;
 mod identity;
 pub(crate) mod lifecycle;
 mod named;
@@ -518,6 +519,7 @@ mod tests {
             own_disks: Vec::new(),
             small: Default::default(),
             fresh: None,
+            given: Default::default(),
         }
     }
 

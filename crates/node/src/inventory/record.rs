@@ -4,6 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use super::small::{Fresh, Small};
+use super::given::Given;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -90,6 +91,9 @@ pub struct Record {
     /// If it was started from an image that forgets whom it was captured from: who it is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh: Option<Fresh>,
+    /// What its guest has of its hardware, where that is not all of it.
+    #[serde(default, skip_serializing_if = "Given::is_all")]
+    pub given: Given,
 }
 
 /// What is to become of a machine, as its record says.
@@ -310,6 +314,7 @@ pub(crate) mod tests {
             own_disks: Vec::new(),
             small: Small::default(),
             fresh: None,
+            given: Given::default(),
         }
     }
 

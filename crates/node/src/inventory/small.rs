@@ -57,7 +57,7 @@ impl Small {
     }
 
     /// Sets or removes the label of an image that is captured from the machine.
-    fn label(&self, config: &mut MachineConfig) {
+    pub(super) fn label(&self, config: &mut MachineConfig) {
         config.labels.remove(SMALL_LABEL);
         let text = serde_json::to_string(self);
         if let (false, Ok(text)) = (self.is_nothing(), text) {
@@ -95,13 +95,6 @@ impl Fresh {
 }
 
 impl Entry {
-    /// Sets or removes the labels about the machine that an image is captured from: whether its guest has an agent, and what was
-    /// taken from it.
-    pub fn label(&self, config: &mut MachineConfig) {
-        self.label_agent(config);
-        self.state().record.small.label(config);
-    }
-
     /// Notes what was taken from it to make it small, before that is done.
     pub fn becomes_small(&self, small: &Small) -> Result<(), NodeError> {
         self.update(|record: &mut Record| record.small = small.clone())

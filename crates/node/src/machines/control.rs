@@ -172,6 +172,8 @@ impl Machines {
             stats.wire_bytes = fetcher.link().wire_bytes;
         }
         self.resources.count(&record.mount_name, &mut stats);
+        let has = record.given.of(&record.config);
+        let most = floe_machine::Room::of(&record.config);
         MachineInfo {
             name: record.name,
             status: status(
@@ -185,8 +187,10 @@ impl Machines {
             image_name: record.image_name,
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
-            memory_bytes: record.config.memory_bytes_now().unwrap_or_default(),
-            cpus: record.config.cpus_now().unwrap_or(1),
+            memory_bytes: has.memory_bytes,
+            memory_bytes_max: most.memory_bytes_max,
+            cpus: has.cpus,
+            cpus_max: most.cpus_max,
             accel: record
                 .config
                 .accel

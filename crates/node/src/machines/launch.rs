@@ -5,6 +5,7 @@ use crate::{
     error::{NodeError, at, busy, failed, usage},
     inventory::{
         self, Entry, Inventory, Operation,
+        given::Given,
         lifecycle::Event,
         record::{Origin, Record},
     },
@@ -219,6 +220,8 @@ impl Machines {
         self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
             // a guest that starts anew begins with all that the machine has
             record.small = Default::default();
+            // a guest that boots has all
+            record.given = Given::default();
             change(record);
         })
     }
@@ -238,7 +241,11 @@ impl Machines {
         }
         self.open_ports(entry);
         let config = machine.config();
+        let same = matches!(event, Event::Adopted { .. });
         entry.drive_with(event, |record| {
+            if !same {
+                record.given = Given::in_labels(&config);
+            }
             record.config = config;
             record.afterwards = record.afterwards.runs();
             change(record);

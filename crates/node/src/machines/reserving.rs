@@ -2,9 +2,11 @@
 
 use crate::{
     error::NodeError,
-    inventory::{Entry, Operation, record::Record},
+    inventory::{Entry, Operation, given::Given, record::Record},
     machines::Machines,
+    resources::More,
 };
+use floe_api::Size;
 
 impl Machines {
     /// Reserves what a machine needs for its start. While there is too little, QEMUs that wait for runs are ended.
@@ -40,6 +42,41 @@ impl Machines {
         let record = entry.record();
         let link = self.link_bytes_per_s(&record);
         self.resources.found(&record, link);
+    }
+
+    /// Reserves what a running machine is to be given beside what it has.
+    pub(crate) fn reserve_more(
+        &self,
+        entry: &Operation,
+        has: Size,
+        largest: Size,
+        overcommit: bool,
+    ) -> Result<More, NodeError> {
+        let record = entry.record();
+        let give_way = || self.end_a_standby(&record.image);
+        self.resources
+            .reserve_more(&record, has, largest, overcommit, give_way)
+    }
+
+    /// Notes in a running machine's record, and in the ledger, what hardware it has and what its guest has of that. `cpus`: how many of
+    /// them are online in it, if that is known.
+    pub(crate) fn settle_size(&self, entry: &Entry, cpus: Option<u32>) -> Result<(), NodeError> {
+        let vm = entry.vm()?;
+        let (config, memory_bytes) = (vm.config(), vm.memory_given()?);
+        let before = entry.record();
+        let has = Size {
+            cpus: cpus.or(before.given.cpus).unwrap_or(u32::MAX),
+            memory_bytes,
+        };
+        let given = Given::new(&config, has);
+        let settled = entry.update(|record| {
+            record.config = config;
+            record.given = given;
+        });
+        let record = entry.record();
+        let link = self.link_bytes_per_s(&record);
+        self.resources.resized(&record, vm.own_added_bytes(), link);
+        settled
     }
 
     fn link_bytes_per_s(&self, record: &Record) -> u64 {

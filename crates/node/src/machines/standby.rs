@@ -327,6 +327,7 @@ impl Machines {
             own_disks: Vec::new(),
             small: Default::default(),
             fresh: None,
+            given: Default::default(),
         };
         let attached = self.attach_record(
             &record,

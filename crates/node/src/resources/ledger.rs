@@ -143,6 +143,16 @@ impl<Stage> Claim<Stage> {
     }
 }
 
+impl Claim<Committed> {
+    /// Changes how much it is of, even if there is too little: whoever asks for more has reserved that.
+    pub fn becomes(&self, ask: &Ask) {
+        let mut books = self.entry.ledger.0.lock();
+        if let Some(entry) = books.claims.get_mut(&self.entry.id) {
+            (entry.amount, entry.peak_bytes) = (ask.amount, ask.peak_bytes);
+        }
+    }
+}
+
 impl Claim<Reserved> {
     /// Notes that its holder runs now.
     pub fn commit(self) -> Claim<Committed> {
@@ -452,6 +462,7 @@ mod tests {
         Commit(usize),
         Drop(usize),
         Release(usize),
+        Becomes(usize, Ask),
     }
 
     fn ask() -> impl Strategy<Value = Ask> {
@@ -482,6 +493,7 @@ mod tests {
             3 => any::<usize>().prop_map(Step::Commit),
             1 => any::<usize>().prop_map(Step::Drop),
             2 => any::<usize>().prop_map(Step::Release),
+            2 => (any::<usize>(), ask()).prop_map(|(at, ask)| Step::Becomes(at, ask)),
         ]
     }
 
@@ -531,7 +543,12 @@ mod tests {
                     Step::Release(at) if !committed.is_empty() => {
                         committed.swap_remove(at % committed.len()).0.release();
                     }
-                    Step::Commit(_) | Step::Drop(_) | Step::Release(_) => {}
+                    Step::Becomes(at, ask) if !committed.is_empty() => {
+                        let at = at % committed.len();
+                        committed[at].0.becomes(&ask);
+                        committed[at].1 = (ask.amount, true);
+                    }
+                    Step::Commit(_) | Step::Drop(_) | Step::Release(_) | Step::Becomes(..) => {}
                 }
                 let held = reserved.iter().map(|(_, amount)| amount);
                 let held: Vec<_> = held.chain(committed.iter().map(|(_, amount)| amount)).copied().collect();

@@ -29,7 +29,7 @@ use crate::{
     error::{NodeError, refused},
     inventory::record::Record,
 };
-use floe_api::{Room, paths::Home, size_text};
+use floe_api::{Room, Size, paths::Home, size_text};
 use floe_image::MachineConfig;
 use floe_machine::MEMORY_BYTES_DEFAULT;
 use ledger::{
@@ -63,6 +63,9 @@ enum Holding {
 /// Memory and virtual CPUs of a QEMU that is started ahead.
 pub(crate) struct Ahead(#[allow(dead_code, reason = "given back when dropped")] Claim<Reserved>);
 
+/// What a running machine is about to be given.
+pub(crate) struct More(#[allow(dead_code, reason = "given back when dropped")] Claim<Reserved>);
+
 /// Room for the clones of one fork on this host.
 #[derive(Default)]
 pub(crate) struct ForClones(Mutex<Vec<Claim<Reserved>>>);
@@ -91,7 +94,23 @@ enum Memory {
     Shared,
 }
 
-/// Returns what a machine needs.
+/// Returns what a machine that is as its record says needs. `added_bytes` of its memory were added while it ran, and are its own.
+fn ask_of_record(record: &Record, memory: Memory, added_bytes: u64, link_bytes_per_s: u64) -> Ask {
+    let mut ask = ask_of(&record.config, memory, link_bytes_per_s, true);
+    let given = record.given.of(&record.config);
+    let own = match memory {
+        Memory::Own => given.memory_bytes,
+        Memory::Shared => {
+            let shared = given.memory_bytes.saturating_sub(added_bytes) / WRITTEN_PART;
+            shared.saturating_add(given.memory_bytes.min(added_bytes))
+        }
+    };
+    ask.amount.memory_bytes = own.saturating_add(STANDBY_BYTES);
+    ask.amount.vcpus = given.cpus;
+    ask
+}
+
+/// Returns what a machine needs that has all of its hardware.
 fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcommit: bool) -> Ask {
     let ram = config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT);
     let own = match memory {
@@ -161,7 +180,7 @@ impl Resources {
 
     /// Counts a machine that an earlier node left running, even if there is too little.
     pub fn found(&self, record: &Record, link_bytes_per_s: u64) {
-        let ask = ask_of(&record.config, memory_of(record), link_bytes_per_s, true);
+        let ask = ask_of_record(record, memory_of(record), 0, link_bytes_per_s);
         if let Ok(claim) = self.ledger.reserve(&record.name, &ask, Sight::default) {
             self.enter(&record.name, Holding::Reserved(claim));
         }
@@ -180,6 +199,54 @@ impl Resources {
             None => return,
         };
         machines.insert(record.name.clone(), Holding::Committed(claim, pid));
+    }
+
+    /// Reserves what a running machine is to be given beside what it has. Once it has that, [`Resources::resized`] counts it.
+    pub fn reserve_more(
+        &self,
+        record: &Record,
+        has: Size,
+        largest: Size,
+        overcommit: bool,
+        mut give_way: impl FnMut() -> bool,
+    ) -> Result<More, NodeError> {
+        let there = record.config.memory_bytes_now().unwrap_or_default();
+        let back = largest
+            .memory_bytes
+            .min(there)
+            .saturating_sub(has.memory_bytes);
+        let back = match memory_of(record) {
+            Memory::Own => back,
+            Memory::Shared => back / WRITTEN_PART,
+        };
+        let new = largest.memory_bytes.saturating_sub(there);
+        let ask = Ask {
+            amount: Amount {
+                vcpus: largest.cpus.saturating_sub(has.cpus),
+                memory_bytes: back.saturating_add(new),
+                link_bytes_per_s: 0,
+            },
+            peak_bytes: largest
+                .memory_bytes
+                .max(there)
+                .saturating_add(STANDBY_BYTES),
+            overcommit,
+        };
+        loop {
+            match self.ledger.reserve(&record.name, &ask, self.sight()) {
+                Ok(claim) => return Ok(More(claim)),
+                Err(short) if short.of != Resource::WholeMemory && give_way() => {}
+                Err(short) => return Err(refusal(&short)),
+            }
+        }
+    }
+
+    /// Counts a running machine anew, which has another size. `added_bytes` of its memory were added while it ran.
+    pub fn resized(&self, record: &Record, added_bytes: u64, link_bytes_per_s: u64) {
+        let ask = ask_of_record(record, memory_of(record), added_bytes, link_bytes_per_s);
+        if let Some(Holding::Committed(claim, _)) = self.machines.lock().get(&record.name) {
+            claim.becomes(&ask);
+        }
     }
 
     /// Notes that a running machine is started anew from its disks, so that its memory is its own from now on.

@@ -7,6 +7,7 @@ mod exec;
 mod forks;
 mod images;
 mod machines;
+mod resize;
 mod screen;
 mod system;
 mod terminal;
@@ -84,6 +85,7 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/machines/{name}/disks",
             get(machines::disks).post(machines::resize_disk),
         )
+        .route("/v1/machines/{name}/size", post(resize::size))
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
@@ -167,6 +169,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::rename,
         machines::disks,
         machines::resize_disk,
+        resize::size,
         watching::wait,
         system::usage,
         system::prune,

@@ -169,6 +169,7 @@ impl Runs {
                 own_disks: own.records(),
                 small,
                 fresh,
+                given: Default::default(),
             };
             (self.core.home.machine(place), record)
         };

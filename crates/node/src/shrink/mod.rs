@@ -95,10 +95,12 @@ impl Shrinks {
                 format!("floe resume {name}, or dock it live, without --convert"),
             ));
         }
-        let room = vm.room();
-        let link = vm.has_network() && !is_pending(&operation.record());
+        let record = operation.record();
+        let (config, room) = (vm.config(), vm.room());
+        let cpus = record.given.of(&config).cpus;
+        let link = vm.has_network() && !is_pending(&record);
         let given = vm.memory_given()?;
-        let mut shrink = Shrink::new(room.memory_bytes, given, room.cpus, link);
+        let mut shrink = Shrink::new(room.memory_bytes, given, cpus, link);
         let began = Instant::now();
         let cancel = report.cancel();
         let mut no_agent = None;

@@ -68,6 +68,8 @@ pub(crate) enum Task {
     Rename,
     /// One of its disks is made larger.
     Resize,
+    /// It is given more or fewer CPUs, or more or less memory.
+    Size,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -95,7 +97,13 @@ impl Task {
     pub fn allows_buffering(self) -> bool {
         matches!(
             self,
-            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename | Task::Expand
+            Task::Run
+                | Task::Start
+                | Task::Forward
+                | Task::Limit
+                | Task::Rename
+                | Task::Size
+                | Task::Expand
         )
     }
 }
@@ -111,6 +119,7 @@ impl Display for Task {
             Task::Limit => "limit",
             Task::Rename => "rename",
             Task::Resize => "disk resize",
+            Task::Size => "resize",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",

@@ -1,0 +1,41 @@
+//! A machine's size: its CPUs and its memory, changed while it runs.
+
+use super::*;
+
+/// Body of `POST /v1/machines/{name}/size`. What is absent stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SizeRequest {
+    /// Virtual CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// RAM in bytes, whole MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// As in [`RunRequest::overcommit`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overcommit: bool,
+}
+
+/// What a guest has of CPUs and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Size {
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// RAM in bytes.
+    pub memory_bytes: u64,
+}
+
+/// What came of changing a machine's size.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ResizeReport {
+    /// What it had before.
+    pub before: Size,
+    /// What was wanted.
+    pub wanted: Size,
+    /// What it has now: for a machine that runs, what its guest has taken or given.
+    pub after: Size,
+    /// What its guest has not done, and what helps; empty if it has what was wanted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub short: Vec<ApiError>,
+}

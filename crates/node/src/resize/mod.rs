@@ -1,0 +1,317 @@
+//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start.
+//!
+//! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
+//! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`).
+//!
+//! Locks: none of its own. A machine has one operation at a time.
+
+mod balloon;
+mod size;
+
+use crate::{
+    agents::Agents,
+    core::Core,
+    error::{NodeError, busy, refused, usage},
+    inventory::{
+        Inventory, Operation,
+        lifecycle::{Phase, Task},
+    },
+    machines::Machines,
+    plan,
+    report::Report,
+};
+use floe_api::{Happened, Limits, Outcome, ResizeReport, Size, SizeRequest, size_text};
+use floe_machine::{Machine, Status};
+use size::{Short, block_of, size_of};
+use std::sync::Arc;
+
+/// Least memory in bytes that a guest is brought to: less holds no kernel with its tables.
+const MEMORY_LEAST_BYTES: u64 = 32 << 20;
+
+/// The service that changes what machines have.
+pub(crate) struct Resizes {
+    pub core: Arc<Core>,
+    pub inventory: Arc<Inventory>,
+    pub agents: Arc<Agents>,
+    pub machines: Arc<Machines>,
+}
+
+impl Resizes {
+    /// Brings a machine to another size.
+    pub(crate) fn resize(
+        &self,
+        name: &str,
+        request: &SizeRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Size)?;
+        let resized = match operation.life().phase() {
+            Phase::Stopped => self.resize_stopped(&operation, request),
+            Phase::Running => self.resize_running(&operation, request, report),
+            _ => Err(busy(
+                format!("machine {name} neither runs nor is stopped at the moment"),
+                format!("floe wait {name} --for running, and resize it then"),
+            )),
+        }?;
+        let (before, after) = (resized.before, resized.after);
+        if before != after {
+            let told = format!("{}; it had {}", words(after), words(before));
+            self.core.tell(Happened::MachineResized, name, told);
+        }
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(&operation)),
+            resized: Some(resized),
+            ..Default::default()
+        })
+    }
+
+    /// Changes what a stopped machine's next start gives it.
+    fn resize_stopped(
+        &self,
+        operation: &Operation,
+        request: &SizeRequest,
+    ) -> Result<ResizeReport, NodeError> {
+        let before = size_of(&operation.record());
+        let wanted = wanted_of(before, request);
+        plan::check_size(wanted.cpus, wanted.memory_bytes)?;
+        operation.update(|record| {
+            floe_machine::set_size(&mut record.config, request.cpus, request.memory_bytes);
+            record.given = Default::default();
+        })?;
+        Ok(ResizeReport {
+            before,
+            wanted,
+            after: size_of(&operation.record()),
+            short: Vec::new(),
+        })
+    }
+
+    /// Brings a running machine to another size.
+    pub(crate) fn resize_running(
+        &self,
+        operation: &Operation,
+        request: &SizeRequest,
+        report: &mut Report,
+    ) -> Result<ResizeReport, NodeError> {
+        let vm = operation.vm()?;
+        self.check_executes(operation, &vm)?;
+        // what a guest has done since by itself counts
+        self.machines.settle_size(operation, None)?;
+        let before = size_of(&operation.record());
+        let wanted = wanted_of(before, request);
+        self.check_running(operation, &vm, before, wanted)?;
+        let largest = Size {
+            cpus: wanted.cpus.max(before.cpus),
+            memory_bytes: wanted.memory_bytes.max(before.memory_bytes),
+        };
+        let _more = match largest == before {
+            true => None,
+            false => {
+                Some(
+                    self.machines
+                        .reserve_more(operation, before, largest, request.overcommit)?,
+                )
+            }
+        };
+        self.limits_follow(operation, before, largest)?;
+        let mut short = Short::new();
+        let done = self.bring(operation, &vm, (before, wanted), report, &mut short);
+        // whatever was done is written down
+        let cpus = *done.as_ref().unwrap_or(&None);
+        self.machines.settle_size(operation, cpus)?;
+        let after = size_of(&operation.record());
+        self.limits_follow(operation, largest, after)?;
+        done?;
+        Ok(ResizeReport {
+            before,
+            wanted,
+            after,
+            short,
+        })
+    }
+
+    fn bring(
+        &self,
+        operation: &Operation,
+        vm: &Machine,
+        (before, wanted): (Size, Size),
+        report: &mut Report,
+        short: &mut Short,
+    ) -> Result<Option<u32>, NodeError> {
+        let mut online = None;
+        if wanted.cpus != before.cpus {
+            online = self.bring_cpus(operation, vm, (before.cpus, wanted.cpus), short)?;
+            report.stage_at("cpus", std::time::Instant::now());
+        }
+        if wanted.memory_bytes != before.memory_bytes {
+            let memory = (before.memory_bytes, wanted.memory_bytes);
+            self.bring_memory(operation, vm, memory, report, short)?;
+            report.stage_at("memory", std::time::Instant::now());
+        }
+        Ok(online)
+    }
+
+    /// Returns an error if the guest does not execute, and so could not react.
+    fn check_executes(&self, operation: &Operation, vm: &Machine) -> Result<(), NodeError> {
+        let name = &operation.name;
+        let reasons = operation.reasons();
+        if reasons.is_empty() && vm.status()? == Status::Running {
+            return Ok(());
+        }
+        let words: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        let why = match words.is_empty() {
+            true => String::new(),
+            false => format!(" for {}", words.join(" and ")),
+        };
+        Err(refused(
+            format!("machine {name} stands still{why}: its guest can't take or give anything"),
+            format!("floe start {name} lets it go on; or floe stop {name}, and resize it then"),
+        ))
+    }
+
+    /// Returns an error if the machine can never have this size, or its guest not now. Nothing has been changed then.
+    fn check_running(
+        &self,
+        operation: &Operation,
+        vm: &Machine,
+        before: Size,
+        wanted: Size,
+    ) -> Result<(), NodeError> {
+        let (name, room) = (operation.name.as_str(), vm.room());
+        plan::check_size(wanted.cpus, wanted.memory_bytes)?;
+        let stop_first = || {
+            format!(
+                "floe stop {name}, resize it, and floe start {name}: its next start gives it any size, and room to grow from there"
+            )
+        };
+        if wanted.cpus > room.cpus_max {
+            return Err(refused(
+                format!(
+                    "machine {name} can have {} CPUs while it runs: {} are too many",
+                    room.cpus_max, wanted.cpus
+                ),
+                stop_first(),
+            ));
+        }
+        let (there, most) = (room.memory_bytes, room.memory_bytes_max);
+        if wanted.memory_bytes > there {
+            let all = there.saturating_add(block_of(there, wanted.memory_bytes));
+            if all > most {
+                return Err(refused(
+                    format!(
+                        "machine {name} can have {} of memory while it runs: {} are too many",
+                        size_text(most),
+                        size_text(wanted.memory_bytes)
+                    ),
+                    stop_first(),
+                ));
+            }
+            if room.memory_slots_free == 0 {
+                return Err(refused(
+                    format!("machine {name} has no free slot for more memory"),
+                    stop_first(),
+                ));
+            }
+        }
+        if wanted.memory_bytes < MEMORY_LEAST_BYTES {
+            return Err(usage(
+                format!("{} of memory hold no guest", size_text(wanted.memory_bytes)),
+                format!("give it {} or more", size_text(MEMORY_LEAST_BYTES)),
+            ));
+        }
+        if wanted.memory_bytes < before.memory_bytes
+            || block_of(there, wanted.memory_bytes) > wanted.memory_bytes.saturating_sub(there)
+        {
+            self.check_balloon(name, vm)?;
+        }
+        if wanted.cpus < before.cpus {
+            self.agents.check(operation)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the limit of a machine's memory follow its size. Its QEMU needs what its guest has, so the limit never falls below that.
+    fn limits_follow(
+        &self,
+        operation: &Operation,
+        before: Size,
+        after: Size,
+    ) -> Result<(), NodeError> {
+        let limits = operation.record().limits;
+        let followed = following(limits, before, after);
+        if followed == limits {
+            return Ok(());
+        }
+        let mut record = operation.record();
+        record.limits = followed;
+        self.machines.resources.limit(&record)?;
+        operation.update(|record| record.limits = followed)
+    }
+}
+
+/// Returns the limits of a machine that gets another size.
+fn following(limits: Limits, before: Size, after: Size) -> Limits {
+    let memory = limits.memory_max_bytes.map(|max| {
+        let grown = after.memory_bytes.saturating_sub(before.memory_bytes);
+        let shrunk = before.memory_bytes.saturating_sub(after.memory_bytes);
+        let least = after.memory_bytes.saturating_add(crate::STANDBY_BYTES);
+        match shrunk {
+            0 => max.saturating_add(grown),
+            shrunk => max.min(max.saturating_sub(shrunk).max(least)),
+        }
+    });
+    let cpus = limits.cpu_millicores.map(|millicores| {
+        let scaled = u64::from(millicores) * u64::from(after.cpus) / u64::from(before.cpus.max(1));
+        u32::try_from(scaled)
+            .unwrap_or(u32::MAX)
+            .clamp(floe_api::CPU_MILLICORES_MIN, floe_api::CPU_MILLICORES_MAX)
+    });
+    Limits {
+        cpu_millicores: cpus,
+        memory_max_bytes: memory,
+    }
+}
+
+fn wanted_of(before: Size, request: &SizeRequest) -> Size {
+    Size {
+        cpus: request.cpus.unwrap_or(before.cpus),
+        memory_bytes: request.memory_bytes.unwrap_or(before.memory_bytes),
+    }
+}
+
+fn words(size: Size) -> String {
+    let cpus = match size.cpus {
+        1 => "1 CPU".to_owned(),
+        cpus => format!("{cpus} CPUs"),
+    };
+    format!("{cpus} and {} of memory", size_text(size.memory_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_follow_a_machines_size_and_never_fall_below_what_it_needs() {
+        let size = |cpus, mib: u64| Size {
+            cpus,
+            memory_bytes: mib << 20,
+        };
+        let limits = |millicores, mib: u64| Limits {
+            cpu_millicores: Some(millicores),
+            memory_max_bytes: Some(mib << 20),
+        };
+        let none = Limits::default();
+        assert_eq!(following(none, size(1, 256), size(4, 1024)), none);
+        let grown = following(limits(500, 512), size(1, 256), size(4, 1024));
+        assert_eq!(grown, limits(2000, 512 + 768));
+        assert_eq!(
+            following(grown, size(4, 1024), size(1, 256)),
+            limits(500, 512)
+        );
+        // one that is tight already is not made tighter
+        let tight = following(limits(500, 300), size(1, 1024), size(1, 512));
+        assert_eq!(tight, limits(500, 300));
+    }
+}
