@@ -257,7 +257,7 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
     floe_ends(&node, &["resize", "other", "--cpus", "2"], 0);
     node.type_and_wait(
         "other",
-        "killall floe-guest; echo gone-$((40+4))",
+        "kill $(pidof floe-guest); echo gone-$((40+4))",
         "gone-44",
     );
     let said = floe_ends(&node, &["resize", "other", "--cpus", "1"], 5);
