@@ -92,6 +92,21 @@ pub enum Happened {
     /// An image's model of what its machines touch could not be used; its machines run without it.
     #[serde(rename = "image.model")]
     ImageModel,
+    /// A machine was docked as a substrate.
+    #[serde(rename = "substrate.docked")]
+    SubstrateDocked,
+    /// Machines were started from a substrate.
+    #[serde(rename = "substrate.activated")]
+    SubstrateActivated,
+    /// A substrate was removed.
+    #[serde(rename = "substrate.removed")]
+    SubstrateRemoved,
+    /// A substrate could not be read from its backup.
+    #[serde(rename = "substrate.damaged")]
+    SubstrateDamaged,
+    /// Substrates are in memory again after a start of the node, or after a change of the pool's budget.
+    #[serde(rename = "pool.warm")]
+    PoolWarm,
     /// A fork's state was stored in the repository.
     #[serde(rename = "fork.stored")]
     ForkStored,

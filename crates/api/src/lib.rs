@@ -25,6 +25,7 @@ mod images;
 mod machines;
 mod network;
 pub mod paths;
+mod pool;
 mod resize;
 mod traces;
 mod watching;
@@ -38,6 +39,7 @@ pub use hardware::*;
 pub use images::*;
 pub use machines::*;
 pub use network::*;
+pub use pool::*;
 pub use resize::*;
 pub use traces::*;
 pub use watching::*;
@@ -138,6 +140,12 @@ pub struct Outcome {
     /// The result of changing a machine's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized: Option<ResizeReport>,
+    /// The substrate that was docked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub substrate: Option<SubstrateInfo>,
+    /// The result of an activation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activated: Option<ActivateReport>,
 }
 
 /// An error: what went wrong, and what to do about it.

@@ -17,6 +17,7 @@
 //! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
+//! pool                        machines that stand still in memory
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -45,6 +46,7 @@ mod network;
 mod options;
 mod placement;
 pub mod plan;
+mod pool;
 mod prune;
 pub mod report;
 mod reserve;
@@ -105,6 +107,8 @@ pub struct Node {
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
+    /// Machines that stand still in memory.
+    pub(crate) pool: Arc<pool::Pool>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.

@@ -16,6 +16,7 @@ use crate::{
     inventory::{Entry, Inventory},
     machines::{self, Machines},
     network, placement,
+    pool::{self, Pool, Stock},
     reserve::Reserve,
     resize::Resizes,
     rest,
@@ -97,6 +98,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         UnixListener::from_std(listener).map_err(at("cannot listen"))?
     };
     runtime.spawn(async move {
+        let app = app.into_make_service_with_connect_info::<rest::Peer>();
         if let Err(error) = axum::serve(listener, app).await {
             tracing::error!(%error, "the interface ended");
         }
@@ -244,13 +246,14 @@ fn services(
     let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
     let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home.forks()));
     let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
+    let stock = Stock::new(pool::budget(home)?);
     let sources = Sources::new(
         repo.clone(),
         cache.clone(),
         core.options.io_timeout,
         home.run().join("index"),
         core.options.own_hub.clone(),
-        vec![Box::new(forked)],
+        vec![Box::new(forked), Box::new(stock.clone())],
     );
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
@@ -302,6 +305,16 @@ fn services(
         captures.clone(),
         layers,
     )?;
+    let pool = Pool::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+        captures.clone(),
+        runs.clone(),
+        forks.clone(),
+        stock,
+    )?;
     let guests = Guests::new(
         core.clone(),
         images.clone(),
@@ -332,6 +345,7 @@ fn services(
         runs,
         captures,
         forks,
+        pool,
         guests,
         adoption,
     }))
@@ -374,6 +388,7 @@ fn begin(
     node.traces.start_tracing()?;
     node.traces.fetch_models_again();
     node.forks.store_found(found);
+    node.pool.start_warming();
     node.adoption.take_over_machines(left);
     Ok(())
 }

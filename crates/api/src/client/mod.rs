@@ -14,6 +14,7 @@
 //! ```
 
 mod cluster;
+mod pool;
 
 use crate::*;
 use bytes::{Buf, Bytes};

@@ -31,6 +31,7 @@ mod login;
 mod machines;
 mod man;
 pub(crate) mod output;
+mod pool;
 mod power;
 mod progress;
 mod prune;
@@ -115,6 +116,10 @@ enum Command {
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
+    Dock(pool::Dock),
+    Activate(pool::Activate),
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
     #[command(subcommand)]
     Cluster(cluster::Cluster),
     Fork(forks::Fork),
@@ -235,6 +240,9 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Screenshot(c) => c.run(cx)?,
         Command::Logs(c) => c.run(cx)?,
         Command::Capture(c) => c.run(cx)?,
+        Command::Dock(c) => c.run(cx)?,
+        Command::Activate(c) => c.run(cx)?,
+        Command::Pool(c) => return c.run(cx),
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
         Command::Restart(c) => return c.run(cx),

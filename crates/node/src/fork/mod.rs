@@ -91,6 +91,19 @@ impl Host {
     }
 }
 
+/// For what another service wants clones.
+#[derive(Default)]
+pub(crate) struct Purpose<'a> {
+    /// The ticket whose id becomes the fork's, so that a clone knows for whom it was made.
+    pub ticket: Option<&'a str>,
+    /// Room that was reserved already.
+    pub reserved: Option<Reserved>,
+    /// Called with the fork's id once the fork has its record.
+    pub begun: Option<&'a dyn Fn(&str)>,
+    /// What the clones' names begin with, instead of the name of what is forked.
+    pub called: Option<MachineName>,
+}
+
 /// A requested fork for which there is room.
 struct Asked<'a> {
     request: &'a ForkRequest,
@@ -242,18 +255,15 @@ impl Forks {
         request: &ForkRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
-        self.fork_for(name, request, None, None, &|_| (), report)
+        self.fork_for(name, request, Purpose::default(), report)
     }
 
-    /// Does the same for a ticket, whose id becomes the fork's, so that a clone knows for whom it was made. Room may have
-    /// been reserved already. `begun` is called with the fork's id once the fork has its record.
+    /// Does the same for a purpose of another service.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,
         request: &ForkRequest,
-        ticket: Option<&str>,
-        reserved: Option<Reserved>,
-        begun: &dyn Fn(&str),
+        purpose: Purpose<'_>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         if request.clones == 0 || request.clones > CLONES_MAX {
@@ -269,7 +279,7 @@ impl Forks {
         }
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before the machine is stopped, so that a fork without room does not pause its parent
-        let reserved = match reserved {
+        let reserved = match purpose.reserved {
             Some(reserved) if reserved.is_of(&hosts) => reserved,
             // the list of hosts has changed: the earlier reservation is given back
             _ => self.ask_for_room(name, request, names, &hosts)?,
@@ -280,14 +290,15 @@ impl Forks {
         }
         report.stage("hosts")?;
         let (instant, parent) = self.instant(name, report)?;
+        let parent = purpose.called.unwrap_or(parent);
         let asked = Asked {
             request,
-            ticket,
+            ticket: purpose.ticket,
             instant: &instant,
             parent: &parent,
             hosts: &hosts,
             room: &reserved.room,
-            begun,
+            begun: purpose.begun.unwrap_or(&|_| ()),
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         let pause_ms = instant.pause_ms;

@@ -1,7 +1,7 @@
 //! Carries out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
-use crate::{error::NodeError, guest::Guests, inventory::Entry, report::Report};
+use crate::{error::NodeError, fork::Purpose, guest::Guests, inventory::Entry, report::Report};
 use floe_api::{CloneState, ErrorCode};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
 use floe_threads::Waited;
@@ -124,9 +124,13 @@ impl Guests {
         let (mut report, _) = Report::new(); // no stages are reported: the answer has the result
         // from here on the clones are counted as the fork's, and no longer as the ticket's
         let begun = |fork: &str| self.ledger.lock().begun(fork);
-        let forked =
-            self.forks
-                .fork_for(name, &request, Some(ticket), reserved, &begun, &mut report);
+        let purpose = Purpose {
+            ticket: Some(ticket),
+            reserved,
+            begun: Some(&begun),
+            called: None,
+        };
+        let forked = self.forks.fork_for(name, &request, purpose, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());
         let mut ledger = self.ledger.lock();
         let fork = fork.map_err(|error| {

@@ -58,6 +58,8 @@ use std::{
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// Label of an image that is a substrate, with the name of the machine that it was docked from.
+pub(crate) const SUBSTRATE_LABEL: &str = "floe.substrate";
 /// Most disks that an import may have.
 const DISKS_MAX: usize = 16;
 /// While something is being stored, garbage collection keeps data younger than this: it may belong to what is being stored.

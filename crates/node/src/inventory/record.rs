@@ -3,8 +3,8 @@
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
-use super::small::{Fresh, Small};
 use super::given::Given;
+use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,

@@ -2,11 +2,13 @@
 //! thread where it may block.
 
 mod answer;
+mod caller;
 mod cluster;
 mod exec;
 mod forks;
 mod images;
 mod machines;
+mod pool;
 mod resize;
 mod screen;
 mod system;
@@ -16,6 +18,7 @@ mod uploads;
 mod watching;
 
 pub(crate) use answer::blocking;
+pub(crate) use caller::Peer;
 
 use crate::Node;
 use answer::Failures;
@@ -45,6 +48,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
 }
 
 /// Returns all routes.
+// Long: one list of all paths.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
@@ -92,6 +96,16 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
+        .route("/v1/machines/{name}/dock", post(pool::dock))
+        .route("/v1/pool", get(pool::status))
+        .route("/v1/pool/resize", post(pool::resize))
+        .route("/v1/pool/verify", post(pool::verify))
+        .route("/v1/pool/substrates", get(pool::list))
+        .route(
+            "/v1/pool/substrates/{name}",
+            get(pool::inspect).delete(pool::remove),
+        )
+        .route("/v1/pool/substrates/{name}/activate", post(pool::activate))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
         .route("/v1/machines/{name}/terminal", get(terminal::terminal))
@@ -176,6 +190,14 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::pause,
         machines::resume,
         machines::capture,
+        pool::dock,
+        pool::status,
+        pool::resize,
+        pool::verify,
+        pool::list,
+        pool::inspect,
+        pool::remove,
+        pool::activate,
         machines::screenshot,
         screen::picture,
         screen::vnc,

@@ -82,6 +82,17 @@ impl Runs {
             access_of(request)?,
             |name| report.stage(name),
         )?;
+        self.run_found(wanted, request, found, report)
+    }
+
+    /// Does the same with an image that was found; the request's image is only shown.
+    pub(crate) fn run_found(
+        self: &Arc<Self>,
+        wanted: Option<MachineName>,
+        request: &RunRequest,
+        found: Found,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         let plan = plan::plan(request, &found.manifest)?;
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());

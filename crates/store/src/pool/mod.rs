@@ -63,6 +63,8 @@ pub struct Admitted {
     pub held: bool,
     /// The substrates that went for it.
     pub evicted: Vec<Hash>,
+    /// By how many bytes the memory grew for it, before others went.
+    pub added_bytes: u64,
 }
 
 /// Items that went while they were counted on: read them too, and admit again.
@@ -202,8 +204,11 @@ impl SubstratePool {
         packed: Packed,
     ) -> Result<Admitted, Lacking> {
         if self.touch(&id) {
-            let (held, evicted) = (true, Vec::new());
-            return Ok(Admitted { held, evicted });
+            return Ok(Admitted {
+                held: true,
+                evicted: Vec::new(),
+                added_bytes: 0,
+            });
         }
         let brought: HashSet<(Kind, Hash)> = packed
             .groups
@@ -220,9 +225,13 @@ impl SubstratePool {
         }
         let alone: u64 = packed.groups.iter().map(Group::memory_bytes).sum();
         if alone > self.budget_bytes {
-            let (held, evicted) = (false, Vec::new());
-            return Ok(Admitted { held, evicted });
+            return Ok(Admitted {
+                held: false,
+                evicted: Vec::new(),
+                added_bytes: alone,
+            });
         }
+        let before = self.usage.bytes;
         if self.dictionary.is_none()
             && let Some(dictionary) = packed.dictionary
         {
@@ -248,13 +257,17 @@ impl SubstratePool {
         let used_at = self.uses;
         let items = refs.into_boxed_slice();
         self.substrates.insert(id, Held { items, used_at });
-        let mut evicted = self.make_room(Some(&id));
+        let added_bytes = self.usage.bytes - before;
+        let evicted = self.make_room(Some(&id));
         let held = self.usage.bytes <= self.budget_bytes;
         if !held {
             self.release(&id);
         }
-        evicted.retain(|gone| *gone != id);
-        Ok(Admitted { held, evicted })
+        Ok(Admitted {
+            held,
+            evicted,
+            added_bytes,
+        })
     }
 
     /// Lets substrates go, those that were used least recently first, until the budget suffices. `but` stays.
@@ -403,7 +416,10 @@ impl SubstratePool {
     fn forget(&mut self, number: u32, kind: Kind) {
         let item = self.items[number as usize];
         let hash = self.group(item.group).hashes[usize::from(item.slot)];
-        if let Ok(found) = self.by_hash.find_entry(key(&hash), |other| *other == number) {
+        if let Ok(found) = self
+            .by_hash
+            .find_entry(key(&hash), |other| *other == number)
+        {
             found.remove();
         }
         self.vacant_items.push(number);
@@ -453,8 +469,7 @@ impl SubstratePool {
         for (slot, at) in numbers.into_iter().enumerate() {
             self.items[at as usize].slot = slot as u16;
         }
-        self.usage.bytes =
-            self.usage.bytes - group.memory_bytes() + smaller.memory_bytes();
+        self.usage.bytes = self.usage.bytes - group.memory_bytes() + smaller.memory_bytes();
         self.usage.compressed_bytes =
             self.usage.compressed_bytes - group.compressed_bytes() + smaller.compressed_bytes();
         if let Some(place) = &mut self.groups[number as usize] {

@@ -9,7 +9,9 @@ use super::*;
 fn chunk(n: u64) -> (PoolItem, Vec<u8>) {
     let mut data = vec![7u8; CHUNK_SIZE];
     for (at, word) in data[..CHUNK_SIZE / 2].chunks_exact_mut(8).enumerate() {
-        let mixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(at as u32 % 64);
+        let mixed = (n + 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(at as u32 % 64);
         word.copy_from_slice(&(mixed ^ at as u64).to_le_bytes());
     }
     let item = PoolItem {
@@ -69,7 +71,10 @@ fn counted(pool: &SubstratePool) -> PoolUsage {
         .values()
         .map(|held| held_bytes(held.items.len()))
         .sum();
-    let dictionary = pool.dictionary.as_ref().map_or(0, |bytes| bytes.len() as u64);
+    let dictionary = pool
+        .dictionary
+        .as_ref()
+        .map_or(0, |bytes| bytes.len() as u64);
     let memory: u64 = groups().map(|place| place.group.memory_bytes()).sum();
     PoolUsage {
         bytes: memory + lists + dictionary + live * (size_of::<Item>() as u64 + TABLE_ENTRY_BYTES),
@@ -186,7 +191,10 @@ fn what_two_substrates_share_is_in_memory_once() {
     admit(&mut pool, 2, &more);
     let two = pool.usage();
     assert_eq!(two.raw_bytes, one.raw_bytes + CHUNK_SIZE as u64);
-    assert_eq!(two.referred_bytes, one.referred_bytes + 201 * CHUNK_SIZE as u64);
+    assert_eq!(
+        two.referred_bytes,
+        one.referred_bytes + 201 * CHUNK_SIZE as u64
+    );
     assert!(two.bytes - one.bytes < 8192, "{two:?}");
     pool.release(&id(1));
     assert_eq!(read(&pool, 17), Some(chunk(17).1));
@@ -206,11 +214,19 @@ fn a_budget_below_one_substrate_throws_nobody_else_out() {
 #[test]
 fn small_parts_that_resemble_earlier_ones_cost_little() {
     let part = |salt: u8| {
-        let words = (0..CHUNK_SIZE as u64 / 8).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 3).to_le_bytes());
+        let words = (0..CHUNK_SIZE as u64 / 8)
+            .flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 3).to_le_bytes());
         let mut bytes: Vec<u8> = words.collect();
         bytes[100] = salt;
         let hash = Hash::of(&bytes);
-        (PoolItem { kind: Kind::Chunk, hash, small: true }, bytes)
+        (
+            PoolItem {
+                kind: Kind::Chunk,
+                hash,
+                small: true,
+            },
+            bytes,
+        )
     };
     let mut pool = SubstratePool::new(1 << 30);
     let mut costs = Vec::new();
@@ -219,12 +235,18 @@ fn small_parts_that_resemble_earlier_ones_cost_little() {
         let before = pool.usage().compressed_bytes;
         let (lacking, mut packing) = pool.plan(&[item]);
         packing.push(&lacking[0], &bytes).unwrap();
-        pool.admit(id(salt), &[item], packing.finish().unwrap()).unwrap();
+        pool.admit(id(salt), &[item], packing.finish().unwrap())
+            .unwrap();
         costs.push(pool.usage().compressed_bytes - before);
         let (pieces, _) = pool.find(&[(item.kind, item.hash)]);
-        pieces[0].read(&mut |_, _, found| assert_eq!(found, bytes)).unwrap();
+        pieces[0]
+            .read(&mut |_, _, found| assert_eq!(found, bytes))
+            .unwrap();
     }
-    assert!(costs[1] * 10 < costs[0] && costs[2] * 10 < costs[0], "{costs:?}");
+    assert!(
+        costs[1] * 10 < costs[0] && costs[2] * 10 < costs[0],
+        "{costs:?}"
+    );
 }
 
 #[test]
@@ -236,7 +258,9 @@ fn an_item_that_went_after_the_plan_is_asked_for_again() {
     assert_eq!(lacking, [items[2]]);
     packing.push(&items[2], &chunk(3).1).unwrap();
     pool.release(&id(1));
-    let refused = pool.admit(id(2), &items, packing.finish().unwrap()).unwrap_err();
+    let refused = pool
+        .admit(id(2), &items, packing.finish().unwrap())
+        .unwrap_err();
     assert_eq!(refused.0, items[..2]);
     assert_eq!(pool.usage(), PoolUsage::default());
     assert!(admit(&mut pool, 2, &[1, 2, 3]).held);

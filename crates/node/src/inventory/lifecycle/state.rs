@@ -58,6 +58,8 @@ pub(crate) enum Task {
     Stop,
     /// Its state is saved as an image.
     Capture,
+    /// It is docked as a substrate.
+    Dock,
     /// Its state is copied for clones, or it is created as a clone.
     Fork,
     /// A port forward is added or removed.
@@ -115,6 +117,7 @@ impl Display for Task {
             Task::Start => "start",
             Task::Stop => "stop",
             Task::Capture => "capture",
+            Task::Dock => "dock",
             Task::Fork => "fork",
             Task::Limit => "limit",
             Task::Rename => "rename",

@@ -1,0 +1,52 @@
+//! Who asks: the kernel says which user has opened a connection to the socket.
+
+use crate::pool::{Caller, user_name};
+use axum::{
+    extract::{ConnectInfo, FromRequestParts, connect_info::Connected},
+    http::request::Parts,
+    serve::IncomingStream,
+};
+use std::convert::Infallible;
+use tokio::net::UnixListener;
+
+/// The host's list of users.
+const PASSWD: &str = "/etc/passwd";
+
+/// The user at the other end of a connection to the socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// `None` if the kernel did not say.
+    uid: Option<u32>,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Peer {
+        Peer {
+            uid: stream.io().peer_cred().ok().map(|peer| peer.uid()),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    /// A request that did not come by the socket came by the page, with its token, which is the node's own user's.
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Infallible> {
+        let Some(ConnectInfo(peer)) = parts.extensions.get::<ConnectInfo<Peer>>() else {
+            return Ok(Caller::Node);
+        };
+        let own = rustix::process::geteuid().as_raw();
+        Ok(match peer.uid {
+            Some(uid) if uid == 0 || uid == own => Caller::Node,
+            // nobody has this number: what is not public does not exist for such a caller
+            uid => of_user(uid.unwrap_or(u32::MAX)),
+        })
+    }
+}
+
+fn of_user(uid: u32) -> Caller {
+    // a host that has its users elsewhere is told their numbers
+    let name = std::fs::read_to_string(PASSWD).ok();
+    let name = name.and_then(|passwd| user_name(&passwd, uid));
+    Caller::User { uid, name }
+}
