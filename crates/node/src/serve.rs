@@ -274,6 +274,7 @@ fn services(
         core: core.clone(),
         inventory: inventory.clone(),
         agents: agents.clone(),
+        waker: Default::default(),
     });
     let resizes = Arc::new(Resizes {
         core: core.clone(),
@@ -313,6 +314,7 @@ fn services(
         captures.clone(),
         runs.clone(),
         forks.clone(),
+        shrinks.clone(),
         stock,
     )?;
     let guests = Guests::new(

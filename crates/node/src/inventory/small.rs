@@ -88,9 +88,9 @@ impl Fresh {
         })
     }
 
-    /// Has all machines of an image forget whom it was captured from.
-    pub fn label(config: &mut MachineConfig) {
-        config.labels.insert(FORGETS_LABEL.into(), "1".into());
+    /// The label of an image whose machines forget whom it was captured from, with its value.
+    pub fn label() -> (String, String) {
+        (FORGETS_LABEL.into(), "1".into())
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(Fresh::of_image(&mut image.clone()), None);
-        Fresh::label(&mut image);
+        image.labels.extend([Fresh::label()]);
         let (mut first, mut second) = (image.clone(), image.clone());
         let (one, other) = (
             Fresh::of_image(&mut first).unwrap(),

@@ -25,6 +25,7 @@ use crate::{
 use decide::{Expand, Heard, Memory, Shrink, Step};
 use floe_guest::chores::{self, Account, Cpus, HOOK_LIMIT, HOOKS_MAX, Hooks, Settled};
 use floe_machine::{Machine, Status};
+use floe_threads::Waker;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -49,6 +50,8 @@ pub(crate) struct Shrinks {
     pub core: Arc<Core>,
     pub inventory: Arc<Inventory>,
     pub agents: Arc<Agents>,
+    /// Wakes the thread that gives machines back what was taken from them.
+    pub waker: Waker,
 }
 
 /// A machine that is small. Dropping this gives it back what was taken from it.
@@ -174,9 +177,13 @@ impl Shrinks {
     pub(crate) fn start_giving_back(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut due = HashMap::new();
         let threads = &self.core.threads;
-        Ok(threads.keep("expand", self, LOOK_EVERY, move |shrinks| {
-            shrinks.look_after(&mut due);
-        })?)
+        let look = move |shrinks: &Arc<Shrinks>| shrinks.look_after(&mut due);
+        Ok(threads.keep_waking("expand", &self.waker, self, LOOK_EVERY, look)?)
+    }
+
+    /// Looks at once for machines that are to be given something back: some have just begun to run.
+    pub fn look_now(&self) {
+        self.waker.wake();
     }
 
     /// `due` has the machines whose guests did not take everything, and when they are asked again.
@@ -184,7 +191,10 @@ impl Shrinks {
         let now = Instant::now();
         due.retain(|_, at| *at > now);
         for entry in self.inventory.all() {
-            let here = entry.state().vm.is_some() && !entry.record().small.is_nothing();
+            let here = {
+                let state = entry.state();
+                state.vm.is_some() && !state.record.small.is_nothing()
+            };
             let alone = || entry.life().task().is_none() && entry.reasons().is_empty();
             if !here || due.contains_key(entry.name.as_str()) || !alone() {
                 continue;
