@@ -1,6 +1,6 @@
 //! What is known of a machine's guest, and whether a clone knows who it is (SnowFlock, section 4.6).
 
-use super::{Entry, record::Record};
+use super::{Entry, record::Record, small::Fresh};
 use crate::error::{NodeError, refused};
 use floe_image::MachineConfig;
 use floe_threads::Waited;
@@ -63,6 +63,7 @@ impl Entry {
         let state = self.state();
         state.record.given.label(config);
         state.record.small.label(config);
+        Fresh::unlabel(config);
     }
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.

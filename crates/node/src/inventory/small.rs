@@ -88,6 +88,11 @@ impl Fresh {
         })
     }
 
+    /// Removes the label: what is captured now is of a machine that has forgotten, or that is to be remembered.
+    pub(super) fn unlabel(config: &mut MachineConfig) {
+        config.labels.remove(FORGETS_LABEL);
+    }
+
     /// The label of an image whose machines forget whom it was captured from, with its value.
     pub fn label() -> (String, String) {
         (FORGETS_LABEL.into(), "1".into())
