@@ -32,6 +32,9 @@ pub struct DockRequest {
     /// For a restricted one: names or numbers of users of this host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<String>,
+    /// Make the machine small first, and remove it once the substrate is durable. This needs an agent in its guest.
+    #[serde(default)]
+    pub convert: bool,
 }
 
 /// What a substrate is made of. Chunks are counted where they were found first: a page of memory that its base image has is

@@ -14,6 +14,7 @@
 //! traces                      what machines touched, models made of that
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
+//! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
 //! run  capture  fork  guest   what users and guests ask for
 //! pool  park                  machines that stand still, in memory or without any
@@ -57,6 +58,7 @@ mod rest;
 mod run;
 mod seed;
 mod serve;
+mod shrink;
 mod traces;
 pub mod transfer;
 mod views;
@@ -100,6 +102,8 @@ pub struct Node {
     /// What agents in guests do for users and for the node.
     pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
+    /// Makes machines small, and gives them back what was taken from them.
+    pub(crate) shrinks: Arc<shrink::Shrinks>,
     /// Brings machines to other sizes.
     pub(crate) resizes: Arc<resize::Resizes>,
     pub(crate) runs: Arc<run::Runs>,

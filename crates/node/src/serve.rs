@@ -23,6 +23,7 @@ use crate::{
     resize::Resizes,
     rest,
     run::Runs,
+    shrink::Shrinks,
     traces::Traces,
     views::Views,
     web,
@@ -271,6 +272,12 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let shrinks = Arc::new(Shrinks {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        waker: Default::default(),
+    });
     let resizes = Arc::new(Resizes {
         core: core.clone(),
         inventory: inventory.clone(),
@@ -309,6 +316,7 @@ fn services(
         captures.clone(),
         runs.clone(),
         forks.clone(),
+        shrinks.clone(),
         stock,
     )?;
     let parks = Parks::open(
@@ -349,6 +357,7 @@ fn services(
         traces,
         agents,
         machines,
+        shrinks,
         resizes,
         runs,
         captures,
@@ -384,6 +393,7 @@ fn begin(
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
     node.parks.start_looking_after()?;
+    node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

@@ -19,12 +19,16 @@ Example: web goes on after a pause of some tens of milliseconds
 Example: so that other users of this node may activate it
   floe dock web --as shop-web --public
   floe dock web --as shop-web --restricted anna,berta
+Example: made small first, and gone once it is in the pool
+  floe dock web --as shop-web --convert
 Example: and back, as one machine or as three
   floe activate shop-web
   floe activate shop-web -n 3
 
-The guest notices nothing. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
-its base image are references. A private substrate keeps its identity; who may not see a substrate is told that there is none.")]
+The guest notices nothing, unless it is to be made small: then it runs the hooks in its /etc/floe/dock.d, drops its caches, and keeps no
+more memory than it uses. Whatever fails, the machine is as it was. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
+its base image are references. A private substrate keeps its identity; machines of the others
+forget it before they get a network. Who may not see a substrate is told that there is none.")]
 pub struct Dock {
     /// The machine
     machine: String,
@@ -40,6 +44,9 @@ pub struct Dock {
     /// Everybody who may use this node may see it
     #[arg(long)]
     public: bool,
+    /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
+    #[arg(long)]
+    convert: bool,
 }
 
 impl Dock {
@@ -56,6 +63,7 @@ impl Dock {
             visibility: self.visibility(),
             name: self.called.unwrap_or_else(|| self.machine.clone()),
             users: self.restricted,
+            convert: self.convert,
         };
         let done = progress::follow(cx.out, cx.client()?.dock(&self.machine, &request)?)?;
         let Some(substrate) = &done.outcome.substrate else {
@@ -63,6 +71,15 @@ impl Dock {
         };
         if cx.out.json {
             return Ok(());
+        }
+        if self.convert {
+            return cx.out.text(&format!(
+                "docked {} as {}: {} of memory are {} in the pool; the machine is gone\n",
+                self.machine,
+                substrate.name,
+                bytes(substrate.memory_bytes),
+                bytes(substrate.pool_bytes),
+            ));
         }
         let pause = done.outcome.pause_ms.unwrap_or_default();
         cx.out.text(&format!(

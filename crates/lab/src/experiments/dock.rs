@@ -1,5 +1,5 @@
 //! `dock`: what a substrate takes in the pool's memory, beyond its base image, and how long its machine stands still for it. Guests that
-//! work as a web server, a database and a compiler; compared with the memory that each of them has.
+//! work as a web server, a database and a compiler; docked live, and made small first; compared with the memory that each of them has.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -90,8 +90,14 @@ pub(super) fn work(node: &Node, kind: &Kind, round: usize) -> anyhow::Result<()>
 
 /// Docks a machine live.
 pub(super) fn dock(node: &Node, machine: &str, name: &str) -> anyhow::Result<Outcome> {
+    dock_as(node, machine, name, false)
+}
+
+/// Docks a machine live, or makes it small first; it is gone then.
+fn dock_as(node: &Node, machine: &str, name: &str, convert: bool) -> anyhow::Result<Outcome> {
     let request = DockRequest {
         name: name.into(),
+        convert,
         ..DockRequest::default()
     };
     Ok(node.client.dock(machine, &request)?.finish(|_| {})?)
@@ -103,7 +109,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let kinds = context.pick(&SERVERS[..], std::slice::from_ref(&TINY));
     let memory = context.pick(MEMORY, MEMORY_QUICK);
     let (mut all, mut pauses) = (Samples::default(), Samples::default());
-    let mut memory_mb = Samples::default();
+    let (mut memory_mb, mut small) = (Samples::default(), Samples::default());
     for kind in kinds {
         let node = Node::start(None, &context.scratch.join(kind.name), false)?;
         boot(&node, kind, memory)?;
@@ -125,9 +131,16 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             // alone in the pool, the next one shares with nobody
             node.client.remove_substrate(NAME)?;
         }
+        let outcome = dock_as(&node, kind.name, NAME, true)?;
+        let substrate = outcome.substrate.context("a dock tells its substrate")?;
+        eprintln!("{} converted: {:?}", kind.name, substrate.made_of);
+        let converted_mb = substrate.pool_bytes as f64 / 1e6;
+        report.add_value(&format!("{}.converted_mb", kind.name), "MB", converted_mb);
+        small.push(converted_mb);
         report.add(&format!("{}.live_mb", kind.name), "MB", &sizes);
         all.push(sizes.median());
     }
+    report.add_mean("converted_mb", "MB", &small);
     report.add_mean("live_mb", "MB", &all).against(
         "memory that is not free or zero",
         "MB",

@@ -13,6 +13,7 @@ mod named;
 mod parts;
 mod pauses;
 pub mod record;
+pub(crate) mod small;
 
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use named::Named;
@@ -532,6 +533,8 @@ mod tests {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            small: Default::default(),
+            fresh: None,
             given: Default::default(),
         }
     }

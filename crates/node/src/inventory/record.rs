@@ -4,6 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use super::given::Given;
+use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -91,6 +92,12 @@ pub struct Record {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
+    #[serde(default, skip_serializing_if = "Small::is_nothing")]
+    pub small: Small,
+    /// If it was started from an image that forgets whom it was captured from: who it is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<Fresh>,
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
@@ -334,6 +341,8 @@ pub(crate) mod tests {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            small: Small::default(),
+            fresh: None,
             given: Given::default(),
         }
     }

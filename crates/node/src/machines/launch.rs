@@ -228,6 +228,8 @@ impl Machines {
         self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
+            // a guest that starts anew begins with all that the machine has
+            record.small = Default::default();
             // a guest that boots has all
             record.given = Given::default();
             change(record);

@@ -82,10 +82,14 @@ impl Machines {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a waiting QEMU has the user network, gives its guest no access to the host, and has no limits
+        // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, and has no
+        // limits
         let record = entry.record();
         let waiting = match record.network {
-            None if record.host_access.is_none() && record.limits.is_none() => {
+            None if record.host_access.is_none()
+                && record.limits.is_none()
+                && record.fresh.is_none() =>
+            {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));

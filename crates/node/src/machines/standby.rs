@@ -324,6 +324,8 @@ impl Machines {
             own_disks: Vec::new(),
             own_layers: 0,
             park_after_s: None,
+            small: Default::default(),
+            fresh: None,
             given: Default::default(),
         };
         let attached = self.attach_record(

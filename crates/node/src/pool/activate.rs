@@ -52,6 +52,7 @@ impl Pool {
             _ => self.run_clones(&record, called, count, request, report),
         };
         let (mut outcome, mut machines) = started?;
+        self.shrinks.look_now();
         self.change(name, |record| record.activated_unix_s = Some(unix_now()));
         if !from_memory {
             self.take_in_later(record.clone());
@@ -161,7 +162,8 @@ impl Pool {
                     continue; // it has ended meanwhile
                 };
                 let state = entry.state();
-                match state.guest.agent && !is_pending(&state.record) {
+                let whole = state.record.small.is_nothing();
+                match whole && state.guest.agent && !is_pending(&state.record) {
                     true => machine.network_ms = Some(millis(began.elapsed())),
                     false => waits |= state.vm.is_some(),
                 }

@@ -28,12 +28,13 @@ use crate::{
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
     fork::Forks,
     images::{FORK_LABEL, ImageUser, Images, SUBSTRATE_LABEL},
-    inventory::{Inventory, Operation, lifecycle::Task},
+    inventory::{Inventory, Operation, lifecycle::Task, small::Fresh},
     machines::Machines,
     names::similar,
     report::Report,
     resources::host,
     run::Runs,
+    shrink::Shrinks,
     unix_now,
 };
 use floe_api::{
@@ -41,6 +42,7 @@ use floe_api::{
     PoolVerifyRequest, StoredReport, SubstrateInfo, SubstrateList, VerifyReport, Visibility,
     paths::Home, size_text,
 };
+use floe_guest::chores::FORGOTTEN;
 use floe_image::Hash;
 use floe_machine::MEMORY_BYTES_DEFAULT;
 use made_of::{Own, own_part};
@@ -77,7 +79,7 @@ pub(crate) struct DockOptions {
     pub users: Vec<String>,
     /// Who docks it.
     pub owner_uid: u32,
-    /// What was reset of its identity before.
+    /// What its machines forget of whom it was docked from, before they get a network.
     pub reset: Vec<String>,
     /// Whether the machine ends with it. It is stopped then, with its disks.
     pub stop: bool,
@@ -97,8 +99,13 @@ impl DockOptions {
             visibility: request.visibility,
             users: request.users.clone(),
             owner_uid: caller.uid(),
-            reset: Vec::new(),
-            stop: false,
+            reset: match request.visibility {
+                Visibility::Private => Vec::new(),
+                Visibility::Restricted | Visibility::Public => {
+                    FORGOTTEN.map(str::to_owned).to_vec()
+                }
+            },
+            stop: request.convert,
         })
     }
 }
@@ -112,6 +119,7 @@ pub(crate) struct Pool {
     captures: Arc<Captures>,
     runs: Arc<Runs>,
     forks: Arc<Forks>,
+    shrinks: Arc<Shrinks>,
     stock: Stock,
     records: RwLock<BTreeMap<String, SubstrateRecord>>,
     /// Held while a record is written, so that nothing else is locked during the write.
@@ -166,6 +174,7 @@ impl Pool {
         captures: Arc<Captures>,
         runs: Arc<Runs>,
         forks: Arc<Forks>,
+        shrinks: Arc<Shrinks>,
         stock: Stock,
     ) -> Result<Arc<Pool>, NodeError> {
         let kept = load_kept(
@@ -184,6 +193,7 @@ impl Pool {
             captures,
             runs,
             forks,
+            shrinks,
             stock,
             writing: Mutex::default(),
             docking: Mutex::default(),
@@ -207,7 +217,27 @@ impl Pool {
         let entry = self.inventory.get(machine)?;
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Dock)?;
-        self.dock(&operation, &options, report)
+        if !options.reset.is_empty() && !operation.state().guest.agent {
+            return Err(refused(
+                format!(
+                    "no agent answers in {machine}, so machines of the substrate would never forget who they are"
+                ),
+                format!("floe agent install {machine}, or dock it as a private one"),
+            ));
+        }
+        if !request.convert {
+            return self.dock(&operation, &options, report);
+        }
+        let small = self.shrinks.shrink(&operation, report)?;
+        let outcome = self.dock(&operation, &options, report)?;
+        small.gone();
+        drop(operation);
+        self.machines.remove_machine(machine, false)?;
+        report.stage("remove")?;
+        Ok(Outcome {
+            machine: None,
+            ..outcome
+        })
     }
 
     /// Docks the machine of an operation. If that fails nothing of it is left, and the machine is as it was.
@@ -218,7 +248,10 @@ impl Pool {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let _name = self.take_name(&options.name)?;
-        let labels = BTreeMap::from([(SUBSTRATE_LABEL.to_owned(), operation.name.to_string())]);
+        let mut labels = BTreeMap::from([(SUBSTRATE_LABEL.to_owned(), operation.name.to_string())]);
+        if !options.reset.is_empty() {
+            labels.extend([Fresh::label()]);
+        }
         let published = Cell::new(None);
         let own = Cell::new(None);
         let taking = Taking {

@@ -20,6 +20,7 @@ use crate::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Afterwards, Origin, RECORD_VERSION, Record, Wanted},
+        small::{Fresh, Small},
     },
     machines::{
         Machines,
@@ -148,9 +149,14 @@ impl Runs {
         own: &OwnDisks,
     ) -> Result<Operation, NodeError> {
         let forwards = choose_ports(&self.inventory, &request.forwards)?;
-        let config = match plan.kind {
+        let mut config = match plan.kind {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
+        };
+        let fresh = Fresh::of_image(&mut config);
+        let small = match plan.kind {
+            Kind::Restore => Small::of_image(&config),
+            Kind::Boot => Small::default(),
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
@@ -185,6 +191,8 @@ impl Runs {
                 own_disks: own.records(),
                 own_layers: 0,
                 park_after_s: request.park_after_s,
+                small,
+                fresh,
                 given: Default::default(),
             };
             (self.core.home.machine(place), record)

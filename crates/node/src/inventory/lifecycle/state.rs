@@ -96,6 +96,8 @@ pub(crate) enum Task {
     Park,
     /// It goes on from its stored memory.
     Wake,
+    /// It was made small, and gets back what was taken from it.
+    Expand,
 }
 
 impl Task {
@@ -103,7 +105,7 @@ impl Task {
     pub fn is_short(self) -> bool {
         matches!(
             self,
-            Task::Fork | Task::Adopt | Task::Pause | Task::Continue | Task::Wake
+            Task::Fork | Task::Adopt | Task::Pause | Task::Continue | Task::Wake | Task::Expand
         )
     }
 
@@ -118,6 +120,7 @@ impl Task {
                 | Task::Limit
                 | Task::Rename
                 | Task::Size
+                | Task::Expand
         )
     }
 }
@@ -143,6 +146,7 @@ impl Display for Task {
             Task::Continue => "continue",
             Task::Park => "park",
             Task::Wake => "wake",
+            Task::Expand => "expansion",
         })
     }
 }
