@@ -27,6 +27,7 @@ pub mod local;
 pub mod mcast;
 pub mod optimize;
 pub mod page;
+pub mod park;
 pub mod plain;
 pub mod pool;
 pub mod restore;
@@ -133,6 +134,11 @@ pub const ALL: &[Experiment] = &[
         name: "exec",
         about: "commands, copies and keystrokes in a guest, over the port of its agent",
         run: exec::run,
+    },
+    Experiment {
+        name: "park",
+        about: "what a parked machine takes, and how long a connection that wakes it waits, against a start from its disks",
+        run: park::run,
     },
     Experiment {
         name: "hardware",
