@@ -8,12 +8,7 @@ use floe_image::Region;
 use floe_store::Repository;
 use importing::Rig;
 use node::finish;
-use std::{
-    fs,
-    os::unix::net::UnixListener,
-    path::Path,
-    process::Command,
-};
+use std::{fs, os::unix::net::UnixListener, path::Path, process::Command};
 
 /// The formats, with `qemu-img`'s options for what differs in their tables.
 const FORMATS: &[(&str, &str, &[&str])] = &[
