@@ -297,6 +297,7 @@ fn a_wrong_token_is_denied_and_a_token_stays_with_its_host() {
     let before = server.seen.tokens.lock().len();
     let addr = lure.local_addr().unwrap();
     std::thread::spawn(move || {
+        use std::io::{Read, Write};
         let (mut tcp, _) = lure.accept().unwrap();
         let _ = tcp.read(&mut [0; 4096]);
         let answer = format!(

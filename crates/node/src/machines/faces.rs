@@ -91,10 +91,13 @@ impl Machines {
         let known = self.faces.0.lock().get(entry.name.as_str()).cloned();
         let is_new = known.is_none_or(|seen| seen.pid != vm.pid() || seen.looks < LOOKS_MAX);
         // a restored guest is past its firmware
-        if is_new && is_uefi(entry) && !entry.record().restored && !entry.stands_still() {
-            if let Ok(vram) = vm.video_memory() {
-                self.is_on_console(entry, vm.pid(), &vram);
-            }
+        if is_new
+            && is_uefi(entry)
+            && !entry.record().restored
+            && !entry.stands_still()
+            && let Ok(vram) = vm.video_memory()
+        {
+            self.is_on_console(entry, vm.pid(), &vram);
         }
     }
 

@@ -1,5 +1,7 @@
 //! What is particular to Google Cloud Storage: its credentials, and what its refusals mean.
 
+use std::fs::File;
+use std::io::Read;
 use std::sync::Arc;
 
 use object_store::ObjectStore;
@@ -100,15 +102,9 @@ fn check(file: &str) -> Result<(), String> {
             "GOOGLE_APPLICATION_CREDENTIALS names {file}, which {why}; use the key of a service account"
         )
     };
-    let bytes = std::fs::File::open(file)
-        .and_then(|opened| {
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(
-                &mut std::io::Read::take(opened, CREDENTIALS_BYTES_MAX),
-                &mut bytes,
-            )?;
-            Ok(bytes)
-        })
+    let mut bytes = Vec::new();
+    File::open(file)
+        .and_then(|opened| opened.take(CREDENTIALS_BYTES_MAX).read_to_end(&mut bytes))
         .map_err(|e| bad(format!("can't be read ({e})")))?;
     let found: Credentials = serde_json::from_slice(&bytes)
         .map_err(|e| bad(format!("is no file of credentials ({e})")))?;
