@@ -61,7 +61,7 @@ pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
 pub use command::{RamBacking, give_mac, renew_mac};
-pub use devices::{VGA_MEMORY_MIB, has_network_card, is_special};
+pub use devices::{VGA_MEMORY_MIB, added_card_ids, has_network_card, is_special};
 pub use error::{GrowError, MachineError};
 pub use exec::User;
 pub use grow::Reception;

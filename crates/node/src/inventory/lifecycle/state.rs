@@ -70,6 +70,8 @@ pub(crate) enum Task {
     Resize,
     /// It is given more or fewer CPUs, or more or less memory.
     Size,
+    /// It is given a device, or one is taken away.
+    Attach,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -95,7 +97,13 @@ impl Task {
     pub fn allows_buffering(self) -> bool {
         matches!(
             self,
-            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename | Task::Size
+            Task::Run
+                | Task::Start
+                | Task::Forward
+                | Task::Limit
+                | Task::Rename
+                | Task::Size
+                | Task::Attach
         )
     }
 }
@@ -112,6 +120,7 @@ impl Display for Task {
             Task::Rename => "rename",
             Task::Resize => "disk resize",
             Task::Size => "resize",
+            Task::Attach => "attach or detach",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",
