@@ -45,6 +45,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
 }
 
 /// Returns all routes.
+// Long: one list, a line for each path.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
