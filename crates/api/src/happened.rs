@@ -29,6 +29,12 @@ pub enum Happened {
     /// A machine has more or fewer CPUs, or more or less memory; the detail says what it has and had.
     #[serde(rename = "machine.resized")]
     MachineResized,
+    /// A machine was given a device while it ran; the detail names it.
+    #[serde(rename = "machine.attached")]
+    MachineAttached,
+    /// A device was taken away from a machine while it ran; the detail names it.
+    #[serde(rename = "machine.detached")]
+    MachineDetached,
     /// A machine was forked.
     #[serde(rename = "machine.forked")]
     MachineForked,

@@ -214,6 +214,9 @@ pub struct MachineInfo {
     /// The most virtual CPUs that it can be given while it runs; 0 from a node that does not say.
     #[serde(default)]
     pub cpus_max: u32,
+    /// Network cards that it was given while it ran: `nic1`, `nic2` ...
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<String>,
     /// `kvm` or `tcg`.
     pub accel: String,
     /// Ports of the host that are forwarded to the guest.

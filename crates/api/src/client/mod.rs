@@ -302,6 +302,15 @@ impl Client {
     pub fn resize(&self, name: &str, request: &SizeRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/size"), request)
     }
+    /// Gives a running machine another network card.
+    pub fn attach_card(&self, name: &str) -> Result<AttachedCard, ClientError> {
+        self.post(&machine_path(name, "/cards"), &AttachRequest {})
+    }
+    /// Takes a network card away that a machine was given while it ran.
+    pub fn detach_card(&self, name: &str, card: &str) -> Result<(), ClientError> {
+        let path = machine_path(name, &format!("/cards/{}", escape(card)));
+        self.send(Method::DELETE, &path, Bytes::new())?.discard()
+    }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
         let request = RenameRequest { name: to.into() };

@@ -7,6 +7,7 @@
 
 mod agent;
 mod args;
+mod attach;
 mod authority;
 mod build;
 mod change;
@@ -133,6 +134,8 @@ enum Command {
     Wait(watching::Wait),
     Rename(change::Rename),
     Resize(resize::Resize),
+    Attach(attach::Attach),
+    Detach(attach::Detach),
     #[command(subcommand)]
     Disk(change::DiskCommand),
     Park(park::Park),
@@ -252,6 +255,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,
+        Command::Attach(c) => c.run(cx)?,
+        Command::Detach(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
         Command::Park(c) => return c.run(cx),
         Command::Wake(c) => return c.run(cx),

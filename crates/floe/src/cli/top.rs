@@ -264,6 +264,7 @@ pub(super) mod tests {
             restored: true,
             pid: None,
             memory_bytes: 1 << 30,
+            cards: Vec::new(),
             cpus_max: 8,
             memory_bytes_max: 0,
             cpus: 1,

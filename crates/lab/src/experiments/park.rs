@@ -43,7 +43,7 @@ fn memory(context: &Context, node: &Node, report: &mut Report) -> anyhow::Result
     let mut before = node_mb(node)?;
     for name in &names {
         run_machine(node, "tiny", name)?;
-        let usage = node.client.usage()?.machines;
+        let usage = node.client.usage(&Default::default())?.machines;
         let own = usage.iter().find(|machine| machine.name == *name);
         let own = own.and_then(|machine| machine.own_bytes);
         runs.push(own.context("the kernel does not tell what QEMU uses")? as f64 / 1e6);

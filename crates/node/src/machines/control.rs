@@ -192,6 +192,7 @@ impl Machines {
             memory_bytes_max: most.memory_bytes_max,
             cpus: has.cpus,
             cpus_max: most.cpus_max,
+            cards: floe_machine::added_card_ids(&record.config.devices),
             accel: record
                 .config
                 .accel

@@ -1,4 +1,4 @@
-//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start.
+//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start; network cards (`cards`).
 //!
 //! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
 //! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`).
@@ -6,6 +6,7 @@
 //! Locks: none of its own. A machine has one operation at a time.
 
 mod balloon;
+mod cards;
 mod size;
 
 use crate::{

@@ -88,6 +88,11 @@ pub fn router(node: Arc<Node>) -> Router {
             get(machines::disks).post(machines::resize_disk),
         )
         .route("/v1/machines/{name}/size", post(resize::size))
+        .route("/v1/machines/{name}/cards", post(resize::attach_card))
+        .route(
+            "/v1/machines/{name}/cards/{card}",
+            delete(resize::detach_card),
+        )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
@@ -184,6 +189,8 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::disks,
         machines::resize_disk,
         resize::size,
+        resize::attach_card,
+        resize::detach_card,
         watching::wait,
         system::usage,
         system::prune,

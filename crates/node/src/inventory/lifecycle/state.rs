@@ -82,6 +82,8 @@ pub(crate) enum Task {
     Resize,
     /// It is given more or fewer CPUs, or more or less memory.
     Size,
+    /// It is given a device, or one is taken away.
+    Attach,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -121,6 +123,7 @@ impl Task {
                 | Task::Rename
                 | Task::Size
                 | Task::Expand
+                | Task::Attach
         )
     }
 }
@@ -138,6 +141,7 @@ impl Display for Task {
             Task::Rename => "rename",
             Task::Resize => "disk resize",
             Task::Size => "resize",
+            Task::Attach => "attach or detach",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",
