@@ -15,6 +15,7 @@
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
 //! resize                      more or fewer CPUs, more or less memory
+//! independence                whole images on this host, in the background
 //! run  capture  fork  guest   what users and guests ask for
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
@@ -35,6 +36,7 @@ mod guest;
 pub mod helpers;
 pub mod host;
 mod images;
+mod independence;
 mod inventory;
 mod keyboard;
 mod logs;
@@ -98,6 +100,8 @@ pub struct Node {
     pub(crate) machines: Arc<machines::Machines>,
     /// Brings machines to other sizes.
     pub(crate) resizes: Arc<resize::Resizes>,
+    /// Makes machines independent of where their images came from.
+    pub(crate) independence: Arc<independence::Independence>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

@@ -13,6 +13,7 @@ use crate::{
     guest::Guests,
     helpers,
     images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
+    independence::Independence,
     inventory::{Entry, Inventory},
     machines::{self, Machines},
     network, placement,
@@ -272,6 +273,12 @@ fn services(
         agents: agents.clone(),
         machines: machines.clone(),
     });
+    let independence = Independence::new(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+    );
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -322,6 +329,7 @@ fn services(
         agents,
         machines,
         resizes,
+        independence,
         runs,
         captures,
         forks,
@@ -353,6 +361,7 @@ fn begin(
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
+    node.independence.start_looking_after()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;

@@ -293,6 +293,14 @@ impl Client {
     pub fn resize(&self, name: &str, request: &SizeRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/size"), request)
     }
+    /// Makes a machine independent of where its image came from, or gives that up.
+    pub fn independent(
+        &self,
+        name: &str,
+        request: &IndependentRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/independent"), request)
+    }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
         let request = RenameRequest { name: to.into() };

@@ -25,6 +25,7 @@ mod hardware;
 mod hub;
 mod hub_images;
 mod images;
+mod independent;
 mod interrupt;
 mod limits;
 mod login;
@@ -127,6 +128,7 @@ enum Command {
     Wait(watching::Wait),
     Rename(change::Rename),
     Resize(resize::Resize),
+    Independent(independent::Independent),
     #[command(subcommand)]
     Disk(change::DiskCommand),
     Pause(power::Pause),
@@ -241,6 +243,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,
+        Command::Independent(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),

@@ -281,6 +281,7 @@ pub(super) mod tests {
             remove: false,
             restart: Default::default(),
             restarts: 0,
+            independence: None,
         }
     }
 

@@ -240,6 +240,7 @@ impl Forks {
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
                 given: Default::default(),
+                independence: None,
             };
             (self.core.home.machine(place), record)
         };

@@ -100,6 +100,8 @@ pub(crate) struct State {
     pub taken_bytes: u64,
     /// Bytes that its sources had sent when it started.
     pub wire_before: u64,
+    /// How far its image is brought to this host, once that has begun under this node.
+    pub independence: Option<floe_api::Independence>,
 }
 
 impl State {
@@ -114,6 +116,7 @@ impl State {
             guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
+            independence: None,
         }
     }
 }
@@ -517,6 +520,7 @@ mod tests {
             afterwards: Default::default(),
             own_disks: Vec::new(),
             given: Default::default(),
+            independence: None,
         }
     }
 

@@ -326,6 +326,7 @@ impl Machines {
             afterwards: Default::default(),
             own_disks: Vec::new(),
             given: Default::default(),
+            independence: None,
         };
         let attached = self.attach_record(
             &record,

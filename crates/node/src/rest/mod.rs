@@ -6,6 +6,7 @@ mod cluster;
 mod exec;
 mod forks;
 mod images;
+mod independent;
 mod machines;
 mod resize;
 mod screen;
@@ -86,6 +87,10 @@ pub fn router(node: Arc<Node>) -> Router {
             get(machines::disks).post(machines::resize_disk),
         )
         .route("/v1/machines/{name}/size", post(resize::size))
+        .route(
+            "/v1/machines/{name}/independent",
+            post(independent::independent),
+        )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
@@ -170,6 +175,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::disks,
         machines::resize_disk,
         resize::size,
+        independent::independent,
         watching::wait,
         system::usage,
         system::prune,

@@ -16,6 +16,7 @@ use crate::{
         Images,
         sources::{Found, bind_token},
     },
+    independence,
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
@@ -132,6 +133,7 @@ impl Runs {
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
+        let independent = independence::asked(request.independent.as_ref())?;
         let make = |name: &MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
@@ -162,6 +164,7 @@ impl Runs {
                 },
                 own_disks: own.records(),
                 given: Default::default(),
+                independence: independent,
             };
             (self.core.home.machine(place), record)
         };
