@@ -18,7 +18,7 @@ CARGO := cargo
 EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
 .PHONY: help deps build deb tarball static demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
-.PHONY: web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: azurite web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,8 +107,19 @@ hammer: build guest-tiny ## Kill everything under two guests that write and veri
 # Unit, property and integration tests. Those that need root, FUSE, QEMU or a network namespace are ignored where a host has no root
 # or no FUSE, and by a plain `cargo test`.
 SYSTEM_TESTS := $(shell [ "$$(id -u)" = 0 ] && [ -e /dev/fuse ] && echo --include-ignored)
-system: deps web guest-tiny guest-mpi guest-stock static
+system: deps web guest-tiny guest-mpi guest-stock static azurite
 	FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast -- $(SYSTEM_TESTS)
+
+# Azure's blob storage for the tests of buckets.
+AZURITE := .cache/azurite
+AZURITE_PINNED := $(addprefix crates/floe/tests/bucket/azurite/,package.json package-lock.json)
+$(AZURITE)/ready: $(AZURITE_PINNED) | deps
+	@mkdir -p $(AZURITE)
+	@cp $(AZURITE_PINNED) $(AZURITE)
+	@cd $(AZURITE) && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+azurite: $(AZURITE)/ready
 
 # The page in a real browser, against a real node with real guests.
 web-test: deps web guest-tiny
@@ -135,10 +146,10 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
 	echo "make test: all passed"
 
-flaky: deps web guest-tiny guest-mpi guest-stock static ## Run the tests ten times beside a load on every core, to find those that fail now and then
+flaky: deps web guest-tiny guest-mpi guest-stock static azurite ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
 
-kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps static ## On a host with a working KVM: run the system tests under it, and measure
+kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 

@@ -28,7 +28,7 @@ export interface ImageDetail extends Image {
   hardware_profile: number;
 }
 
-export type Status = "starting" | "running" | "buffering" | "paused" | "stopped" | "failed";
+export type Status = "starting" | "running" | "buffering" | "paused" | "stopped" | "parked" | "failed";
 
 /** Whether there is a QEMU, and with it a screen. */
 export const isAwake = (status: Status | undefined): boolean =>
@@ -209,6 +209,7 @@ export const api = {
   run: (image: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long("/v1/machines", { image }, tell, signal),
   start: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/start`, {}, tell),
+  park: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/park`, null, tell),
   capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/capture`, { name: as || null }, tell, signal),
   fork: (name: string, clones: number, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
@@ -238,6 +239,8 @@ export interface Import {
   cmdline: string | null;
   name: string | null;
   memory_bytes: number | null;
+  /** Empty: the one that is installed with the node. */
+  agent: string | null;
 }
 
 export interface Upload {

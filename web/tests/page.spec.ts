@@ -226,6 +226,28 @@ test("a disk comes from the page with progress and becomes an image", async ({ p
   await expect(page.getByRole("button", { name: "Start my-disk" })).toHaveCount(0);
 });
 
+test("a disk gets floe's agent on the way in if that is wanted", async ({ page }) => {
+  await page.getByRole("button", { name: "Add", exact: true }).click();
+  const dialog = page.getByRole("dialog", { name: "Add an image" });
+  const box = dialog.getByRole("checkbox", { name: "Put floe’s agent into it" });
+  await expect(box).toBeDisabled();
+  const buffer = Buffer.concat([Buffer.alloc(1 << 20), Buffer.alloc(2 << 20, 7)]);
+  await page.getByLabel("Disk (qcow2, raw, vmdk, vdi)").setInputFiles({ name: "bare.raw", mimeType: "application/octet-stream", buffer });
+  await box.check();
+  const asked = page.waitForRequest((request) => request.url().endsWith("/v1/images/import"));
+  await dialog.getByRole("button", { name: "Import" }).click();
+  expect((await asked).postDataJSON()).toMatchObject({ agent: "" });
+  // there is no system on it, and in a tree that was only built no agent beside floe
+  await expect(dialog.getByRole("alert").filter({ hasText: /agent/ })).toBeVisible();
+  // without it, it is a disk like any other
+  await box.uncheck();
+  await dialog.getByRole("button", { name: "Import" }).click();
+  await expect(page.getByText("bare:latest is here")).toBeVisible();
+  await page.getByRole("button", { name: "Remove bare" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Remove", exact: true }).click();
+  await expect(page.getByRole("button", { name: "Start bare" })).toHaveCount(0);
+});
+
 test("what can't be started says why, and what to do", async ({ page }) => {
   await page.goto(`${page.url().split("#")[0]}#/run/${encodeURIComponent("http://127.0.0.1:9/nothing")}`);
   await expect(page.getByRole("heading", { name: "Start nothing?" })).toBeVisible();

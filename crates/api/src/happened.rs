@@ -35,6 +35,12 @@ pub enum Happened {
     /// Bringing a machine's image to its host waits; the detail says for what.
     #[serde(rename = "machine.independent-waits")]
     MachineIndependentWaits,
+    /// A machine was given a device while it ran; the detail names it.
+    #[serde(rename = "machine.attached")]
+    MachineAttached,
+    /// A device was taken away from a machine while it ran; the detail names it.
+    #[serde(rename = "machine.detached")]
+    MachineDetached,
     /// A machine was forked.
     #[serde(rename = "machine.forked")]
     MachineForked,
@@ -56,6 +62,18 @@ pub enum Happened {
     /// A machine that was paused runs again.
     #[serde(rename = "machine.continued")]
     MachineContinued,
+    /// A machine's memory was stored, and its QEMU ended.
+    #[serde(rename = "machine.parked")]
+    MachineParked,
+    /// An idle machine could not be parked.
+    #[serde(rename = "machine.not-parked")]
+    MachineNotParked,
+    /// A parked machine goes on.
+    #[serde(rename = "machine.woken")]
+    MachineWoken,
+    /// A parked machine could not go on and stays parked.
+    #[serde(rename = "machine.not-woken")]
+    MachineNotWoken,
     /// A machine is paused because one of its disks cannot be written.
     #[serde(rename = "machine.stopped-at-disk")]
     MachineStoppedAtDisk,
@@ -98,6 +116,21 @@ pub enum Happened {
     /// An image's model of what its machines touch could not be used; its machines run without it.
     #[serde(rename = "image.model")]
     ImageModel,
+    /// A machine was docked as a substrate.
+    #[serde(rename = "substrate.docked")]
+    SubstrateDocked,
+    /// Machines were started from a substrate.
+    #[serde(rename = "substrate.activated")]
+    SubstrateActivated,
+    /// A substrate was removed.
+    #[serde(rename = "substrate.removed")]
+    SubstrateRemoved,
+    /// A substrate could not be read from its backup.
+    #[serde(rename = "substrate.damaged")]
+    SubstrateDamaged,
+    /// Substrates are in memory again after a start of the node, or after a change of the pool's budget.
+    #[serde(rename = "pool.warm")]
+    PoolWarm,
     /// A fork's state was stored in the repository.
     #[serde(rename = "fork.stored")]
     ForkStored,
@@ -161,6 +194,6 @@ mod tests {
         );
         let read = |text: &str| serde_json::from_str::<Happened>(text).unwrap();
         assert_eq!(read("\"fork.stored\""), Happened::ForkStored);
-        assert_eq!(read("\"machine.parked\""), Happened::Other);
+        assert_eq!(read("\"machine.offloaded\""), Happened::Other);
     }
 }

@@ -137,8 +137,8 @@ pub struct ImportRequest {
     /// The hardware that the image's machines get unless `run` sets another. What is absent is found out from the first disk.
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
-    /// The program of floe's agent (`floe-guest`), absolute path: it is put into the system on the first disk, and starts with it.
-    /// Absent: the disk stays as it is.
+    /// The program of floe's agent (`floe-guest`), absolute path, or empty for that which is installed with the node: it is put into
+    /// the system on the first disk, and starts with it. Absent: the disk stays as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// Free text by key.
@@ -347,7 +347,7 @@ pub enum ExportFormat {
 pub struct PushRequest {
     /// The local image.
     pub image: String,
-    /// Address of the hub or bucket (`s3://bucket/prefix`), or a directory.
+    /// Address of the hub or bucket (`s3://bucket/prefix`, `gs://`, `az://`), or a directory.
     pub to: String,
     /// Name of the image there; by default the local one.
     #[serde(default)]
@@ -367,9 +367,9 @@ pub struct PushRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CopyRequest {
-    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, bucket, directory).
     pub from: String,
-    /// Address of the hub or bucket (`s3://bucket/prefix`), a directory as an absolute path, or the image's name on this node.
+    /// Address of the hub or bucket (`s3://bucket/prefix`, `gs://`, `az://`), a directory as an absolute path, or the image's name on this node.
     pub to: String,
     /// Name of the image there, unless `to` is one; by default the one it has.
     #[serde(default)]

@@ -26,6 +26,7 @@ mod independent;
 mod machines;
 mod network;
 pub mod paths;
+mod pool;
 mod resize;
 mod traces;
 mod watching;
@@ -40,6 +41,7 @@ pub use images::*;
 pub use independent::*;
 pub use machines::*;
 pub use network::*;
+pub use pool::*;
 pub use resize::*;
 pub use traces::*;
 pub use watching::*;
@@ -140,6 +142,12 @@ pub struct Outcome {
     /// The result of changing a machine's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized: Option<ResizeReport>,
+    /// The substrate that was docked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub substrate: Option<SubstrateInfo>,
+    /// The result of an activation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activated: Option<ActivateReport>,
 }
 
 /// An error: what went wrong, and what to do about it.
@@ -225,6 +233,9 @@ pub struct NodeInfo {
     pub images: u64,
     /// Number of QEMUs that wait in the standby pool.
     pub standby: u64,
+    /// Number of QEMUs that wait without an image, for clones of machines whose guests have a ticket or that were forked before.
+    #[serde(default)]
+    pub blanks: u64,
     /// Seconds since the node started.
     pub uptime_s: u64,
     /// Whether the node has taken over the mount of an earlier node that had died.

@@ -22,7 +22,7 @@ pub enum Wait {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RunRequest {
-    /// A local image, or the address of one (hub, static server, `s3://`, directory).
+    /// A local image, or the address of one (hub, static server, bucket, directory).
     pub image: String,
     /// More addresses of the same image. All are read from at the same time; what one fails to deliver is requested
     /// from the others.
@@ -90,6 +90,10 @@ pub struct RunRequest {
     /// When it is started again once it has ended.
     #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
     pub restart: RestartPolicy,
+    /// Park it after so many seconds in which nobody was with it and it did next to nothing,
+    /// [`PARK_AFTER_S_MIN`] to [`PARK_AFTER_S_MAX`]; by default never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
     /// Its hardware (cold boots only).
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
@@ -137,7 +141,15 @@ pub struct LimitRequest {
     /// As in [`Limits::memory_max_bytes`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
+    /// As in [`RunRequest::park_after_s`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
 }
+
+/// Shortest time of idleness after which a machine can be parked, in seconds.
+pub const PARK_AFTER_S_MIN: u64 = 2;
+/// Longest one, in seconds.
+pub const PARK_AFTER_S_MAX: u64 = 30 * 86_400;
 
 /// Smallest limit of processor time, in thousandths of a core: the kernel's own minimum.
 pub const CPU_MILLICORES_MIN: u32 = 10;
@@ -205,6 +217,9 @@ pub struct MachineInfo {
     /// The most virtual CPUs that it can be given while it runs; 0 from a node that does not say.
     #[serde(default)]
     pub cpus_max: u32,
+    /// Network cards that it was given while it ran: `nic1`, `nic2` ...
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<String>,
     /// `kvm` or `tcg`.
     pub accel: String,
     /// Ports of the host that are forwarded to the guest.
@@ -228,6 +243,9 @@ pub struct MachineInfo {
     /// How much of the host's resources it may use.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// After how many seconds of idleness it is parked, if ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
     /// Why its CPUs stand still; it goes on once none of these is left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paused_for: Vec<PauseReason>,
@@ -291,6 +309,8 @@ pub enum MachineStatus {
     Paused,
     /// It has no QEMU; its disks are kept.
     Stopped,
+    /// It has no QEMU; its disks and its memory are stored, and it goes on when it is woken.
+    Parked,
     /// Its QEMU ended with an error.
     Failed,
 }
@@ -429,6 +449,9 @@ pub struct DiskInfo {
     pub bytes: u64,
     /// Id of the image that the machine's disks stand on.
     pub image: String,
+    /// How it is connected; absent if it is none of the machine's numbered disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<crate::DiskModel>,
 }
 
 /// Body of `POST /v1/machines/{name}/disks`.

@@ -89,6 +89,11 @@ impl Home {
     pub fn views(&self) -> PathBuf {
         self.root.join("views")
     }
+
+    /// Returns the directory with the records of substrates, and the pool's budget.
+    pub fn pool(&self) -> PathBuf {
+        self.root.join("pool")
+    }
     /// Returns the directory with the keys and members of the cluster that this node is in.
     pub fn cluster(&self) -> PathBuf {
         self.root.join("cluster")

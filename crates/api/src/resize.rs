@@ -1,4 +1,4 @@
-//! A machine's size: its CPUs and its memory, changed while it runs.
+//! A machine's hardware, changed while it runs: its CPUs, its memory, its network cards.
 
 use super::*;
 
@@ -38,4 +38,18 @@ pub struct ResizeReport {
     /// What its guest has not done, and what helps; empty if it has what was wanted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub short: Vec<ApiError>,
+}
+
+/// Body of `POST /v1/machines/{name}/cards`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachRequest {}
+
+/// A network card that a running machine was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AttachedCard {
+    /// Its name: `nic1`, `nic2` ...
+    pub card: String,
+    /// Whether a driver in the guest uses it.
+    pub in_use: bool,
 }

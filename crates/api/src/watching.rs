@@ -26,6 +26,8 @@ pub enum WaitFor {
     Paused,
     /// floe's agent in its guest answers.
     Answers,
+    /// It is parked.
+    Parked,
 }
 
 /// Query of `GET /v1/machines/{name}/wait`.
@@ -52,6 +54,28 @@ pub struct RestartRequest {
     /// How it is started after that.
     #[serde(default)]
     pub start: StartRequest,
+}
+
+/// Query of `GET /v1/usage`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct UsageQuery {
+    /// Ask floe's agent in each guest what its cards have received and sent, which starts a program there.
+    #[serde(default)]
+    pub network: bool,
+}
+
+/// What the cards of a guest have received and sent, as the guest's kernel counts it since they came up.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CardTraffic {
+    /// Bytes that came in; absent if that is not known.
+    pub received_bytes: Option<u64>,
+    /// Bytes that went out; absent if that is not known.
+    pub sent_bytes: Option<u64>,
+    /// Why it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
 }
 
 /// Answer of `GET /v1/usage`.
@@ -86,4 +110,7 @@ pub struct MachineUsage {
     pub disk_write_bytes: u64,
     /// Bytes that came from the sources of its image, as transferred.
     pub fetched_bytes: u64,
+    /// The traffic of its guest's cards, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<CardTraffic>,
 }

@@ -1,14 +1,16 @@
 //! floe's agent, put into strangers' disks while they are imported.
 
 mod command;
+mod importing;
 mod node;
 
 use command::{ends, floe, said};
 use floe_api::*;
-use node::{TestNode, finish, guest};
+use importing::Rig;
+use node::{finish, guest};
 use std::{
-    fs,
-    os::unix::fs::{FileExt, symlink},
+    fs::{self, Permissions},
+    os::unix::fs::{FileExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -23,22 +25,7 @@ const FIRST: u64 = 1 << 20;
 const DISK_BYTES: u64 = 24 << 20;
 const INITTAB: &str = "::sysinit:/bin/true\n::askfirst:-/bin/sh";
 
-/// A directory of a test with a node.
-struct Rig {
-    node: TestNode,
-    dir: tempfile::TempDir,
-}
-
 impl Rig {
-    fn new() -> Rig {
-        let (node, dir) = (TestNode::start(), tempfile::tempdir().unwrap());
-        Rig { node, dir }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
     /// The tree of a system that busybox's init starts.
     fn tree(&self) -> PathBuf {
         let tree = self.path("tree");
@@ -76,22 +63,94 @@ impl Rig {
     }
 
     fn import(&self, disk: &Path, format: Option<ImportFormat>) -> Result<Outcome, String> {
-        let name = disk
-            .file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .replace('.', "-");
         let request = ImportRequest {
-            disks: vec![disk.display().to_string()],
             format,
-            name: Some(name),
             agent: Some(guest("stock/floe-guest")),
             ..Default::default()
         };
-        let events = self.node.client().import(&request);
-        let done = events.and_then(|events| events.finish(|_| ()));
-        done.map_err(|error| format!("{error}"))
+        self.import_disk(disk, request)
+    }
+
+    fn floe(&self, args: &[&str]) -> String {
+        let done = ends(floe(&self.node, args));
+        let log = || self.node.log();
+        assert!(
+            done.status.success(),
+            "{args:?}: {}\n{}",
+            said(&done),
+            log()
+        );
+        said(&done)
+    }
+
+    /// Waits until the agent in a machine that boots starts programs.
+    fn await_agent(&self, machine: &str) {
+        let until = Instant::now() + BOOT_PATIENCE;
+        let asked = ["exec", machine, "--", "true"];
+        while !ends(floe(&self.node, &asked)).status.success() {
+            let console = || self.node.console(machine);
+            assert!(Instant::now() < until, "{}\n{}", console(), self.node.log());
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// Puts another agent, the same program with a mark, in the place of the one in a machine; waits until nothing is left of that.
+    fn replace_agent(&self, machine: &str) {
+        let other = self.path("other-agent");
+        let mut program = fs::read(guest("stock/floe-guest")).unwrap();
+        program.extend(b"another");
+        fs::write(&other, &program).unwrap();
+        let other = other.to_str().unwrap();
+        let text = self.floe(&["agent", "install", machine, "--agent", other]);
+        assert!(text.contains("is replaced"), "{text}");
+        let runs = "[ $(tail -c 7 /proc/$PPID/exe) = another ]";
+        self.floe(&["exec", machine, "--", "sh", "-c", runs]);
+        let left = "ls /usr/local/bin/*.floe-* 2>/dev/null";
+        let until = Instant::now() + BOOT_PATIENCE;
+        while ends(floe(&self.node, &["exec", machine, "--", "sh", "-c", left]))
+            .status
+            .success()
+        {
+            assert!(Instant::now() < until, "the old agent's program is left");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    /// Makes the tree one that boots: a shell's programs, and an init that this inittab is for. `init`: a tar with that and its libraries.
+    fn bootable(&self, inittab: &str, init: Option<&str>) -> PathBuf {
+        let tree = self.path(init.map_or("busybox-tree", |_| "sysvinit-tree"));
+        for dir in [
+            "bin",
+            "sbin",
+            "etc",
+            "usr/local",
+            "proc",
+            "sys",
+            "dev",
+            "run",
+            "tmp",
+        ] {
+            fs::create_dir_all(tree.join(dir)).unwrap();
+        }
+        fs::copy("/bin/busybox", tree.join("bin/busybox")).unwrap();
+        symlink("busybox", tree.join("bin/sh")).unwrap();
+        match init {
+            None => symlink("../bin/busybox", tree.join("sbin/init")).unwrap(),
+            Some(tar) => {
+                let done = Command::new("tar")
+                    .args(["-xf", tar, "-C"])
+                    .arg(&tree)
+                    .status();
+                assert!(done.unwrap().success());
+            }
+        }
+        let start = "#!/bin/busybox sh\n/bin/busybox --install -s /bin\nmount -t proc proc /proc\nmount -t sysfs sys /sys\n";
+        fs::write(tree.join("etc/start"), start).unwrap();
+        fs::set_permissions(tree.join("etc/start"), Permissions::from_mode(0o755)).unwrap();
+        fs::write(tree.join("etc/inittab"), inittab).unwrap();
+        fs::write(tree.join("etc/passwd"), "root::0:0:root:/:/bin/sh\n").unwrap();
+        fs::write(tree.join("etc/group"), "root:x:0:\n").unwrap();
+        tree
     }
 
     /// The disk of an image, in a file.
@@ -106,11 +165,6 @@ impl Rig {
         };
         finish(self.node.client().export(&request).unwrap());
         path
-    }
-
-    fn assert_nothing_is_left(&self) {
-        let left = fs::read_dir(self.node.home().join("tmp")).unwrap().count();
-        assert_eq!(left, 0, "temporary files are left");
     }
 }
 
@@ -270,16 +324,7 @@ fn an_imported_debian_answers_exec_at_its_first_boot() {
     for name in [PROGRAM, "/etc/systemd/system/floe-guest.service", WANTED] {
         debugfs(&disk, 0, &format!("rm {name}"));
     }
-    let run = |args: &[&str]| {
-        let done = ends(floe(&rig.node, args));
-        assert!(
-            done.status.success(),
-            "{args:?}: {}\n{}",
-            said(&done),
-            rig.node.log()
-        );
-        said(&done)
-    };
+    let run = |args: &[&str]| rig.floe(args);
     let cmdline = fs::read_to_string(guest("stock/cmdline")).unwrap();
     let (kernel, initrd) = (guest("stock/vmlinuz"), guest("stock/initrd"));
     let agent = format!("--agent={}", guest("stock/floe-guest"));
@@ -306,19 +351,55 @@ fn an_imported_debian_answers_exec_at_its_first_boot() {
         "{text}"
     );
     rig.node.run_named("debian", "web");
-    let until = Instant::now() + BOOT_PATIENCE;
-    while !ends(floe(&rig.node, &["exec", "web", "--", "true"]))
-        .status
-        .success()
-    {
-        assert!(
-            Instant::now() < until,
-            "{}\n{}",
-            rig.node.console("web"),
-            rig.node.log()
-        );
-        std::thread::sleep(Duration::from_millis(500));
+    rig.await_agent("web");
+    let is_active = ["exec", "web", "--", "systemctl", "is-active", "floe-guest"];
+    assert_eq!(run(&is_active), "active\n");
+    // its successor is started by systemd as well
+    rig.replace_agent("web");
+    assert_eq!(run(&is_active), "active\n");
+}
+
+#[test]
+#[ignore = "needs root, FUSE, QEMU and the guests tiny and stock: make system"]
+fn each_init_starts_the_agent_that_an_import_has_put_in_and_its_successor() {
+    let rig = Rig::new();
+    let sysvinit = guest("tiny/sysvinit.tar");
+    let systems = [
+        (
+            "busy",
+            "::sysinit:/etc/start\n",
+            None,
+            AgentStarter::Busybox,
+        ),
+        (
+            "sysv",
+            "id:2:initdefault:\nsi::sysinit:/etc/start\n",
+            Some(&*sysvinit),
+            AgentStarter::Sysvinit,
+        ),
+    ];
+    for (name, inittab, init, starter) in systems {
+        let tree = rig.bootable(inittab, init);
+        let disk = rig.disk(name, "ext4", Some(&tree), 0);
+        let request = ImportRequest {
+            kernel: Some(guest("stock/vmlinuz")),
+            initrd: Some(guest("stock/initrd")),
+            cmdline: Some("root=/dev/vda rw console=ttyS0 quiet".into()),
+            memory_bytes: Some(256 << 20),
+            agent: Some(guest("stock/floe-guest")),
+            ..Default::default()
+        };
+        let outcome = rig.import_disk(&disk, request).unwrap();
+        assert_eq!(outcome.agent.unwrap().started_by, starter);
+        rig.node.run_named(name, name);
     }
-    let text = run(&["exec", "web", "--", "systemctl", "is-active", "floe-guest"]);
-    assert_eq!(text, "active\n");
+    for (name, ..) in systems {
+        rig.await_agent(name);
+        // init itself has started it, and starts the next one
+        let is_inits = "[ $(awk '{print $4}' /proc/$PPID/stat) = 1 ] && cat /proc/1/comm";
+        let exec = ["exec", name, "--", "sh", "-c", is_inits];
+        assert_eq!(rig.floe(&exec), "init\n", "{name}");
+        rig.replace_agent(name);
+        assert_eq!(rig.floe(&exec), "init\n", "{name}");
+    }
 }

@@ -1,9 +1,10 @@
-//! `floe push` to a bucket and `floe image copy`, with a real guest and a real S3 server: whatever is killed on the way, what was
+//! `floe push` to a bucket and `floe image copy`, with a real guest and real servers of S3, Google's and Azure's kind: whatever is killed on the way, what was
 //! published runs and streams.
 
 mod bucket;
 mod node;
 
+use bucket::azurite::{ACCOUNT, Azurite};
 use bucket::{BucketServer, Mood};
 use floe_api::{CaptureRequest, RunRequest};
 use node::{Setup, Signal, TestNode, eventually, finish};
@@ -54,9 +55,14 @@ fn signal(child: &Child, signal: Signal) {
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
-    let server = BucketServer::start();
+    let (server, azure) = (BucketServer::start(), Azurite::start());
     let setup = || Setup {
-        env: server.environment(),
+        env: [
+            server.environment(),
+            server.google_environment(),
+            azure.environment(ACCOUNT.1),
+        ]
+        .concat(),
         ..Default::default()
     };
     let mut node = TestNode::with(setup());
@@ -108,7 +114,7 @@ fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
     assert!(ran.machine.is_some());
     other.type_and_wait("two", "echo alive-$((40+2))", "alive-42");
 
-    // bucket to hub, hub to a directory, directory to a bucket, bucket to a node
+    // bucket to hub, hub to a directory, directory to a bucket, to another vendor's and to a third one's, bucket to a node
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("hub");
     let token = floe_hub::create_token(&at, "ann").unwrap();
@@ -131,10 +137,27 @@ fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
         "s3://images/second",
         &["--name", "web:v2"],
     );
-    copy("s3://images/second/web:v2", "home", &[]);
+    copy("s3://images/second/web:v2", "az://images/team", &[]);
+    copy("az://images/team/web:v2", "gs://images/third", &[]);
+    copy("gs://images/third/web:v2", "home", &[]);
     let id = |node: &TestNode, name: &str| node.client().image(name).unwrap().summary.id;
     assert_eq!(id(&other, "home"), id(&node, "live"));
     done(&other, &["image", "verify", "home"]);
+
+    // and a third node runs it from there, with the other vendor's bucket beside
+    let third = TestNode::with(setup());
+    done(
+        &third,
+        &[
+            "run",
+            "az://images/team/web:v2",
+            "--source",
+            "gs://images/third/web:v2",
+            "--name",
+            "three",
+        ],
+    );
+    third.type_and_wait("three", "echo alive-$((40+3))", "alive-43");
 
     // what can't be is refused with the way out
     let refused = |args: &[&str], fix: &str| {

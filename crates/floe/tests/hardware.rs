@@ -510,6 +510,11 @@ fn a_uefi_machine_keeps_its_variables_wherever_it_goes() {
     assert!(!there.console("linux").contains(MARK_SET));
     let look = "test -d /sys/firmware/efi && echo booted-by-uefi-$((1+1))";
     there.type_and_wait("linux", look, "booted-by-uefi-2");
+    // what the firmware has drawn is no sign of a guest that uses the screen
+    let face = || there.client().console("linux").unwrap().face;
+    eventually("a console in front of the user", || {
+        face() == Some(Face::Console)
+    });
     let fork = ForkRequest {
         clones: 1,
         ..Default::default()

@@ -1,17 +1,14 @@
 //! What people bring along to be imported: disks in every format and packing, cut off, of odd sizes, and things that are none.
 
+mod importing;
 mod node;
 
 use floe_api::*;
 use floe_image::Region;
 use floe_store::Repository;
-use node::{TestNode, finish};
-use std::{
-    fs,
-    os::unix::net::UnixListener,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use importing::Rig;
+use node::finish;
+use std::{fs, os::unix::net::UnixListener, path::Path, process::Command};
 
 /// The formats, with `qemu-img`'s options for what differs in their tables.
 const FORMATS: &[(&str, &str, &[&str])] = &[
@@ -30,36 +27,17 @@ const FORMATS: &[(&str, &str, &[&str])] = &[
     ("vpc-fixed", "vpc", &["-o", "subformat=fixed,force_size=on"]),
 ];
 
-/// A directory of a test with a node.
-struct Rig {
-    node: TestNode,
-    dir: tempfile::TempDir,
-}
-
 impl Rig {
-    fn new() -> Rig {
-        let (node, dir) = (TestNode::start(), tempfile::tempdir().unwrap());
-        Rig { node, dir }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
     fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path(name), bytes).unwrap();
     }
 
     fn import(&self, file: &str) -> Result<Outcome, String> {
         let request = ImportRequest {
-            disks: vec![self.path(file).display().to_string()],
-            name: Some(file.replace('.', "-")),
             labels: [("from".to_owned(), file.to_owned())].into(), // no two are the same image
             ..Default::default()
         };
-        let events = self.node.client().import(&request);
-        let done = events.and_then(|events| events.finish(|_| ()));
-        done.map_err(|error| error.to_string())
+        self.import_disk(&self.path(file), request)
     }
 
     /// What the image consists of, by hashes.
@@ -67,11 +45,6 @@ impl Rig {
         let repository = Repository::open(&self.node.home().join("repo")).unwrap();
         let id = outcome.image.as_ref().unwrap().id.parse().unwrap();
         repository.manifest(&id).unwrap().regions
-    }
-
-    fn assert_nothing_is_left(&self) {
-        let left = fs::read_dir(self.node.home().join("tmp")).unwrap().count();
-        assert_eq!(left, 0, "temporary files are left");
     }
 }
 
@@ -257,7 +230,7 @@ fn a_packed_disk_is_the_disk_that_was_packed() {
         &["-o", "subformat=streamOptimized"],
     );
     rig.write("a.ovf", b"<?xml version=\"1.0\"?><Envelope/>");
-    let dir = rig.dir.path().display().to_string();
+    let dir = rig.path("").display().to_string();
     let raw = rig.path("disk.raw").display().to_string();
     tool("gzip", &["-1c", &raw], &rig.path("disk.raw.gz"));
     tool("xz", &["-1c", &raw], &rig.path("disk.raw.xz"));

@@ -1,4 +1,4 @@
-//! Machines that become larger and smaller while they run, with real guests: `floe resize`.
+//! Machines that become larger and smaller while they run, with real guests: `floe resize`, `floe attach`, `floe detach`.
 
 mod command;
 mod node;
@@ -44,6 +44,11 @@ fn sh(node: &TestNode, name: &str, line: &str) -> String {
 fn has(node: &TestNode, name: &str) -> (u32, u64) {
     let info = node.client().machine(name).unwrap();
     (info.cpus, info.memory_bytes / MIB)
+}
+
+/// How many network cards the guest sees.
+fn cards(node: &TestNode, name: &str) -> String {
+    sh(node, name, "ls /sys/class/net | grep -c eth")
 }
 
 /// MiB of memory that the guest's kernel counts, with those in its balloon and without its own.
@@ -116,6 +121,11 @@ fn a_machine_grows_and_shrinks_and_so_do_its_images_and_clones() {
     let log = node.log();
     assert!(log.contains("machine.resized"), "{log}");
 
+    // Another card: its driver sets it up, and a capture has it.
+    let said = floe_ends(&node, &["attach", "web", "--network"], 0);
+    assert!(said.contains("web has the card nic1\n"), "{said}");
+    assert_eq!(cards(&node, "web"), "2");
+
     // Its image is as it was, and a machine of it grows: first by what was taken, then by hardware.
     let request = CaptureRequest {
         name: Some("sized".into()),
@@ -123,6 +133,11 @@ fn a_machine_grows_and_shrinks_and_so_do_its_images_and_clones() {
         ..Default::default()
     };
     finish(node.client().capture("web", &request).unwrap());
+    // what was given can be taken away, and nothing else
+    let said = floe_ends(&node, &["detach", "web", "nic0"], 3);
+    assert!(said.contains("it was given nic1"), "{said}");
+    floe_ends(&node, &["detach", "web", "nic1"], 0);
+    assert_eq!(cards(&node, "web"), "1");
     floe_ends(&node, &["rm", "--force", "web"], 0);
     node.run_named("sized", "two");
     assert_eq!(
@@ -140,6 +155,8 @@ fn a_machine_grows_and_shrinks_and_so_do_its_images_and_clones() {
     );
     let all = counted(&node, "two");
     assert!(all > small + 360, "{small} became {all}");
+
+    assert_eq!(cards(&node, "two"), "2");
 
     // A clone too.
     let request = ForkRequest {

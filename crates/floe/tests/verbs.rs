@@ -29,6 +29,44 @@ fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
     output
 }
 
+/// What `floe stats` says of the machine `web`, which runs and has an agent.
+fn stats_are_told(node: &TestNode) {
+    let stats = code(node, 0, &["stats", "web", "--once", "--json"]);
+    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
+    let of = &stats["machines"][0];
+    assert_eq!(of["name"], "web");
+    for figure in ["own_bytes", "cpu_us", "ram_bytes"] {
+        assert!(of[figure].as_u64().is_some_and(|n| n > 0), "{stats}");
+    }
+    assert!(of["cpu_percent"].is_f64(), "{stats}");
+    assert!(
+        of.get("network").is_none(),
+        "nobody has asked for it: {stats}"
+    );
+    let ping = [
+        "exec", "web", "--", "ping", "-c", "1", "-W", "20", "10.0.2.2",
+    ];
+    code(node, 0, &ping);
+    let looks = ["stats", "web", "--network", "--once", "--json"];
+    let stats: serde_json::Value = serde_json::from_slice(&code(node, 0, &looks).stdout).unwrap();
+    let of = &stats["machines"][0];
+    for figure in ["received_bytes", "sent_bytes"] {
+        let counted = of["network"][figure].as_u64();
+        assert!(counted.is_some_and(|n| n >= 84), "{stats}");
+    }
+    assert!(of["sent_bytes_s"].is_f64(), "{stats}");
+    // one that can't be asked has none, and says why
+    code(node, 0, &["pause", "web"]);
+    let stats = said(&code(node, 0, &looks));
+    assert!(
+        stats.contains("stands still") && !stats.contains("sent_bytes_s"),
+        "{stats}"
+    );
+    let shown = said(&code(node, 0, &["stats", "web", "--network", "--once"]));
+    assert!(shown.contains("RECEIVED"), "{shown}");
+    code(node, 0, &["resume", "web"]);
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make system"]
 fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
@@ -64,14 +102,7 @@ fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
     assert!(kinds.iter().all(expected), "{kinds:?}");
     code(&node, 0, &["resume", "web"]);
 
-    let stats = code(&node, 0, &["stats", "web", "--once", "--json"]);
-    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
-    let of = &stats["machines"][0];
-    assert_eq!(of["name"], "web");
-    for figure in ["own_bytes", "cpu_us", "ram_bytes"] {
-        assert!(of[figure].as_u64().is_some_and(|n| n > 0), "{stats}");
-    }
-    assert!(of["cpu_percent"].is_f64(), "{stats}");
+    stats_are_told(&node);
     // what a shell asks at a Tab
     for (words, name) in [
         (["floe", "stop", "w"], "web"),

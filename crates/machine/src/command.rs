@@ -159,6 +159,21 @@ pub fn give_mac(config: &mut MachineConfig, mac: &str) {
     }
 }
 
+/// Returns what of a configuration decides how QEMU is started for a restore, without the addresses of network cards.
+pub fn hardware_of(config: &MachineConfig) -> MachineConfig {
+    let without_mac = |device: &String| match devices::property(device, "mac") {
+        Some(mac) => device.replace(&format!(",mac={mac}"), ",mac="),
+        None => device.clone(),
+    };
+    MachineConfig {
+        devices: config.devices.iter().map(without_mac).collect(),
+        nic_mac: None,
+        cmdline: None,
+        labels: Default::default(),
+        ..config.clone()
+    }
+}
+
 /// Returns a random, locally administered address with QEMU's prefix.
 pub(crate) fn random_mac() -> String {
     let [a, b, c]: [u8; 3] = rand::rng().random();
@@ -496,6 +511,36 @@ mod tests {
         let mut without = MachineConfig::default();
         renew_mac(&mut without);
         assert_eq!(without, MachineConfig::default());
+    }
+
+    #[test]
+    fn a_qemu_that_waits_fits_what_differs_in_addresses_and_labels_only() {
+        let mut config = MachineConfig {
+            nic_mac: Some("52:54:00:00:00:01".into()),
+            cmdline: Some("quiet".into()),
+            devices: devices::canonical(
+                &["disk0".into()],
+                "52:54:00:00:00:01",
+                Profile::Growable,
+                Models::default(),
+            ),
+            ..Default::default()
+        };
+        let card = devices::card(1, "52:54:00:00:00:02", 1);
+        config.devices.push(card);
+        let mut other = config.clone();
+        renew_mac(&mut other);
+        other.labels.insert("made".into(), "later".into());
+        other.cmdline = None;
+        assert_ne!(other.devices, config.devices);
+        assert_eq!(hardware_of(&other), hardware_of(&config));
+        other.devices.pop();
+        assert_ne!(hardware_of(&other), hardware_of(&config));
+        let more = MachineConfig {
+            cpus: Some(2),
+            ..config.clone()
+        };
+        assert_ne!(hardware_of(&more), hardware_of(&config));
     }
 
     #[test]

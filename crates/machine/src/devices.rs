@@ -244,6 +244,13 @@ pub(crate) fn added_cards(devices: &[String]) -> Vec<String> {
     cards.filter(|d| is_removable(d)).cloned().collect()
 }
 
+/// Returns the ids of the network cards that were added, which can be taken away again.
+pub fn added_card_ids(devices: &[String]) -> Vec<String> {
+    let cards = added_cards(devices);
+    let ids = cards.iter().filter_map(|card| property(card, "id"));
+    ids.map(str::to_owned).collect()
+}
+
 /// Properties of a network card.
 const NETWORK_PROPERTIES: &[&str] = &["id", "netdev", "mac", "romfile", "bus", "addr"];
 /// Each driver that floe uses, with the properties that floe sets.

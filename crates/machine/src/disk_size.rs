@@ -3,29 +3,47 @@
 //! A file grows before QEMU hears of it, so QEMU's size is never more than the file's. Whoever adopts a machine asks QEMU what it
 //! knows, and tells it the rest.
 
+use floe_image::MachineConfig;
 use serde_json::json;
 
 use crate::command;
 use crate::devices;
 use crate::error::MachineError;
 use crate::machine::Machine;
+use crate::models::DiskModel;
 
 /// The devices that tell a guest of a new size. IDE and SATA guests ask for it at their start only, and QEMU fixes that of NVMe.
 const TELL_THE_GUEST: &[&str] = &["virtio-blk-pci", "scsi-hd"];
+
+/// Returns the device through which a machine with this configuration has the disk.
+fn device_of<'a>(config: &'a MachineConfig, disk: &str) -> Option<&'a str> {
+    let at = config.disks.iter().position(|name| name == disk)?;
+    let node = command::disk_nodes(config).into_iter().nth(at)?;
+    let mut devices = config.devices.iter();
+    let device = devices.find(|device| devices::property(device, "drive") == Some(node.as_str()));
+    device.map(String::as_str)
+}
+
+/// Returns how a machine with this configuration has the disk; `None` if it is no disk that a guest writes to.
+pub fn disk_model(config: &MachineConfig, disk: &str) -> Option<DiskModel> {
+    let device = device_of(config, disk).filter(|_| !devices::is_special(disk))?;
+    let legacy = devices::property(device, "bus").is_some_and(|bus| bus.starts_with("legacy"));
+    match device.split(',').next()? {
+        "virtio-blk-pci" => Some(DiskModel::Virtio),
+        "scsi-hd" => Some(DiskModel::Scsi),
+        "ide-hd" if legacy => Some(DiskModel::Ide),
+        "ide-hd" => Some(DiskModel::Sata),
+        "nvme" => Some(DiskModel::Nvme),
+        _ => None,
+    }
+}
 
 impl Machine {
     /// Returns whether the guest can notice while it runs that this disk has become larger. QEMU is not asked.
     pub fn disk_tells_its_size(&self, disk: &str) -> bool {
         let config = self.config();
-        let at = config.disks.iter().position(|name| name == disk);
-        let Some(node) = at.and_then(|at| command::disk_nodes(&config).into_iter().nth(at)) else {
-            return false;
-        };
-        config.devices.iter().any(|device| {
-            let driver = device.split(',').next().unwrap_or_default();
-            TELL_THE_GUEST.contains(&driver)
-                && devices::property(device, "drive") == Some(node.as_str())
-        })
+        let driver = device_of(&config, disk).and_then(|device| device.split(',').next());
+        driver.is_some_and(|driver| TELL_THE_GUEST.contains(&driver))
     }
 
     /// Brings QEMU's sizes of disks, in bytes and by the disks' names, into agreement with those of their files: where it knows a smaller one
@@ -46,5 +64,34 @@ impl Machine {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::Profile;
+    use crate::models::Models;
+
+    #[test]
+    fn a_disk_is_of_the_model_that_its_device_is_of() {
+        let disks: Vec<String> = ["disk0", "disk1", "seed"].map(str::to_owned).into();
+        for model in DiskModel::ALL {
+            let models = Models {
+                disk: model,
+                ..Models::default()
+            };
+            let config = MachineConfig {
+                devices: devices::canonical(&disks, "52:54:00:00:00:01", Profile::Growable, models),
+                disks: disks.clone(),
+                ..MachineConfig::default()
+            };
+            for disk in ["disk0", "disk1"] {
+                assert_eq!(disk_model(&config, disk), Some(model), "{disk}");
+            }
+            for none in ["seed", "disk2", ""] {
+                assert_eq!(disk_model(&config, none), None, "{none}");
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! time can type.
 //!
 //! Firmware always writes on the screen, so a picture alone does not tell whether the guest uses it. The video memory does, see
-//! [`shown`]. Reading QEMU's memory changes nothing for the guest, which reading through a VGA's registers would. Rejected: the
+//! [`shown`](crate::shown). Reading QEMU's memory changes nothing for the guest, which reading through a VGA's registers would. Rejected: the
 //! picture's size (a text console has that of the firmware) and recognising letters in a picture.
 
 use std::fs::File;
@@ -16,21 +16,21 @@ use crate::capture::vram_span;
 use crate::error::MachineError;
 use crate::machine::Machine;
 use crate::qmp::connect_checked;
-use crate::shown::{Shown, shown};
 
 /// How much of the video memory is read, in bytes: all that text mode can use, and the upper 200 lines of a screen of 1280 points.
 const LOOKED_AT_BYTES: u64 = 1 << 20;
 impl Machine {
-    /// Says what the machine's screen shows; a machine without a screen shows nothing.
-    pub fn shown(&self) -> Result<Shown, MachineError> {
+    /// Returns the beginning of the machine's video memory, by which [`shown`](crate::shown) says what its screen shows; empty if it has
+    /// no screen.
+    pub fn video_memory(&self) -> Result<Vec<u8>, MachineError> {
         let Some(span) = vram_span(self)? else {
-            return Ok(Shown::Nothing);
+            return Ok(Vec::new());
         };
         let mut vram = vec![0; span.len.min(LOOKED_AT_BYTES) as usize];
         File::open(format!("/proc/{}/mem", self.pid()))
             .and_then(|memory| memory.read_exact_at(&mut vram, span.address))
             .map_err(MachineError::io("read the video memory"))?;
-        Ok(shown(&vram))
+        Ok(vram)
     }
 
     /// Connects to the serial console's line to type there; `None` if another program is connected, which has the line for itself

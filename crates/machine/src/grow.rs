@@ -465,7 +465,7 @@ impl Machine {
     }
 
     /// Changes the record, in memory and in its file.
-    fn change(&self, change: impl FnOnce(&mut Record)) -> Result<(), MachineError> {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Record)) -> Result<(), MachineError> {
         let mut record = self.record.lock();
         change(&mut record);
         record.save(self.dir())

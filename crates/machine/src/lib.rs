@@ -45,6 +45,7 @@ mod launch;
 mod machine;
 mod memory;
 mod models;
+mod ports;
 mod process;
 pub mod qga;
 pub mod qmp;
@@ -55,13 +56,15 @@ mod screen;
 mod shown;
 mod spec;
 pub mod tool;
+mod usage;
 
 pub use accel::Accel;
 pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
-pub use command::{RamBacking, give_mac, renew_mac};
-pub use devices::{VGA_MEMORY_MIB, has_network_card, is_special};
+pub use command::{RamBacking, give_mac, hardware_of, renew_mac};
+pub use devices::{VGA_MEMORY_MIB, added_card_ids, has_network_card, is_special};
+pub use disk_size::disk_model;
 pub use error::{GrowError, MachineError};
 pub use exec::User;
 pub use grow::Reception;
@@ -74,10 +77,11 @@ pub use memory::{Pages, Rest};
 pub use models::{DiskModel, Models, NetworkModel};
 pub use process::{Process, ProcessId};
 pub use record::Record;
-pub use restore::{LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
+pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use shown::{Shown, shown};
 pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,
 };
+pub use usage::Usage;

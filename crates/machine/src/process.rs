@@ -1,7 +1,7 @@
 //! A process, distinguished from a later one with the same id, and its address space.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -38,6 +38,13 @@ pub struct Mapping {
     pub offset: u64,
     /// The file, followed by ` (deleted)` if it was deleted; empty for anonymous memory.
     pub path: String,
+}
+
+impl AsFd for Process {
+    /// Its pidfd.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
 }
 
 impl Process {

@@ -1,7 +1,8 @@
 //! Restores a captured machine.
 //!
 //! QEMU starts with its RAM mapped privately from the image's file, loads the device state from a descriptor, and waits.
-//! This much can be done in advance and yields a [`Standby`], which then only has to be resumed.
+//! This much can be done in advance and yields a [`Standby`], which then only has to be resumed. Where the state is not there
+//! yet, the first half of it can be: a [`Blank`] is a QEMU that waits for a state of its hardware.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -10,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use floe_image::CHUNK_SIZE;
+use floe_image::{CHUNK_SIZE, MachineConfig};
 use serde_json::json;
 
 use crate::capture::vram_span;
@@ -58,7 +59,12 @@ pub struct Restored {
     pub stages: Vec<Stage>,
 }
 
-/// A machine with its state loaded, waiting to be resumed.
+/// A QEMU that was started before it is known which image it is to continue, as one of a hardware profile. It has mapped its
+/// memory's files and opened its disks, but has read nothing of its memory, and of a disk the first sector only, for the
+/// geometry that it tells its guest. Dropping it ends QEMU.
+pub struct Blank(Standby);
+
+/// A machine with its state loaded, waiting to be resumed. Dropping it ends QEMU.
 pub struct Standby {
     machine: Option<Machine>,
     stages: Vec<Stage>,
@@ -99,9 +105,10 @@ impl Machine {
     }
 }
 
-impl Standby {
-    /// Starts QEMU and loads the state. `spec.config` must be the image's.
-    pub fn prepare(spec: Spec, snapshot: &Snapshot) -> Result<Standby, MachineError> {
+impl Blank {
+    /// Starts a QEMU that loads no state yet. `spec.config` must be that of an image, and `memory` has the files of its regions
+    /// `ram`, `ram1`, ...: their content is needed only when the state is loaded.
+    pub fn start(spec: Spec, memory: &[PathBuf]) -> Result<Blank, MachineError> {
         let mut watch = Stopwatch::start();
         spec.check()?;
         // check this first: a later profile's devices would be refused as foreign
@@ -118,39 +125,87 @@ impl Standby {
         }
         let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
         Host::probe(&spec.programs, &spec.accel, model)?.check_restore(&config)?;
-        let mut files = std::iter::once(&snapshot.ram).chain(&snapshot.blocks);
-        if let Some(relative) = files.find(|path| !path.is_absolute()) {
+        if let Some(relative) = memory.iter().find(|path| !path.is_absolute()) {
             return Err(MachineError::Spec {
                 what: format!("path {} must be absolute", relative.display()),
             });
         }
-        if snapshot.blocks.len() != config.memory_blocks.len() {
+        if memory.len() != 1 + config.memory_blocks.len() {
             let what = format!(
                 "{} memory blocks are configured, {} files are given",
                 config.memory_blocks.len(),
-                snapshot.blocks.len()
+                memory.len().saturating_sub(1)
             );
             return Err(MachineError::Spec { what });
         }
         watch.stage("check");
-        let ram = RamBacking::File(snapshot.ram.clone());
-        let blocks = snapshot.blocks.iter().cloned().map(RamBacking::File);
-        let machine = launch(&spec, config, ram, blocks.collect(), true)?;
+        let mut backings = memory.iter().cloned().map(RamBacking::File);
+        let ram = backings.next().expect("there is at least one file");
+        let machine = launch(&spec, config, ram, backings.collect(), true)?;
         watch.stage("qemu");
-        let mut standby = Standby {
+        Ok(Blank(Standby {
             machine: Some(machine),
-            stages: Vec::new(),
+            stages: watch.stages,
+        }))
+    }
+
+    /// Returns the waiting machine.
+    pub fn machine(&self) -> &Machine {
+        self.0.machine()
+    }
+
+    /// Returns whether the state of an image with this configuration can be loaded: the guest must find the hardware that it
+    /// was captured with. The addresses of network cards are the blank's own, and what only the node reads may differ.
+    pub fn fits(&self, config: &MachineConfig) -> bool {
+        command::hardware_of(&self.machine().config()) == command::hardware_of(config)
+    }
+
+    /// Loads a state; what the machine's files contain must be the image's by now. `config` is the image's, and becomes the
+    /// machine's, but for the addresses of the network cards.
+    pub fn load(
+        self,
+        config: &MachineConfig,
+        snapshot: &Snapshot,
+        network_down: bool,
+    ) -> Result<Standby, MachineError> {
+        let machine = self.machine();
+        let own = machine.config();
+        if !self.fits(config) {
+            return Err(MachineError::Spec {
+                what: "the waiting QEMU has other hardware than the image".into(),
+            });
+        }
+        let config = MachineConfig {
+            devices: own.devices,
+            nic_mac: own.nic_mac,
+            ..config.clone()
         };
-        // From here on, an error drops the standby, which ends its QEMU.
-        let machine = standby.machine();
+        machine.change(|record| record.config = config)?;
+        self.0.load(snapshot, network_down)
+    }
+}
+
+impl Standby {
+    /// Starts QEMU and loads the state. `spec.config` must be the image's.
+    pub fn prepare(spec: Spec, snapshot: &Snapshot) -> Result<Standby, MachineError> {
+        let network_down = spec.network_down;
+        let memory = std::iter::once(&snapshot.ram).chain(&snapshot.blocks);
+        let memory: Vec<PathBuf> = memory.cloned().collect();
+        Blank::start(spec, &memory)?.0.load(snapshot, network_down)
+    }
+
+    /// An error ends the QEMU, with the value.
+    fn load(mut self, snapshot: &Snapshot, network_down: bool) -> Result<Standby, MachineError> {
+        let mut watch = Stopwatch::start();
+        let machine = self.machine();
         load(machine, &snapshot.device)?;
         watch.stage("load");
         write_vram(machine, &snapshot.vram)?;
         watch.stage("vram");
         // the state contains whether the cable was connected at the capture
-        machine.set_network(!spec.network_down)?;
-        standby.stages = watch.stages;
-        Ok(standby)
+        machine.set_network(!network_down)?;
+        self.stages.append(&mut watch.stages);
+        Ok(self)
     }
 
     /// Returns how the time of [`Standby::prepare`] was spent.

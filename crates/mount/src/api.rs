@@ -34,12 +34,12 @@ const MACHINE_NAME_MAX: usize = 63;
 
 /// The mount of a node. Dropping it unmounts.
 pub struct Mount {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     mountpoint: PathBuf,
     device_number: u64,
     took_over: bool,
     /// The number that the planner will know the next region by.
-    next_region: AtomicU32,
+    pub(crate) next_region: AtomicU32,
     threads: Vec<Task<()>>,
     live_dir: PathBuf,
     open: bool,
@@ -326,7 +326,7 @@ impl Mount {
         Ok(self.image_handle(image))
     }
 
-    fn image_handle(&self, image: Arc<Image>) -> ImageHandle {
+    pub(crate) fn image_handle(&self, image: Arc<Image>) -> ImageHandle {
         ImageHandle {
             image,
             core: self.core.clone(),
@@ -506,7 +506,7 @@ impl Mount {
     }
 
     /// Removes paths from the mount and makes the kernel forget their names.
-    fn remove(&self, path: &str) -> Result<(), MountError> {
+    pub(crate) fn remove(&self, path: &str) -> Result<(), MountError> {
         for (parent, name) in self.core.tree.remove(path)? {
             let head = abi::notify_inval_entry(parent, &name);
             // ENOENT: the kernel never looked the name up.

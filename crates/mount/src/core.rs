@@ -137,6 +137,8 @@ pub(crate) struct Core {
     pub machines: RwLock<HashMap<String, Arc<Machine>>>,
     pub regions: RwLock<HashMap<RegionId, (Weak<Image>, usize)>>,
     pub askers: Askers,
+    /// Held while a blank machine is bound to an image.
+    pub binding: Mutex<()>,
     machines_made: AtomicU32,
     /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
@@ -182,6 +184,7 @@ impl Core {
             machines: RwLock::default(),
             regions: RwLock::default(),
             askers: Askers::default(),
+            binding: Mutex::default(),
             machines_made: AtomicU32::new(0),
             in_disks: AtomicUsize::new(0),
         }

@@ -61,6 +61,14 @@ pub enum MountError {
         /// The name that was looked for.
         name: String,
     },
+    /// A machine's blank files can't get the content of an image.
+    #[error("machine {machine} can't be bound to the image: {reason}")]
+    Blank {
+        /// The machine.
+        machine: String,
+        /// What is in the way.
+        reason: String,
+    },
     /// A machine's disk is based on an image that isn't on this mount.
     #[error("disk {disk} of machine {machine} stands on image {image}; add that image first")]
     BaseMissing {

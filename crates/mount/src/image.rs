@@ -2,6 +2,7 @@
 //! nothing while the chunk is in the store.
 
 use crate::backend::Backend;
+use crate::blank::Beginnings;
 use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
@@ -111,6 +112,8 @@ pub(crate) struct Image {
     /// Set when nobody wants to know which chunks are touched.
     pub unwatched: AtomicBool,
     pub streaming: Streaming,
+    /// Only of a blank: what its disks begin with.
+    pub blank: Option<Beginnings>,
 }
 
 impl Region {
@@ -193,6 +196,7 @@ impl Image {
             zero: AtomicU64::new(0),
             unwatched: AtomicBool::new(false),
             streaming: Streaming::default(),
+            blank: None,
         }
     }
 

@@ -19,6 +19,7 @@ mod abi;
 mod api;
 mod askers;
 mod backend;
+mod blank;
 mod chores;
 mod core;
 mod crew;
@@ -44,6 +45,7 @@ mod trace;
 mod tree;
 
 pub use api::Mount;
+pub use blank::{BlankDisk, BlankSpec};
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
 pub use keeper::Keeper;

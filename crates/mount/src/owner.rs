@@ -10,7 +10,7 @@ use crate::inbox::{Inbox, Message, Next, Stir};
 use crate::machine::Machine;
 use crate::push::{self, PushBlock};
 use floe_planner::{Action, Event, Planner};
-use floe_sched::{MachineId, Purpose};
+use floe_sched::{MachineId, Purpose, Who};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -159,9 +159,13 @@ impl Owner {
                     chunks,
                     who,
                 } => {
-                    if let Some((image, r)) = image(core, region) {
+                    let found = image(core, region);
+                    if let Some((image, r, ino)) =
+                        found.and_then(|(image, r)| self.inode(core, &image, r, who))
+                    {
                         let order = PushBlock {
                             image: Arc::downgrade(&image),
+                            ino,
                             region: r,
                             block,
                             chunks,
@@ -172,6 +176,25 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Returns the inode in which a machine sees a region of an image, after what identifies the region; the image's own if
+    /// the machine shows none. `None` if there is no such file.
+    fn inode(
+        &self,
+        core: &Core,
+        image: &Arc<Image>,
+        region: usize,
+        who: Who,
+    ) -> Option<(Arc<Image>, usize, u64)> {
+        let name = &image.regions[region].name;
+        let of_machine = |machine: &Arc<Machine>| {
+            let path = format!("machines/{}/{name}", machine.name);
+            core.tree.ino(&path)
+        };
+        let ino = self.machines.get(&who.machine).and_then(of_machine);
+        let ino = ino.or_else(|| core.tree.ino(&format!("images/{}/{name}", image.id)))?;
+        Some((image.clone(), region, ino))
     }
 
     /// Reports to the node that a machine should pause or go on. While it is paused, no time passes in its trace.

@@ -63,6 +63,8 @@ pub(crate) fn push(
 /// An order to push some chunks of one block of 64, given as a mask.
 pub(crate) struct PushBlock {
     pub image: Weak<Image>,
+    /// The inode whose page was touched: an image's content may be in several.
+    pub ino: u64,
     pub region: usize,
     pub block: u64,
     pub chunks: u64,
@@ -83,7 +85,13 @@ impl Queued for PushBlock {
 /// Pushes the chunks around a touched one, if others nearby were touched before. A touch of a pushed page isn't seen, so this
 /// is done only for zero chunks, which no trace records and no planner counts, and for images that nobody watches.
 /// `bytes` is what was read.
-pub(crate) fn around(core: &Core, (target, asking): (&Target, Asking), chunk: u64, bytes: &[u8]) {
+pub(crate) fn around(
+    core: &Core,
+    (target, asking): (&Target, Asking),
+    ino: u64,
+    chunk: u64,
+    bytes: &[u8],
+) {
     let Target::Region(image, region) = target else {
         return;
     };
@@ -100,6 +108,7 @@ pub(crate) fn around(core: &Core, (target, asking): (&Target, Asking), chunk: u6
             who,
             PushBlock {
                 image: Arc::downgrade(image),
+                ino,
                 region,
                 block: chunk / 64,
                 chunks,
@@ -126,22 +135,16 @@ pub(crate) fn run(core: &Weak<Core>, orders: &Queue<PushBlock>) {
     }
 }
 
-/// Pushes some chunks of a block, run by run. Skips an inode that the kernel doesn't know yet.
+/// Pushes some chunks of a block, run by run.
 fn push_block(core: &Core, image: &Image, order: &PushBlock) {
     let region = order.region;
-    let Some(ino) = core.tree.ino(&format!(
-        "images/{}/{}",
-        image.id, image.regions[region].name
-    )) else {
-        return;
-    };
     let mut left = order.chunks;
     while left != 0 {
         let first = left.trailing_zeros();
         let run = (left >> first).trailing_ones();
         let start = order.block * 64 + u64::from(first);
         let chunks = start..start + u64::from(run);
-        if let Err(error) = push(core, image, region, chunks, order.only_zero, ino) {
+        if let Err(error) = push(core, image, region, chunks, order.only_zero, order.ino) {
             tracing::debug!(%error, "the kernel did not take pushed pages");
             return;
         }

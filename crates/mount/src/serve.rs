@@ -386,7 +386,7 @@ impl Call<'_> {
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
                 let (bytes, asking) = (&out[abi::OUT_HEADER_BYTES..], self.asking());
                 let chunk = offset / CHUNK_SIZE as u64;
-                push::around(self.core, (&target, asking), chunk, bytes);
+                push::around(self.core, (&target, asking), self.header.node, chunk, bytes);
                 self.core.account(Touches {
                     target,
                     asking: self.asking(),

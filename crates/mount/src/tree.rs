@@ -196,7 +196,7 @@ impl Tree {
     ) -> Result<(), MountError> {
         let mut state = self.state.write();
         let mut table = state.table.clone();
-        let mut nodes = Vec::new();
+        let (mut nodes, mut changed) = (Vec::new(), false);
         for (path, node) in entries {
             let shared = match &node {
                 Some(Node::Region { image, region }) => {
@@ -225,11 +225,13 @@ impl Tree {
                 gid,
                 mode: 0o700,
             });
-            table.paths.insert(path, ino);
+            changed |= table.paths.insert(path, ino) != Some(ino);
             nodes.push((ino, node));
         }
-        self.save(&table)?;
-        state.table = table;
+        if changed {
+            self.save(&table)?;
+            state.table = table;
+        }
         state.nodes.extend(nodes);
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{DISK_BYTES, Place, RAM_BYTES, Random, map};
-use floe_mount::Keeper;
+use common::{DISK_BYTES, Node, Place, RAM_BYTES, Random, map};
 use floe_mount::supervisor::{self, Client};
+use floe_mount::{BlankDisk, BlankSpec, DiskSpec, ImageHandle, Keeper, MachineHandle, MachineSpec};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -33,9 +33,48 @@ fn role() {
     std::fs::write(root.join(format!("starting-{}", std::process::id())), "").unwrap();
     let mut node = place.start(options);
     let _machine = place.machine(&node, "a");
+    let waiting = match std::env::var("FLOE_TEST_BOUND").as_deref() {
+        Ok("later") => Some(blank_machine(&place, &node)),
+        Ok(_) => Some(place.machine(&node, "waiting")),
+        Err(_) => None,
+    };
     node.mount.takeover_done();
     std::fs::write(root.join(format!("ready-{}", std::process::id())), "").unwrap();
+    if std::env::var("FLOE_TEST_BOUND").as_deref() == Ok("later") {
+        while !root.join("bind").exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(waiting);
+        let image = node.image.clone().unwrap();
+        let spec = waiting_spec(&place, image);
+        node.mount.bind_machine(spec).unwrap();
+        std::fs::write(root.join(format!("bound-{}", std::process::id())), "").unwrap();
+    }
     node.mount.wait();
+}
+
+fn waiting_spec(place: &Place, image: ImageHandle) -> MachineSpec {
+    MachineSpec {
+        name: "waiting".into(),
+        uid: 0,
+        gid: 0,
+        image,
+        dir: place.root.join("machines/waiting"),
+        disks: vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)],
+    }
+}
+
+fn blank_machine(place: &Place, node: &Node) -> MachineHandle {
+    let image = node.mount.blank(BlankSpec {
+        memory: vec![("ram".into(), RAM_BYTES as u64)],
+        disks: vec![BlankDisk {
+            name: "disk0".into(),
+            size: DISK_BYTES as u64,
+            beginning: Vec::new(),
+        }],
+    });
+    let spec = waiting_spec(place, image);
+    node.mount.add_machine(spec).unwrap()
 }
 
 /// Returns a keeper that starts no supervisor, because the test runs one in another process.
@@ -68,7 +107,11 @@ impl Process {
     }
 
     fn node(place: &Place) -> Self {
-        let mut node = Self::start("node", place);
+        Self::ready(Self::command("node", place), place)
+    }
+
+    fn ready(mut command: Command, place: &Place) -> Self {
+        let mut node = Self(command.spawn().unwrap());
         node.reaches("ready", place);
         node
     }
@@ -186,6 +229,39 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
     assert!(writes.load(Ordering::Relaxed) > 60);
     drop(unmount);
     drop(node);
+    Client::connect(&socket).unwrap().quit().unwrap();
+    drop(supervisor);
+}
+
+/// A VMM that waited on blank files, and the node that bound them is killed: the next node gives it the image's bytes.
+#[test]
+#[ignore = "needs root and /dev/fuse: make system"]
+fn what_was_bound_under_a_killed_node_goes_on_under_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let (supervisor, socket) = supervisor_of(&place);
+    let unmount = Unmount(place.root.join("mnt"));
+    let node = |bound: &str| {
+        let mut command = Process::command("node", &place);
+        command.env("FLOE_TEST_BOUND", bound);
+        Process::ready(command, &place)
+    };
+    let mut first = node("later");
+    let waiting = place.root.join("mnt/machines/waiting");
+    let memory = map(&waiting.join("ram"));
+    let disk = std::fs::File::open(waiting.join("disk0")).unwrap();
+    std::fs::write(place.root.join("bind"), "").unwrap();
+    first.reaches("bound", &place);
+    let half = RAM_BYTES / 2;
+    assert!(memory[..half] == place.ram[..half]);
+    first.kill();
+    let second = node("already");
+    assert!(memory[..] == place.ram[..]);
+    let mut bytes = vec![0; DISK_BYTES];
+    disk.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes == place.disk);
+    drop(unmount);
+    drop(second);
     Client::connect(&socket).unwrap().quit().unwrap();
     drop(supervisor);
 }

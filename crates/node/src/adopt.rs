@@ -17,6 +17,7 @@ use crate::{
         record::{Record, Wanted},
     },
     machines::{self, Kin, Machines},
+    park::Parks,
 };
 use floe_api::Happened;
 use floe_machine::{Machine, Status};
@@ -60,6 +61,7 @@ pub(crate) struct Adoption {
     pub inventory: Arc<Inventory>,
     pub machines: Arc<Machines>,
     pub forks: Arc<Forks>,
+    pub parks: Arc<Parks>,
 }
 
 impl Adoption {
@@ -110,7 +112,7 @@ impl Adoption {
                 left.attached = self.machines.attach(&left.operation);
                 self.machines.resources_found(&left.operation);
             }
-            Wanted::Stopped | Wanted::Starting | Wanted::Removing => {
+            Wanted::Stopped | Wanted::Parked | Wanted::Starting | Wanted::Removing => {
                 if let Some(qemu) = self.machines.qemu_of(&left.operation) {
                     qemu.kill();
                 }
@@ -194,6 +196,15 @@ impl Adoption {
                     .resources
                     .ended(&record.name, &record.mount_name);
             }
+            // killed while it parked or woke: its guest stood still from when it was stored, and has not executed since
+            Wanted::Parked => {
+                self.machines.end_qemu(&operation);
+                let record = operation.record();
+                self.machines
+                    .resources
+                    .ended(&record.name, &record.mount_name);
+                self.parks.hold_again(&operation.entry);
+            }
             Wanted::Starting | Wanted::Removing => {
                 self.machines.end_qemu(&operation);
                 self.machines.discard(&operation);
@@ -260,6 +271,7 @@ impl Adoption {
             if let Err(error) = self.machines.settle_disks(operation) {
                 tracing::warn!(machine = %operation.name, %error, "its guest may not know how large its disks are");
             }
+            self.parks.settle_ports(operation, &machine);
             if let Err(error) = self.machines.settle_size(operation, None) {
                 tracing::warn!(machine = %operation.name, %error, "its record may not say how much memory its guest has");
             }

@@ -1,7 +1,7 @@
 //! The node's own files: read up to a bound, replaced atomically, readable by the node's user only.
 
 use super::{inventory::Pauses, record::Record};
-use crate::error::{NodeError, at, failed};
+use crate::error::{NodeError, at, at_named, failed};
 use floe_image::{Hash, Manifest};
 use floe_store::Durability;
 use std::{
@@ -10,6 +10,7 @@ use std::{
     io::{self, Read},
     path::{Path, PathBuf},
 };
+use tempfile::NamedTempFile;
 
 /// Mode of a directory that other users, such as the machines' own, may traverse to reach their files, but may not list.
 pub(crate) const PASSABLE_MODE: u32 = 0o711;
@@ -143,6 +144,26 @@ pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
         .collect();
     files.sort();
     files.into_iter().map(|(_, path)| path).collect()
+}
+
+/// Makes the temporary file that becomes the file at a path that a caller named, in the same directory.
+pub(crate) fn beside(to: &Path) -> Result<NamedTempFile, NodeError> {
+    let dir = to.parent().unwrap_or(Path::new("/"));
+    tempfile::Builder::new()
+        .prefix(".floe-export")
+        .tempfile_in(dir)
+        .map_err(at_named(format!("cannot write in {}", dir.display())))
+}
+
+/// Gives such a file its name once it is complete.
+pub(crate) fn put_in_place(file: NamedTempFile, to: &Path) -> Result<(), NodeError> {
+    let write = || {
+        file.as_file().sync_all()?;
+        file.persist(to).map_err(|error| error.error)?;
+        let dir = to.parent().unwrap_or(Path::new("/"));
+        fs::File::open(dir)?.sync_all()
+    };
+    write().map_err(at_named(format!("cannot write {}", to.display())))
 }
 
 /// Replaces a file with these bytes, readable by this user only. After a crash it is the old or the new one.

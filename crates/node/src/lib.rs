@@ -14,9 +14,11 @@
 //! traces                      what machines touched, models made of that
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
+//! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
 //! independence                whole images on this host, in the background
 //! run  capture  fork  guest   what users and guests ask for
+//! pool  park                  machines that stand still, in memory or without any
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -24,6 +26,7 @@
 
 mod adopt;
 mod agents;
+mod caller;
 mod capture;
 mod cluster;
 mod core;
@@ -44,8 +47,10 @@ mod machines;
 mod names;
 mod network;
 mod options;
+mod park;
 mod placement;
 pub mod plan;
+mod pool;
 mod prune;
 pub mod report;
 mod reserve;
@@ -55,6 +60,7 @@ mod rest;
 mod run;
 mod seed;
 mod serve;
+mod shrink;
 mod traces;
 pub mod transfer;
 mod views;
@@ -69,12 +75,12 @@ use floe_api::{
 };
 use floe_front::telemetry;
 use floe_machine::Accel;
-pub use images::sources;
+pub use images::{installed_agent, sources};
 pub use inventory::record;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
-    CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT, NodeOptions,
-    STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
+    BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,
+    NodeOptions, STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
 };
 pub use resources::control_groups;
 pub use rest::openapi_json;
@@ -98,6 +104,8 @@ pub struct Node {
     /// What agents in guests do for users and for the node.
     pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
+    /// Makes machines small, and gives them back what was taken from them.
+    pub(crate) shrinks: Arc<shrink::Shrinks>,
     /// Brings machines to other sizes.
     pub(crate) resizes: Arc<resize::Resizes>,
     /// Makes machines independent of where their images came from.
@@ -105,6 +113,10 @@ pub struct Node {
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,
+    /// Machines that stand still in memory.
+    pub(crate) pool: Arc<pool::Pool>,
+    /// Parks machines and wakes them.
+    pub(crate) parks: Arc<park::Parks>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.
@@ -131,6 +143,7 @@ impl Node {
             machines: self.inventory.len() as u64,
             images: self.images.repo.list()?.len() as u64,
             standby: self.machines.standby_len() as u64,
+            blanks: self.machines.blanks_len() as u64,
             uptime_s: core.started.elapsed().as_secs(),
             took_over: core.took_over,
         })
@@ -182,7 +195,8 @@ impl Node {
     pub(crate) fn record_metrics(&self) {
         let cache = self.images.cache.stats();
         metrics::gauge!(telemetry::NODE_MACHINES).set(self.inventory.len() as f64);
-        metrics::gauge!(telemetry::NODE_STANDBY).set(self.machines.standby_len() as f64);
+        metrics::gauge!(telemetry::NODE_STANDBY)
+            .set((self.machines.standby_len() + self.machines.blanks_len()) as f64);
         metrics::gauge!(telemetry::NODE_CACHE_BYTES).set(cache.bytes as f64);
         metrics::counter!(telemetry::NODE_CACHE_HITS).absolute(cache.hits);
         metrics::counter!(telemetry::NODE_CACHE_MISSES).absolute(cache.misses);

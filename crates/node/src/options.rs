@@ -77,18 +77,24 @@ pub struct StandbyOptions {
     pub images: usize,
     /// Most memory of all of them, in bytes. Each takes [`STANDBY_BYTES`] and what its device state touches.
     pub memory_bytes: u64,
+    /// Most memory of those that are bound to no image yet, in bytes. Each takes [`BLANK_BYTES`].
+    pub blank_bytes: u64,
 }
+
+/// Memory of a QEMU that waits and has loaded no state yet, in bytes.
+pub const BLANK_BYTES: u64 = 16 << 20;
 
 /// Memory of a waiting QEMU, in bytes: 30 to 45 MB of its own, mostly its code's data and one stack per thread.
 pub const STANDBY_BYTES: u64 = 48 << 20;
 
 impl Default for StandbyOptions {
-    /// One QEMU for each of the last two images, within 128 MiB.
+    /// One QEMU for each of the last two images, within 128 MiB, and 32 for clones.
     fn default() -> Self {
         StandbyOptions {
             each: 1,
             images: 2,
             memory_bytes: 128 << 20,
+            blank_bytes: 32 * BLANK_BYTES,
         }
     }
 }

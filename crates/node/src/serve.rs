@@ -16,11 +16,15 @@ use crate::{
     independence::Independence,
     inventory::{Entry, Inventory},
     machines::{self, Machines},
-    network, placement,
+    network,
+    park::Parks,
+    placement,
+    pool::{self, Pool, Stock},
     reserve::Reserve,
     resize::Resizes,
     rest,
     run::Runs,
+    shrink::Shrinks,
     traces::Traces,
     views::Views,
     web,
@@ -97,6 +101,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         UnixListener::from_std(listener).map_err(at("cannot listen"))?
     };
     runtime.spawn(async move {
+        let app = app.into_make_service_with_connect_info::<crate::caller::Peer>();
         if let Err(error) = axum::serve(listener, app).await {
             tracing::error!(%error, "the interface ended");
         }
@@ -244,13 +249,14 @@ fn services(
     let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
     let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home.forks()));
     let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
+    let stock = Stock::new(pool::budget(home)?);
     let sources = Sources::new(
         repo.clone(),
         cache.clone(),
         core.options.io_timeout,
         home.run().join("index"),
         core.options.own_hub.clone(),
-        vec![Box::new(forked)],
+        vec![Box::new(forked), Box::new(stock.clone())],
     );
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
@@ -267,6 +273,12 @@ fn services(
         inventory.clone(),
         arrivals,
     )?;
+    let shrinks = Arc::new(Shrinks {
+        core: core.clone(),
+        inventory: inventory.clone(),
+        agents: agents.clone(),
+        waker: Default::default(),
+    });
     let resizes = Arc::new(Resizes {
         core: core.clone(),
         inventory: inventory.clone(),
@@ -303,6 +315,29 @@ fn services(
         captures.clone(),
         layers,
     )?;
+    let pool = Pool::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+        captures.clone(),
+        runs.clone(),
+        forks.clone(),
+        shrinks.clone(),
+        stock,
+    )?;
+    let parks = Parks::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        traces.clone(),
+        networks.clone(),
+        agents.clone(),
+        machines.clone(),
+        runs.clone(),
+        captures.clone(),
+        forks.clone(),
+    )?;
     let guests = Guests::new(
         core.clone(),
         images.clone(),
@@ -317,6 +352,7 @@ fn services(
         inventory: inventory.clone(),
         machines: machines.clone(),
         forks: forks.clone(),
+        parks: parks.clone(),
     });
     Ok(Arc::new(Node {
         core,
@@ -328,11 +364,14 @@ fn services(
         traces,
         agents,
         machines,
+        shrinks,
         resizes,
         independence,
         runs,
         captures,
         forks,
+        pool,
+        parks,
         guests,
         adoption,
     }))
@@ -362,6 +401,8 @@ fn begin(
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
     node.independence.start_looking_after()?;
+    node.parks.start_looking_after()?;
+    node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_watching_tickets()?;
@@ -375,6 +416,7 @@ fn begin(
     node.traces.start_tracing()?;
     node.traces.fetch_models_again();
     node.forks.store_found(found);
+    node.pool.start_warming();
     node.adoption.take_over_machines(left);
     Ok(())
 }

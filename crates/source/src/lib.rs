@@ -2,7 +2,7 @@
 //!
 //! A [`Source`] answers four questions about images: which image has this name, what is its manifest, which packs hold it, and
 //! what are the bytes of these chunks and segments. There is a source for a repository on this host ([`Directory`]), for the
-//! same files behind any web server ([`Files`]) or in an S3 bucket ([`S3`]), and for a hub ([`Hub`]). A [`Registry`] makes the
+//! same files behind any web server ([`Files`]) or in a bucket ([`Bucket`]), and for a hub ([`Hub`]). A [`Registry`] makes the
 //! right one for an [`Origin`]: an address with its token and its certificate authority.
 //!
 //! Wrappers with the same interface add to a source: [`Retry`] (tries again, with growing random pauses), [`Failover`] (several
@@ -18,8 +18,9 @@
 //!
 //! Deliberately absent: deciding *what* to fetch (floe-planner), keeping it (floe-store), showing it as files (floe-mount). The
 //! interface is synchronous because plain threads serve page faults; the async HTTP library below runs on the calling thread
-//! (S3 connections have a thread of their own).
+//! (buckets' connections have a thread of their own).
 
+mod bucket;
 mod directory;
 mod error;
 mod fetcher;
@@ -31,13 +32,13 @@ pub mod multicast;
 mod origin;
 mod packed;
 mod registry;
-mod s3;
 mod wrap;
 
 use std::time::Duration;
 
 use floe_image::{Hash, Kind, Layout, Manifest};
 
+pub use bucket::{Bucket, Listed, is_bucket, is_bucket_scheme};
 pub use directory::Directory;
 pub use error::SourceError;
 pub use fetcher::{Budget, Done, Each, FetchOptions, FetchStats, Fetcher, budget};
@@ -48,7 +49,6 @@ pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use origin::Origin;
 pub use packed::{RangeReads, range_reads};
 pub use registry::{Opens, Options, Registry, Scheme};
-pub use s3::{Listed, S3};
 pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
 pub use wrap::striped::Striped;

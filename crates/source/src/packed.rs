@@ -1,4 +1,4 @@
-//! Reads an image from packs that are stored somewhere as plain objects: the part that a web server and S3 share.
+//! Reads an image from packs that are stored somewhere as plain objects: the part that a web server and a bucket share.
 //!
 //! A layout names the packs that hold the image; a pack's index says where in the pack each item is. Both are fetched when
 //! first needed; an index is verified by the pack's id and can be kept on disk. The frames of the wanted items are sorted, and

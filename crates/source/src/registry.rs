@@ -8,7 +8,10 @@ use std::time::Duration;
 use floe_http::Url;
 use floe_image::{Hash, Kind, Layout, Manifest};
 
-use crate::{Directory, Files, Hub, LinkEstimate, Origin, Request, S3, Sink, Source, SourceError};
+use crate::bucket::BUCKET_SCHEMES;
+use crate::{
+    Bucket, Directory, Files, Hub, LinkEstimate, Origin, Request, Sink, Source, SourceError,
+};
 
 /// Options for all sources of a registry.
 #[derive(Clone)]
@@ -17,12 +20,9 @@ pub struct Options {
     pub timeout: Duration,
     /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again.
     pub index_dir: Option<PathBuf>,
-    /// S3: the server's URL, if it isn't Amazon's (also `AWS_ENDPOINT_URL`).
-    pub s3_endpoint: Option<String>,
-    /// S3: the region (also `AWS_REGION`).
-    pub s3_region: Option<String>,
-    /// S3: key id and secret (also `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`).
-    pub s3_keys: Option<(String, String)>,
+    /// Names and values in which buckets' credentials and servers are looked for, as in an environment; `None`: this process's own
+    /// environment.
+    pub environment: Option<Vec<(String, String)>>,
 }
 
 impl Default for Options {
@@ -31,9 +31,7 @@ impl Default for Options {
             // Enough for the manifest of a 1 TiB image over a slow link.
             timeout: Duration::from_secs(30),
             index_dir: None,
-            s3_endpoint: None,
-            s3_region: None,
-            s3_keys: None,
+            environment: None,
         }
     }
 }
@@ -43,9 +41,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("timeout", &self.timeout)
             .field("index_dir", &self.index_dir)
-            .field("s3_endpoint", &self.s3_endpoint)
-            .field("s3_region", &self.s3_region)
-            .field("s3_keys", &self.s3_keys.as_ref().map(|_| "***"))
+            .field("environment", &self.environment.as_ref().map(|_| "***"))
             .finish()
     }
 }
@@ -84,7 +80,7 @@ impl Registry {
     /// | a path, or `file:///path` | `directory` | [`Directory`] |
     /// | `http://host/path`, `https://host/path` | `web` | [`Hub`] or [`Files`], found out at first use |
     /// | `floe://host`, `floe+http://host` | `hub` | [`Hub`] over https, http |
-    /// | `s3://bucket/prefix` | `s3` | [`S3`] |
+    /// | `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` | `bucket` | [`Bucket`] |
     pub fn standard(options: Options) -> Registry {
         let mut registry = Registry {
             schemes: Vec::new(),
@@ -95,8 +91,8 @@ impl Registry {
             let path = path.map_err(|()| unsupported(origin, "write file:///path"))?;
             Ok(Arc::new(Directory::open(&path)?))
         });
-        registry.add("s3", &["s3"], |origin, options| {
-            Ok(Arc::new(S3::new(origin, options)?))
+        registry.add("bucket", &BUCKET_SCHEMES, |origin, options| {
+            Ok(Arc::new(Bucket::new(origin, options)?))
         });
         registry.add("hub", &["floe", "floe+http"], |origin, options| {
             Ok(Arc::new(Hub::new(origin, options)?))
@@ -161,12 +157,9 @@ impl Registry {
         }
     }
 
-    /// Makes the bucket of an `s3://` address, to write to. It doesn't connect yet.
-    pub fn bucket(&self, origin: &Origin) -> Result<S3, SourceError> {
-        match origin.url().scheme() {
-            "s3" => S3::new(origin, &self.options),
-            _ => Err(unsupported(origin, "write s3://bucket/prefix")),
-        }
+    /// Makes the bucket of an `s3://`, `gs://` or `az://` address, to write to. It doesn't connect yet.
+    pub fn bucket(&self, origin: &Origin) -> Result<Bucket, SourceError> {
+        Bucket::new(origin, &self.options)
     }
 
     /// Makes a source for `origin`. It doesn't connect yet.

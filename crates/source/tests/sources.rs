@@ -10,8 +10,8 @@ use common::proxy::{Fault, Proxy};
 use common::*;
 use floe_image::{Hash, Kind};
 use floe_source::{
-    Directory, Files, Hub, Options, Registry, Retry, RetryOptions, S3, Scheme, Source, SourceError,
-    range_reads,
+    Bucket, Directory, Files, Hub, Options, Registry, Retry, RetryOptions, Scheme, Source,
+    SourceError, range_reads,
 };
 
 /// What is needed to read one image in one way; `_keep` must outlive the source.
@@ -57,7 +57,7 @@ fn cases(fixture: &Fixture) -> Vec<Case> {
     let server = s3_server(fixture.dir.path());
     let proxy = Proxy::new(server.addr);
     let source =
-        Arc::new(S3::new(&origin("s3://images/some/where"), &s3_options(proxy.addr)).unwrap());
+        Arc::new(Bucket::new(&origin("s3://images/some/where"), &s3_options(proxy.addr)).unwrap());
     cases.push(Case {
         name: "s3",
         source,
@@ -265,7 +265,7 @@ fn a_server_that_is_not_there_is_unreachable() {
     let sources: [Arc<dyn Source>; 3] = [
         Arc::new(Files::new(&origin(&format!("http://{at}")), &options()).unwrap()),
         Arc::new(Hub::new(&origin(&format!("http://{at}")), &options()).unwrap()),
-        Arc::new(S3::new(&origin("s3://images"), &s3_options(at)).unwrap()),
+        Arc::new(Bucket::new(&origin("s3://images"), &s3_options(at)).unwrap()),
     ];
     for source in sources {
         let outcome = source.manifest(&id);
@@ -595,7 +595,9 @@ fn a_new_kind_of_source_is_one_entry_and_takes_only_what_is_its_own() {
         ("shelf://x", "shelf"),
         ("floe://x/shelf", "shelf"),
         ("floe://x", "hub"),
-        ("s3://x", "s3"),
+        ("s3://x", "bucket"),
+        ("gs://x", "bucket"),
+        ("az://x", "bucket"),
         ("/srv/images", "directory"),
     ] {
         assert_eq!(registry.origin(address).unwrap().kind(), kind, "{address}");

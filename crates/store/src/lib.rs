@@ -9,6 +9,8 @@
 //! * [`Ingest`]: turns regions of bytes (a disk file, dirty pages, device state) into segments and packs of a repository, using
 //!   all cores, and stores only what the image itself, its parent and other images that it may use don't have.
 //!
+//! [`SubstratePool`] is the only part that keeps nothing on the disk: the chunks of substrates, compressed in memory.
+//!
 //! Nothing here uses a network, knows what a VM is or decides what to fetch: see `floe-source`, `floe-machine` and
 //! `floe-planner`. Every error is a [`StoreError`]; the one for a full disk says how to go on ([`StoreError::Full`]).
 
@@ -16,6 +18,7 @@ mod cache;
 mod durable;
 mod error;
 mod ingest;
+mod pool;
 pub mod private;
 mod repository;
 
@@ -23,6 +26,7 @@ pub use cache::{Cache, CacheReport, CacheStats, Pin};
 pub use durable::{Durability, replace_file};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats, next_data};
+pub use pool::{Admitted, Lacking, Packed, Packing, PoolItem, PoolPiece, PoolUsage, SubstratePool};
 pub use repository::{
     Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
     Rearranged, RegionInfo, Repository, Scope, TagEntry, VERSION_TEXT, VerifyReport,

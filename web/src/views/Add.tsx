@@ -29,6 +29,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
   // as typed: a field that is being emptied says nothing yet
   const [memory, setMemory] = useState("1024");
   const [cmdline, setCmdline] = useState("");
+  const [agent, setAgent] = useState(false);
   const [address, setAddress] = useState("");
 
   const pick = (what: keyof Choice, file: File | null): void => {
@@ -60,6 +61,7 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
         cmdline: cmdline.trim() || null,
         name: name.trim() || null,
         memory_bytes: Number(memory) * MIB,
+        agent: agent && disk ? "" : null,
       };
       return await api.import(request, step, signal);
     } finally {
@@ -114,6 +116,13 @@ export function Add(props: { onClose: () => void; onRun: (address: string) => vo
                   <input type="number" min={64} step={2} required value={memory} disabled={busy} onInput={(event) => setMemory(event.currentTarget.value)} />
                 </label>
               </div>
+              <label class="check">
+                <input type="checkbox" checked={agent} disabled={busy || !choice.disk} onChange={(event) => setAgent(event.currentTarget.checked)} />
+                <span>
+                  Put floe’s agent into it
+                  <span class="hint">For commands and copies in the guest, clones, and its clock: a Linux on ext4 that systemd, busybox or System V starts.</span>
+                </span>
+              </label>
               <details>
                 <summary>With a kernel of its own</summary>
                 {file("kernel", "Kernel", false, busy)}

@@ -64,6 +64,8 @@ function wordsFor(machine: Machine | null, stream: Stream | null, link: Link, fa
   switch (machine?.status) {
     case "stopped":
       return { short: "Stopped", long: machine.detail || "The machine is stopped." };
+    case "parked":
+      return { short: "Parked", long: "Its memory is on the disk; it goes on where it was." };
     case "failed":
       return { short: "Failed", long: machine.detail || "The machine ended badly." };
     case "buffering":
@@ -99,6 +101,7 @@ export function MachineView(props: {
   const [escapeToGuest, toggleEscape] = useEscape(face);
   const words = wordsFor(machine, stream, link, face);
   const paused = machine !== null && acts.isPaused(machine);
+  const parked = machine?.status === "parked";
 
   useEffect(() => {
     if (gone) {
@@ -164,7 +167,9 @@ export function MachineView(props: {
               <p class="veil-title">{waiting ? "Buffering…" : words.short}</p>
               <p>{waiting ? `${estimate(waiting.eta_s)} left` : words.long}</p>
               {machine && !awake && (
-                <button class="primary" onClick={() => void acts.start(name)}><Icon name="play" /> Start again</button>
+                <button class="primary" onClick={() => void (parked ? acts.wake(name) : acts.start(name))}>
+                  <Icon name="play" /> {parked ? "Wake" : "Start again"}
+                </button>
               )}
             </div>
           </div>

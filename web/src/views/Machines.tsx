@@ -48,6 +48,8 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
   const { name, status } = machine;
   const awake = isAwake(status);
   const paused = acts.isPaused(machine);
+  const parked = status === "parked";
+  const start = (): void => void (parked ? acts.wake(name) : acts.start(name));
   const thumb = image?.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
   const source = shortName(machine.image_name).split("/").pop() ?? "";
   const facts = [source, bytes(machine.memory_bytes), ago(machine.created_unix_s)];
@@ -60,8 +62,8 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
     <li class="card machine" data-machine={name}>
       <button
         class="card-open"
-        aria-label={awake ? `Show the screen of ${name}` : `Start ${name}`}
-        onClick={() => (awake ? go(`machine/${encodeURIComponent(name)}`) : void acts.start(name))}
+        aria-label={awake ? `Show the screen of ${name}` : `${parked ? "Wake" : "Start"} ${name}`}
+        onClick={() => (awake ? go(`machine/${encodeURIComponent(name)}`) : start())}
       >
         <Thumb src={awake ? (shot ?? thumb) : thumb} seed={machine.image} />
         <span class={`status ${status}`}>{status}</span>
@@ -73,7 +75,9 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
           {awake && button(paused ? "play" : "pause", `${paused ? "Resume" : "Pause"} ${name}`, paused ? "Resume" : "Pause", () => void acts.pauseOrResume(machine))}
           {awake
             ? button("stop", `Stop ${name}`, "Stop", () => void acts.stop(machine, () => setCapturing(true)))
-            : button("play", `Start ${name} from its disks`, "Start", () => void acts.start(name))}
+            : parked
+              ? button("play", `Wake ${name}`, "Wake", start)
+              : button("play", `Start ${name} from its disks`, "Start", start)}
           {button("trash", `Remove ${name}`, "Remove", () => void acts.remove(machine))}
         </div>
         <p class="facts" title={machine.image_name}>{facts.map((fact) => <span key={fact}>{fact}</span>)}</p>

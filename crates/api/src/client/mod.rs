@@ -14,6 +14,7 @@
 //! ```
 
 mod cluster;
+mod pool;
 
 use crate::*;
 use bytes::{Buf, Bytes};
@@ -277,6 +278,14 @@ impl Client {
     pub fn resume(&self, name: &str) -> Result<MachineInfo, ClientError> {
         self.post(&machine_path(name, "/resume"), &())
     }
+    /// Stores a machine's memory and ends its QEMU, until [`Client::wake`].
+    pub fn park(&self, name: &str) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/park"), &())
+    }
+    /// Lets a parked machine go on where it was.
+    pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/wake"), request)
+    }
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
@@ -301,6 +310,15 @@ impl Client {
     ) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/independent"), request)
     }
+    /// Gives a running machine another network card.
+    pub fn attach_card(&self, name: &str) -> Result<AttachedCard, ClientError> {
+        self.post(&machine_path(name, "/cards"), &AttachRequest {})
+    }
+    /// Takes a network card away that a machine was given while it ran.
+    pub fn detach_card(&self, name: &str, card: &str) -> Result<(), ClientError> {
+        let path = machine_path(name, &format!("/cards/{}", escape(card)));
+        self.send(Method::DELETE, &path, Bytes::new())?.discard()
+    }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
         let request = RenameRequest { name: to.into() };
@@ -319,8 +337,8 @@ impl Client {
         self.get(&machine_path(name, &rest))
     }
     /// Returns what the machines that run have used of their host.
-    pub fn usage(&self) -> Result<UsageList, ClientError> {
-        self.get("/v1/usage")
+    pub fn usage(&self, query: &UsageQuery) -> Result<UsageList, ClientError> {
+        self.get(&format!("/v1/usage?network={}", query.network))
     }
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), ClientError> {

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::output::{bytes, short, table};
 use super::{Context, args};
-use floe_api::{DiskList, ResizeRequest};
+use floe_api::{DiskInfo, DiskList, DiskModel, ResizeRequest};
 
 /// Give a machine another name
 #[derive(Debug, Args)]
@@ -74,7 +74,7 @@ impl DiskCommand {
                 let request = ResizeRequest { disk, bytes: size };
                 let list = client.resize_disk(&machine, &request)?;
                 cx.out.value(&list, |list| {
-                    disks(list) + &in_the_guest(&machine, &request.disk)
+                    disks(list) + &in_the_guest(&machine, &request.disk, list)
                 })
             }
         }
@@ -82,21 +82,79 @@ impl DiskCommand {
 }
 
 /// Says what is left to do in the guest of a disk that has become larger.
-fn in_the_guest(machine: &str, disk: &str) -> String {
-    let number: Option<u8> = disk.strip_prefix("disk").and_then(|n| n.parse().ok());
-    let letter = number
-        .and_then(|n| (b'a'..=b'z').nth(n.into()))
-        .map(char::from);
-    let device = format!("/dev/vd{}", letter.unwrap_or('a'));
+fn in_the_guest(machine: &str, disk: &str, list: &DiskList) -> String {
+    let Some((device, partition)) = device(disk, list) else {
+        return "\nNow the guest's partition and file system can grow into it.\n".to_owned();
+    };
     format!(
         "\nNow the guest's partition and file system can grow into it, such as ext4 on the first partition:\n  \
-         floe exec {machine} -- growpart {device} 1\n  floe exec {machine} -- resize2fs {device}1\n"
+         floe exec {machine} -- growpart {device} 1\n  floe exec {machine} -- resize2fs {partition}\n"
     )
 }
 
+/// Returns what Linux calls a disk, and the first partition on it: disks of one kind are counted in their order.
+fn device(disk: &str, list: &DiskList) -> Option<(String, String)> {
+    let of = |disk: &DiskInfo| Some((disk.name.strip_prefix("disk")?.parse().ok()?, disk.model?));
+    let mut known: Vec<(u32, DiskModel)> = list.disks.iter().filter_map(of).collect();
+    known.sort_by_key(|(number, _)| *number);
+    let number: u32 = disk.strip_prefix("disk")?.parse().ok()?;
+    let kind = |model: DiskModel| match model {
+        DiskModel::Virtio => "vd",
+        DiskModel::Scsi | DiskModel::Sata | DiskModel::Ide => "sd",
+        DiskModel::Nvme => "nvme",
+    };
+    let model = known.iter().find(|(known, _)| *known == number)?.1;
+    let before = known
+        .iter()
+        .filter(|(known, other)| *known < number && kind(*other) == kind(model))
+        .count();
+    if model == DiskModel::Nvme {
+        let name = format!("/dev/nvme{before}n1");
+        return Some((name.clone(), format!("{name}p1")));
+    }
+    let letter = char::from((b'a'..=b'z').nth(before)?);
+    let name = format!("/dev/{}{letter}", kind(model));
+    Some((name.clone(), format!("{name}1")))
+}
+
 fn disks(list: &DiskList) -> String {
-    let row =
-        |disk: &floe_api::DiskInfo| vec![disk.name.clone(), bytes(disk.bytes), short(&disk.image)];
+    let row = |disk: &DiskInfo| vec![disk.name.clone(), bytes(disk.bytes), short(&disk.image)];
     let rows: Vec<_> = list.disks.iter().map(row).collect();
     table(&["DISK", ">SIZE", "STANDS ON"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_has_the_name_that_linux_gives_it() {
+        let disk = |name: &str, model| DiskInfo {
+            name: name.into(),
+            bytes: 1 << 30,
+            image: String::new(),
+            model,
+        };
+        let list = DiskList {
+            disks: vec![
+                disk("disk10", Some(DiskModel::Nvme)),
+                disk("disk0", Some(DiskModel::Scsi)),
+                disk("disk1", Some(DiskModel::Virtio)),
+                disk("disk2", Some(DiskModel::Scsi)),
+                disk("disk3", Some(DiskModel::Virtio)),
+                disk("disk4", None),
+            ],
+        };
+        for (disk, name, partition) in [
+            ("disk0", "/dev/sda", "/dev/sda1"),
+            ("disk1", "/dev/vda", "/dev/vda1"),
+            ("disk2", "/dev/sdb", "/dev/sdb1"),
+            ("disk3", "/dev/vdb", "/dev/vdb1"),
+            ("disk10", "/dev/nvme0n1", "/dev/nvme0n1p1"),
+        ] {
+            assert_eq!(device(disk, &list), Some((name.into(), partition.into())));
+        }
+        assert_eq!(device("disk4", &list), None);
+        assert!(in_the_guest("web", "disk2", &list).contains("growpart /dev/sdb 1"));
+    }
 }

@@ -60,6 +60,7 @@ fn with_names(command: Command) -> Command {
         let names: fn() -> Vec<CompletionCandidate> = match argument.get_id().as_str() {
             "machine" | "machines" => machines,
             "image" | "images" => images,
+            "substrate" | "substrates" => substrates,
             _ => return argument,
         };
         argument.add(ArgValueCandidates::new(names))
@@ -88,6 +89,13 @@ fn images() -> Vec<CompletionCandidate> {
                 .map(|n| (n, String::new()))
                 .collect(),
         )
+    })
+}
+
+fn substrates() -> Vec<CompletionCandidate> {
+    asked(|client| {
+        let substrates = client.substrates().ok()?.substrates.into_iter();
+        Some(substrates.map(|s| (s.name, s.machine)).collect())
     })
 }
 

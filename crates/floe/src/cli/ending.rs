@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::error::CliError;
-use super::{Context, console, exec, interrupt, progress};
+use super::{Context, args, console, exec, interrupt, progress};
 use floe_api::client::{Client, ClientError, Events};
 use floe_api::{
     ErrorCode, ExecRequest, MachineInfo, Program, RestartPolicy, WAIT_TIMEOUT_S_DEFAULT, WaitFor,
@@ -31,6 +31,10 @@ pub struct Ending {
     /// Start it again once it has ended: no, on-failure[:N] (at most N times in a row), always, unless-stopped (by you)
     #[arg(long, value_name = "POLICY", default_value_t = RestartPolicy::No)]
     pub restart: RestartPolicy,
+    /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; a connection to one of its
+    /// ports wakes it
+    #[arg(long, value_parser = args::time_s, value_name = "TIME")]
+    pub park_after: Option<u64>,
 }
 
 /// Options about a shell.

@@ -34,6 +34,8 @@ Example: half a core
   floe limit web --cpu-quota 0.5
 Example: no limit of its processor time any more, and at most 2 GiB of memory
   floe limit web --cpu-quota none --memory-max 2G
+Example: parked when nobody has used it for half an hour (floe park tells what that is)
+  floe limit web --park-after 30m
 Example: what it may take, and what it takes
   floe ps web
 
@@ -45,8 +47,11 @@ pub struct Limit {
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present = "cpu_quota")]
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "park_after"])]
     memory_max: Option<u64>,
+    /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; off is never
+    #[arg(long, value_parser = time_or_off, value_name = "TIME")]
+    park_after: Option<u64>,
 }
 
 impl Limit {
@@ -54,6 +59,7 @@ impl Limit {
         let request = floe_api::LimitRequest {
             cpu_millicores: self.cpu_quota,
             memory_max_bytes: self.memory_max,
+            park_after_s: self.park_after,
         };
         let machine = cx.client()?.limit(&self.machine, &request)?;
         cx.out.value(&machine, |machine| {
@@ -61,7 +67,11 @@ impl Limit {
                 text if text.is_empty() => "nothing".to_owned(),
                 text => text,
             };
-            format!("{} is limited to {limits}\n", machine.name)
+            let idle = match parked_after(machine.park_after_s) {
+                text if text.is_empty() => text,
+                text => format!(", and {text} of idleness"),
+            };
+            format!("{} is limited to {limits}{idle}\n", machine.name)
         })
     }
 }
@@ -76,6 +86,11 @@ pub(super) fn described(limits: &floe_api::Limits) -> String {
         .map(|max| format!("{} of memory", bytes(max)));
     let both: Vec<String> = cores.into_iter().chain(memory).collect();
     both.join(", ")
+}
+
+/// Says when a machine is parked; empty if never.
+pub(super) fn parked_after(after_s: Option<u64>) -> String {
+    after_s.map_or_else(String::new, |s| format!("parked after {s} s"))
 }
 
 /// Describes what a machine has used; empty if nothing was counted.
@@ -113,6 +128,16 @@ fn cores_or_none(text: &str) -> Result<u32, String> {
     }
 }
 
+fn time_or_off(text: &str) -> Result<u64, String> {
+    match text {
+        "off" => Ok(0),
+        text => match args::time_s(text)? {
+            0 => Err("write off, or a time such as 10m".to_owned()),
+            s => Ok(s),
+        },
+    }
+}
+
 fn memory_or_none(text: &str) -> Result<u64, String> {
     match text {
         "none" => Ok(0),
@@ -135,6 +160,8 @@ mod tests {
             (Ok(0), Ok(0))
         );
         assert_eq!(memory_or_none("2G"), Ok(2 << 30));
+        assert_eq!((time_or_off("off"), time_or_off("10m")), (Ok(0), Ok(600)));
+        assert!(time_or_off("0").is_err() && time_or_off("soon").is_err());
     }
 
     #[test]

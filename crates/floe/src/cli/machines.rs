@@ -43,7 +43,7 @@ Example: a shell at once in a machine that goes with it; a service that comes ba
 It ends once the machine's CPUs run and prints how long each stage took. With --wait it then waits for a sign of life of the
 guest; Ctrl-C ends that wait, and the machine goes on.")]
 pub struct Run {
-    /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME, a directory
+    /// A local image, or the address of one: https://HUB/NAME, s3://BUCKET/PREFIX/NAME (gs://, az://), a directory
     image: String,
     /// Name of the machine; by default derived from the image's
     #[arg(long, short)]
@@ -229,6 +229,7 @@ impl Run {
             limits: self.limits.limits(),
             remove: self.ending.rm,
             restart: self.ending.restart,
+            park_after_s: self.ending.park_after,
             hardware: self.hardware.hardware(),
             cdrom: self.cdrom.file()?,
             boot: self.cdrom.first(),
@@ -331,6 +332,7 @@ pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
         floe_api::MachineStatus::Running => "running",
         floe_api::MachineStatus::Buffering => "buffering",
         floe_api::MachineStatus::Paused => "paused",
+        floe_api::MachineStatus::Parked => "parked",
         floe_api::MachineStatus::Stopped => "stopped",
         floe_api::MachineStatus::Failed => "failed",
     }
@@ -401,6 +403,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ),
         ("restart", afterwards(m)),
         ("limits", super::limits::described(&m.limits)),
+        ("idle", super::limits::parked_after(m.park_after_s)),
         ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),

@@ -7,6 +7,7 @@
 
 mod agent;
 mod args;
+mod attach;
 mod authority;
 mod build;
 mod change;
@@ -32,6 +33,8 @@ mod login;
 mod machines;
 mod man;
 pub(crate) mod output;
+mod park;
+mod pool;
 mod power;
 mod progress;
 mod prune;
@@ -116,6 +119,10 @@ enum Command {
     Screenshot(machines::Screenshot),
     Logs(machines::Logs),
     Capture(machines::Capture),
+    Dock(pool::Dock),
+    Activate(pool::Activate),
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
     #[command(subcommand)]
     Cluster(cluster::Cluster),
     Fork(forks::Fork),
@@ -129,8 +136,12 @@ enum Command {
     Rename(change::Rename),
     Resize(resize::Resize),
     Independent(independent::Independent),
+    Attach(attach::Attach),
+    Detach(attach::Detach),
     #[command(subcommand)]
     Disk(change::DiskCommand),
+    Park(park::Park),
+    Wake(park::Wake),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -237,6 +248,9 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Screenshot(c) => c.run(cx)?,
         Command::Logs(c) => c.run(cx)?,
         Command::Capture(c) => c.run(cx)?,
+        Command::Dock(c) => c.run(cx)?,
+        Command::Activate(c) => c.run(cx)?,
+        Command::Pool(c) => return c.run(cx),
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
         Command::Restart(c) => return c.run(cx),
@@ -244,7 +258,11 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,
         Command::Independent(c) => c.run(cx)?,
+        Command::Attach(c) => c.run(cx)?,
+        Command::Detach(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,
+        Command::Park(c) => return c.run(cx),
+        Command::Wake(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

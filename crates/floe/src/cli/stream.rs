@@ -53,7 +53,10 @@ pub fn report(cx: &Context, machine: String) -> Result<(), CliError> {
 }
 
 fn alive(state: MachineStatus) -> bool {
-    !matches!(state, MachineStatus::Stopped | MachineStatus::Failed)
+    !matches!(
+        state,
+        MachineStatus::Stopped | MachineStatus::Failed | MachineStatus::Parked
+    )
 }
 
 /// Formats bytes per second as bits per second, the unit in which links are sold.

@@ -9,7 +9,7 @@ use super::login::{Access, TokenArgs};
 use super::output::bytes;
 use super::{Context, args, progress};
 
-/// Publish a local image on a hub, in an S3 bucket, or in a directory for any web server
+/// Publish a local image on a hub, in a bucket, or in a directory for any web server
 ///
 /// Only what is not there is sent. A push that was cut off goes on where it was when it is run again.
 #[derive(Debug, Args)]
@@ -20,11 +20,14 @@ Example: only what the hub lacks is sent; after a cut it goes on where it was
 Example: a directory that any web server can serve
   floe push debian-booted /srv/www/images
 Example: a bucket, with the keys of the node's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)
-  floe push debian-booted s3://bucket/images && floe run s3://bucket/images/debian-booted")]
+  floe push debian-booted s3://bucket/images && floe run s3://bucket/images/debian-booted
+Example: Google's (GOOGLE_APPLICATION_CREDENTIALS), and Azure's (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY)
+  floe push debian-booted gs://bucket/images
+  floe push debian-booted az://container/images")]
 pub struct Push {
     /// The local image
     image: String,
-    /// Address of the hub, s3://BUCKET/PREFIX, or a directory
+    /// Address of the hub, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a directory
     to: String,
     /// Name there; by default the local one
     #[arg(long, short)]
@@ -103,7 +106,8 @@ Example: to this node, as floe pull does
 pub struct Copy {
     /// The image: a local one, or an address with its name
     from: String,
-    /// Address of a hub, s3://BUCKET/PREFIX, a directory (./DIR, /DIR), or a name on this node
+    /// Address of a hub, a bucket (s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX), a directory (./DIR, /DIR), or a name on
+    /// this node
     to: String,
     /// Name there; by default the one it has
     #[arg(long, short)]

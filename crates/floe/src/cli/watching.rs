@@ -16,7 +16,8 @@ use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;
 use floe_api::{
-    Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent, UsageList, WaitFor, WaitQuery,
+    CardTraffic, Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent, UsageList,
+    UsageQuery, WaitFor, WaitQuery,
 };
 
 /// Wait until machines stop, run, stand still or answer
@@ -56,6 +57,8 @@ enum What {
     Paused,
     /// floe's agent in its guest answers
     Answers,
+    /// It is parked
+    Parked,
 }
 
 impl Wait {
@@ -66,6 +69,7 @@ impl Wait {
                 What::Running => WaitFor::Running,
                 What::Paused => WaitFor::Paused,
                 What::Answers => WaitFor::Answers,
+                What::Parked => WaitFor::Parked,
             },
             timeout_s: self.timeout,
         };
@@ -160,15 +164,22 @@ Example: all that run, every second; q or Ctrl-C leaves
   floe stats
 Example: for scripts
   floe stats web --once --json | jq '.machines[].own_bytes'
+Example: with the traffic of each guest's cards
+  floe stats --network
 
 OWN is memory that nobody else uses, SHARED what clones and machines of the same image have in common. READ and WRITTEN
-are what the guest does on its disks, FETCHED what comes for it from where its image is. floe top shows how it streams.")]
+are what the guest does on its disks, FETCHED what comes for it from where its image is. RECEIVED and SENT are the guest's own counts of its cards' traffic: QEMU has none, so --network
+has floe's agent start a program in each guest at each look. Where none answers there is a dash, and --json says why.
+floe top shows how a machine streams.")]
 pub struct Stats {
     /// Only these machines
     machines: Vec<String>,
     /// Show it once and end
     #[arg(long)]
     once: bool,
+    /// Ask floe's agent in each guest for the traffic of its network cards
+    #[arg(long)]
+    network: bool,
 }
 
 /// The figures of one machine, with rates since the reading before.
@@ -181,6 +192,10 @@ struct Row {
     disk_read_bytes_s: Option<f64>,
     disk_write_bytes_s: Option<f64>,
     fetched_bytes_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    received_bytes_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sent_bytes_s: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -216,7 +231,9 @@ impl Stats {
     }
 
     fn look(&self, client: &Client, before: &mut UsageList) -> Result<Look, CliError> {
-        let mut now = client.usage()?;
+        let mut now = client.usage(&UsageQuery {
+            network: self.network,
+        })?;
         for machine in &mut now.machines {
             if !self.machines.is_empty() && !self.machines.contains(&machine.name) {
                 machine.name.clear();
@@ -247,7 +264,15 @@ fn rows(now: &UsageList, before: &UsageList) -> Vec<Row> {
         let rate = |sum: fn(&MachineUsage) -> u64| {
             then.map(|then| sum(usage).saturating_sub(sum(then)) as f64 / passed_s)
         };
+        let card = |sum: fn(&CardTraffic) -> Option<u64>| {
+            let then = *then?;
+            let (then, now) = (then.network.as_ref()?, usage.network.as_ref()?);
+            // a guest that has booted again counts anew
+            Some(sum(now)?.saturating_sub(sum(then)?) as f64 / passed_s)
+        };
         Row {
+            received_bytes_s: card(|card| card.received_bytes),
+            sent_bytes_s: card(|card| card.sent_bytes),
             cpu_percent: rate(|u| u.cpu_us).map(|us_s| us_s / 1e4),
             disk_read_bytes_s: rate(|u| u.disk_read_bytes),
             disk_write_bytes_s: rate(|u| u.disk_write_bytes),
@@ -274,13 +299,17 @@ fn text(seen: &Look) -> String {
             known(row.fetched_bytes_s.map(stream::rate)),
         ]
     };
-    let rows: Vec<_> = seen.machines.iter().map(row).collect();
-    table(
-        &[
-            "NAME", "STATE", ">CPU", ">OWN", ">SHARED", ">RAM", ">READ", ">WRITTEN", ">FETCHED",
-        ],
-        &rows,
-    )
+    let mut rows: Vec<_> = seen.machines.iter().map(row).collect();
+    let mut titles = vec![
+        "NAME", "STATE", ">CPU", ">OWN", ">SHARED", ">RAM", ">READ", ">WRITTEN", ">FETCHED",
+    ];
+    if seen.machines.iter().any(|row| row.usage.network.is_some()) {
+        titles.extend([">RECEIVED", ">SENT"]);
+        for (shown, row) in rows.iter_mut().zip(&seen.machines) {
+            shown.extend([row.received_bytes_s, row.sent_bytes_s].map(per_s));
+        }
+    }
+    table(&titles, &rows)
 }
 
 #[cfg(test)]
@@ -299,6 +328,7 @@ mod tests {
             disk_read_bytes: sums,
             disk_write_bytes: 0,
             fetched_bytes: sums,
+            network: None,
         };
         UsageList {
             at_unix_us,

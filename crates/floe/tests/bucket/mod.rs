@@ -1,4 +1,8 @@
-//! A real S3 server for a test: it checks signatures, counts what is stored, and misbehaves when it is told to.
+//! Real servers of buckets for a test. The one here speaks S3's protocol, and Google's, which is the same but for the signatures: it
+//! checks those, counts what is stored, and misbehaves when it is told to. Azure's is in `azurite`.
+
+pub mod azurite;
+mod google;
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -44,6 +48,7 @@ struct Seen {
 pub struct BucketServer {
     pub addr: SocketAddr,
     root: tempfile::TempDir,
+    account: tempfile::NamedTempFile,
     seen: Arc<Mutex<Seen>>,
     moods: watch::Sender<()>,
     runtime: Option<Runtime>,
@@ -60,9 +65,12 @@ impl BucketServer {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("images")).unwrap();
         let files = s3s_fs::FileSystem::new(root.path()).unwrap();
+        let same = s3s_fs::FileSystem::new(root.path()).unwrap();
+        let google = s3s::service::S3ServiceBuilder::new(same).build();
         let mut builder = s3s::service::S3ServiceBuilder::new(files);
         builder.set_auth(s3s::auth::SimpleAuth::from_single(KEYS.0, KEYS.1));
-        let service = builder.build();
+        let known = google::Account::new();
+        let account = tempfile::NamedTempFile::new().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -70,15 +78,21 @@ impl BucketServer {
             .unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let addr = listener.local_addr().unwrap();
+        std::fs::write(&account, known.file(&format!("http://{addr}"))).unwrap();
+        let services = Arc::new(Services {
+            s3: builder.build(),
+            google,
+            account: known,
+        });
         let seen: Arc<Mutex<Seen>> = Arc::default();
         let (moods, mood) = watch::channel(());
         let noted = seen.clone();
         runtime.spawn(async move {
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
-                let (service, seen, mood) = (service.clone(), noted.clone(), mood.clone());
+                let (services, seen, mood) = (services.clone(), noted.clone(), mood.clone());
                 let answer = service_fn(move |request| {
-                    answer(service.clone(), seen.clone(), mood.clone(), request)
+                    answer(services.clone(), seen.clone(), mood.clone(), request)
                 });
                 tokio::spawn(async move {
                     let _ = hyper::server::conn::http1::Builder::new()
@@ -90,6 +104,7 @@ impl BucketServer {
         BucketServer {
             addr,
             root,
+            account,
             seen,
             moods,
             runtime: Some(runtime),
@@ -133,8 +148,7 @@ impl BucketServer {
         packs.map(|path| path.metadata().unwrap().len()).sum()
     }
 
-    /// What a process needs in its environment to use it.
-    #[allow(dead_code, reason = "not every file of tests starts a node for it")]
+    /// What a process needs in its environment to use it as S3.
     pub fn environment(&self) -> Vec<(String, String)> {
         let url = format!("http://{}", self.addr);
         let all = [
@@ -145,6 +159,20 @@ impl BucketServer {
         ];
         all.map(|(name, value)| (name.into(), value.into())).into()
     }
+
+    /// What a process needs in its environment to use it as Google's storage.
+    pub fn google_environment(&self) -> Vec<(String, String)> {
+        let file = self.account.path().display().to_string();
+        vec![("GOOGLE_SERVICE_ACCOUNT".into(), file)]
+    }
+}
+
+/// Both protocols, over the same files.
+struct Services {
+    s3: s3s::service::S3Service,
+    /// Without signatures: what is asked of it has shown a token.
+    google: s3s::service::S3Service,
+    account: google::Account,
 }
 
 /// A pack that is being stored; one that its sender has cut off doesn't count.
@@ -164,10 +192,10 @@ impl Drop for Storing {
 }
 
 async fn answer(
-    service: s3s::service::S3Service,
+    services: Arc<Services>,
     seen: Arc<Mutex<Seen>>,
     mut moods: watch::Receiver<()>,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
 ) -> Result<Response<s3s::Body>, s3s::HttpError> {
     moods.borrow_and_update();
     let path = request.uri().path().to_owned();
@@ -206,6 +234,16 @@ async fn answer(
     let short = |status: u16, body: String| {
         let answer = Response::builder().status(status).header("etag", "\"0\"");
         Ok(answer.body(s3s::Body::from(body)).unwrap())
+    };
+    let service = match google::translate(&services.account, request.headers_mut()) {
+        None => &services.s3,
+        Some(true) => &services.google,
+        Some(false) => {
+            return short(
+                401,
+                "<Error><Code>AuthenticationRequired</Code></Error>".into(),
+            );
+        }
     };
     match mood {
         Mood::Willing => {

@@ -1,12 +1,13 @@
 //! What was pushed to a bucket can be read there, only what is missing is sent, and at no moment is half an image visible.
 
+use crate::bucket::azurite::{ACCOUNT, Azurite};
 use crate::bucket::{BucketServer, KEYS, Mood};
 use crate::support::*;
 use floe_image::{Hash, ImageName, Kind, Layout, PackIndex};
 use floe_node::transfer::{
-    Cancel, Destination, Place, PullOptions, PushReport, Stock, TransferError, pull, send,
+    Cancel, Destination, Place, Progress, PullOptions, PushReport, Stock, TransferError, pull, send,
 };
-use floe_source::{Options, Registry, S3, Source};
+use floe_source::{Bucket, Options, Registry, Source};
 use floe_store::Repository;
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -24,19 +25,17 @@ fn numbers(count: u64) -> Vec<u64> {
     (0..count).map(number).collect()
 }
 
-fn bucket_with(server: &BucketServer, address: &str, keys: (&str, &str)) -> S3 {
+fn open(address: &str, environment: Vec<(String, String)>) -> Bucket {
     let options = Options {
-        s3_endpoint: Some(format!("http://{}", server.addr)),
-        s3_region: Some("us-east-1".into()),
-        s3_keys: Some((keys.0.into(), keys.1.into())),
+        environment: Some(environment),
         timeout: ASK_TIMEOUT,
         ..Options::default()
     };
-    S3::new(&Registry::default().origin(address).unwrap(), &options).unwrap()
+    Bucket::new(&Registry::default().origin(address).unwrap(), &options).unwrap()
 }
 
-fn bucket(server: &BucketServer) -> S3 {
-    bucket_with(server, ADDRESS, KEYS)
+fn bucket(server: &BucketServer) -> Bucket {
+    open(ADDRESS, server.environment())
 }
 
 fn name() -> ImageName {
@@ -55,25 +54,124 @@ fn push(
 }
 
 /// Reads the whole image back from the bucket.
-fn pulled(server: &BucketServer, id: &Hash) -> Vec<u8> {
+fn pulled_from(bucket: &Bucket, id: &Hash) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let there = Repository::create(dir.path()).unwrap();
     let to = Destination::Repository(&there, None);
-    pull(&bucket(server), id, to, &PullOptions::default(), &|_| ()).unwrap();
+    pull(bucket, id, to, &PullOptions::default(), &|_| ()).unwrap();
     assert!(there.verify(id, &|_, _| true).unwrap().damage.is_empty());
     pages_of(&there, id)
 }
 
+fn pulled(server: &BucketServer, id: &Hash) -> Vec<u8> {
+    pulled_from(&bucket(server), id)
+}
+
 /// A reader sees the image whole, or nothing of it.
-fn visible(server: &BucketServer, id: &Hash, pages: &[u8]) -> bool {
-    let bucket = bucket(server);
+fn visible_in(bucket: &Bucket, id: &Hash, pages: &[u8]) -> bool {
     let named = bucket.resolve("web").is_ok();
     let there = bucket.manifest(id).is_ok();
     assert!(there || !named, "a name without its image");
     if there {
-        assert!(pulled(server, id) == pages, "the image is not whole");
+        assert!(pulled_from(bucket, id) == pages, "the image is not whole");
     }
     there
+}
+
+fn visible(server: &BucketServer, id: &Hash, pages: &[u8]) -> bool {
+    visible_in(&bucket(server), id, pages)
+}
+
+/// A push that is cut off after its first packs, one after it, and one of another image that has two other pages: what holds for
+/// every vendor's buckets.
+fn is_kept_by(bucket: &Bucket) {
+    let world = world();
+    let stock = Stock::Repository(&world.repository);
+    let push = |id: &Hash, cancel: &Cancel, sent: &(dyn Fn(u64) + Sync)| {
+        let place = Place::Bucket(bucket, Some(name()));
+        let progress = |progress: Progress| sent(progress.wire_bytes);
+        send(stock, id, &place, 1, cancel, &progress)
+    };
+    let first = image(&world.repository, &numbers(2500));
+    let pages = pages_of(&world.repository, &first);
+    let packs = world.repository.layout(&first).unwrap().packs.len();
+    let cancel = Cancel::default();
+    let cut = push(&first, &cancel, &|sent| {
+        if sent > 0 {
+            cancel.cancel();
+        }
+    });
+    assert!(matches!(cut, Err(TransferError::Cancelled)), "{cut:?}");
+    assert!(!visible_in(bucket, &first, &pages));
+    let left = bucket.packs().unwrap();
+    assert!(!left.is_empty() && left.len() < packs, "{left:?}");
+
+    let rest = push(&first, &Cancel::default(), &|_| ()).unwrap();
+    assert!(rest.resumed, "{rest:?}");
+    assert!(visible_in(bucket, &first, &pages));
+    let bytes = |packs: &[floe_source::Listed]| packs.iter().map(|pack| pack.bytes).sum::<u64>();
+    let there = bucket.packs().unwrap();
+    assert_eq!(bytes(&there), bytes(&left) + rest.bytes_sent);
+    let again = push(&first, &Cancel::default(), &|_| ()).unwrap();
+    assert_eq!((again.chunks_sent, again.bytes_sent), (0, 0));
+
+    let mut changed = numbers(2500);
+    changed[100] = 1_000_001;
+    changed[2000] = 1_000_002;
+    let second = image(&world.repository, &changed);
+    let report = push(&second, &Cancel::default(), &|_| ()).unwrap();
+    assert_eq!(report.chunks_sent, 2);
+    assert_eq!(bucket.resolve("web").unwrap(), second);
+    assert!(pulled_from(bucket, &second) == pages_of(&world.repository, &second));
+    assert_eq!(bucket.images().unwrap().len(), 2);
+}
+
+/// What a push says that is refused.
+fn refusal(bucket: &Bucket) -> String {
+    let world = world();
+    let id = image(&world.repository, &numbers(50));
+    let place = Place::Bucket(bucket, Some(name()));
+    let stock = Stock::Repository(&world.repository);
+    let sent = send(stock, &id, &place, 0, &Cancel::default(), &|_| ());
+    sent.unwrap_err().to_string()
+}
+
+#[test]
+fn googles_buckets_are_used_with_the_tokens_of_a_service_account() {
+    let server = BucketServer::start();
+    is_kept_by(&open("gs://images/some/where", server.google_environment()));
+
+    // the key of another account
+    let other = BucketServer::start();
+    let mut environment = other.google_environment();
+    let stranger = std::fs::read_to_string(&environment[0].1).unwrap();
+    let stranger = stranger.replace(&other.addr.to_string(), &server.addr.to_string());
+    environment[0] = ("GOOGLE_SERVICE_ACCOUNT_KEY".into(), stranger);
+    let text = refusal(&open("gs://images", environment));
+    assert!(text.contains("GOOGLE_APPLICATION_CREDENTIALS"), "{text}");
+    assert!(!text.contains("PRIVATE KEY"), "a secret is shown: {text}");
+    server.set(Mood::Refuses(404, "NoSuchBucket"));
+    let text = refusal(&open("gs://nowhere", server.google_environment()));
+    assert!(text.contains("there is no such bucket"), "{text}");
+    server.set(Mood::Refuses(403, "AccessDenied"));
+    let text = refusal(&open("gs://images", server.google_environment()));
+    assert!(text.contains("storage.objects.create"), "{text}");
+}
+
+#[test]
+#[ignore = "needs azurite: make system"]
+fn azures_containers_are_used_with_the_key_of_an_account() {
+    let server = Azurite::start();
+    is_kept_by(&open(
+        "az://images/some/where",
+        server.environment(ACCOUNT.1),
+    ));
+
+    let text = refusal(&open("az://images", server.environment("d3Jvbmc=")));
+    assert!(text.contains("check AZURE_STORAGE_ACCOUNT"), "{text}");
+    assert!(!text.contains("d3Jvbmc="), "a secret is shown: {text}");
+    let text = refusal(&open("az://nowhere/x", server.environment(ACCOUNT.1)));
+    assert!(text.contains("there is no such container"), "{text}");
 }
 
 #[test]
@@ -335,14 +433,17 @@ fn nothing_of_other_images_reaches_the_bucket() {
 
 #[test]
 fn refusals_say_what_to_do() {
-    let (world, server) = (world(), BucketServer::start());
-    let id = image(&world.repository, &numbers(50));
-    let stock = Stock::Repository(&world.repository);
+    let server = BucketServer::start();
     let refused = |address: &str, keys: (&str, &str)| {
-        let bucket = bucket_with(&server, address, keys);
-        let place = Place::Bucket(&bucket, Some(name()));
-        let sent = send(stock, &id, &place, 0, &Cancel::default(), &|_| ());
-        sent.unwrap_err().to_string()
+        let mut environment = server.environment();
+        for (name, value) in &mut environment {
+            match &**name {
+                "AWS_ACCESS_KEY_ID" => *value = keys.0.into(),
+                "AWS_SECRET_ACCESS_KEY" => *value = keys.1.into(),
+                _ => {}
+            }
+        }
+        refusal(&open(address, environment))
     };
     for (address, keys, fix) in [
         (ADDRESS, (KEYS.0, "wrong"), "AWS_SECRET_ACCESS_KEY"),

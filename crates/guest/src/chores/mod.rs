@@ -4,11 +4,21 @@
 //!
 //! A new chore is a file of its own, a name and an arm of [`run`].
 
+mod account;
 mod cpus;
+mod forget;
+mod hooks;
 mod memory;
+mod settle;
+mod traffic;
 
+pub use account::Account;
 pub use cpus::Cpus;
+pub use forget::{FORGOTTEN, Forgotten};
+pub use hooks::{DIR as HOOKS_DIR, HOOK_LIMIT, HOOKS_MAX, Hooks, Ran};
 pub use memory::Memory;
+pub use settle::Settled;
+pub use traffic::Traffic;
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -29,6 +39,16 @@ pub mod names {
     pub const CPUS: &str = "cpus";
     /// Brings all memory online. Answers with [`Memory`](super::Memory).
     pub const MEMORY: &str = "memory";
+    /// Counts what came in and went out through the guest's cards. Answers with [`Traffic`](super::Traffic).
+    pub const TRAFFIC: &str = "traffic";
+    /// Tells how the kernel accounts for the memory. Answers with [`Account`](super::Account).
+    pub const ACCOUNT: &str = "account";
+    /// Writes to the disks what is not there yet, and drops what can be read again. Answers with [`Settled`](super::Settled).
+    pub const SETTLE: &str = "settle";
+    /// Calls the hooks of [`HOOKS_DIR`](super::HOOKS_DIR) with its argument, `stop` or `start`. Answers with [`Hooks`](super::Hooks).
+    pub const HOOKS: &str = "hooks";
+    /// Makes the machine forget what it has from the one that it was copied from. Answers with [`Forgotten`](super::Forgotten).
+    pub const FORGET: &str = "forget";
 }
 
 /// Something that the guest's kernel would not do.
@@ -50,6 +70,11 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
     match words[..] {
         [names::CPUS, count] => line(cpus::bring(system, count)),
         [names::MEMORY] => line(memory::bring(system)),
+        [names::TRAFFIC] => line(traffic::count(Path::new("/sys/class/net"))),
+        [names::ACCOUNT] => line(account::read(Path::new("/proc"))),
+        [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
+        [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
+        [names::FORGET] => line(forget::forget(Path::new("/"))),
         _ => Err((
             UNKNOWN,
             format!("chore {:?} is unknown: is the node newer?", words.join(" ")),

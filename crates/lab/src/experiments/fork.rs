@@ -1,6 +1,7 @@
 //! `fork`: how long a parent is paused, how long until n clones execute, what that costs the node, and how little a
 //! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, then load it n
 //! times.
+use super::hardware::own_mb;
 use super::live::{Node, write_distinct};
 use super::plain::PlainQemu;
 use super::wan;
@@ -16,6 +17,8 @@ const FILL_MAX: Duration = Duration::from_secs(600);
 const FORGET_MAX: Duration = Duration::from_secs(120);
 /// Time between two forks: a fork without clones is dropped within a second, and the host is quiet again.
 const BETWEEN: Duration = Duration::from_secs(2);
+/// Most QEMUs that wait without an image on a host.
+const BLANKS_MAX: u64 = 32;
 /// Memory of a light guest.
 const LIGHT_BYTES: u64 = 128 << 20;
 
@@ -34,6 +37,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let heavy = [("pause_ms_p50_1024mb", context.pick(1024, 64))];
     pauses(context, &mut report, &guest, memory * 2, &heavy)?;
     clones(context, &mut report)?;
+    from_blanks(context, &mut report)?;
     report.note(
         "pauses: two CPUs, so many MB of bytes, no two pages alike, written to memory since the guest's start, and what the guest itself wrote \
          (1024 MB in a guest of 2 GB, the others of 1 GB); \
@@ -132,6 +136,58 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
         );
     }
     report.add("own_cpu_ms_per_clone", "ms", &cpu);
+    Ok(())
+}
+
+/// Measures the same with QEMUs that a guest's ticket had started, and how much memory of its own one of them takes.
+fn from_blanks(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+    let guest = Guest::tiny()?;
+    let node = Node::start(None, &context.scratch.join("blanks"), true)?;
+    node.import(&guest, "guest", LIGHT_BYTES)?;
+    node.boot("guest", "origin")?;
+    node.capture("origin", "booted", true, 0)?;
+    node.remove("origin").ok();
+    start(&node, "booted", "web")?;
+    let mut own = Samples::default();
+    for n in [8u32, 32] {
+        let mut running = Samples::default();
+        for _ in 0..context.pick(7, 1) {
+            let ticket = format!("t=$(floe-guest ticket {n} | cut -d' ' -f1); echo got-$t");
+            node.tell("web", &ticket, FILL_MAX)?;
+            let until = Instant::now() + FORGET_MAX;
+            // one more waits for a run, where the host's limit leaves room for it
+            while node.client.node()?.blanks < u64::from(n + 1).min(BLANKS_MAX) {
+                anyhow::ensure!(Instant::now() < until, "no {n} QEMUs wait for a ticket");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            waiting_mb(&node, &mut own)?;
+            std::thread::sleep(BETWEEN);
+            let outcome = fork(&node, "web", n)?;
+            let last = told(&outcome)?.clones.iter().filter_map(|c| c.running_ms);
+            running.push(last.fold(0.0, f64::max));
+            end(&node, "web")?;
+            node.tell("web", "floe-guest kill $t", FILL_MAX)?;
+        }
+        report.add(&format!("all_running_ms_n{n}_blank"), "ms", &running);
+    }
+    report.add("blank_mb", "MB", &own);
+    Ok(())
+}
+
+/// Adds the memory of each QEMU that waits for clones: it has read nothing of its RAM.
+fn waiting_mb(node: &Node, own: &mut Samples) -> anyhow::Result<()> {
+    for dir in std::fs::read_dir(node.home.join("standby"))? {
+        let vm = dir?.path().join("vm");
+        let Ok(text) = std::fs::read_to_string(vm.join("machine.json")) else {
+            continue; // it was started or ended just now
+        };
+        let record: serde_json::Value = serde_json::from_str(&text)?;
+        // the one that waits for a run has loaded its image's state, which has labels
+        let loaded = record["config"]["labels"].is_object();
+        if let (false, Some(pid)) = (loaded, record["process"]["pid"].as_u64()) {
+            own.push(own_mb(pid as u32)?);
+        }
+    }
     Ok(())
 }
 

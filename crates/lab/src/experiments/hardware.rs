@@ -208,7 +208,7 @@ fn wait_ready(machine: &Machine) -> anyhow::Result<()> {
 }
 
 /// Returns the memory that only this process has, without the file of the guest's RAM, in MB.
-fn own_mb(pid: u32) -> anyhow::Result<f64> {
+pub(super) fn own_mb(pid: u32) -> anyhow::Result<f64> {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut kib, mut counts) = (0.0, true);
     for line in smaps.lines() {

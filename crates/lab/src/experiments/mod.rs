@@ -3,6 +3,7 @@
 //!
 //! Several of them share [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes), [`wan`] (two
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
+pub mod activate;
 pub mod apps;
 pub mod avoid;
 pub mod build;
@@ -11,6 +12,7 @@ pub mod churn;
 pub mod dedup;
 pub mod density;
 pub mod disk;
+pub mod dock;
 pub mod emulator;
 pub mod exec;
 pub mod fault;
@@ -26,7 +28,9 @@ pub mod local;
 pub mod mcast;
 pub mod optimize;
 pub mod page;
+pub mod park;
 pub mod plain;
+pub mod pool;
 pub mod restore;
 pub mod resume_wan;
 pub mod static_server;
@@ -133,6 +137,11 @@ pub const ALL: &[Experiment] = &[
         run: exec::run,
     },
     Experiment {
+        name: "park",
+        about: "what a parked machine takes, and how long a connection that wakes it waits, against a start from its disks",
+        run: park::run,
+    },
+    Experiment {
         name: "hardware",
         about: "what room to grow costs: device state, start time and memory, against machines that can't grow",
         run: hardware::run,
@@ -141,6 +150,21 @@ pub const ALL: &[Experiment] = &[
         name: "independent",
         about: "a guest's disk while all of its image is brought to its host, and what is then still needed from elsewhere",
         run: independent::run,
+    },
+    Experiment {
+        name: "dock",
+        about: "what a substrate takes in the pool's memory, and its machine's pause, against the memory of its guest",
+        run: dock::run,
+    },
+    Experiment {
+        name: "pool",
+        about: "memory of 130 substrates of ten guests after different work, and how many fit 8 GB",
+        run: pool::run,
+    },
+    Experiment {
+        name: "activate",
+        about: "from the call to a machine of the pool that runs, and that answers, against a cold boot",
+        run: activate::run,
     },
     Experiment {
         name: "density",

@@ -4,7 +4,8 @@
 //! It replaces a few functions of the C library, decides by [`rules`], and passes permitted calls on to the kernel:
 //!
 //! - **machine** (`FLOE_GUARD=machine`): QEMU's user network may reach neither the host's loopback nor link-local
-//!   addresses, and the console's log stays within its bound, whether a node runs or not.
+//!   addresses, and the console's log stays within its bound, whether a node runs or not. A forwarded port whose socket the node
+//!   has kept, and passed to this process, is opened with that socket.
 //! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` stand for descriptors that the node opened; with
 //!   the first use of one of them, the kernel is told to let this process open nothing else.
 //!
@@ -16,6 +17,7 @@
 
 #![no_std]
 
+mod passed;
 mod rules;
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
@@ -48,6 +50,9 @@ mod sys {
     pub const SENDTO: c_long = 44;
     pub const RECVFROM: c_long = 45;
     pub const SENDMSG: c_long = 46;
+    pub const BIND: c_long = 49;
+    pub const GETSOCKNAME: c_long = 51;
+    pub const SETSOCKOPT: c_long = 54;
     pub const GETSOCKOPT: c_long = 55;
     pub const FCNTL: c_long = 72;
     pub const FTRUNCATE: c_long = 77;
@@ -71,6 +76,9 @@ mod sys {
     pub const LSEEK: c_long = 62;
     pub const CONNECT: c_long = 203;
     pub const SENDTO: c_long = 206;
+    pub const BIND: c_long = 200;
+    pub const GETSOCKNAME: c_long = 204;
+    pub const SETSOCKOPT: c_long = 208;
     pub const RECVFROM: c_long = 207;
     pub const SENDMSG: c_long = 211;
     pub const GETSOCKOPT: c_long = 209;
@@ -90,6 +98,7 @@ mod sys {
 
 const EACCES: c_int = 13;
 const EHOSTUNREACH: c_int = 113;
+const SOL_SOCKET: c_int = 1;
 const AT_FDCWD: c_int = -100;
 const O_WRONLY: c_int = 1;
 const O_CREAT: c_int = 0o100;
@@ -241,7 +250,6 @@ impl Peers {
 
 /// Returns the socket's unique number. Unlike a descriptor, the number is never reused.
 fn cookie(socket: c_int) -> Option<u64> {
-    const SOL_SOCKET: c_int = 1;
     const SO_COOKIE: c_int = 57;
     let mut cookie = 0u64;
     let mut len = 8 as c_uint;

@@ -531,6 +531,12 @@ impl Disk {
         (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), chain))
     }
 
+    /// Returns whether nothing was ever written to it.
+    pub(crate) fn is_untouched(&self) -> bool {
+        let chain = self.chain.read();
+        chain.layers.len() == 1 && chain.top().present() == 0
+    }
+
     /// Returns the number of layers.
     pub(crate) fn height(&self) -> usize {
         self.chain.read().layers.len()

@@ -117,6 +117,11 @@ impl Streams {
         self.changed.notify_all();
     }
 
+    /// Whether any process runs in the guest for somebody.
+    pub fn any_open(&self) -> bool {
+        !self.inner.lock().open.is_empty()
+    }
+
     /// Waits for bytes for the port; `None` once the conversation is over.
     pub fn to_send(&self, conversation: u64) -> Option<Vec<u8>> {
         let mut inner = self.inner.lock();

@@ -3,6 +3,7 @@
 
 mod chores;
 mod exec;
+mod traffic;
 
 pub(crate) use chores::ChoreError;
 pub(crate) use exec::Streams;

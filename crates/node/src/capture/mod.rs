@@ -17,7 +17,7 @@ use crate::{
     core::Core,
     error::{NodeError, failed, usage},
     files::save_manifest,
-    images::{FORK_LABEL, Images, finish, parse_name, sources::Found},
+    images::{FORK_LABEL, Images, SUBSTRATE_LABEL, finish, parse_name, sources::Found},
     inventory::{
         Inventory, Operation,
         lifecycle::{Event, Gone, Task},
@@ -38,7 +38,7 @@ use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
 use floe_source::Fetcher;
 use floe_store::{Ingest, IngestOptions};
-use std::{io, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, io, sync::Arc, time::Duration};
 
 /// How long QEMU may take to end after a capture that stops the machine.
 const QUIT_WAIT: Duration = Duration::from_secs(10);
@@ -46,6 +46,31 @@ const QUIT_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 
 type Captured = Capture<FrozenLayers>;
+
+/// How a machine is saved as an image.
+pub(crate) struct Taking<'a> {
+    /// Whether the machine ends instead of going on.
+    pub stop: bool,
+    /// For how many seconds a copy runs, to learn what is touched first.
+    pub rehearse_s: u32,
+    /// Whether the image gets a picture of the machine's screen.
+    pub picture: bool,
+    /// The image's labels, beside those of the machine's configuration.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Called once the image is published and before the machine's disks stand on it, to give it a name or another hold. If it fails
+    /// the machine stays as it was, and nothing holds the image.
+    pub keep: &'a dyn Fn(&Hash, &StoredReport) -> Result<(), NodeError>,
+}
+
+/// An image that a machine was saved as.
+pub(crate) struct Taken {
+    /// Its id.
+    pub id: Hash,
+    /// What was stored for it.
+    pub stored: StoredReport,
+    /// How long the machine stood still, in milliseconds.
+    pub pause_ms: f64,
+}
 
 /// The service that captures machines. It has no state; `images.storing` is held for reading while something is stored.
 pub(crate) struct Captures {
@@ -58,7 +83,6 @@ pub(crate) struct Captures {
 
 impl Captures {
     /// Captures a machine as an image, and rehearses it if requested.
-    // Long: the way of a capture from its name to its report, stage by stage.
     pub fn capture(
         self: &Arc<Self>,
         name: &str,
@@ -76,13 +100,45 @@ impl Captures {
         let entry = self.inventory.get(name)?;
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Capture)?;
+        let taking = Taking {
+            stop: request.stop,
+            rehearse_s: request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT),
+            picture: true,
+            labels: &request.labels,
+            keep: &|id, _| match &new_name {
+                Some(name) => Ok(self.images.repo.tag(name, id)?),
+                None => Ok(()),
+            },
+        };
+        let taken = self.take(&operation, &taking, report)?;
+        let image: ImageSummary = self.images.image(&taken.id.to_string())?.summary;
+        Ok(Outcome {
+            image: Some(image),
+            machine: Some(self.machines.info_of(&operation)),
+            stored: Some(taken.stored),
+            pause_ms: Some(taken.pause_ms),
+            ..Default::default()
+        })
+    }
+
+    /// Saves the machine of an operation as an image.
+    // Long: the way of a capture from its pause to its end, stage by stage.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        operation: &Operation,
+        taking: &Taking<'_>,
+        report: &mut Report,
+    ) -> Result<Taken, NodeError> {
         let vm = operation.vm()?;
         let disks = operation.mounted()?;
-        self.bring_parent(&operation, report)?;
+        self.bring_parent(operation, report)?;
         let _storing = self.images.storing.read();
-        let thumb = self.images.take_thumbnail(&vm);
+        let thumb = match taking.picture {
+            true => self.images.take_thumbnail(&vm),
+            false => None,
+        };
         let options = CaptureOptions {
-            stay_paused: request.stop,
+            stay_paused: taking.stop,
             bytes_max: self.machines.resources.capture_bytes_max(),
             ..Default::default()
         };
@@ -91,58 +147,58 @@ impl Captures {
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         // a machine that is to be stopped goes on if the image cannot be stored, or if this node is killed before that
-        let paused = request.stop.then(|| paused.stands());
+        let paused = taking.stop.then(|| paused.stands());
         report.stage("capture")?;
-        // the image may be captured from a clone, but is not removed like a fork's image
-        captured.config.labels.remove(FORK_LABEL);
-        entry.label_guest(&mut captured.config);
-        captured.config.labels.extend(request.labels.clone());
-        let published = self.store(&operation, &captured, thumb.as_deref(), report);
+        // the image may be captured from a clone or of what was docked, but is not removed like theirs
+        for label in [FORK_LABEL, SUBSTRATE_LABEL] {
+            captured.config.labels.remove(label);
+        }
+        operation.label_guest(&mut captured.config);
+        captured.config.labels.extend(taking.labels.clone());
+        let published = self.store(operation, &captured, thumb.as_deref(), report);
         // if storing fails, the frozen layers stay and the machine goes on over them
         let (mut id, stored) = published?;
         report.stage("store")?;
-        let seconds = request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT);
-        if seconds > 0 {
+        if taking.rehearse_s > 0 {
             // without a rehearsal the image only resumes more slowly from afar
-            match self.rehearse(id, seconds, report) {
+            match self.rehearse(id, taking.rehearse_s, report) {
                 Ok(rehearsed) => id = rehearsed,
                 Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
                 Err(error) => report.note(format!("the image was not rehearsed: {error}")),
             }
             report.stage("rehearse")?;
         }
-        if let Some(name) = &new_name {
-            self.images.repo.tag(name, &id)?;
-        }
+        (taking.keep)(&id, &stored)?;
         let pause_ms = millis(captured.pause.total());
-        self.rebase(&operation, &disks, &captured.frozen, &id)?;
+        self.rebase(operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
         self.core.tell(
             Happened::ImageAdded,
             &id.short(),
-            format!("captured from {name}"),
+            format!("captured from {}", operation.name),
         );
         if let Some(paused) = paused {
             operation.drive(Event::Stops)?;
             paused.ended();
             vm.quit(QUIT_WAIT)?;
             drop((vm, disks));
-            self.traces.take_trace(&operation);
-            self.machines.detach(&operation)?;
+            self.traces.take_trace(operation);
+            self.machines.detach(operation)?;
             operation.gone(Gone::Captured, "")?;
         }
-        let image: ImageSummary = self.images.image(&id.to_string())?.summary;
-        Ok(Outcome {
-            image: Some(image),
-            machine: Some(self.machines.info_of(&operation)),
-            stored: Some(stored),
-            pause_ms: Some(pause_ms),
-            ..Default::default()
+        Ok(Taken {
+            id,
+            stored,
+            pause_ms,
         })
     }
 
     /// Pulls the parent if it isn't here: a capture shares its packs, and a machine that streams has not fetched all of it.
-    fn bring_parent(&self, operation: &Operation, report: &mut Report) -> Result<(), NodeError> {
+    pub(crate) fn bring_parent(
+        &self,
+        operation: &Operation,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
         let record = operation.record();
         if self.images.repo.manifest(&record.disk_base).is_ok() {
             return Ok(());
@@ -193,7 +249,7 @@ impl Captures {
                 operation,
                 &memory_region(block),
                 pages,
-                &parent,
+                (&parent_id, &parent),
             )?;
         }
         if captured.vram.size() > 0 {
@@ -230,14 +286,14 @@ impl Captures {
         finish(ingest, captured.config.clone())
     }
 
-    /// Stores the memory that the machine started with, or a block that was added later.
-    fn store_memory(
+    /// Stores the memory that the machine started with, or a block that was added later, over that of the ingest's parent.
+    pub(crate) fn store_memory(
         &self,
         ingest: &mut Ingest,
         operation: &Operation,
         name: &str,
         ram: &Pages,
-        parent: &Manifest,
+        (parent_id, parent): (&Hash, &Manifest),
     ) -> Result<(), NodeError> {
         let pages = || ram.iter().map(|(chunk, page)| (u64::from(chunk), page));
         let record = operation.record();
@@ -248,7 +304,7 @@ impl Captures {
                 .filter(|region| region.size == ram.size());
             let present: Vec<u64> = pages().map(|(chunk, _)| chunk).collect();
             let gone = match base {
-                Some(region) => self.gone(&record.disk_base, region, &present)?,
+                Some(region) => self.gone(parent_id, region, &present)?,
                 None => Vec::new(),
             };
             let gone = gone.into_iter().map(|chunk| (chunk, &[0; CHUNK_SIZE]));
@@ -256,24 +312,43 @@ impl Captures {
             let base = base.map(|region| region.name.as_str());
             return Ok(ingest.region_from_pages(name, ram.size(), base, pages)?);
         }
-        if record.image == record.disk_base {
+        if record.image == *parent_id {
             let pages = pages().map(|(chunk, page)| Ok((chunk, &page[..])));
             return Ok(ingest.region_from_pages(name, ram.size(), Some(name), pages)?);
         }
         let original = self.images.manifest_of(&operation.dir, &record.image)?;
         let dirty: Vec<u64> = ram.iter().map(|(chunk, _)| u64::from(chunk)).collect();
-        let reverted = self.reverted(
-            name,
-            (&record.image, &original),
-            (&record.disk_base, parent),
-            &record.origin,
-            &dirty,
-        )?;
+        // an image that holds no running machine has no memory
+        let base = parent
+            .region(name)
+            .filter(|region| region.size == ram.size());
+        let fetcher = self.images.sources.fetcher(&record.origin)?;
+        let reverted = match original.region(name) {
+            Some(from) => {
+                self.reverted((&record.image, from, &fetcher), (parent_id, base), &dirty)?
+            }
+            None => Vec::new(),
+        };
+        let stored = reverted
+            .into_iter()
+            .map(|(chunk, hash)| (chunk, Content::Stored(hash)));
         let merged = merge(
-            pages().map(|(chunk, page)| (chunk, page.to_vec())),
-            reverted.into_iter(),
+            pages().map(|(chunk, page)| (chunk, Content::Page(page))),
+            stored,
         );
-        Ok(ingest.region_from_pages(name, ram.size(), Some(name), merged.map(Ok))?)
+        let read = |(chunk, content)| {
+            let bytes = match content {
+                Content::Page(page) => Cow::Borrowed(page),
+                Content::Stored(hash) if hash.is_zero() => Cow::Borrowed(&[0; CHUNK_SIZE][..]),
+                Content::Stored(hash) => {
+                    let read = fetcher.demand_wait(&record.image, Kind::Chunk, &hash);
+                    Cow::Owned(read.map_err(io::Error::other)?)
+                }
+            };
+            Ok((chunk, bytes))
+        };
+        let base = base.map(|region| region.name.as_str());
+        Ok(ingest.region_from_pages(name, ram.size(), base, merged.map(read))?)
     }
 
     /// Returns the chunks of a region in the repository that are not zero and not among `present`, a sorted list.
@@ -291,36 +366,29 @@ impl Captures {
         Ok(gone)
     }
 
-    /// Returns chunks of memory that differ between parent and original and that the machine has not dirtied, with the
-    /// original's content.
+    /// Returns the chunks of memory that differ between the parent, which may have none, and the original, and that the machine has not
+    /// dirtied: those have the original's content.
     fn reverted(
         &self,
-        name: &str,
-        (original_id, original): (&Hash, &Manifest),
-        (parent_id, parent): (&Hash, &Manifest),
-        origin: &crate::inventory::record::Origin,
+        (original_id, from, fetcher): (&Hash, &Region, &Fetcher),
+        (parent_id, over): (&Hash, Option<&Region>),
         dirty: &[u64],
-    ) -> Result<Vec<(u64, Vec<u8>)>, NodeError> {
-        let (Some(from), Some(over)) = (original.region(name), parent.region(name)) else {
-            return Ok(Vec::new());
-        };
+    ) -> Result<Vec<(u64, Hash)>, NodeError> {
+        let nothing = Region::default();
         let local = self.images.sources.fetcher(&Default::default())?;
-        let fetcher = self.images.sources.fetcher(origin)?;
         let mut chunks = Vec::new();
-        for index in changed_segments(from, over) {
-            let there = table(&fetcher, original_id, from, index)?;
-            let here = table(&local, parent_id, over, index)?;
+        for index in changed_segments(from, over.unwrap_or(&nothing)) {
+            let there = table(fetcher, original_id, from, index)?;
+            let here = match over {
+                Some(over) => table(&local, parent_id, over, index)?,
+                None => Segment::new(),
+            };
             for slot in 0..CHUNKS_PER_SEGMENT {
                 let chunk = (index * CHUNKS_PER_SEGMENT + slot) as u64;
                 let hash = there.get(slot);
-                if hash == here.get(slot) || dirty.binary_search(&chunk).is_ok() {
-                    continue;
+                if hash != here.get(slot) && dirty.binary_search(&chunk).is_err() {
+                    chunks.push((chunk, hash));
                 }
-                let bytes = match hash.is_zero() {
-                    true => vec![0; CHUNK_SIZE],
-                    false => fetcher.demand_wait(original_id, Kind::Chunk, &hash)?,
-                };
-                chunks.push((chunk, bytes));
             }
         }
         Ok(chunks)
@@ -350,6 +418,14 @@ impl Captures {
         }
         Ok(())
     }
+}
+
+/// What a chunk of memory is stored from.
+enum Content<'a> {
+    /// It was copied from the machine.
+    Page(&'a [u8]),
+    /// It is that chunk of the original.
+    Stored(Hash),
 }
 
 /// Reads the hashes of the chunks in one segment of a region.

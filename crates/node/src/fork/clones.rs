@@ -14,6 +14,7 @@ use crate::{
         AGENT_LABEL, Operation,
         lifecycle::Task,
         record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
+        small::{Fresh, Small},
     },
     machines::{launch::make_machine_dir, restore::Loaded},
     report::Report,
@@ -203,6 +204,8 @@ impl Forks {
             .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
         let mut config = found.manifest.config.clone();
         config.labels.remove(FORK_LABEL);
+        let fresh = Fresh::of_image(&mut config);
+        let small = Small::of_image(&config);
         let mut family = family;
         if config.labels.contains_key(AGENT_LABEL) {
             family.identity = Identity::Pending;
@@ -239,6 +242,10 @@ impl Forks {
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
+                own_layers: 0,
+                park_after_s: None,
+                small,
+                fresh,
                 given: Default::default(),
                 independence: None,
             };

@@ -33,9 +33,9 @@ impl Forked {
 
 impl Provide for Forked {
     /// Such a source is read like a hub, but a member of the cluster presents a certificate and asks for ours.
-    fn scheme(&self) -> Scheme {
+    fn scheme(&self) -> Option<Scheme> {
         let cluster = self.cluster.clone();
-        Scheme {
+        Some(Scheme {
             kind: KIND,
             names: &["floe", "floe+http"],
             claims: |url| url.path() == super::serve::PATH,
@@ -43,7 +43,7 @@ impl Provide for Forked {
                 let hub = Hub::over_tls(origin, cluster.tls_of_parents(), options)?;
                 Ok(Arc::new(hub))
             }),
-        }
+        })
     }
 
     fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source> {
@@ -144,7 +144,7 @@ mod tests {
         let cluster = Arc::new(Cluster::open(&home).unwrap());
         let cache = Arc::new(Cache::open(&dir.path().join("cache"), 1 << 20).unwrap());
         let forked = Forked::new(Layers::default(), cluster, cache);
-        let registry = floe_source::Registry::default().with(forked.scheme());
+        let registry = floe_source::Registry::default().with(forked.scheme().unwrap());
         let kind = |address: &str| registry.origin(address).unwrap().kind();
         assert_eq!(kind("floe+http://10.0.0.1:7070/fork"), KIND);
         assert!(kind("https://hub/fork") != KIND && kind("floe://hub") != KIND);

@@ -4,6 +4,7 @@ use super::{Fork, Host, decide::Event, remote::Remote, serve};
 use crate::{
     error::{NodeError, refused, usage},
     fork::Forks,
+    inventory::Entry,
     placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
     resources::ForClones,
 };
@@ -89,6 +90,17 @@ impl Forks {
             fork.handle(Event::Room(number, clones));
         }
         Ok(fork.granted())
+    }
+
+    /// Starts QEMUs ahead for the clones that a guest has got a ticket for, on all cores, as it will soon use it. With several
+    /// hosts, this host is expected to get its part of them.
+    pub(crate) fn prepare_for_guest(&self, parent: &Arc<Entry>, clones: u32) {
+        let hosts = self.hosts(&self.guest_fork(clones)).unwrap_or_default();
+        if hosts.iter().any(|(_, host)| matches!(host, Host::Here)) {
+            let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+            let part = clones.div_ceil(hosts.len() as u32);
+            self.machines.prepare_clones(parent, part, cores);
+        }
     }
 
     /// Returns the request for a fork that a guest asks for.

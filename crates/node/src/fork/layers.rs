@@ -91,6 +91,15 @@ impl Layers {
         }
     }
 
+    /// Whether there is a layer of a machine by this name.
+    pub fn any_of(&self, parent: &str) -> bool {
+        let known = self.known.read();
+        known
+            .layers
+            .values()
+            .any(|layer| layer.parent.name == parent)
+    }
+
     /// Returns the images that layers are based on.
     pub fn bases(&self) -> Vec<Hash> {
         let known = self.known.read();

@@ -54,7 +54,7 @@ use crate::{
     unix_now,
 };
 use decide::{Fork, State};
-use floe_api::{CLONES_MAX, CloneInfo, ForkReport, ForkRequest, Happened, Outcome};
+use floe_api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, Outcome};
 use floe_image::Hash;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
@@ -89,6 +89,19 @@ impl Host {
             Host::There(remote, _) => Some(remote.url()),
         }
     }
+}
+
+/// For what another service wants clones.
+#[derive(Default)]
+pub(crate) struct Purpose<'a> {
+    /// The ticket whose id becomes the fork's, so that a clone knows for whom it was made.
+    pub ticket: Option<&'a str>,
+    /// Room that was reserved already.
+    pub reserved: Option<Reserved>,
+    /// Called with the fork's id once the fork has its record.
+    pub begun: Option<&'a dyn Fn(&str)>,
+    /// What the clones' names begin with, instead of the name of what is forked.
+    pub called: Option<MachineName>,
 }
 
 /// A requested fork for which there is room.
@@ -151,6 +164,7 @@ impl ImageUser for Forks {
 
 impl Kin for Forks {
     fn removed(&self, name: &str) -> Result<(), NodeError> {
+        self.machines.drop_blanks(name);
         let struck = self.records.strike(name);
         self.tickets.look();
         struck.map(drop)
@@ -218,6 +232,11 @@ impl Forks {
         !self.layers.is_empty()
     }
 
+    /// Whether a fork of this machine is in memory only.
+    pub fn any_unstored_of(&self, name: &str) -> bool {
+        self.layers.any_of(name)
+    }
+
     /// Returns where the memory of a fork is whose machines' records say that it was not stored.
     pub fn find_unstored(&self, image: &Hash) -> Unstored {
         if self.layers.get(image).is_some() {
@@ -242,18 +261,15 @@ impl Forks {
         request: &ForkRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
-        self.fork_for(name, request, None, None, &|_| (), report)
+        self.fork_for(name, request, Purpose::default(), report)
     }
 
-    /// Does the same for a ticket, whose id becomes the fork's, so that a clone knows for whom it was made. Room may have
-    /// been reserved already. `begun` is called with the fork's id once the fork has its record.
+    /// Does the same for a purpose of another service.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,
         request: &ForkRequest,
-        ticket: Option<&str>,
-        reserved: Option<Reserved>,
-        begun: &dyn Fn(&str),
+        purpose: Purpose<'_>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         if request.clones == 0 || request.clones > CLONES_MAX {
@@ -269,7 +285,7 @@ impl Forks {
         }
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before the machine is stopped, so that a fork without room does not pause its parent
-        let reserved = match reserved {
+        let reserved = match purpose.reserved {
             Some(reserved) if reserved.is_of(&hosts) => reserved,
             // the list of hosts has changed: the earlier reservation is given back
             _ => self.ask_for_room(name, request, names, &hosts)?,
@@ -280,19 +296,26 @@ impl Forks {
         }
         report.stage("hosts")?;
         let (instant, parent) = self.instant(name, report)?;
+        let parent = purpose.called.unwrap_or(parent);
         let asked = Asked {
             request,
-            ticket,
+            ticket: purpose.ticket,
             instant: &instant,
             parent: &parent,
             hosts: &hosts,
             room: &reserved.room,
-            begun,
+            begun: purpose.begun.unwrap_or(&|_| ()),
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
+        self.machines.end_left_blanks(parent.as_str());
         let pause_ms = instant.pause_ms;
+        // a machine that was forked will probably be forked again, into as many clones
+        let here = |clone: &&CloneInfo| clone.host.is_none() && clone.state == CloneState::Running;
+        let again = done
+            .as_ref()
+            .map_or(0, |report| report.clones.iter().filter(here).count());
         // even if there are no clones, the copied state is stored or dropped
-        self.store_later(instant.layer, instant.parent, request.settle);
+        self.store_later(instant.layer, instant.parent, request.settle, again as u32);
         Ok(Outcome {
             fork: Some(done?),
             pause_ms,

@@ -55,7 +55,7 @@ impl Forks {
     pub(crate) fn store_found(self: &Arc<Self>, layers: Vec<Arc<Layer>>) {
         for layer in layers {
             let parent = self.parent_of(&layer);
-            self.store_later(Some(layer), parent, false);
+            self.store_later(Some(layer), parent, false, 0);
         }
     }
 
@@ -72,12 +72,14 @@ impl Forks {
         same.then_some(Parent { entry, frozen })
     }
 
-    /// Stores or drops a fork's layer on a thread of its own, when `when` says so. With `hurry` it is stored at once.
+    /// Stores or drops a fork's layer on a thread of its own, when `when` says so. With `hurry` it is stored at once. After
+    /// that QEMUs are started for `again` clones of the next fork.
     pub(super) fn store_later(
         self: &Arc<Self>,
         layer: Option<Arc<Layer>>,
         parent: Option<Parent>,
         hurry: bool,
+        again: u32,
     ) {
         let Some(layer) = layer else {
             return;
@@ -96,9 +98,23 @@ impl Forks {
                 Some(_) => store(&forks, &layer, parent.as_ref(), job),
                 None => None,
             };
+            let (forks, parent) = (forks.upgrade(), parent.filter(|_| again > 0));
+            if let (Some(forks), Some(parent)) = (forks, parent) {
+                forks.prepare_again(&parent.entry, again);
+            }
         };
         if let Err(error) = self.core.threads.start("fork-store", work) {
             tracing::error!(%error, "no thread to store a fork; its clones need this node until its end");
+        }
+    }
+
+    /// Starts QEMUs for the next clones of a machine, one after the other, as nobody waits for them yet.
+    fn prepare_again(&self, parent: &Arc<Entry>, clones: u32) {
+        let known = self.inventory.get(parent.name.as_str());
+        if known.is_ok_and(|known| Arc::ptr_eq(&known, parent))
+            && !self.core.threads.over().is_cancelled()
+        {
+            self.machines.prepare_clones(parent, clones, 1);
         }
     }
 

@@ -19,6 +19,7 @@ impl Forks {
         let threads = &self.core.threads;
         Ok(
             threads.keep_waking("ticket-watch", &waker, self, LOOK_EVERY, |forks| {
+                forks.machines.end_old_blanks(); // they wait for tickets
                 for (id, ticket) in forks.tickets.at_rest() {
                     if let Err(why) = forks.look_after(&id, &ticket) {
                         let (placement, ticket) = (&ticket.placement, &ticket.ticket);

@@ -1,7 +1,7 @@
 //! Carries out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
-use crate::{error::NodeError, guest::Guests, inventory::Entry, report::Report};
+use crate::{error::NodeError, fork::Purpose, guest::Guests, inventory::Entry, report::Report};
 use floe_api::{CloneState, ErrorCode};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
 use floe_threads::Waited;
@@ -54,7 +54,7 @@ fn went_wrong(error: &NodeError) -> Refusal {
 impl Guests {
     fn guest_ticket(
         self: &Arc<Self>,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         clones: u64,
         hierarchical: bool,
     ) -> Result<Answer, Refusal> {
@@ -82,12 +82,13 @@ impl Guests {
             .ledger
             .lock()
             .reserve(now_s, &asked, &limits, ticket.clone());
-        let (mut clones, machines) = reserved?;
+        let (mut clones, mut machines) = reserved?;
         let name = entry.name.as_str();
         match self.forks.reserve_for_guest(name, machines) {
             Ok(None) => {}
             Ok(Some((granted, reserved))) => {
                 self.reserved.lock().insert(ticket.clone(), reserved);
+                machines = machines.min(granted);
                 clones = self.ledger.lock().lessen(&ticket, clones, granted, each);
             }
             Err(error) => {
@@ -95,6 +96,7 @@ impl Guests {
                 return Err(went_wrong(&error));
             }
         }
+        self.forks.prepare_for_guest(entry, machines);
         Ok(Answer::Ticket {
             ticket,
             clones,
@@ -124,9 +126,13 @@ impl Guests {
         let (mut report, _) = Report::new(); // no stages are reported: the answer has the result
         // from here on the clones are counted as the fork's, and no longer as the ticket's
         let begun = |fork: &str| self.ledger.lock().begun(fork);
-        let forked =
-            self.forks
-                .fork_for(name, &request, Some(ticket), reserved, &begun, &mut report);
+        let purpose = Purpose {
+            ticket: Some(ticket),
+            reserved,
+            begun: Some(&begun),
+            called: None,
+        };
+        let forked = self.forks.fork_for(name, &request, purpose, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());
         let mut ledger = self.ledger.lock();
         let fork = fork.map_err(|error| {
@@ -276,6 +282,7 @@ impl Guests {
             // the ticket was never used: its room is free again
             self.ledger.lock().discard(name, ticket);
             self.drop_unclaimed();
+            self.machines.drop_blanks(name);
             return Ok(Answer::Done { ended: 0, lost: 0 });
         }
         self.check_spent(name, ticket)?;

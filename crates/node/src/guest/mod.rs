@@ -29,6 +29,7 @@ use crate::{
     network::Networks,
 };
 use floe_api::Happened;
+use floe_guest::chores::{self, Forgotten};
 use floe_guest::message::{Identity, Me, Place};
 use floe_image::Hash;
 use floe_machine::Machine;
@@ -41,6 +42,9 @@ use std::{
 
 /// How long floe's agent may take before setting the clock is left to QEMU's agent.
 const CLOCK_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a guest may take to forget whom it was captured from: an emulated one takes its time to make a key.
+const FORGET_LIMIT: Duration = Duration::from_secs(300);
 
 /// How often room that was reserved for tickets is checked for whether it can be given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -137,13 +141,16 @@ impl Guests {
 
     /// Returns a clone's identity; `None` for other machines. Address and gateway are its family network's, if it has one.
     fn identity_of(&self, entry: &Entry, record: &Record) -> Option<Identity> {
-        let me = me_of(record)?;
+        let me = me_of(record).or_else(|| fresh_me(record))?;
         let parents = self.images.manifest_of(&entry.dir, &record.image).ok();
         let mac = record.config.nic_mac.clone();
         // always the same for this clone, and different for every other
         let seed = format!("floe machine-id {} {} {mac:?}", me.ticket, me.machine);
         let mut machine_id = Hash::of(seed.as_bytes()).to_string();
         machine_id.truncate(32);
+        if let Some(fresh) = &record.fresh {
+            machine_id = fresh.machine_id.clone();
+        }
         let place = record.network.as_ref();
         let network = place.map(|place| self.networks.info(place));
         Some(Identity {
@@ -157,26 +164,45 @@ impl Guests {
         })
     }
 
-    /// Plugs the cable in once the guest has its identity.
-    fn identity_placed(&self, entry: &Entry, vm: &Machine) {
-        let pending = |record: &Record| {
-            let family = record.family.as_ref();
-            family.is_some_and(|family| family.identity != floe_api::Identity::Placed)
-        };
-        if !pending(&entry.record()) {
-            return;
+    /// Plugs the cable in once the guest has its identity, and has forgotten whom its machine was captured from if it is to.
+    fn identity_placed(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+        let record = entry.record();
+        let missing = |identity: floe_api::Identity| identity != floe_api::Identity::Placed;
+        let fresh = record.fresh.is_some_and(|fresh| missing(fresh.identity));
+        if fresh && !entry.forgetting(true) {
+            let (guests, entry_, vm) = (self.clone(), entry.clone(), vm.clone());
+            // what the agent answers comes through the thread that this is called on
+            let forget = move || {
+                let done = guests.forget(&entry_);
+                entry_.forgetting(false);
+                match done {
+                    Ok(()) => guests.is_itself(&entry_, &vm),
+                    Err(why) => guests.identity_failed(&entry_, &why),
+                }
+            };
+            if let Err(error) = self.core.threads.start("forget", forget) {
+                entry.forgetting(false);
+                self.identity_failed(entry, &error.to_string());
+            }
+        } else if !fresh && record.family.is_some_and(|family| missing(family.identity)) {
+            self.is_itself(entry, vm);
         }
-        let done = vm
-            .set_network(true)
-            .map_err(NodeError::from)
-            .and_then(|()| {
-                entry.update(|record| {
-                    if let Some(family) = &mut record.family {
-                        family.identity = floe_api::Identity::Placed;
-                    }
-                })
-            });
-        match done {
+    }
+
+    /// Has a machine's agent make it forget what it has from the machine that it was captured from.
+    fn forget(&self, entry: &Entry) -> Result<(), String> {
+        let (chore, limit) = (chores::names::FORGET, FORGET_LIMIT);
+        let done: Result<Forgotten, _> = self.agents.chore(entry, chore, &[], limit);
+        let done = done.map_err(|error| error.to_string())?;
+        let machine = &entry.name;
+        tracing::info!(%machine, files = done.files, "it has forgotten whom it was captured from");
+        Ok(())
+    }
+
+    /// Gives a machine that is itself the network.
+    fn is_itself(&self, entry: &Entry, vm: &Machine) {
+        let done = vm.set_network(true).map_err(NodeError::from);
+        match done.and_then(|()| entry.identity_is_placed()) {
             Ok(()) => {
                 entry.identity_is_missing(None);
                 self.core
@@ -250,6 +276,18 @@ fn me_of(record: &Record) -> Option<Me> {
         machine: record.name.clone(),
         parent: family.parent.clone(),
         ticket: family.fork.clone(),
+    })
+}
+
+/// Returns what a machine is told about itself that has not yet forgotten whom it was captured from; `None` for other machines.
+fn fresh_me(record: &Record) -> Option<Me> {
+    let fresh = record.fresh.as_ref();
+    fresh.filter(|fresh| fresh.identity == floe_api::Identity::Pending)?;
+    Some(Me {
+        id: 0,
+        machine: record.name.clone(),
+        parent: record.image_name.clone(),
+        ticket: String::new(),
     })
 }
 

@@ -214,7 +214,8 @@ fn listen(
             // one that starts anew says so, and is greeted then
             link.streams.lose("its agent has ended");
         }
-        if link.said.lock().elapsed() > AGAIN_HELLO && super::is_pending(&entry.record()) {
+        let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
+        if link.said.lock().elapsed() > AGAIN_HELLO && waits {
             link.hello()?;
         }
         let now_ms = began.elapsed().as_millis() as u64;

@@ -4,7 +4,7 @@
 //! debian, debian:12, 5f3a..            this node's repository
 //! https://hub/team/debian:12           hub; else the static server https://hub/team
 //! https://server/any/path#debian       exactly this base and name
-//! s3://bucket/prefix/debian            bucket and prefix
+//! s3://bucket/prefix/debian            bucket and prefix (also gs://, az://)
 //! /srv/images/debian, file:///...      the repository that encloses the path
 //! ```
 
@@ -75,9 +75,9 @@ pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
         (None, _) | (Some(_), "floe" | "floe+http") => vec![hub],
         (Some((prefix, name)), scheme) => {
             let inner = reference(&format!("{host}/{prefix}"), name);
-            match scheme {
-                "s3" => vec![inner, hub],
-                _ => vec![hub, inner],
+            match floe_source::is_bucket_scheme(scheme) {
+                true => vec![inner, hub],
+                false => vec![hub, inner],
             }
         }
     })
@@ -133,6 +133,8 @@ mod tests {
             ways("s3://bucket/a/b/debian")[0],
             pair("s3://bucket/a/b", "debian")
         );
+        assert_eq!(ways("az://c/a/debian")[0], pair("az://c/a", "debian"));
+        assert_eq!(ways("gs://bucket/debian"), [pair("gs://bucket", "debian")]);
         assert_eq!(
             ways("http://server/a/b#x/y:1"),
             [pair("http://server/a/b", "x/y:1")]

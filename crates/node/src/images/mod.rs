@@ -23,12 +23,14 @@ mod transfers;
 mod unpack;
 mod uploads;
 
+pub use agent::installed as installed_agent;
 pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
     core::Core,
-    error::{NodeError, at, at_named, busy, refused, usage},
+    error::{NodeError, at, busy, refused, usage},
+    files::{beside, put_in_place},
     images::{
         agent::{Agent, RawDisk},
         disk_boot::DiskBoot,
@@ -58,6 +60,10 @@ use std::{
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
+/// Label of an image that is a substrate, with the name of the machine that it was docked from.
+pub(crate) const SUBSTRATE_LABEL: &str = "floe.substrate";
+/// Label of an image that is the memory of a parked machine: it is in no list, and goes with that machine.
+pub(crate) const PARK_LABEL: &str = "floe.park";
 /// Most disks that an import may have.
 const DISKS_MAX: usize = 16;
 /// While something is being stored, garbage collection keeps data younger than this: it may belong to what is being stored.
@@ -107,7 +113,9 @@ impl Images {
 
     /// Returns all images, newest first.
     pub fn images(&self) -> Result<ImageList, NodeError> {
-        let images = self.repo.list()?.into_iter().map(|entry| ImageSummary {
+        let listed = self.repo.list()?.into_iter();
+        let listed = listed.filter(|entry| !entry.labels.contains_key(PARK_LABEL));
+        let images = listed.map(|entry| ImageSummary {
             id: entry.id.to_string(),
             names: entry.names.iter().map(ToString::to_string).collect(),
             created_unix_s: entry.created_unix_s,
@@ -436,11 +444,7 @@ impl Images {
             ));
         }
         let id = named(&self.repo, &request.image)?;
-        let dir = to.parent().unwrap_or(Path::new("/"));
-        let beside = tempfile::Builder::new()
-            .prefix(".floe-export")
-            .tempfile_in(dir)
-            .map_err(at_named(format!("cannot write in {}", dir.display())))?;
+        let beside = beside(&to)?;
         let line = report.progress_line("export", "bytes");
         let mut progress = |done, total| line.at(done, total);
         match request.format {
@@ -459,13 +463,7 @@ impl Images {
                 qemu_img::convert(programs, disk, beside.as_file(), Format::Qcow2, &line)?;
             }
         }
-        beside
-            .as_file()
-            .sync_all()
-            .map_err(at_named(format!("cannot write {}", to.display())))?;
-        beside
-            .persist(&to)
-            .map_err(|error| at_named(format!("cannot write {}", to.display()))(error.error))?;
+        put_in_place(beside, &to)?;
         report.stage("write")?;
         Ok(Outcome {
             image: Some(self.summary(&id)?),

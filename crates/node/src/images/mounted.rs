@@ -22,6 +22,11 @@ pub(crate) trait ImageUser: Send + Sync {
         Vec::new()
     }
 
+    /// Whether what [`ImageUser::user_of`] names needs the image on the mount, and not only in the repository.
+    fn needs_shown(&self, image: &Hash) -> bool {
+        self.user_of(image).is_some()
+    }
+
     /// Whether an image is to stay on the mount although nothing uses it now.
     fn keeps_shown(&self, _image: &Hash) -> bool {
         false
@@ -120,7 +125,7 @@ impl Images {
     /// Removes an image from the mount unless something uses it or a QEMU waits with it for the next run.
     pub fn forget_image(&self, id: &Hash) {
         let users = self.users();
-        let stays = |user: &Arc<dyn ImageUser>| user.user_of(id).is_some() || user.keeps_shown(id);
+        let stays = |user: &Arc<dyn ImageUser>| user.needs_shown(id) || user.keeps_shown(id);
         if !users.iter().any(stays) {
             // an image that was never on the mount is not an error
             let _ = self.with_mount(|mount| mount.remove_image(id));

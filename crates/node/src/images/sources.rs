@@ -11,8 +11,8 @@ use crate::{
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
 use floe_image::{Hash, Kind, Manifest, Segment};
 use floe_source::{
-    Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, S3, Scheme, Source,
-    SourceError, Striped,
+    Bucket, Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Scheme,
+    Source, SourceError, Striped,
 };
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
@@ -81,8 +81,8 @@ impl Found {
 
 /// An additional way in which images come to this node, beside directories, hubs and buckets: the memory of forks, for one.
 pub(crate) trait Provide: Send + Sync {
-    /// The addresses at which others provide in this way, and how one is opened. Asked once.
-    fn scheme(&self) -> Scheme;
+    /// The addresses at which others provide in this way, and how one is opened; `None` if nobody else does. Asked once.
+    fn scheme(&self) -> Option<Scheme>;
 
     /// Returns a source for what is on this host: what this way provides here, then `repository`.
     fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source>;
@@ -98,8 +98,8 @@ pub struct Sources {
     io_timeout: Option<Duration>,
     registry: Registry,
     own_hub: Option<OwnHub>,
-    /// By the kind of their schemes.
-    providers: Vec<(&'static str, Box<dyn Provide>)>,
+    /// By the kind of their schemes, if they have one.
+    providers: Vec<(Option<&'static str>, Box<dyn Provide>)>,
     /// Fetchers in use, by the addresses asked and by the token and CA used for each.
     fetchers: Mutex<HashMap<Vec<floe_source::Origin>, Weak<Fetcher>>>,
 }
@@ -121,8 +121,10 @@ impl Sources {
         });
         let enter = |provider: Box<dyn Provide>| {
             let scheme = provider.scheme();
-            let kind = scheme.kind;
-            registry = registry.clone().with(scheme);
+            let kind = scheme.as_ref().map(|scheme| scheme.kind);
+            if let Some(scheme) = scheme {
+                registry = registry.clone().with(scheme);
+            }
             (kind, provider)
         };
         let providers = providers.into_iter().map(enter).collect();
@@ -264,7 +266,7 @@ impl Sources {
     }
 
     /// The bucket at an address, to write to.
-    pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<S3, SourceError> {
+    pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<Bucket, SourceError> {
         let access = Origin {
             ca: ca.map(str::to_owned),
             ..Default::default()
@@ -309,7 +311,7 @@ impl Sources {
         for place in &places {
             let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
             let mut providers = self.providers.iter();
-            match providers.find(|(kind, _)| *kind == place.kind()) {
+            match providers.find(|(kind, _)| *kind == Some(place.kind())) {
                 Some((_, provider)) => opened.push(provider.elsewhere(Arc::new(source), origin)),
                 None => whole.push(Arc::new(source)),
             }

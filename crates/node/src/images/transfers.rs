@@ -322,7 +322,7 @@ impl Target {
         match directory(to) {
             _ if !is_address(to) => Target::Here,
             Some(dir) => Target::Directory(dir),
-            None if to.starts_with("s3://") => Target::Bucket,
+            None if floe_source::is_bucket(to) => Target::Bucket,
             None => Target::Hub,
         }
     }
@@ -452,6 +452,8 @@ mod tests {
                 Target::Directory("/srv/images".into()),
             ),
             ("s3://bucket/prefix", Target::Bucket),
+            ("gs://bucket", Target::Bucket),
+            ("az://container/prefix", Target::Bucket),
             ("https://hub", Target::Hub),
             ("floe://hub", Target::Hub),
         ] {

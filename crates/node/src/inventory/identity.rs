@@ -1,6 +1,6 @@
 //! What is known of a machine's guest, and whether a clone knows who it is (SnowFlock, section 4.6).
 
-use super::{Entry, record::Record};
+use super::{Entry, record::Record, small::Fresh};
 use crate::error::{NodeError, refused};
 use floe_image::MachineConfig;
 use floe_threads::Waited;
@@ -25,6 +25,8 @@ pub(crate) struct GuestState {
     pub clock_awaited: bool,
     /// Whether it was already reported that the agent takes too long.
     pub told: bool,
+    /// Whether it is being made to forget whom it was captured from.
+    pub forgets: bool,
 }
 
 impl Entry {
@@ -52,13 +54,16 @@ impl Entry {
     }
 
     /// Sets or removes the labels that say what is known of the guest in an image: whether clones have an agent that puts their identity
-    /// in place, and what it has of its hardware.
+    /// in place, what it has of its hardware, and what was taken from it to make it small.
     pub fn label_guest(&self, config: &mut MachineConfig) {
         match self.state().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
             false => config.labels.remove(AGENT_LABEL),
         };
-        self.state().record.given.label(config);
+        let state = self.state();
+        state.record.given.label(config);
+        state.record.small.label(config);
+        Fresh::unlabel(config);
     }
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
@@ -80,6 +85,23 @@ impl Entry {
         let late = is_late(guest.since) && !guest.told;
         guest.told |= late;
         late
+    }
+
+    /// Notes that its guest is being made to forget whom it was captured from, or that this is over. Returns what was noted before.
+    pub fn forgetting(&self, begins: bool) -> bool {
+        std::mem::replace(&mut self.state.write().guest.forgets, begins)
+    }
+
+    /// Notes that its guest has its identity.
+    pub fn identity_is_placed(&self) -> Result<(), NodeError> {
+        self.update(|record| {
+            if let Some(family) = &mut record.family {
+                family.identity = floe_api::Identity::Placed;
+            }
+            if let Some(fresh) = &mut record.fresh {
+                fresh.identity = floe_api::Identity::Placed;
+            }
+        })
     }
 
     /// Notes that floe's agent in the guest is expected to set the clock.
@@ -115,8 +137,9 @@ impl Entry {
 
 /// Whether the machine may not use its network yet, because its identity is not in place.
 pub(crate) fn is_pending(record: &Record) -> bool {
-    let family = record.family.as_ref();
-    family.is_some_and(|family| family.identity == floe_api::Identity::Pending)
+    let family = record.family.as_ref().map(|family| family.identity);
+    let fresh = record.fresh.as_ref().map(|fresh| fresh.identity);
+    [family, fresh].contains(&Some(floe_api::Identity::Pending))
 }
 
 /// Whether a clone whose QEMU started at `since` has waited too long for its guest's agent.

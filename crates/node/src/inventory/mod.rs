@@ -13,14 +13,16 @@ mod named;
 mod parts;
 mod pauses;
 pub mod record;
+pub(crate) mod small;
 
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use named::Named;
+pub(crate) use parts::HeldPort;
 pub(crate) use pauses::{Pauses, now_us};
 
 use crate::{
     MachineName,
-    error::{NodeError, busy, failed, not_found},
+    error::{NodeError, busy, failed, not_found, refused},
     inventory::{
         lifecycle::{Life, OnDisk, Phase, Task, Tell},
         record::{Record, Wanted},
@@ -94,6 +96,8 @@ pub(crate) struct State {
     pub images: Vec<ImageHandle>,
     /// Fetches its image's chunks.
     pub fetcher: Option<Arc<Fetcher>>,
+    /// The sockets of its forwarded ports while it is parked.
+    pub held: Vec<HeldPort>,
     /// What is known of its guest.
     pub guest: GuestState,
     /// Length in bytes of its trace file when the trace was last taken.
@@ -113,6 +117,7 @@ impl State {
             disks: None,
             images: Vec::new(),
             fetcher: None,
+            held: Vec::new(),
             guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
@@ -207,12 +212,22 @@ impl Entry {
 
     /// Returns its QEMU, or an error that says that there is none.
     pub fn vm(&self) -> Result<Arc<Machine>, NodeError> {
-        self.state.read().vm.clone().ok_or_else(|| {
-            failed(
+        let vm = self.state.read().vm.clone();
+        vm.ok_or_else(|| match self.is_parked() {
+            true => refused(
+                format!("machine {} is parked", self.name),
+                format!("floe wake {} lets it go on", self.name),
+            ),
+            false => failed(
                 format!("machine {} is not running", self.name),
                 format!("floe start {}", self.name),
-            )
+            ),
         })
+    }
+
+    /// Whether it has no QEMU and goes on from its stored memory when it is woken.
+    pub fn is_parked(&self) -> bool {
+        self.life.lock().phase() == Phase::Parked
     }
 
     /// Returns its disks on the mount, or an error that says that they are not there.
@@ -519,6 +534,10 @@ mod tests {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            own_layers: 0,
+            park_after_s: None,
+            small: Default::default(),
+            fresh: None,
             given: Default::default(),
             independence: None,
         }

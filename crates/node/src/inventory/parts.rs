@@ -6,9 +6,27 @@ use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use std::{sync::Arc, time::Instant};
+use std::{os::fd::OwnedFd, sync::Arc, time::Instant};
+
+/// A forwarded port of a machine without a QEMU.
+pub(crate) struct HeldPort {
+    /// Which it is.
+    pub forward: floe_api::PortForward,
+    /// The socket that is bound there.
+    pub socket: OwnedFd,
+}
 
 impl Entry {
+    /// Enters the sockets of its forwarded ports, which wait for connections in QEMU's place.
+    pub fn holds_ports(&self, held: Vec<HeldPort>) {
+        self.state.write().held = held;
+    }
+
+    /// Takes those sockets out.
+    pub fn take_ports(&self) -> Vec<HeldPort> {
+        std::mem::take(&mut self.state.write().held)
+    }
+
     /// Enters the machine's disks and images on the mount, the image that it starts from first.
     pub fn is_attached(
         &self,
@@ -22,11 +40,12 @@ impl Entry {
         state.fetcher = Some(fetcher);
     }
 
-    /// Forgets its QEMU, its images and its disks. Returns whether it had disks on the mount.
+    /// Forgets its QEMU, its images, its disks and the ports that were held for it. Returns whether it had disks on the mount.
     pub fn is_detached(&self) -> bool {
         let mut state = self.state.write();
         state.vm = None;
         state.fetcher = None;
+        state.held.clear();
         state.images.clear();
         state.disks.take().is_some()
     }

@@ -165,6 +165,7 @@ impl Entry {
         let ended = gone.clone();
         let change = |record: &mut Record| {
             record.afterwards = record.afterwards.ended(&ended, ran);
+            record.forget_memory();
             if let Some(detail) = detail {
                 record.detail = detail + remark;
             }

@@ -4,6 +4,7 @@
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.
 
 use super::given::Given;
+use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
@@ -84,6 +85,19 @@ pub struct Record {
     /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+    /// Unless this is 0, [`Record::image`] is this machine's alone: its memory of when it was parked. Its disks are not in it. The number is
+    /// how many such images, each over the one before, that one was made with, the first of them over [`Record::disk_base`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub own_layers: u32,
+    /// After how many seconds of idleness it is parked, if ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub park_after_s: Option<u64>,
+    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
+    #[serde(default, skip_serializing_if = "Small::is_nothing")]
+    pub small: Small,
+    /// If it was started from an image that forgets whom it was captured from: who it is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<Fresh>,
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
@@ -165,6 +179,10 @@ pub struct Family {
     pub identity: Identity,
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 fn yes() -> bool {
     true
 }
@@ -193,6 +211,8 @@ pub enum Wanted {
     Running,
     /// There should be none.
     Stopped,
+    /// There should be none, and its image has the memory with which it goes on.
+    Parked,
     /// Being removed: the next node finishes that.
     Removing,
 }
@@ -274,6 +294,20 @@ impl Record {
         family.is_some_and(|family| !family.settled) && self.origin.urls.is_empty()
     }
 
+    /// The image that its user knows it by: the one that it started from, or that its disks stand on.
+    pub fn shown_image(&self) -> Hash {
+        match self.own_layers {
+            0 => self.image,
+            _ => self.disk_base,
+        }
+    }
+
+    /// Forgets the memory of when it was parked: from now on it starts from its disks. Returns the image that had it.
+    pub fn forget_memory(&mut self) -> Option<Hash> {
+        let own = std::mem::take(&mut self.own_layers) > 0;
+        own.then(|| std::mem::replace(&mut self.image, self.disk_base))
+    }
+
     /// Encodes the record as the content of its file.
     pub fn bytes(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("a record has only strings, numbers and lists")
@@ -319,6 +353,10 @@ pub(crate) mod tests {
             limits: Limits::default(),
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
+            own_layers: 0,
+            park_after_s: None,
+            small: Small::default(),
+            fresh: None,
             given: Given::default(),
             independence: None,
         }

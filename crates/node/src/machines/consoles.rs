@@ -19,7 +19,16 @@ impl Machines {
         let record = entry.record();
         let vm = self.vm_dir(&record);
         // a QEMU that does not answer shows nothing
-        let shown = entry.vm().ok().and_then(|vm| vm.shown().ok());
+        let vm_now = entry.vm().ok();
+        let vram = vm_now.as_ref().and_then(|vm| vm.video_memory().ok());
+        let drawn_by_firmware = |vram: &[u8]| {
+            let pid = vm_now.as_ref().map_or(0, |vm| vm.pid());
+            self.is_on_console(&entry, pid, vram)
+        };
+        let shown = vram.map(|vram| match floe_machine::shown(&vram) {
+            Shown::Guest if drawn_by_firmware(&vram) => Shown::Early,
+            shown => shown,
+        });
         let has_spoken = ConsoleLog::position(&self.console_dir(&record)) != (0, 0);
         Ok(ConsoleInfo {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),

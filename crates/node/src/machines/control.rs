@@ -1,7 +1,7 @@
 //! Existing machines: showing, stopping and removing them, and noticing when one ends by itself.
 
 use crate::{
-    error::{NodeError, busy, failed, not_found},
+    error::{NodeError, busy, failed, not_found, refused},
     inventory::{
         Entry, Operation,
         lifecycle::{Event, Gone, Phase, Qemu, Task, foremost, status},
@@ -172,6 +172,7 @@ impl Machines {
             stats.wire_bytes = fetcher.link().wire_bytes;
         }
         self.resources.count(&record.mount_name, &mut stats);
+        let image = record.shown_image();
         let has = record.given.of(&record.config);
         let most = floe_machine::Room::of(&record.config);
         MachineInfo {
@@ -183,7 +184,7 @@ impl Machines {
                 why,
             ),
             detail,
-            image: record.image.to_string(),
+            image: image.to_string(),
             image_name: record.image_name,
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
@@ -191,6 +192,7 @@ impl Machines {
             memory_bytes_max: most.memory_bytes_max,
             cpus: has.cpus,
             cpus_max: most.cpus_max,
+            cards: floe_machine::added_card_ids(&record.config.devices),
             accel: record
                 .config
                 .accel
@@ -202,6 +204,7 @@ impl Machines {
             network: record.network.map(|place| self.networks.info(&place)),
             allow_host: record.host_access,
             limits: record.limits,
+            park_after_s: record.park_after_s,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -234,6 +237,16 @@ impl Machines {
         }
         let vm = match operation.vm() {
             Err(_) if operation.waits_for_adoption() => None,
+            Err(_) if operation.is_parked() && request.now => None,
+            Err(_) if operation.is_parked() => {
+                return Err(refused(
+                    format!("machine {name} is parked: its guest can't be asked to power down"),
+                    format!(
+                        "floe wake {name} first, or floe stop --now {name}, which throws its memory away: it starts as after a \
+                         power cut then"
+                    ),
+                ));
+            }
             vm => Some(vm?),
         };
         // a paused guest could not power down; a QEMU that doesn't answer is ended below
@@ -333,7 +346,7 @@ impl Machines {
             for entry in self.inventory.all() {
                 scope.spawn("stop", move || {
                     let afterwards = entry.record().afterwards;
-                    if entry.life().phase() == Phase::Stopped {
+                    if matches!(entry.life().phase(), Phase::Stopped | Phase::Parked) {
                         return; // one that is due stays due for the next node
                     }
                     let stopped = self.stop_machine(entry.name.as_str(), &StopRequest::default());
@@ -381,7 +394,7 @@ impl Machines {
             .try_into()
             .map_err(|_| failed("no port", ""))?;
         match &operation.record().network {
-            Some(place) => self.networks.open_inbound(name, place, &chosen)?,
+            Some(place) => self.networks.open_inbound(name, place, &chosen, None)?,
             None => vm.add_forward(machine_forward(&chosen)?)?,
         }
         operation.update(|record| record.forwards.push(chosen.clone()))?;
@@ -399,6 +412,7 @@ impl Machines {
                 machines.look_after_ends(ended);
             }
         })?;
+        self.start_watching_faces()?;
         let mut room = Room::new(self.core.home.root().to_owned(), self.images.cache.clone());
         threads.keep("disk-room", self, ROOM_EVERY, move |machines| {
             machines.look_after_room(&mut room);

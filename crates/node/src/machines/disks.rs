@@ -8,7 +8,7 @@ use crate::{
         lifecycle::{Phase, Task},
     },
 };
-use floe_api::{DiskInfo, DiskList, ResizeRequest, size_text};
+use floe_api::{DiskInfo, DiskList, DiskModel, ResizeRequest, size_text};
 use floe_image::CHUNK_SIZE;
 use floe_mount::Mount;
 
@@ -22,7 +22,12 @@ impl Machines {
     fn disks_of(&self, entry: &Entry) -> Result<DiskList, NodeError> {
         let record = entry.record();
         let sizes = Mount::recorded_sizes(&self.disk_dir(&record))?;
+        // a machine that runs may have got disks since its record was written
+        let config = entry
+            .vm()
+            .map_or_else(|_| record.config.clone(), |vm| vm.config());
         let disks = sizes.into_iter().map(|(name, bytes)| DiskInfo {
+            model: floe_machine::disk_model(&config, &name).map(disk_model),
             name,
             bytes,
             image: record.disk_base.to_string(),
@@ -81,6 +86,7 @@ impl Machines {
                 grown?;
             }
             Phase::Running => self.grow_live(&operation, &disk.name, bytes)?,
+            Phase::Parked => drop(operation.vm()?),
             _ => {
                 return Err(busy(
                     format!("machine {name} neither runs nor is stopped at the moment"),
@@ -120,6 +126,16 @@ impl Machines {
     pub(crate) fn settle_disks(&self, entry: &Entry) -> Result<(), NodeError> {
         let sizes = entry.mounted()?.disk_sizes();
         Ok(entry.vm()?.settle_disks(&sizes)?)
+    }
+}
+
+fn disk_model(model: floe_machine::DiskModel) -> DiskModel {
+    match model {
+        floe_machine::DiskModel::Virtio => DiskModel::Virtio,
+        floe_machine::DiskModel::Scsi => DiskModel::Scsi,
+        floe_machine::DiskModel::Sata => DiskModel::Sata,
+        floe_machine::DiskModel::Ide => DiskModel::Ide,
+        floe_machine::DiskModel::Nvme => DiskModel::Nvme,
     }
 }
 

@@ -101,6 +101,18 @@ impl Machines {
                 self.images.sources.fetcher(&Origin::default())?,
             )?);
         }
+        let spec = self.mount_spec(record, image, disks)?;
+        let disks = self.images.with_mount(|mount| mount.add_machine(spec))?;
+        Ok(Attached { images, disks })
+    }
+
+    /// Returns what the mount is to show of a machine, and makes the directory for its disks.
+    pub(super) fn mount_spec(
+        &self,
+        record: &Record,
+        image: ImageHandle,
+        disks: Vec<DiskSpec>,
+    ) -> Result<MachineSpec, NodeError> {
         let dir = self.disk_dir(record);
         private::make_dirs(&dir)
             .map_err(crate::error::at(format!("cannot make {}", dir.display())))?;
@@ -109,16 +121,14 @@ impl Machines {
             gid: rustix::process::getegid().as_raw(),
         };
         let user = user_of(record).unwrap_or(own);
-        let spec = MachineSpec {
+        Ok(MachineSpec {
             name: record.mount_name.clone(),
             uid: user.uid,
             gid: user.gid,
             image,
             dir,
             disks,
-        };
-        let disks = self.images.with_mount(|mount| mount.add_machine(spec))?;
-        Ok(Attached { images, disks })
+        })
     }
 
     /// Takes a machine off the mount; after that its disks' content is durable.
@@ -218,6 +228,8 @@ impl Machines {
         self.resources.starts_cold(&record);
         let machine = Arc::new(Machine::start(spec)?);
         self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
+            // a guest that starts anew begins with all that the machine has
+            record.small = Default::default();
             // a guest that boots has all
             record.given = Given::default();
             change(record);
@@ -313,7 +325,7 @@ fn user_of(record: &Record) -> Option<User> {
 }
 
 /// Returns the disks that a machine has on the mount: regions of its image, and those of its own.
-fn disk_specs(record: &Record, manifest: &Manifest) -> Vec<DiskSpec> {
+pub(super) fn disk_specs(record: &Record, manifest: &Manifest) -> Vec<DiskSpec> {
     let regions = plan::disk_regions(manifest);
     // an image may come from anyone: only names of disks become files
     let spec = |name: &String| {
@@ -374,7 +386,8 @@ fn free_port(inventory: &Inventory, forward: &floe_api::PortForward) -> Result<u
             let has = |other: &floe_api::PortForward| {
                 other.host_port == forward.host_port && other.protocol == forward.protocol
             };
-            entry.vm().is_ok() && entry.record().forwards.iter().any(has)
+            let has_them = entry.vm().is_ok() || entry.is_parked();
+            has_them && entry.record().forwards.iter().any(has)
         });
         let fix = match (error.kind(), holder) {
             (io::ErrorKind::AddrInUse, Some(entry)) => format!(

@@ -4,15 +4,19 @@
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
-//! Locks: those of the inventory. Those of the pool of waiting QEMUs and of the keyboards are held only briefly.
+//! Locks: those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
+//! screens (`faces`) are held only briefly.
 
+pub(crate) mod blanks;
 mod buffering;
 mod consoles;
 mod control;
 mod disks;
 mod ends;
+mod faces;
+mod families;
 pub(crate) mod launch;
-mod limits;
+pub(crate) mod limits;
 mod networks;
 pub(crate) mod own_disks;
 mod pausing;
@@ -59,8 +63,10 @@ pub(crate) struct Machines {
     /// How much of this host each machine has reserved.
     pub resources: Resources,
     standby: standby::Pool,
+    blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
+    faces: faces::Faces,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<Arc<Entry>>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -86,8 +92,10 @@ impl Machines {
             inventory,
             resources,
             standby: standby::Pool::default(),
+            blanks: blanks::Blanks::default(),
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),
+            faces: faces::Faces::default(),
             arrivals,
             kin: OnceLock::new(),
         });

@@ -43,8 +43,12 @@ impl Machines {
         let record = entry.record();
         let Some(place) = &record.network else { return };
         let name = entry.name.as_str();
+        // of one that was parked
+        let mut held = entry.take_ports();
         for forward in &record.forwards {
-            if let Err(error) = self.networks.open_inbound(name, place, forward) {
+            let at = held.iter().position(|port| port.forward == *forward);
+            let socket = at.map(|at| held.swap_remove(at).socket);
+            if let Err(error) = self.networks.open_inbound(name, place, forward, socket) {
                 tracing::warn!(machine = name, %forward, %error, "a port is not open");
                 self.core
                     .tell(Happened::MachinePort, name, error.to_api().to_string());

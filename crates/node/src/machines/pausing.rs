@@ -57,9 +57,10 @@ impl Machines {
 
 /// Returns an error if a machine has no QEMU.
 fn check_runs(operation: &Operation) -> Result<(), NodeError> {
-    match operation.state().vm {
-        Some(_) => Ok(()),
-        None => Err(refused(
+    match operation.vm() {
+        Ok(_) => Ok(()),
+        Err(error) if operation.is_parked() => Err(error),
+        Err(_) => Err(refused(
             format!("machine {} is not running", operation.name),
             format!("floe start {}", operation.name),
         )),

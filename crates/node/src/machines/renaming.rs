@@ -11,7 +11,7 @@ use floe_api::{Happened, MachineInfo};
 use std::sync::Weak;
 
 impl Machines {
-    /// Renames a machine that runs or is stopped.
+    /// Renames a machine that runs, is stopped or is parked.
     pub fn rename_machine(&self, name: &str, to: &str) -> Result<MachineInfo, NodeError> {
         let to: MachineName = to
             .parse()
@@ -24,7 +24,8 @@ impl Machines {
         }
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Rename)?;
-        if !matches!(operation.life().phase(), Phase::Running | Phase::Stopped) {
+        let calm = [Phase::Running, Phase::Stopped, Phase::Parked];
+        if !calm.contains(&operation.life().phase()) {
             return Err(busy(
                 format!("machine {name} is just starting or ending"),
                 "wait a moment, then rename it again",

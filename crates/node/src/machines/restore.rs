@@ -4,7 +4,7 @@
 use crate::{
     error::{NodeError, failed},
     images::sources::{Found, Loads},
-    inventory::{AGENT_LABEL, Entry, Operation, is_pending, lifecycle::Event},
+    inventory::{AGENT_LABEL, Entry, HeldPort, Operation, is_pending, lifecycle::Event},
     machines::{Machines, launch::machine_forward},
     report::Report,
     traces::{
@@ -19,6 +19,7 @@ use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
+    os::fd::AsFd,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -40,6 +41,22 @@ impl Loaded {
     /// Tells the guest to run. [`Machines::let_go`] then enters the machine.
     pub fn release(&self) -> Result<Continuing, NodeError> {
         Ok(self.standby.machine().begin_cont()?)
+    }
+
+    /// Gives its QEMU the ports that it does not have yet, those of `held` with the sockets that listen there. [`Machines::let_go`] would do that, too late for who must not lose the
+    /// machine if one can't be opened.
+    pub fn open_ports(&mut self, held: &[HeldPort]) -> Result<(), NodeError> {
+        let vm = self.standby.machine();
+        for forward in self.forwards.drain(..) {
+            let is_it = |port: &&HeldPort| {
+                machine_forward(&port.forward).is_ok_and(|other| other == forward)
+            };
+            match held.iter().find(is_it) {
+                Some(port) => vm.give_port(forward, port.socket.as_fd())?,
+                None => vm.add_forward(forward)?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -65,10 +82,14 @@ impl Machines {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a waiting QEMU has the user network, gives its guest no access to the host, and has no limits
+        // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, and has no
+        // limits
         let record = entry.record();
         let waiting = match record.network {
-            None if record.host_access.is_none() && record.limits.is_none() => {
+            None if record.host_access.is_none()
+                && record.limits.is_none()
+                && record.fresh.is_none() =>
+            {
                 let forwards = record.forwards.iter().map(machine_forward);
                 let forwards = forwards.collect::<Result<_, _>>()?;
                 let waiting = self.take_standby(&found.id, !is_pending(&record));
@@ -88,6 +109,16 @@ impl Machines {
                 waited: true,
             });
         }
+        let forwards = record.forwards.iter().map(machine_forward);
+        let forwards = forwards.collect::<Result<Vec<_>, _>>();
+        if let Some(standby) = self.load_on_blank(entry, found, model) {
+            report.stage("standby")?;
+            return Ok(Loaded {
+                standby,
+                forwards: forwards?,
+                waited: false,
+            });
+        }
         self.attach(entry)?;
         self.streams(entry, model)?;
         report.stage("mount")?;
@@ -98,14 +129,23 @@ impl Machines {
         let disks = disks.ok_or_else(|| failed("the machine has no disks", "report this"))?;
         let snapshot = self.snapshot(found, &disks, &images)?;
         report.stage("state fetch")?;
-        let spec = self.spec(&entry.record(), &disks, None)?;
+        let mut record = entry.record();
+        // the ports of a machine that was parked are the node's until it is loaded
+        let held = match record.own_layers {
+            0 => Vec::new(),
+            _ => std::mem::take(&mut record.forwards),
+        };
+        let spec = self.spec(&record, &disks, None)?;
+        let on_user_network = held.iter().filter(|_| record.network.is_none());
+        let forwards = on_user_network.map(machine_forward);
+        let forwards = forwards.collect::<Result<_, _>>()?;
         drop((disks, images));
         let began = Instant::now();
         let standby = Standby::prepare(spec, &snapshot)?;
         tell_stages(standby.stages(), began, report);
         Ok(Loaded {
             standby,
-            forwards: Vec::new(),
+            forwards,
             waited: false,
         })
     }

@@ -19,7 +19,7 @@ use floe_mount::MachineHandle;
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -32,7 +32,7 @@ const UID_FROM_END: u32 = 1024;
 /// Their directory in the state directory.
 pub(crate) const DIR: &str = "standby";
 /// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
-const PREPARING_END: Duration = Duration::from_secs(10);
+pub(super) const PREPARING_END: Duration = Duration::from_secs(10);
 
 /// The pool of waiting QEMUs.
 #[derive(Default)]
@@ -188,21 +188,6 @@ impl Pool {
     }
 }
 
-impl Waiting {
-    /// Ends its QEMU and removes its files.
-    fn end(self) {
-        let Waiting {
-            standby,
-            attached,
-            dir,
-            ..
-        } = self;
-        drop(standby); // ends QEMU
-        drop(attached);
-        let _ = std::fs::remove_dir_all(dir);
-    }
-}
-
 /// Whether more wait than the options allow, by number of images or by memory.
 fn too_many(waiting: &VecDeque<Waiting>, options: &StandbyOptions) -> bool {
     let mut images: Vec<Hash> = waiting.iter().map(|waiting| waiting.image).collect();
@@ -258,22 +243,38 @@ impl Machines {
         tried.find(free).unwrap_or_else(next)
     }
 
-    /// Starts a QEMU with an image's state loaded. An `isolated` one cannot reach the network.
-    pub(crate) fn prepare_standby(
-        &self,
-        found: &Found,
-        isolated: bool,
-    ) -> Result<Waiting, NodeError> {
+    /// Returns where the next waiting QEMU's files are to be, and their directory.
+    pub(super) fn standby_place(&self) -> (Place, PathBuf) {
         let (number, uid) = self.standby_user();
         // differs from all machines' names, and from those of machines that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
-        let room = self.resources.ahead(&found.manifest.config)?;
         let place = Place {
             directory: format!("{DIR}/{unique}"),
             mount_name: format!("standby.{unique}"),
             uid,
         };
         let dir = self.core.home.root().join(&place.directory);
+        (place, dir)
+    }
+
+    /// Removes what is left of a waiting QEMU that has ended.
+    pub(super) fn clear_standby(&self, place: &Place, dir: &Path) {
+        let name = &place.mount_name;
+        self.resources.remove_group(name);
+        if let Err(error) = self.images.with_mount(|mount| mount.remove_machine(name)) {
+            tracing::debug!(%error, "a waiting machine is not on the mount");
+        }
+        let _ = std::fs::remove_dir_all(dir);
+    }
+
+    /// Starts a QEMU with an image's state loaded. An `isolated` one cannot reach the network.
+    pub(crate) fn prepare_standby(
+        &self,
+        found: &Found,
+        isolated: bool,
+    ) -> Result<Waiting, NodeError> {
+        let room = self.resources.ahead(&found.manifest.config)?;
+        let (place, dir) = self.standby_place();
         let prepared = self.prepare_in(found, &place, isolated);
         match prepared {
             Ok((standby, attached)) => Ok(Waiting {
@@ -285,11 +286,7 @@ impl Machines {
                 _room: room,
             }),
             Err(error) => {
-                self.resources.remove_group(&place.mount_name);
-                let _ = self
-                    .images
-                    .with_mount(|mount| mount.remove_machine(&place.mount_name));
-                let _ = std::fs::remove_dir_all(&dir);
+                self.clear_standby(&place, &dir);
                 Err(error)
             }
         }
@@ -325,6 +322,10 @@ impl Machines {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            own_layers: 0,
+            park_after_s: None,
+            small: Default::default(),
+            fresh: None,
             given: Default::default(),
             independence: None,
         };
@@ -353,8 +354,11 @@ impl Machines {
         None
     }
 
-    /// Ends the oldest one that waits, preferably one for another image. Returns false if none waits.
+    /// Ends one that waits: one that is bound to no image if there is any, otherwise the oldest, preferably one for another image. Returns false if none waits.
     pub(crate) fn end_a_standby(&self, image: &Hash) -> bool {
+        if self.end_a_blank() {
+            return true;
+        }
         let gone = self.standby.take_oldest(image);
         gone.map(|waiting| self.end_waiting(waiting)).is_some()
     }
@@ -369,7 +373,8 @@ impl Machines {
 
     /// Ends all that wait; none is prepared from now on.
     pub(crate) fn end_standby(&self) {
-        if !self.standby.close(PREPARING_END) {
+        let blanks = self.end_blanks();
+        if !self.standby.close(PREPARING_END) || !blanks {
             tracing::warn!("a QEMU is still being started ahead; the next node here ends it");
         }
         self.standby
@@ -379,12 +384,17 @@ impl Machines {
     }
 
     pub(crate) fn end_waiting(&self, waiting: Waiting) {
-        let (name, image) = (waiting.place.mount_name.clone(), waiting.image);
-        waiting.end();
-        self.resources.remove_group(&name);
-        if let Err(error) = self.images.with_mount(|mount| mount.remove_machine(&name)) {
-            tracing::debug!(%error, "a waiting machine stays on the mount");
-        }
+        let Waiting {
+            image,
+            standby,
+            attached,
+            place,
+            dir,
+            ..
+        } = waiting;
+        drop(standby); // ends QEMU
+        drop(attached);
+        self.clear_standby(&place, &dir);
         self.images.forget_image(&image);
     }
 }
@@ -399,6 +409,7 @@ mod tests {
             each: 1,
             images: 2,
             memory_bytes: 2 * STANDBY_BYTES,
+            blank_bytes: 0,
         };
         assert!(!over_limit(2, 2, &options));
         assert!(over_limit(3, 2, &options));
@@ -409,7 +420,8 @@ mod tests {
             &StandbyOptions {
                 each: 0,
                 images: 0,
-                memory_bytes: 0
+                memory_bytes: 0,
+                blank_bytes: 0
             }
         ));
     }

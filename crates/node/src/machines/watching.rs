@@ -19,6 +19,7 @@ impl Machines {
                 let paused = info.status == MachineStatus::Paused;
                 paused && info.paused_for.iter().any(|why| lasting.contains(why))
             }
+            WaitFor::Parked => info.status == MachineStatus::Parked,
             WaitFor::Answers => runs(&info) && entry.state().guest.agent,
         };
         reached.then_some(info)
@@ -51,6 +52,7 @@ impl Machines {
             disk_read_bytes: disks.read_bytes,
             disk_write_bytes: disks.write_bytes,
             fetched_bytes: info.stats.wire_bytes,
+            network: None,
         })
     }
 }
@@ -63,7 +65,10 @@ fn runs(info: &MachineInfo) -> bool {
         MachineStatus::Paused => {
             !info.paused_for.is_empty() && info.paused_for.iter().all(|why| brief.contains(why))
         }
-        MachineStatus::Starting | MachineStatus::Stopped | MachineStatus::Failed => false,
+        MachineStatus::Starting
+        | MachineStatus::Stopped
+        | MachineStatus::Failed
+        | MachineStatus::Parked => false,
     }
 }
 

@@ -3,12 +3,13 @@
 //! are opened by default. Connections end with the node; the next node listens again.
 
 use super::namespace::{Namespace, guest_address};
-use crate::error::{NodeError, failed, usage};
+use crate::error::{NodeError, at, failed, usage};
 use floe_api::{PortForward, Protocol};
 use parking_lot::Mutex;
 use std::{
     io,
     net::{Shutdown, TcpListener, TcpStream},
+    os::fd::OwnedFd,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -29,13 +30,21 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    /// Opens a port.
+    /// Opens a port, with the socket that listens there if there is one.
     pub fn open(
         namespace: &Namespace,
         number: u32,
         forward: &PortForward,
+        socket: Option<OwnedFd>,
     ) -> Result<Inbound, NodeError> {
-        let listener = Arc::new(listen(forward)?);
+        let listener = match socket {
+            Some(socket) => TcpListener::from(socket),
+            None => listen(forward)?,
+        };
+        listener
+            .set_nonblocking(false)
+            .map_err(at(format!("cannot listen for {forward}")))?;
+        let listener = Arc::new(listener);
         let connections = Arc::new(Connections::default());
         let (accepting, counted) = (listener.clone(), connections.clone());
         let (namespace, guest_port) = (namespace.clone(), forward.guest_port);

@@ -30,6 +30,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     net::{IpAddr, Ipv4Addr},
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
 };
@@ -401,19 +402,26 @@ impl Networks {
         network.map_or(0, |network| network.bytes_per_s)
     }
 
+    /// Returns how many bytes a member's network card has carried in both directions, if it has one.
+    pub fn carried(&self, place: &Attachment) -> Option<u64> {
+        self.namespace(&place.network).carried(place.number)
+    }
+
     /// Returns an error if a port of the host could not be opened.
     pub fn check_inbound(forward: &PortForward) -> Result<(), NodeError> {
         Inbound::check(forward)
     }
 
-    /// Opens a port of the host that leads to a member.
+    /// Opens a port of the host that leads to a member, with the socket that listens there if there is one.
     pub fn open_inbound(
         &self,
         machine: &str,
         place: &Attachment,
         forward: &PortForward,
+        socket: Option<OwnedFd>,
     ) -> Result<(), NodeError> {
-        let opened = Inbound::open(&self.namespace(&place.network), place.number, forward)?;
+        let namespace = self.namespace(&place.network);
+        let opened = Inbound::open(&namespace, place.number, forward, socket)?;
         self.inbound
             .lock()
             .entry(machine.to_owned())

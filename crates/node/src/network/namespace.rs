@@ -196,6 +196,13 @@ impl Namespace {
             .map_err(at(what))
     }
 
+    /// Returns how many bytes a member's port has carried in both directions; `None` if there is no such port.
+    pub fn carried(&self, number: u32) -> Option<u64> {
+        let read = || std::fs::read_to_string("/proc/thread-self/net/dev");
+        let table = self.inside(read).and_then(|read| read).ok()?;
+        carried_by(&table, &Network::port(number))
+    }
+
     /// Creates the port of the encrypted connection to other hosts.
     pub fn open_tunnel(&self) -> io::Result<OwnedFd> {
         self.inside(|| open_tap("vx0"))?
@@ -224,6 +231,17 @@ impl Namespace {
             thread.join().unwrap_or_else(|_| died())
         })
     }
+}
+
+/// Returns the sum of the bytes that a device has received and sent, of proc(5)'s net/dev.
+fn carried_by(table: &str, device: &str) -> Option<u64> {
+    let line = |line: &str| {
+        let (name, counts) = line.split_once(':')?;
+        (name.trim() == device).then(|| counts.to_owned())
+    };
+    let counts = table.lines().find_map(line)?;
+    let count = |at| counts.split_ascii_whitespace().nth(at)?.parse::<u64>().ok();
+    count(0)?.checked_add(count(8)?)
 }
 
 /// Whether this host forwards packets.
@@ -348,6 +366,14 @@ pub(super) fn guest_address(number: u32, port: u16) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_port_carried_is_the_sum_of_both_directions() {
+        let table = "Inter-|   Receive  |  Transmit\n face |bytes    packets|bytes\n    lo: 1 2 3 4 5 6 7 8 9 0 0\n   p1: 100 2 0 0 0 0 0 0 11 3 0\n";
+        assert_eq!(carried_by(table, "p1"), Some(111));
+        assert_eq!(carried_by(table, "p"), None);
+        assert_eq!(carried_by("p1: 5", "p1"), None);
+    }
 
     #[test]
     fn namespaces_differ_by_home_and_network_and_their_devices_names_fit() {

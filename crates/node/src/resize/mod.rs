@@ -1,4 +1,4 @@
-//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start.
+//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start; network cards (`cards`).
 //!
 //! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
 //! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`).
@@ -6,6 +6,7 @@
 //! Locks: none of its own. A machine has one operation at a time.
 
 mod balloon;
+mod cards;
 mod size;
 
 use crate::{
@@ -49,6 +50,10 @@ impl Resizes {
         let resized = match operation.life().phase() {
             Phase::Stopped => self.resize_stopped(&operation, request),
             Phase::Running => self.resize_running(&operation, request, report),
+            Phase::Parked => Err(refused(
+                format!("machine {name} is parked"),
+                format!("floe wake {name}, and resize it then"),
+            )),
             _ => Err(busy(
                 format!("machine {name} neither runs nor is stopped at the moment"),
                 format!("floe wait {name} --for running, and resize it then"),

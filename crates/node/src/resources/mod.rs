@@ -25,7 +25,7 @@ mod ledger;
 mod limits;
 
 use crate::{
-    MachineName, STANDBY_BYTES,
+    BLANK_BYTES, MachineName, STANDBY_BYTES,
     error::{NodeError, refused},
     inventory::record::Record,
 };
@@ -284,6 +284,21 @@ impl Resources {
         let mut ask = ask_of(config, Memory::Shared, 0, false);
         // its peak is checked when a machine is started with it
         ask.peak_bytes = ask.amount.memory_bytes;
+        let claim = self.ledger.reserve(AHEAD, &ask, self.sight());
+        claim.map(Ahead).map_err(|short| refusal(&short))
+    }
+
+    /// Reserves what a QEMU needs that waits and is bound to no image yet.
+    pub fn ahead_of_image(&self) -> Result<Ahead, NodeError> {
+        let ask = Ask {
+            amount: Amount {
+                vcpus: 0,
+                memory_bytes: BLANK_BYTES,
+                link_bytes_per_s: 0,
+            },
+            peak_bytes: BLANK_BYTES,
+            overcommit: false,
+        };
         let claim = self.ledger.reserve(AHEAD, &ask, self.sight());
         claim.map(Ahead).map_err(|short| refusal(&short))
     }

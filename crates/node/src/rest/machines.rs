@@ -50,7 +50,7 @@ pub async fn remove(
     answer(move || node.machines.remove_machine(&name, query.force)).await
 }
 
-/// Starts a stopped machine from its disks, or lets a paused one go on.
+/// Starts a stopped machine from its disks, or lets a paused or parked one go on.
 #[utoipa::path(post, path = "/v1/machines/{name}/start", tag = "machines", params(("name" = String, Path)),
     request_body = StartRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
@@ -60,7 +60,10 @@ pub async fn start(
     Input(request): Input<StartRequest>,
 ) -> Response {
     stream(node, "start", move |node, report| {
-        node.runs.start_machine(&name, &request, report)
+        match node.inventory.get(&name)?.is_parked() {
+            true => node.parks.wake(&name, &request, report),
+            false => node.runs.start_machine(&name, &request, report),
+        }
     })
 }
 
@@ -136,6 +139,29 @@ pub async fn resume(
     Path(name): Path<String>,
 ) -> Result<Json<MachineInfo>, Failure> {
     answer(move || node.machines.resume_machine(&name)).await
+}
+
+/// Parks a machine: its memory is stored and its QEMU ends.
+#[utoipa::path(post, path = "/v1/machines/{name}/park", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn park(State(node): Floe, Path(name): Path<String>) -> Response {
+    stream(node, "park", move |node, report| {
+        node.parks.park(&name, report)
+    })
+}
+
+/// Lets a parked machine go on where it was.
+#[utoipa::path(post, path = "/v1/machines/{name}/wake", tag = "machines", params(("name" = String, Path)),
+    request_body = StartRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn wake(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<StartRequest>,
+) -> Response {
+    stream(node, "wake", move |node, report| {
+        node.parks.wake(&name, &request, report)
+    })
 }
 
 /// Captures a machine as an image; the machine goes on.

@@ -8,6 +8,7 @@ mod forks;
 mod images;
 mod independent;
 mod machines;
+mod pool;
 mod resize;
 mod screen;
 mod system;
@@ -46,6 +47,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
 }
 
 /// Returns all routes.
+// Long: one list of all paths.
 pub fn router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/node", get(system::node))
@@ -91,12 +93,29 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/machines/{name}/independent",
             post(independent::independent),
         )
+        .route("/v1/machines/{name}/cards", post(resize::attach_card))
+        .route(
+            "/v1/machines/{name}/cards/{card}",
+            delete(resize::detach_card),
+        )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
+        .route("/v1/machines/{name}/park", post(machines::park))
+        .route("/v1/machines/{name}/wake", post(machines::wake))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
+        .route("/v1/machines/{name}/dock", post(pool::dock))
+        .route("/v1/pool", get(pool::status))
+        .route("/v1/pool/resize", post(pool::resize))
+        .route("/v1/pool/verify", post(pool::verify))
+        .route("/v1/pool/substrates", get(pool::list))
+        .route(
+            "/v1/pool/substrates/{name}",
+            get(pool::inspect).delete(pool::remove),
+        )
+        .route("/v1/pool/substrates/{name}/activate", post(pool::activate))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
         .route("/v1/machines/{name}/terminal", get(terminal::terminal))
@@ -176,12 +195,24 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::resize_disk,
         resize::size,
         independent::independent,
+        resize::attach_card,
+        resize::detach_card,
         watching::wait,
         system::usage,
         system::prune,
+        machines::park,
+        machines::wake,
         machines::pause,
         machines::resume,
         machines::capture,
+        pool::dock,
+        pool::status,
+        pool::resize,
+        pool::verify,
+        pool::list,
+        pool::inspect,
+        pool::remove,
+        pool::activate,
         machines::screenshot,
         screen::picture,
         screen::vnc,

@@ -1,8 +1,8 @@
-//! What a machine has: its size.
+//! What a machine has: its size, and its network cards.
 
-use super::answer::{Input, Path, stream};
+use super::answer::{Failure, Input, Path, answer, stream};
 use crate::Node;
-use axum::{extract::State, response::Response};
+use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
 
@@ -20,4 +20,27 @@ pub async fn size(
     stream(node, "resize", move |node, report| {
         node.resizes.resize(&name, &request, report)
     })
+}
+
+/// Gives a running machine another network card, on a user network of its own.
+#[utoipa::path(post, path = "/v1/machines/{name}/cards", tag = "machines", params(("name" = String, Path)),
+    request_body = AttachRequest,
+    responses((status = 200, body = AttachedCard), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn attach_card(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(AttachRequest {}): Input<AttachRequest>,
+) -> Result<Json<AttachedCard>, Failure> {
+    answer(move || node.resizes.attach_card(&name)).await
+}
+
+/// Takes a network card away that a machine was given while it ran, once its guest has let it go.
+#[utoipa::path(delete, path = "/v1/machines/{name}/cards/{card}", tag = "machines",
+    params(("name" = String, Path), ("card" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn detach_card(
+    State(node): Floe,
+    Path((name, card)): Path<(String, String)>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.resizes.detach_card(&name, &card)).await
 }

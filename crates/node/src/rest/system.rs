@@ -109,9 +109,19 @@ pub async fn openapi() -> Response {
 }
 
 /// What the machines that run have used of their host.
-#[utoipa::path(get, path = "/v1/usage", tag = "machines", responses((status = 200, body = UsageList)))]
-pub async fn usage(State(node): Floe) -> Result<Json<UsageList>, Failure> {
-    answer(move || Ok(node.machines.usage())).await
+#[utoipa::path(get, path = "/v1/usage", tag = "machines", params(UsageQuery), responses((status = 200, body = UsageList)))]
+pub async fn usage(
+    State(node): Floe,
+    Args(query): Args<UsageQuery>,
+) -> Result<Json<UsageList>, Failure> {
+    answer(move || {
+        let mut list = node.machines.usage();
+        if query.network {
+            node.agents.add_traffic(&mut list);
+        }
+        Ok(list)
+    })
+    .await
 }
 
 /// Removes what nobody uses, or answers what that is.

@@ -21,10 +21,12 @@ use crate::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
         record::{Afterwards, Origin, RECORD_VERSION, Record, Wanted},
+        small::{Fresh, Small},
     },
     machines::{
         Machines,
         launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        limits::check_park_after,
         own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
@@ -75,6 +77,7 @@ impl Runs {
             ));
         }
         self.machines.resources.check_limits(&request.limits)?;
+        check_park_after(request.park_after_s)?;
         self.core.check_passable()?;
         let found = self.images.sources.find_in(
             &request.image,
@@ -82,7 +85,26 @@ impl Runs {
             access_of(request)?,
             |name| report.stage(name),
         )?;
+        self.run_found(wanted, request, found, report)
+    }
+
+    /// Does the same with an image that was found; the request's image is only shown.
+    pub(crate) fn run_found(
+        self: &Arc<Self>,
+        wanted: Option<MachineName>,
+        request: &RunRequest,
+        found: Found,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         let plan = plan::plan(request, &found.manifest)?;
+        if request.park_after_s.is_some()
+            && plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name())
+        {
+            return Err(usage(
+                "a machine with NVMe disks can't be parked: QEMU cannot save their state",
+                "choose another --disk-model, or leave --park-after out",
+            ));
+        }
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
@@ -105,6 +127,7 @@ impl Runs {
         }
         if plan.kind == Kind::Restore {
             self.machines.refill_standby(&found);
+            self.machines.prepare_run(&operation.entry);
         }
         report.stage_at("record", Instant::now());
         let entry = operation.entry.clone();
@@ -127,9 +150,14 @@ impl Runs {
         own: &OwnDisks,
     ) -> Result<Operation, NodeError> {
         let forwards = choose_ports(&self.inventory, &request.forwards)?;
-        let config = match plan.kind {
+        let mut config = match plan.kind {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
+        };
+        let fresh = Fresh::of_image(&mut config);
+        let small = match plan.kind {
+            Kind::Restore => Small::of_image(&config),
+            Kind::Boot => Small::default(),
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
@@ -163,6 +191,10 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                own_layers: 0,
+                park_after_s: request.park_after_s,
+                small,
+                fresh,
                 given: Default::default(),
                 independence: independent,
             };
@@ -261,6 +293,23 @@ impl Runs {
             machine: Some(self.machines.info_of(entry)),
             ..Default::default()
         })
+    }
+
+    /// Waits for a sign of life of a machine that was woken, if that is wanted.
+    pub(crate) fn wait_for_woken(
+        &self,
+        entry: &Entry,
+        request: &StartRequest,
+        console_before: (u64, u64),
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let awaited = Awaited {
+            wait: request.wait,
+            port: request.wait_port,
+            timeout_s: request.wait_timeout_s,
+            console_before,
+        };
+        self.wait_for_guest(entry, &awaited, report)
     }
 
     /// Returns an error if a machine is not there any more.

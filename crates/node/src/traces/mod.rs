@@ -16,7 +16,7 @@ pub(crate) mod rehearsed;
 use crate::{
     core::Core,
     error::{NodeError, at, at_named, not_found, refused, usage},
-    files::{load_manifest, read_bounded},
+    files::{beside, load_manifest, put_in_place, read_bounded},
     images::{ImageUser, Images, address::is_address},
     inventory::{Entry, Inventory, record::Wanted},
     traces::outbox::{Destination, Outbox},
@@ -28,6 +28,7 @@ use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
+    io::Write,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -364,7 +365,10 @@ impl Traces {
         }
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
-        std::fs::write(&to, bytes).map_err(at_named(format!("cannot write {path}")))?;
+        let mut file = beside(&to)?;
+        file.write_all(&bytes)
+            .map_err(at_named(format!("cannot write {path}")))?;
+        put_in_place(file, &to)?;
         Ok(TraceMoved {
             hash: entry.summary.hash,
             path: path.to_owned(),

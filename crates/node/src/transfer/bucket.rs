@@ -13,7 +13,7 @@ use super::{Cancel, TransferError, check, pull::passes, retry};
 use bytes::Bytes;
 use floe_api::hub::PACK_BYTES_MAX;
 use floe_image::{Hash, ImageName, Layout, PackRef};
-use floe_source::{Listed, S3, Source, SourceError};
+use floe_source::{Bucket, Listed, Source, SourceError};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -30,7 +30,7 @@ const INDEX_BYTES_MAX: u64 = 256 << 20;
 const LOOKS_AT_ONCE: usize = 8;
 
 pub(super) struct BucketUpload<'a> {
-    bucket: &'a S3,
+    bucket: &'a Bucket,
     name: Option<&'a ImageName>,
     goods: &'a Goods<'a>,
     cancel: &'a Cancel,
@@ -44,7 +44,7 @@ pub(super) struct BucketUpload<'a> {
 
 impl<'a> BucketUpload<'a> {
     pub fn begin(
-        bucket: &'a S3,
+        bucket: &'a Bucket,
         name: Option<&'a ImageName>,
         goods: &'a Goods<'a>,
         content: &Content,

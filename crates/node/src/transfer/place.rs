@@ -8,14 +8,14 @@ use super::{Cancel, HubClient, TransferError};
 use bytes::Bytes;
 use floe_api::hub::CommitRequest;
 use floe_image::{ImageName, PackRef};
-use floe_source::S3;
+use floe_source::Bucket;
 
 /// Where a push sends an image.
 pub enum Place<'a> {
     /// To a hub, under this name and for these readers.
     Hub(HubClient, CommitRequest),
     /// To a repository in a bucket, under this name.
-    Bucket(&'a S3, Option<ImageName>),
+    Bucket(&'a Bucket, Option<ImageName>),
 }
 
 impl Place<'_> {

@@ -410,9 +410,16 @@ pub fn origin(address: &str) -> Origin {
 
 pub fn s3_options(server: SocketAddr) -> Options {
     Options {
-        s3_endpoint: Some(format!("http://{server}")),
-        s3_region: Some("us-east-1".into()),
-        s3_keys: Some((S3_KEYS.0.into(), S3_KEYS.1.into())),
+        environment: Some(
+            [
+                ("AWS_ENDPOINT_URL", &*format!("http://{server}")),
+                ("AWS_REGION", "us-east-1"),
+                ("AWS_ACCESS_KEY_ID", S3_KEYS.0),
+                ("AWS_SECRET_ACCESS_KEY", S3_KEYS.1),
+            ]
+            .map(|(name, value)| (name.into(), value.into()))
+            .into(),
+        ),
         ..options()
     }
 }

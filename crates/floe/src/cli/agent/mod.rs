@@ -34,8 +34,6 @@ const AGENT_WAIT: Duration = Duration::from_secs(60);
 const ANSWER_AGAIN: Duration = Duration::from_millis(300);
 /// How much of what the console says is kept, in bytes.
 const SAID_BYTES_MAX: usize = 64 << 10;
-/// Where the agent's program is looked for besides the directory of this one.
-const PLACES: [&str; 2] = ["/usr/local/lib/floe/floe-guest", "/usr/lib/floe/floe-guest"];
 /// What the guest runs once it has the program.
 const SCRIPT: &str = include_str!("install.sh");
 
@@ -190,23 +188,7 @@ pub(super) fn program(given: Option<&Path>) -> Result<PathBuf, CliError> {
     if let Some(path) = given {
         return Ok(path.to_owned());
     }
-    let own = std::env::current_exe().unwrap_or_default();
-    let beside = own.with_file_name("floe-guest");
-    // of a tarball that was unpacked anywhere
-    let below = own.parent().and_then(Path::parent);
-    let below = below.map(|prefix| prefix.join("lib/floe/floe-guest"));
-    let places = PLACES.iter().map(PathBuf::from);
-    let mut places = [beside].into_iter().chain(below).chain(places);
-    places.find(|path| path.is_file()).ok_or_else(|| {
-        CliError::new(
-            ErrorCode::NotFound,
-            format!(
-                "the agent's program is neither beside floe nor in {}",
-                PLACES[1]
-            ),
-            "name it with --agent; `make guest-tools` builds crates/guest/build/floe-guest",
-        )
-    })
+    floe_node::installed_agent().map_err(|error| CliError(error.to_api()))
 }
 
 fn compressed(bytes: &[u8]) -> Result<Vec<u8>, CliError> {

@@ -69,7 +69,16 @@ impl<'a> FileSystem<'a> {
     /// Looks at what matters of its content. Changes nothing, and may be done with a file that is open for reading only.
     pub fn look(&self) -> Result<Tree, NodeError> {
         let mut tree = Tree::default();
+        // each question is a program, so what can't be there is not asked for
+        let can_be_there = |tree: &Tree, name: &str| {
+            let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
+            !DIRECTORIES.contains(&parent)
+                || matches!(tree.entries.get(parent), Some(entry) if entry.kind == Kind::Directory)
+        };
         for name in DIRECTORIES {
+            if !can_be_there(&tree, name) {
+                continue;
+            }
             // what is behind a link counts
             if let Some(entry) = self.entry(&format!("{name}/."))? {
                 tree.entries.insert(name, entry);
@@ -82,6 +91,9 @@ impl<'a> FileSystem<'a> {
             }
         }
         for name in NAMES {
+            if !can_be_there(&tree, name) {
+                continue;
+            }
             if let Some(entry) = self.entry(name)? {
                 tree.entries.insert(name, entry);
             }

@@ -10,7 +10,7 @@ mod e2fs;
 mod stat;
 
 use crate::{
-    error::{NodeError, at, failed, refused, usage},
+    error::{NodeError, at, failed, not_found, refused, usage},
     images::{
         Images,
         disk_content::{self, EXT4},
@@ -27,7 +27,7 @@ use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::FileExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
 use tempfile::NamedTempFile;
 
@@ -41,13 +41,41 @@ const LOOKS_MAX: usize = 16;
 /// How many bytes are copied at once.
 const BLOCK_BYTES: usize = 4 << 20;
 
+/// Where the agent's program is looked for besides the directory of floe's own.
+const PLACES: [&str; 2] = ["/usr/local/lib/floe/floe-guest", "/usr/lib/floe/floe-guest"];
+
+/// Returns where the agent's program is installed with this one.
+pub fn installed() -> Result<PathBuf, NodeError> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let beside = own.with_file_name("floe-guest");
+    // of a tarball that was unpacked anywhere
+    let below = own.parent().and_then(Path::parent);
+    let below = below.map(|prefix| prefix.join("lib/floe/floe-guest"));
+    let places = PLACES.iter().map(PathBuf::from);
+    let mut places = [beside].into_iter().chain(below).chain(places);
+    places.find(|path| path.is_file()).ok_or_else(|| {
+        not_found(
+            format!(
+                "the agent's program is neither beside floe nor in {}",
+                PLACES[1]
+            ),
+            "name it with --agent; `make guest-tools` builds crates/guest/build/floe-guest",
+        )
+    })
+}
+
 /// The agent's program.
 pub(super) struct Agent(Vec<u8>);
 
 impl Agent {
-    /// Reads the program that a caller names.
+    /// Reads the program that a caller names, or, with an empty path, the installed one.
     pub fn open(path: &str) -> Result<Agent, NodeError> {
         let mut program = Vec::new();
+        let installed = match path {
+            "" => installed()?.display().to_string(),
+            _ => String::new(),
+        };
+        let path = if path.is_empty() { &installed } else { path };
         if !Path::new(path).is_absolute() {
             return Err(usage(
                 format!("{path} is no absolute path"),

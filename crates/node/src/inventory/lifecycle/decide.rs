@@ -7,6 +7,8 @@
 //! - a reason is on the disk before QEMU is told to stop for it;
 //! - it is removed from the disk after QEMU was told to go on (telling a guest that runs to go on changes nothing);
 //! - an event is published after what it tells of is on the disk and in QEMU.
+//! - a machine is parked on the disk once its state is stored, before its QEMU ends; it runs on the disk before the guest of the
+//!   QEMU that loaded that state executes. So it is found as one of them, never as both, whenever a node is killed.
 
 use super::{
     news::News,
@@ -75,6 +77,16 @@ pub(crate) enum Event {
     Stops,
     /// Its QEMU has ended or could not be started, and its disks are off the mount.
     Gone(Gone),
+    /// Its state is stored: its QEMU is about to be ended.
+    Parks,
+    /// That QEMU has ended, and its disks are off the mount.
+    Parked,
+    /// A QEMU is about to be started that loads its stored state.
+    Loads,
+    /// That QEMU has loaded the state and is about to let the guest go on. From then on the stored state is not to be used any more.
+    Woken,
+    /// That QEMU could not load it, for this reason, and its disks are off the mount. Its guest has not executed.
+    NotWoken(String),
     /// It is about to be removed.
     Removes,
     /// It was removed.
@@ -123,6 +135,9 @@ impl Event {
             self,
             Event::Starts
                 | Event::Stops
+                | Event::Parks
+                | Event::Loads
+                | Event::Woken
                 | Event::Removes
                 | Event::Begins(_)
                 | Event::BeginsItself(_)
@@ -231,6 +246,11 @@ impl Life {
             | Event::Resets
             | Event::Stops
             | Event::Gone(_)
+            | Event::Parks
+            | Event::Parked
+            | Event::Loads
+            | Event::Woken
+            | Event::NotWoken(_)
             | Event::Removes
             | Event::Removed
             | Event::Adopted { .. } => return self.moves(event),
@@ -319,12 +339,18 @@ impl Life {
             (Event::Runs(from), Creating | Starting) => (Running, Some(News::Started(from))),
             (Event::Runs(_), Resetting) => (Running, Some(News::Reset)),
             (Event::Resets, Running) => (Resetting, None),
-            (Event::Stops, Running | Left | Stopping) => (Stopping, None),
-            (Event::Gone(gone), Running | Stopping | Starting | Left | Resetting) => {
+            (Event::Runs(_), Woken) => (Running, Some(News::Woken)),
+            (Event::Parks, Running) => (Parking, None),
+            (Event::Parked, Parking) => (Parked, Some(News::Parked)),
+            (Event::Loads, Parked) => (Waking, None),
+            (Event::Woken, Waking) => (Woken, None),
+            (Event::NotWoken(why), Waking) => (Parked, Some(News::NotWoken(why))),
+            (Event::Stops, Running | Left | Stopping | Parked) => (Stopping, None),
+            (Event::Gone(gone), Running | Stopping | Starting | Left | Resetting | Woken) => {
                 self.gone = Some(gone.clone());
                 (Stopped, Some(News::Gone(gone)))
             }
-            (Event::Removes, Stopped | Left | Running | Stopping) => (Removing, None),
+            (Event::Removes, Stopped | Left | Running | Stopping | Parked) => (Removing, None),
             (Event::Removed, Removing) => (Removing, Some(News::Removed)),
             (Event::Adopted { still }, Left) => {
                 self.phase = Running;
@@ -341,7 +367,7 @@ impl Life {
         self.orphaned = None;
         (self.deaf, self.spared) = (false, false);
         // one that is about to be ended is as it was, in case that is taken back
-        if !matches!(phase, Stopping | Removing) {
+        if !matches!(phase, Stopping | Removing | Parking) {
             self.cpus = Cpus::Run;
         }
         if phase == Running {

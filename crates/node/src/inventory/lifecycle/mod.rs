@@ -6,8 +6,8 @@
 //! - `news`: those events, with their texts.
 //! - `drive`: carries the decisions out on the record and over QMP, in an order that leaves nothing standing after a kill.
 //!
-//! A machine that is parked, docked or offloaded will stand still for a reason of its own: a variant of
-//! [`floe_api::PauseReason`], with the same decisions.
+//! A machine that is parked has no QEMU that could stand still: that is a phase. One that is docked or offloaded will stand still
+//! for a reason of its own: a variant of [`floe_api::PauseReason`], with the same decisions.
 //!
 //! Locks, in this order: [`crate::inventory::Entry`]'s `pauses`, `driving`, `writing`, then `life` and `state`, which are only
 //! held for a moment and never while the disk or QEMU is waited for.

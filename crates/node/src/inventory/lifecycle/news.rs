@@ -14,6 +14,12 @@ pub(crate) enum News {
     Adopted,
     /// Its QEMU has ended.
     Gone(Gone),
+    /// Its memory is stored, and it has no QEMU.
+    Parked,
+    /// It goes on from its stored memory.
+    Woken,
+    /// It stays parked, for this reason.
+    NotWoken(String),
     /// It was removed with its disks.
     Removed,
     /// Its user has paused it.
@@ -49,6 +55,9 @@ impl News {
                 };
                 (kind, gone.detail().unwrap_or_default())
             }
+            News::Parked => (Happened::MachineParked, String::new()),
+            News::Woken => (Happened::MachineWoken, String::new()),
+            News::NotWoken(why) => (Happened::MachineNotWoken, why.clone()),
             News::Removed => (Happened::MachineRemoved, String::new()),
             News::Paused => (Happened::MachinePaused, "by its user".to_owned()),
             News::Orphaned(why) => (Happened::MachineOrphaned, why.clone()),

@@ -21,6 +21,14 @@ pub(crate) enum Phase {
     Resetting,
     /// Its QEMU is being ended, because that was asked for.
     Stopping,
+    /// Its state is stored, durably, and its QEMU is being ended. After a crash the next node ends that QEMU.
+    Parking,
+    /// It has no QEMU; its disks are kept, and its memory is stored.
+    Parked,
+    /// A QEMU loads its stored memory. After a crash the next node ends that QEMU: its guest has not executed.
+    Waking,
+    /// A QEMU has loaded it and is about to let the guest go on, from when on what is stored is no longer its state.
+    Woken,
     /// It is being removed with its disks. After a crash the next node finishes that.
     Removing,
 }
@@ -32,6 +40,7 @@ impl Phase {
             Wanted::Starting => Phase::Creating,
             Wanted::Running => Phase::Left,
             Wanted::Stopped => Phase::Stopped,
+            Wanted::Parked => Phase::Parked,
             Wanted::Removing => Phase::Removing,
         }
     }
@@ -40,8 +49,9 @@ impl Phase {
     pub fn wanted(self) -> Wanted {
         match self {
             Phase::Creating => Wanted::Starting,
-            Phase::Left | Phase::Running | Phase::Resetting => Wanted::Running,
+            Phase::Left | Phase::Running | Phase::Resetting | Phase::Woken => Wanted::Running,
             Phase::Stopped | Phase::Starting | Phase::Stopping => Wanted::Stopped,
+            Phase::Parking | Phase::Parked | Phase::Waking => Wanted::Parked,
             Phase::Removing => Wanted::Removing,
         }
     }
@@ -58,6 +68,8 @@ pub(crate) enum Task {
     Stop,
     /// Its state is saved as an image.
     Capture,
+    /// It is docked as a substrate.
+    Dock,
     /// Its state is copied for clones, or it is created as a clone.
     Fork,
     /// A port forward is added or removed.
@@ -70,6 +82,8 @@ pub(crate) enum Task {
     Resize,
     /// It is given more or fewer CPUs, or more or less memory.
     Size,
+    /// It is given a device, or one is taken away.
+    Attach,
     /// It is removed with its disks.
     Remove,
     /// Its QEMU has ended by itself, and what is left of it is cleaned up.
@@ -80,6 +94,12 @@ pub(crate) enum Task {
     Pause,
     /// It goes on, because a reason for its pause is over.
     Continue,
+    /// Its memory is stored, and its QEMU ended.
+    Park,
+    /// It goes on from its stored memory.
+    Wake,
+    /// It was made small, and gets back what was taken from it.
+    Expand,
 }
 
 impl Task {
@@ -87,7 +107,7 @@ impl Task {
     pub fn is_short(self) -> bool {
         matches!(
             self,
-            Task::Fork | Task::Adopt | Task::Pause | Task::Continue
+            Task::Fork | Task::Adopt | Task::Pause | Task::Continue | Task::Wake | Task::Expand
         )
     }
 
@@ -95,7 +115,15 @@ impl Task {
     pub fn allows_buffering(self) -> bool {
         matches!(
             self,
-            Task::Run | Task::Start | Task::Forward | Task::Limit | Task::Rename | Task::Size
+            Task::Run
+                | Task::Start
+                | Task::Wake
+                | Task::Forward
+                | Task::Limit
+                | Task::Rename
+                | Task::Size
+                | Task::Expand
+                | Task::Attach
         )
     }
 }
@@ -107,17 +135,22 @@ impl Display for Task {
             Task::Start => "start",
             Task::Stop => "stop",
             Task::Capture => "capture",
+            Task::Dock => "dock",
             Task::Fork => "fork",
             Task::Limit => "limit",
             Task::Rename => "rename",
             Task::Resize => "disk resize",
             Task::Size => "resize",
+            Task::Attach => "attach or detach",
             Task::Forward => "forward",
             Task::Remove => "rm",
             Task::End => "end",
             Task::Adopt => "adopt",
             Task::Pause => "pause",
             Task::Continue => "continue",
+            Task::Park => "park",
+            Task::Wake => "wake",
+            Task::Expand => "expansion",
         })
     }
 }
@@ -213,9 +246,9 @@ pub(crate) fn status(
 ) -> MachineStatus {
     match (phase, qemu) {
         (Phase::Left, Qemu::None) if why == Some(PauseReason::Orphaned) => MachineStatus::Paused,
-        (Phase::Creating | Phase::Starting, _) | (Phase::Left | Phase::Resetting, Qemu::None) => {
-            MachineStatus::Starting
-        }
+        (Phase::Creating | Phase::Starting | Phase::Waking | Phase::Woken, _)
+        | (Phase::Left | Phase::Resetting, Qemu::None) => MachineStatus::Starting,
+        (Phase::Parked | Phase::Parking, Qemu::None) => MachineStatus::Parked,
         (_, Qemu::Still) if why == Some(PauseReason::Buffering) => MachineStatus::Buffering,
         (_, Qemu::Runs) => MachineStatus::Running,
         (_, Qemu::Still) => MachineStatus::Paused,

@@ -42,6 +42,8 @@ struct World {
     life: Life,
     disk: OnDisk,
     qemu: Option<Qemu>,
+    /// Whether its memory is stored as it is: its guest has not executed since.
+    stored: bool,
     luck: VecDeque<Luck>,
     published: Vec<News>,
 }
@@ -61,6 +63,7 @@ impl World {
             life: Life::recorded(disk.clone()),
             disk,
             qemu: Some(Qemu::default()),
+            stored: false,
             luck: VecDeque::new(),
             published: Vec::new(),
         };
@@ -126,7 +129,15 @@ impl World {
                     .as_ref()
                     .is_some_and(|qemu| qemu.still && !qemu.at_disk);
                 let unknown = record.wanted == Wanted::Running && record.pauses.is_empty();
-                assert!(!stands || !unknown, "nobody would know why it stands");
+                // a QEMU that has loaded what was stored is let go on by whoever finds it
+                let woken = self.life.phase() == Phase::Woken;
+                assert!(
+                    !stands || !unknown || woken,
+                    "nobody would know why it stands"
+                );
+                if record.wanted == Wanted::Parked {
+                    assert!(self.stored, "its memory would be lost");
+                }
                 self.disk = record.clone();
             }
             Action::Stop => {
@@ -136,9 +147,10 @@ impl World {
             Action::Continue => self.obeys(false),
             Action::Publish(news) => {
                 let durable = match news {
-                    News::Started(_) | News::Reset | News::Adopted => {
+                    News::Started(_) | News::Reset | News::Adopted | News::Woken => {
                         self.disk.wanted == Wanted::Running
                     }
+                    News::Parked | News::NotWoken(_) => self.disk.wanted == Wanted::Parked,
                     News::Gone(_) => self.disk.wanted == Wanted::Stopped,
                     News::Paused => self.disk.pauses.contains(&PauseReason::User),
                     _ => true,
@@ -151,6 +163,11 @@ impl World {
 
     /// A QEMU does what it is told, after what it was told before.
     fn obeys(&mut self, still: bool) {
+        if !still {
+            let parked = self.disk.wanted == Wanted::Parked;
+            assert!(!parked, "it would run, and be parked for the next node");
+            self.stored = false;
+        }
         let qemu = self.qemu.as_mut().expect("there is one to tell");
         *qemu = Qemu {
             still,
@@ -209,6 +226,10 @@ impl World {
                 let gone = Gone::NotTakenOver("it ended".into());
                 self.event(Event::Gone(gone)).unwrap();
             }
+            Phase::Parked => {
+                assert!(self.stored, "its memory is lost");
+                self.qemu = None;
+            }
             // its QEMU, if there is one, is ended
             _ => self.qemu = None,
         }
@@ -236,6 +257,8 @@ enum Step {
     Room,
     UserStarts,
     EpisodeEnds,
+    Park,
+    Wake { loads: bool },
     Killed,
 }
 
@@ -292,6 +315,9 @@ impl World {
                 let still = self.is_still();
                 self.event(Event::UserContinues { still })?;
             }
+            Step::Park if self.qemu.is_some() && !self.is_still() => self.park()?,
+            Step::Wake { loads } => self.wake(loads)?,
+            Step::Park => {}
             Step::Killed => return Err(Killed),
             step => {
                 let event = match step {
@@ -313,6 +339,57 @@ impl World {
     }
 }
 
+impl World {
+    /// A node that may be killed between two steps of its work.
+    fn may_be_killed(&mut self) -> Result<(), Killed> {
+        match self.luck.pop_front() {
+            Some(Luck::KilledBefore | Luck::KilledAfter) => Err(Killed),
+            _ => Ok(()),
+        }
+    }
+
+    fn park(&mut self) -> Result<(), Killed> {
+        if self.life.phase() != Phase::Running
+            || !self.event(Event::BeginsItself(PauseReason::Capture))?
+        {
+            return Ok(());
+        }
+        self.obeys(true);
+        self.may_be_killed()?;
+        self.stored = true;
+        if !self.event(Event::Parks)? {
+            self.event(Event::EndsStill(PauseReason::Capture))?;
+            return Ok(());
+        }
+        self.may_be_killed()?;
+        self.qemu = None;
+        self.may_be_killed()?;
+        self.event(Event::Parked)?;
+        Ok(())
+    }
+
+    fn wake(&mut self, loads: bool) -> Result<(), Killed> {
+        if !self.event(Event::Loads)? {
+            return Ok(());
+        }
+        self.qemu = Some(Qemu {
+            still: true,
+            ..Default::default()
+        });
+        self.may_be_killed()?;
+        if !loads || !self.event(Event::Woken)? {
+            self.qemu = None;
+            self.event(Event::NotWoken("it could not".into()))?;
+            return Ok(());
+        }
+        self.may_be_killed()?;
+        self.obeys(false);
+        self.may_be_killed()?;
+        self.event(Event::Runs(String::new()))?;
+        Ok(())
+    }
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let reason = prop::sample::select(vec![PauseReason::User, PauseReason::Buffering]);
     prop_oneof![
@@ -330,6 +407,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Room),
         1 => Just(Step::UserStarts),
         1 => Just(Step::EpisodeEnds),
+        3 => Just(Step::Park),
+        4 => any::<bool>().prop_map(|loads| Step::Wake { loads }),
         1 => Just(Step::Killed),
     ]
 }
@@ -521,4 +600,63 @@ fn a_machine_that_ends_badly_is_shown_as_failed_until_it_is_started() {
     assert_eq!(world.life.gone(), None);
     world.step(Step::Stop { captured: false }).unwrap();
     assert_eq!(world.life.gone(), Some(&Gone::Asked));
+}
+
+#[test]
+fn a_node_killed_at_any_step_of_parking_or_waking_leaves_it_parked_or_running() {
+    for (step, kills) in [(Step::Park, 12), (Step::Wake { loads: true }, 12)] {
+        let mut found = Vec::new();
+        for kill in 0..kills {
+            let mut world = World::running();
+            if matches!(step, Step::Wake { .. }) {
+                world.step(Step::Park).unwrap();
+                assert_eq!(world.life.phase(), Phase::Parked);
+            }
+            world.luck = vec![Luck::Good; kill].into();
+            world.luck.push_back(Luck::KilledBefore);
+            if world.step(step.clone()).is_err() {
+                world.next_node();
+                found.push(world.life.phase());
+            }
+            world.luck.clear();
+            world.check();
+            match world.life.phase() {
+                Phase::Parked => assert!(world.stored && world.qemu.is_none()),
+                Phase::Running => assert!(world.qemu.is_some() && !world.is_still()),
+                phase => panic!("{phase:?}"),
+            }
+            // and whichever it is, it can be the other
+            let other = match world.life.phase() {
+                Phase::Parked => Step::Wake { loads: true },
+                _ => Step::Park,
+            };
+            let before = world.life.phase();
+            world.step(other).unwrap();
+            assert_ne!(world.life.phase(), before);
+        }
+        for phase in [Phase::Parked, Phase::Running] {
+            assert!(found.contains(&phase), "{step:?} {found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_woken_stays_parked_and_is_told() {
+    let mut world = World::running();
+    world.step(Step::Park).unwrap();
+    world.step(Step::Wake { loads: false }).unwrap();
+    assert_eq!(world.life.phase(), Phase::Parked);
+    assert!(
+        world
+            .published
+            .contains(&News::NotWoken("it could not".into()))
+    );
+    // a record that can't be written
+    world.luck = [Luck::Good, Luck::Fails].into();
+    world.step(Step::Wake { loads: true }).unwrap();
+    assert_eq!(world.life.phase(), Phase::Parked);
+    assert!(world.stored && world.qemu.is_none());
+    world.step(Step::Wake { loads: true }).unwrap();
+    assert_eq!(world.published.last(), Some(&News::Woken));
+    assert!(!world.is_still());
 }

@@ -14,7 +14,7 @@ use floe_image::{
 use floe_store::{VERSION_TEXT, tag_file_name};
 use floe_threads::Cancel;
 
-use super::S3;
+use super::Bucket;
 use crate::packed::{Objects, pack_path};
 use crate::{Purpose, Request, SourceError};
 
@@ -34,7 +34,7 @@ pub struct Listed {
     pub written_unix_s: u64,
 }
 
-impl S3 {
+impl Bucket {
     /// Returns its address, for messages.
     pub fn at(&self) -> &str {
         &self.0.objects().at

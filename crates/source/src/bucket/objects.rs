@@ -14,6 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::{Refusal, Words};
 use crate::link::LinkMeter;
 use crate::packed::Objects;
 use crate::{LinkEstimate, Request, SourceError};
@@ -22,67 +23,14 @@ use crate::{LinkEstimate, Request, SourceError};
 const PUT_TIME_MIN: Duration = Duration::from_secs(60);
 /// Slowest upload that is waited for: 100 kbit/s.
 const PUT_BYTES_PER_S_MIN: u64 = 12_500;
-
-/// What the codes in refusals of S3 servers mean to a user: the code, what is wrong, what to do.
-const REFUSALS: [(&str, &str, &str); 10] = [
-    (
-        "NoSuchBucket",
-        "there is no such bucket",
-        "create it, or check its name, AWS_REGION and AWS_ENDPOINT_URL in the node's environment",
-    ),
-    (
-        "InvalidAccessKeyId",
-        "the server does not know the key",
-        "check AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL in the node's environment",
-    ),
-    (
-        "SignatureDoesNotMatch",
-        "the secret does not belong to the key",
-        "check AWS_SECRET_ACCESS_KEY in the node's environment",
-    ),
-    (
-        "ExpiredToken",
-        "the session's token has expired",
-        "renew AWS_SESSION_TOKEN and the keys in the node's environment, and start the node again",
-    ),
-    (
-        "RequestTimeTooSkewed",
-        "this host's clock is wrong by more than the server allows",
-        "set the clock (timedatectl set-ntp true)",
-    ),
-    (
-        "AuthorizationHeaderMalformed",
-        "the bucket is in another region",
-        "set AWS_REGION in the node's environment to the bucket's region",
-    ),
-    (
-        "PermanentRedirect",
-        "the bucket is in another region",
-        "set AWS_REGION in the node's environment to the bucket's region",
-    ),
-    (
-        "IllegalLocationConstraintException",
-        "the bucket is in another region",
-        "set AWS_REGION in the node's environment to the bucket's region",
-    ),
-    (
-        "QuotaExceeded",
-        "its owner may store no more there",
-        "make room there, or have the quota raised",
-    ),
-    (
-        "AccountProblem",
-        "the server has closed the account",
-        "ask who runs it",
-    ),
-];
-/// What a key must be allowed to do.
-const RIGHTS: &str = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the node's environment to a key that may do \
-s3:ListBucket and s3:GetObject there, and s3:PutObject for a push";
+/// What object_store's messages about a redirect have in them.
+const REDIRECTED: [&str; 2] = ["without LOCATION", "status code: 30"];
 
 /// The objects under a prefix of a bucket.
-pub(super) struct Bucket {
+pub(super) struct Prefix {
     pub store: Arc<dyn ObjectStore>,
+    /// What the server's refusals mean.
+    pub words: &'static Words,
     pub prefix: Path,
     pub at: String,
     /// `None` only while this is dropped.
@@ -90,7 +38,7 @@ pub(super) struct Bucket {
     pub meter: LinkMeter,
 }
 
-impl Drop for Bucket {
+impl Drop for Prefix {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -98,7 +46,7 @@ impl Drop for Bucket {
     }
 }
 
-impl Bucket {
+impl Prefix {
     fn object(&self, path: &str) -> Result<Path, SourceError> {
         let key = format!("{}/{path}", self.prefix);
         Path::parse(key.trim_start_matches('/')).map_err(|e| SourceError::Unsupported {
@@ -238,18 +186,19 @@ impl Bucket {
         use object_store::Error;
         let (at, what, reason) = (self.at.clone(), what.to_string(), error.to_string());
         let code = |code: &str| reason.contains(&format!("<Code>{code}</Code>"));
-        let known = REFUSALS.iter().find(|(name, ..)| code(name));
+        let refusals = self.words.refusals;
+        let known = refusals.iter().find(|refusal| code(refusal.code));
         let denied = matches!(
             error,
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. }
         );
         match (known, error) {
-            (Some((_, why, fix)), _) if denied => SourceError::Denied {
+            (Some(Refusal { why, fix, .. }), _) if denied => SourceError::Denied {
                 at,
                 what,
                 fix: format!("{why}: {fix}"),
             },
-            (Some((_, why, fix)), _) => SourceError::Unsupported {
+            (Some(Refusal { why, fix, .. }), _) => SourceError::Unsupported {
                 at,
                 reason: format!("{why}; {fix}"),
             },
@@ -257,12 +206,12 @@ impl Bucket {
             (None, _) if reason.contains("169.254.") => SourceError::Denied {
                 at,
                 what,
-                fix: format!("no credentials were found: {RIGHTS}"),
+                fix: format!("no credentials were found: {}", self.words.rights),
             },
             (None, _) if denied => SourceError::Denied {
                 at,
                 what,
-                fix: RIGHTS.into(),
+                fix: self.words.rights.into(),
             },
             (None, Error::NotFound { .. }) => SourceError::Missing { at, what },
             (
@@ -275,17 +224,21 @@ impl Bucket {
             (None, _) if reason.contains("501 Not Implemented") => {
                 SourceError::Unsupported { at, reason }
             }
-            (None, _) if reason.contains("without LOCATION") => SourceError::Unsupported {
-                at,
-                reason: "the bucket is in another region; set AWS_REGION in the node's environment to the bucket's region"
-                    .into(),
-            },
+            (None, _) if REDIRECTED.iter().any(|part| reason.contains(part)) => {
+                SourceError::Unsupported {
+                    at,
+                    reason: format!(
+                        "its server sends us elsewhere, where no credentials are taken; {}",
+                        self.words.elsewhere
+                    ),
+                }
+            }
             (None, _) => SourceError::Unreachable { at, what, reason },
         }
     }
 }
 
-impl Objects for Bucket {
+impl Objects for Prefix {
     fn at(&self) -> &str {
         &self.at
     }

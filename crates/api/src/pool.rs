@@ -1,0 +1,196 @@
+//! Substrates: machines that stand still in memory, docked and activated again.
+
+use super::*;
+
+/// Most users of a restricted substrate.
+pub const SUBSTRATE_USERS_MAX: usize = 64;
+/// Longest name of such a user, in bytes.
+pub const SUBSTRATE_USER_BYTES_MAX: usize = 64;
+
+/// Who may see and activate a substrate, beside its owner and the node's own user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Visibility {
+    /// Nobody else. It keeps its identity: its host name, keys and addresses.
+    #[default]
+    Private,
+    /// The users that are named.
+    Restricted,
+    /// Everybody who may use the node.
+    Public,
+}
+
+/// Body of `POST /v1/machines/{name}/dock`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DockRequest {
+    /// The substrate's name.
+    pub name: String,
+    /// Who may see it.
+    #[serde(default)]
+    pub visibility: Visibility,
+    /// For a restricted one: names or numbers of users of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
+    /// Make the machine small first, and remove it once the substrate is durable. This needs an agent in its guest.
+    #[serde(default)]
+    pub convert: bool,
+}
+
+/// What a substrate is made of. Chunks are counted where they were found first: a page of memory that its base image has is
+/// counted there, one that a block of its own disks has too is counted there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MadeOf {
+    /// Bytes of the machine's memory.
+    pub memory_bytes: u64,
+    /// Bytes of memory that are free or zero: dropped.
+    pub zero_bytes: u64,
+    /// Bytes of memory that the base image has: a reference.
+    pub base_bytes: u64,
+    /// Bytes of memory that blocks of its own disks have, which the guest has in its page cache: a reference.
+    pub disk_cache_bytes: u64,
+    /// Bytes of memory that it has twice: a reference.
+    pub twice_bytes: u64,
+    /// Bytes of memory that are its own.
+    pub own_memory_bytes: u64,
+    /// Bytes of its disks that differ from its base image.
+    pub own_disk_bytes: u64,
+    /// Bytes of device state and graphics memory.
+    pub device_bytes: u64,
+    /// Bytes of the tables that say which chunk is where.
+    pub table_bytes: u64,
+    /// Bytes that its own part takes on the disk: new packs of the backup.
+    pub backup_bytes: u64,
+}
+
+/// A substrate (`GET /v1/pool/substrates/{name}`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SubstrateInfo {
+    /// Its name.
+    pub name: String,
+    /// Who may see it.
+    pub visibility: Visibility,
+    /// The users who may see it if it is restricted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
+    /// The number of the user who docked it.
+    pub owner_uid: u32,
+    /// When it was docked, Unix time in seconds.
+    pub docked_unix_s: u64,
+    /// When it was activated last, Unix time in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activated_unix_s: Option<u64>,
+    /// The machine that it was docked from.
+    pub machine: String,
+    /// vCPUs of that machine.
+    pub cpus: u32,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Id of the image that is its backup.
+    pub image: String,
+    /// Id of the image below it, whose chunks are not its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// What it is made of.
+    pub made_of: MadeOf,
+    /// What was reset of its machine's identity.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset: Vec<String>,
+    /// Whether its own chunks are in memory. If not, it is activated from its backup on the disk.
+    pub in_memory: bool,
+    /// By how many bytes the pool's memory grew for it: what it has in common with others was there.
+    pub pool_bytes: u64,
+}
+
+/// Answer of `GET /v1/pool/substrates`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SubstrateList {
+    /// By name.
+    pub substrates: Vec<SubstrateInfo>,
+}
+
+/// Answer of `GET /v1/pool`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PoolStatus {
+    /// Most bytes of memory that substrates may take.
+    pub budget_bytes: u64,
+    /// Bytes that they take, lists included.
+    pub used_bytes: u64,
+    /// Bytes of compressed chunks and tables among them.
+    pub compressed_bytes: u64,
+    /// Bytes of those before compression, each counted once.
+    pub raw_bytes: u64,
+    /// Bytes of those before compression, each counted for each substrate that has it.
+    pub referred_bytes: u64,
+    /// Substrates in all. Their backups on the disk are complete.
+    pub substrates: u64,
+    /// Substrates in memory.
+    pub in_memory: u64,
+    /// Whether substrates are being brought back into memory.
+    pub warming: bool,
+    /// How long that took after the node's start or after the last change of the budget, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_ms: Option<f64>,
+}
+
+/// Body of `POST /v1/pool/resize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolResizeRequest {
+    /// Most bytes of memory that substrates may take from now on.
+    pub budget_bytes: u64,
+}
+
+/// Body of `POST /v1/pool/verify`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolVerifyRequest {
+    /// Names of substrates; none means all.
+    #[serde(default)]
+    pub names: Vec<String>,
+}
+
+/// Body of `POST /v1/pool/substrates/{name}/activate`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ActivateRequest {
+    /// How many machines; 0 counts as 1.
+    #[serde(default)]
+    pub machines: u32,
+    /// Name of the machine, or the beginning of the names of several; by default that of the substrate.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Start them even if this host has too little memory for them.
+    #[serde(default)]
+    pub overcommit: bool,
+    /// How long to wait for the agents of their guests, in seconds; by default [`ACTIVATE_ANSWER_S_DEFAULT`], 0 for not at all.
+    #[serde(default)]
+    pub answer_s: Option<u64>,
+}
+
+/// Default time that guests get to answer after their activation, in seconds. They run before that.
+pub const ACTIVATE_ANSWER_S_DEFAULT: u64 = 60;
+
+/// A machine that was activated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActivatedInfo {
+    /// Its name.
+    pub name: String,
+    /// From the request until its CPUs ran, in milliseconds.
+    pub first_ms: f64,
+    /// From the request until the agent in its guest answered and its network was there, in milliseconds. Absent if its guest has no
+    /// agent, or did not answer in time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_ms: Option<f64>,
+}
+
+/// The result of an activation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ActivateReport {
+    /// The substrate.
+    pub substrate: String,
+    /// Whether it came from memory; otherwise from its backup on the disk.
+    pub from_memory: bool,
+    /// The machines.
+    pub machines: Vec<ActivatedInfo>,
+}

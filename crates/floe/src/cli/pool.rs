@@ -1,0 +1,361 @@
+//! Commands about substrates: dock, pool, activate.
+
+use std::process::ExitCode;
+
+use clap::{ArgGroup, Args, Subcommand};
+
+use super::error::CliError;
+use super::output::{age, bytes, fields, table};
+use super::{Context, args, images, progress};
+use floe_api::{
+    ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
+};
+
+/// Put a machine into the pool as a substrate: it stands still there in memory, as it is now, and is activated in a moment
+#[derive(Debug, Args)]
+#[command(group(ArgGroup::new("visible").args(["private", "restricted", "public"])), after_help = "\
+Example: web goes on after a pause of some tens of milliseconds
+  floe dock web --as shop-web
+Example: so that other users of this node may activate it
+  floe dock web --as shop-web --public
+  floe dock web --as shop-web --restricted anna,berta
+Example: made small first, and gone once it is in the pool
+  floe dock web --as shop-web --convert
+Example: and back, as one machine or as three
+  floe activate shop-web
+  floe activate shop-web -n 3
+
+The guest notices nothing, unless it is to be made small: then it runs the hooks in its /etc/floe/dock.d, drops its caches, and keeps no
+more memory than it uses. Whatever fails, the machine is as it was. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
+its base image are references. A private substrate keeps its identity; machines of the others
+forget it before they get a network. Who may not see a substrate is told that there is none.")]
+pub struct Dock {
+    /// The machine
+    machine: String,
+    /// Name of the substrate; by default that of the machine
+    #[arg(long = "as", value_name = "NAME")]
+    called: Option<String>,
+    /// Nobody else may see it (the default)
+    #[arg(long)]
+    private: bool,
+    /// These users of this host may see it too
+    #[arg(long, value_delimiter = ',', value_name = "USER")]
+    restricted: Vec<String>,
+    /// Everybody who may use this node may see it
+    #[arg(long)]
+    public: bool,
+    /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
+    #[arg(long)]
+    convert: bool,
+}
+
+impl Dock {
+    fn visibility(&self) -> Visibility {
+        match (self.public, self.restricted.is_empty()) {
+            (true, _) => Visibility::Public,
+            (false, false) => Visibility::Restricted,
+            (false, true) => Visibility::Private,
+        }
+    }
+
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = floe_api::DockRequest {
+            visibility: self.visibility(),
+            name: self.called.unwrap_or_else(|| self.machine.clone()),
+            users: self.restricted,
+            convert: self.convert,
+        };
+        let done = progress::follow(cx.out, cx.client()?.dock(&self.machine, &request)?)?;
+        let Some(substrate) = &done.outcome.substrate else {
+            return Err(CliError::failed("the dock", "the node told no result"));
+        };
+        if cx.out.json {
+            return Ok(());
+        }
+        if self.convert {
+            return cx.out.text(&format!(
+                "docked {} as {}: {} of memory are {} in the pool; the machine is gone\n",
+                self.machine,
+                substrate.name,
+                bytes(substrate.memory_bytes),
+                bytes(substrate.pool_bytes),
+            ));
+        }
+        let pause = done.outcome.pause_ms.unwrap_or_default();
+        cx.out.text(&format!(
+            "docked {} as {}: {} of memory are {} in the pool; {} stood still for {pause:.0} ms\n",
+            self.machine,
+            substrate.name,
+            bytes(substrate.memory_bytes),
+            bytes(substrate.pool_bytes),
+            self.machine,
+        ))
+    }
+}
+
+/// Start machines from a substrate of the pool
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  floe activate shop-web
+Example: three machines, called blue.1 to blue.3
+  floe activate shop-web -n 3 --name blue
+Example: when they executed first, and when their networks answered
+  floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
+
+Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
+of several machines, each gets an identity of its own, and no network before that is in place.")]
+pub struct Activate {
+    /// The substrate
+    substrate: String,
+    /// How many machines
+    #[arg(long = "machines", short = 'n', default_value_t = 1, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
+    count: u32,
+    /// Name of the machine, or the beginning of the names of several; by default that of the substrate
+    #[arg(long)]
+    name: Option<String>,
+    /// Start them even if this host has too little memory for them: when its memory is full, it may end machines
+    #[arg(long)]
+    overcommit: bool,
+    /// How long to wait until their guests answer, in seconds (0: not at all). They run before that
+    #[arg(long, value_name = "SECONDS", default_value_t = floe_api::ACTIVATE_ANSWER_S_DEFAULT)]
+    answer: u64,
+}
+
+impl Activate {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let request = floe_api::ActivateRequest {
+            machines: self.count,
+            name: self.name,
+            overcommit: self.overcommit,
+            answer_s: Some(self.answer),
+        };
+        let events = cx.client()?.activate(&self.substrate, &request)?;
+        let done = progress::follow(cx.out, events)?;
+        let Some(activated) = &done.outcome.activated else {
+            return Err(CliError::failed(
+                "the activation",
+                "the node told no result",
+            ));
+        };
+        if !cx.out.json {
+            cx.out.text(&told(activated))?;
+        }
+        match activated.machines.len() as u32 {
+            running if running == self.count => Ok(()),
+            running => Err(CliError::new(
+                ErrorCode::Failed,
+                format!("{running} of {} machines run", self.count),
+                "use those that do, or end them with floe rm --force",
+            )),
+        }
+    }
+}
+
+fn told(activated: &ActivateReport) -> String {
+    let row = |machine: &floe_api::ActivatedInfo| {
+        let network = machine.network_ms.map(|ms| format!("{ms:.0}"));
+        vec![
+            machine.name.clone(),
+            format!("{:.0}", machine.first_ms),
+            network.unwrap_or_default(),
+        ]
+    };
+    let rows: Vec<_> = activated.machines.iter().map(row).collect();
+    let mut text = table(&["NAME", ">RUNS MS", ">ANSWERS MS"], &rows);
+    text += match activated.from_memory {
+        true => "\nfrom memory\n",
+        false => "\nfrom the backup on the disk\n",
+    };
+    text
+}
+
+/// The pool of substrates: how full it is, what is in it
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// How much memory substrates take, and may take
+    #[command(after_help = "Example:\n  floe pool status --json | jq .used_bytes")]
+    Status,
+    /// List the substrates
+    #[command(after_help = "Example:\n  floe pool ls")]
+    Ls,
+    /// Show a substrate, and what its bytes are made of
+    #[command(after_help = "Example:\n  floe pool show shop-web")]
+    Show {
+        /// The substrate
+        substrate: String,
+    },
+    /// Remove substrates with their backups
+    #[command(after_help = "Example:\n  floe pool rm shop-web")]
+    Rm {
+        /// The substrates
+        #[arg(required = true)]
+        substrates: Vec<String>,
+    },
+    /// Read and hash the backups of substrates
+    #[command(
+        after_help = "Example: all of them\n  floe pool verify\nExample: one\n  floe pool verify shop-web && echo intact\n\n\
+        A substrate with a damaged backup is named; the others are activated as ever."
+    )]
+    Verify {
+        /// The substrates; by default all
+        substrates: Vec<String>,
+    },
+    /// Change how much memory substrates may take
+    #[command(after_help = "Example:\n  floe pool resize 8G\n\n\
+        Those that were used least recently leave the memory if it is less than before; they are activated from the disk then.")]
+    Resize {
+        /// The most memory that they may take together, such as 8G
+        #[arg(value_parser = args::size)]
+        size: u64,
+    },
+}
+
+impl PoolCommand {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let client = cx.client()?;
+        match self {
+            PoolCommand::Status => cx.out.value(&client.pool()?, status)?,
+            PoolCommand::Ls => cx.out.value(&client.substrates()?, list)?,
+            PoolCommand::Show { substrate } => {
+                cx.out.value(&client.substrate(&substrate)?, show)?;
+            }
+            PoolCommand::Rm { substrates } => {
+                let mut freed = FreedReport::default();
+                for name in substrates {
+                    let one = client.remove_substrate(&name)?;
+                    freed.freed_bytes += one.freed_bytes;
+                    freed.names.extend(one.names);
+                }
+                cx.out.value(&freed, |freed| {
+                    let names = freed.names.join(", ");
+                    format!("removed {names}, {} freed\n", bytes(freed.freed_bytes))
+                })?;
+            }
+            PoolCommand::Verify { substrates } => {
+                return images::verified(cx, client.verify_pool(substrates)?);
+            }
+            PoolCommand::Resize { size } => cx.out.value(&client.resize_pool(size)?, status)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn status(status: &PoolStatus) -> String {
+    let warm = match (status.warming, status.warm_ms) {
+        (true, _) => "under way".to_owned(),
+        (false, Some(ms)) => format!("after {:.1} s", ms / 1e3),
+        (false, None) => String::new(),
+    };
+    fields(&[
+        ("budget", bytes(status.budget_bytes)),
+        ("used", bytes(status.used_bytes)),
+        ("compressed", bytes(status.compressed_bytes)),
+        ("unpacked", bytes(status.raw_bytes)),
+        ("without sharing", bytes(status.referred_bytes)),
+        ("substrates", status.substrates.to_string()),
+        ("in memory", status.in_memory.to_string()),
+        ("warm", warm),
+    ])
+}
+
+fn visibility(visibility: Visibility) -> &'static str {
+    match visibility {
+        Visibility::Private => "private",
+        Visibility::Restricted => "restricted",
+        Visibility::Public => "public",
+    }
+}
+
+fn place(substrate: &SubstrateInfo) -> &'static str {
+    match substrate.in_memory {
+        true => "memory",
+        false => "disk",
+    }
+}
+
+fn list(list: &SubstrateList) -> String {
+    let row = |substrate: &SubstrateInfo| {
+        vec![
+            substrate.name.clone(),
+            substrate.machine.clone(),
+            visibility(substrate.visibility).into(),
+            bytes(substrate.memory_bytes),
+            bytes(substrate.pool_bytes),
+            place(substrate).into(),
+            age(substrate.docked_unix_s),
+        ]
+    };
+    let rows: Vec<_> = list.substrates.iter().map(row).collect();
+    table(
+        &["NAME", "MACHINE", "VISIBLE", ">RAM", ">POOL", "IN", ">AGE"],
+        &rows,
+    )
+}
+
+fn show(substrate: &SubstrateInfo) -> String {
+    let of = &substrate.made_of;
+    let activated = substrate.activated_unix_s.map(age).unwrap_or_default();
+    fields(&[
+        ("name", substrate.name.clone()),
+        ("machine", substrate.machine.clone()),
+        ("visible", visibility(substrate.visibility).into()),
+        ("users", substrate.users.join(", ")),
+        ("owner", substrate.owner_uid.to_string()),
+        ("docked", format!("{} ago", age(substrate.docked_unix_s))),
+        ("activated", activated),
+        ("cpus", substrate.cpus.to_string()),
+        ("ram", bytes(substrate.memory_bytes)),
+        (
+            "  free or zero",
+            format!("{} dropped", bytes(of.zero_bytes)),
+        ),
+        (
+            "  of the base",
+            format!("{} referred to", bytes(of.base_bytes)),
+        ),
+        (
+            "  of its disks",
+            format!("{} referred to", bytes(of.disk_cache_bytes)),
+        ),
+        ("  twice", format!("{} referred to", bytes(of.twice_bytes))),
+        ("  its own", bytes(of.own_memory_bytes)),
+        ("disks", bytes(of.own_disk_bytes)),
+        ("devices", bytes(of.device_bytes)),
+        ("tables", bytes(of.table_bytes)),
+        ("on the disk", bytes(of.backup_bytes)),
+        ("in the pool", bytes(substrate.pool_bytes)),
+        ("in", place(substrate).into()),
+        ("reset", substrate.reset.join(", ")),
+        ("image", substrate.image.clone()),
+        ("base", substrate.base.clone().unwrap_or_default()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_that_did_not_answer_have_no_time_for_that() {
+        let machine = |name: &str, network_ms| floe_api::ActivatedInfo {
+            name: name.into(),
+            first_ms: 41.6,
+            network_ms,
+        };
+        let report = ActivateReport {
+            substrate: "shop-web".into(),
+            from_memory: true,
+            machines: vec![machine("a.1", Some(812.2)), machine("a.2", None)],
+        };
+        let text = told(&report);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[1].contains("42") && lines[1].contains("812"),
+            "{text}"
+        );
+        assert!(lines[2].ends_with("42"), "{text}");
+        assert!(text.ends_with("from memory\n"), "{text}");
+    }
+}

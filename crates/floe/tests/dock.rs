@@ -1,0 +1,278 @@
+//! Machines that are made small and docked, and machines that forget whom they were docked from: `floe dock --convert`, `--public`.
+
+mod node;
+
+use floe_api::{DockRequest, Event, RunRequest, Wait};
+use node::{PATIENCE, Signal, TestNode};
+use std::{
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+/// A hook that notes each call, and fails to stop if `/busy` is there.
+const HOOK: &str = r#"mkdir -p /etc/floe/dock.d; cat > /etc/floe/dock.d/10-web <<'END'
+#!/bin/sh
+echo $1 >> /hooks
+[ $1 = start ] || [ ! -e /busy ] || { echo users are there; exit 3; }
+END
+chmod 755 /etc/floe/dock.d/10-web"#;
+
+fn floe(node: &TestNode, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
+    command
+        .args(args)
+        .env("FLOE_HOME", node.home())
+        .env_remove("FLOE_SOCKET")
+        .env("TERM", "dumb")
+        .stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn ok(node: &TestNode, args: &[&str]) -> String {
+    let done = floe(node, args);
+    assert!(done.status.success(), "{args:?}: {done:?}\n{}", node.log());
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// What floe says about a failure.
+fn fails(node: &TestNode, args: &[&str]) -> String {
+    let done = floe(node, args);
+    assert!(!done.status.success(), "{args:?}: {done:?}\n{}", node.log());
+    String::from_utf8(done.stderr).unwrap()
+}
+
+/// Runs a shell's line in a guest, until it succeeds and says something; the agent of a machine that has just begun to run may not
+/// answer yet.
+fn sh(node: &TestNode, machine: &str, line: &str) -> String {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let done = floe(node, &["exec", machine, "--", "sh", "-c", line]);
+        if done.status.success() {
+            return String::from_utf8(done.stdout).unwrap().trim().to_owned();
+        }
+        let log = node.log();
+        assert!(Instant::now() < until, "{line}: {done:?}\n{log}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Boots the tiny guest with two CPUs and the hook.
+fn boot(node: &TestNode) {
+    node.import_tiny("tiny", None);
+    node.run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        cpus: Some(2),
+        wait: Wait::None,
+        ..Default::default()
+    });
+    node.wait_console("web", "floe-guest ready");
+    sh(node, "web", HOOK);
+}
+
+/// Waits until a machine has everything: its memory, its CPUs, its cable, and what its hooks have stopped.
+fn is_whole(node: &TestNode, machine: &str, hooks: &str) {
+    let online = "cat /sys/devices/system/cpu/online | grep -qx 0-1";
+    let cable = "grep -qx 1 /sys/class/net/eth0/carrier";
+    // of 256 MiB: the balloon is out
+    let memory = "[ $(awk '/MemFree/ {print $2}' /proc/meminfo) -gt $(cat /www/free) ]";
+    let hooks = format!("[ \"$(echo $(cat /hooks))\" = \"{hooks}\" ]");
+    for line in [online, cable, memory, &hooks] {
+        sh(node, machine, line);
+    }
+}
+
+/// Notes how much memory is free at least in a machine that has everything: two thirds of what is free now.
+fn note_free(node: &TestNode) {
+    let line = "awk '/MemFree/ {print int($2 * 2 / 3)}' /proc/meminfo > /www/free";
+    sh(node, "web", line);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_machine_is_made_small_docked_and_gone_and_is_whole_again_when_activated() {
+    let node = TestNode::start();
+    boot(&node);
+    note_free(&node);
+    // memory that was used and is free again, and some that is used
+    let line = "head -c 60000000 /dev/urandom > /dev/shm/gone; head -c 3000000 /dev/urandom > /dev/shm/kept; \
+                rm /dev/shm/gone; md5sum < /dev/shm/kept";
+    let kept = sh(&node, "web", line);
+    let docked = ok(
+        &node,
+        &["dock", "web", "--as", "shop", "--convert", "--json"],
+    );
+    let gone = fails(&node, &["ps", "web"]);
+    assert!(gone.contains("there is no machine web"), "{gone}");
+    let shop: serde_json::Value =
+        serde_json::from_str(&ok(&node, &["pool", "show", "shop", "--json"])).unwrap();
+    let own = shop["made_of"]["own_memory_bytes"].as_u64().unwrap();
+    assert!(own < 60_000_000, "{own} bytes of memory: {docked}\n{shop}");
+    assert_eq!(shop["reset"], serde_json::Value::Null, "it is private");
+    ok(&node, &["activate", "shop", "--name", "back"]);
+    is_whole(&node, "back", "stop start");
+    assert_eq!(sh(&node, "back", "md5sum < /dev/shm/kept"), kept);
+    assert_eq!(sh(&node, "back", "hostname"), "floe");
+    // a machine of its own size that is docked live is not taken for a small one
+    ok(&node, &["dock", "back", "--as", "again"]);
+    ok(&node, &["activate", "again", "--name", "third"]);
+    is_whole(&node, "third", "stop start");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_dock_that_fails_or_is_cut_off_leaves_the_machine_as_it_was() {
+    let mut node = TestNode::start();
+    boot(&node);
+    note_free(&node);
+    let convert = ["dock", "web", "--as", "shop", "--convert"];
+
+    sh(&node, "web", "touch /busy");
+    let why = fails(&node, &convert);
+    assert!(
+        why.contains("10-web") && why.contains("users are there"),
+        "{why}"
+    );
+    assert!(why.contains("is as it was"), "{why}");
+    is_whole(&node, "web", "stop start");
+
+    // an agent whose words can't be true
+    let lie = "rm /busy; echo 'MemTotal: 100000 kB\nMemAvailable: 200000 kB\nMemFree: 1 kB' > /lie; \
+               mount -o bind /lie /proc/meminfo";
+    sh(&node, "web", lie);
+    let why = fails(&node, &convert);
+    assert!(why.contains("can't be true"), "{why}");
+    sh(&node, "web", "umount /proc/meminfo");
+    is_whole(&node, "web", "stop start");
+
+    // the node is killed while the balloon takes memory
+    let request = DockRequest {
+        name: "shop".into(),
+        convert: true,
+        ..Default::default()
+    };
+    let mut taken = false;
+    for event in node.client().dock("web", &request).unwrap() {
+        if let Ok(Event::Progress { name, done, .. }) = event
+            && name == "shrink"
+            && done > 0
+        {
+            taken = true;
+            break;
+        }
+    }
+    assert!(taken, "{}", node.log());
+    node.end(Signal::KILL);
+    node.start_again();
+    is_whole(&node, "web", "stop start stop start");
+    let none = fails(&node, &["pool", "show", "shop"]);
+    assert!(none.contains("there is no substrate shop"), "{none}");
+
+    // one that says nothing, and none at all; the machine goes on and can be docked live
+    node.type_and_wait(
+        "web",
+        "kill -STOP $(pidof floe-guest); echo st-$((1+1))",
+        "st-2",
+    );
+    let why = fails(&node, &convert);
+    assert!(why.contains("floe agent install web"), "{why}");
+    assert!(why.contains("without --convert"), "{why}");
+    node.type_and_wait(
+        "web",
+        "kill -KILL $(pidof floe-guest); echo ki-$((1+1))",
+        "ki-2",
+    );
+    let why = fails(&node, &convert);
+    assert!(why.contains("floe agent install web"), "{why}");
+    node.type_and_wait("web", "wc -l < /hooks; echo ho-$((1+1))", "ho-2");
+    ok(&node, &["dock", "web", "--as", "live"]);
+    ok(&node, &["ps", "web"]);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_guest_that_says_it_needs_nothing_keeps_what_it_needs() {
+    let node = TestNode::start();
+    boot(&node);
+    let line = "head -c 100000000 /dev/urandom > /dev/shm/kept; md5sum < /dev/shm/kept";
+    let kept = sh(&node, "web", line);
+    let all = "awk '/MemTotal/ {print $2}' /proc/meminfo";
+    let lie = format!(
+        "echo \"MemTotal: $({all}) kB\nMemAvailable: $({all}) kB\nMemFree: 1 kB\" > /lie; \
+         mount -o bind /lie /proc/meminfo"
+    );
+    sh(&node, "web", &lie);
+    let docked = floe(&node, &["dock", "web", "--as", "shop", "--convert"]);
+    let said = String::from_utf8_lossy(&docked.stderr).into_owned();
+    assert!(docked.status.success(), "{said}\n{}", node.log());
+    assert!(said.contains("it needs more than it says"), "{said}");
+    ok(&node, &["activate", "shop", "--name", "back"]);
+    assert_eq!(sh(&node, "back", "md5sum < /dev/shm/kept"), kept);
+    assert_eq!(
+        sh(&node, "back", "grep oom_kill /proc/vmstat"),
+        "oom_kill 0"
+    );
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn two_machines_of_a_public_substrate_share_nothing_that_says_who_they_are() {
+    let node = TestNode::start();
+    boot(&node);
+    // a key is made only once a file is there, so that nobody misses the time before
+    let files = r#"mkdir -p /etc/ssh /usr/bin /var/lib/systemd /var/lib/dhcp /var/log
+echo 0123456789abcdef0123456789abcdef > /etc/machine-id
+echo old > /etc/ssh/ssh_host_ed25519_key
+echo old > /var/lib/systemd/random-seed
+echo old > /var/lib/dhcp/dhclient.leases
+echo old > /var/log/wtmp
+hostname web; echo web > /etc/hostname
+cat > /usr/bin/ssh-keygen <<'END'
+#!/bin/sh
+while [ ! -e /go ]; do sleep 0.1; done
+for key; do :; done
+head -c 32 /dev/urandom | md5sum > $key
+END
+chmod 755 /usr/bin/ssh-keygen"#;
+    sh(&node, "web", files);
+    let who = "cat /sys/class/net/eth0/address /etc/machine-id /etc/ssh/ssh_host_ed25519_key; hostname; \
+               md5sum < /var/lib/systemd/random-seed; head -c 16 /dev/urandom | md5sum";
+    let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
+    let parent = lines(sh(&node, "web", who));
+    ok(&node, &["dock", "web", "--as", "pub", "--public"]);
+    ok(&node, &["dock", "web", "--as", "own"]);
+    assert_eq!(sh(&node, "web", "cat /etc/ssh/ssh_host_ed25519_key"), "old");
+    let shown = ok(&node, &["pool", "show", "pub"]);
+    assert!(
+        shown.contains("SSH host keys") && shown.contains("machine id"),
+        "{shown}"
+    );
+
+    ok(&node, &["activate", "pub", "-n", "2", "--answer", "0"]);
+    let mut all = vec![parent.clone()];
+    for machine in ["pub.1", "pub.2"] {
+        sh(&node, machine, "[ $(hostname) != web ]");
+        let no_cable = "! grep -qx 1 /sys/class/net/eth0/carrier";
+        sh(&node, machine, no_cable);
+        sh(&node, machine, "touch /go");
+        sh(&node, machine, "grep -qx 1 /sys/class/net/eth0/carrier");
+        sh(
+            &node,
+            machine,
+            "[ ! -e /var/lib/dhcp/dhclient.leases ] && [ ! -s /var/log/wtmp ]",
+        );
+        all.push(lines(sh(&node, machine, who)));
+    }
+    for (at, one) in all.iter().enumerate() {
+        for other in &all[..at] {
+            let shared: Vec<_> = one.iter().filter(|line| other.contains(line)).collect();
+            assert!(shared.is_empty(), "{shared:?} of {one:?} and {other:?}");
+        }
+    }
+
+    ok(&node, &["activate", "own", "--name", "mine"]);
+    let mine = lines(sh(&node, "mine", who));
+    // all but the random numbers, which nobody has twice
+    assert_eq!(mine[..5], parent[..5]);
+    assert_ne!(mine[5], parent[5]);
+}

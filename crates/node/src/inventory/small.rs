@@ -1,0 +1,162 @@
+//! Machines that were made small, and machines of images that forget whom they were captured from: what their records and the
+//! labels of their images say. No I/O.
+//!
+//! The labels go with an image wherever it goes, so that whoever runs it does what is to be done, pool or not.
+
+use super::{Entry, record::Record};
+use crate::error::NodeError;
+use floe_api::Identity;
+use floe_image::MachineConfig;
+use serde::{Deserialize, Serialize};
+
+/// Label of an image that was captured from a machine while it was small: [`Small`] as JSON.
+const SMALL_LABEL: &str = "floe.small";
+/// Label of an image whose machines are to forget whom it was captured from.
+const FORGETS_LABEL: &str = "floe.forgets";
+/// Most bytes of a label that is looked into.
+const LABEL_BYTES_MAX: usize = 1 << 10;
+/// Most CPUs that a label may tell of.
+const CPUS_MAX: u32 = 1 << 10;
+
+/// What was taken from a machine to make it small, or may have been.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Small {
+    /// How much memory its guest had outside of the balloon, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// How many CPUs its guest used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// Whether its network cables were pulled.
+    pub link: bool,
+    /// Whether its hooks have stopped what they name.
+    pub hooks: bool,
+}
+
+impl Small {
+    /// Whether the machine is its own size.
+    pub fn is_nothing(&self) -> bool {
+        *self == Small::default()
+    }
+
+    /// Returns what a machine of an image lacks at first. A label that can't be understood is none: the image may be anybody's.
+    pub fn of_image(config: &MachineConfig) -> Small {
+        let label = config.labels.get(SMALL_LABEL);
+        let label = label.filter(|label| label.len() <= LABEL_BYTES_MAX);
+        let small = label.and_then(|label| serde_json::from_str(label).ok());
+        let small: Small = small.unwrap_or_default();
+        Small {
+            memory: small.memory.map(|bytes| {
+                let all = config.memory_bytes_now().unwrap_or(bytes);
+                bytes.min(all)
+            }),
+            cpus: small.cpus.map(|count| count.clamp(1, CPUS_MAX)),
+            ..small
+        }
+    }
+
+    /// Sets or removes the label of an image that is captured from the machine.
+    pub(super) fn label(&self, config: &mut MachineConfig) {
+        config.labels.remove(SMALL_LABEL);
+        let text = serde_json::to_string(self);
+        if let (false, Ok(text)) = (self.is_nothing(), text) {
+            config.labels.insert(SMALL_LABEL.into(), text);
+        }
+    }
+}
+
+/// Who a machine is that has forgotten whom its image was captured from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fresh {
+    /// Its machine id: 32 hex digits that no other machine has.
+    pub machine_id: String,
+    /// Whether its guest knows.
+    pub identity: Identity,
+}
+
+impl Fresh {
+    /// Returns a new identity for a machine of this image, if the image forgets; its card gets a new address then.
+    pub fn of_image(config: &mut MachineConfig) -> Option<Fresh> {
+        config.labels.remove(FORGETS_LABEL)?;
+        floe_machine::renew_mac(config);
+        let number: u128 = rand::random();
+        Some(Fresh {
+            machine_id: format!("{number:032x}"),
+            identity: Identity::Pending,
+        })
+    }
+
+    /// Removes the label: what is captured now is of a machine that has forgotten, or that is to be remembered.
+    pub(super) fn unlabel(config: &mut MachineConfig) {
+        config.labels.remove(FORGETS_LABEL);
+    }
+
+    /// The label of an image whose machines forget whom it was captured from, with its value.
+    pub fn label() -> (String, String) {
+        (FORGETS_LABEL.into(), "1".into())
+    }
+}
+
+impl Entry {
+    /// Notes what was taken from it to make it small, before that is done.
+    pub fn becomes_small(&self, small: &Small) -> Result<(), NodeError> {
+        self.update(|record: &mut Record| record.small = small.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_image_says_is_taken_within_bounds_and_nonsense_is_not() {
+        let mut config = MachineConfig {
+            memory_bytes: Some(1 << 30),
+            ..Default::default()
+        };
+        assert!(Small::of_image(&config).is_nothing());
+        let small = Small {
+            memory: Some(1 << 30),
+            cpus: Some(4),
+            link: true,
+            hooks: true,
+        };
+        small.label(&mut config);
+        assert_eq!(Small::of_image(&config), small);
+        Small::default().label(&mut config);
+        assert!(config.labels.is_empty());
+        let mut say = |text: &str| {
+            config.labels.insert(SMALL_LABEL.into(), text.into());
+            Small::of_image(&config)
+        };
+        for nonsense in ["", "1", "{\"link\":7}", "{\"more\":1}", &"[".repeat(5000)] {
+            assert!(say(nonsense).is_nothing(), "{nonsense}");
+        }
+        let odd = say("{\"memory\":99999999999999,\"cpus\":4000000000}");
+        assert_eq!((odd.memory, odd.cpus), (Some(1 << 30), Some(CPUS_MAX)));
+    }
+
+    #[test]
+    fn two_machines_of_an_image_that_forgets_are_nobody_else() {
+        let mut image = MachineConfig {
+            nic_mac: Some("52:54:00:12:34:56".into()),
+            ..Default::default()
+        };
+        assert_eq!(Fresh::of_image(&mut image.clone()), None);
+        image.labels.extend([Fresh::label()]);
+        let (mut first, mut second) = (image.clone(), image.clone());
+        let (one, other) = (
+            Fresh::of_image(&mut first).unwrap(),
+            Fresh::of_image(&mut second).unwrap(),
+        );
+        assert_ne!(one.machine_id, other.machine_id);
+        assert!(first.nic_mac != image.nic_mac && first.nic_mac != second.nic_mac);
+        assert_eq!(
+            (one.machine_id.len(), one.identity),
+            (32, Identity::Pending)
+        );
+        assert!(first.labels.is_empty());
+    }
+}

@@ -1,0 +1,258 @@
+//! The forwarded ports of parked machines. The node keeps their sockets and accepts nothing: connections wait in the kernel's queue,
+//! as many as [`WAITING_MAX`], each with as many bytes as the kernel buffers. The first of them wakes the machine, and its QEMU gets
+//! the sockets with all that waits. If the machine can't be woken, those that wait are ended, so that nobody waits for ever.
+
+use super::Parks;
+use crate::{
+    error::{NodeError, at},
+    inventory::{Entry, HeldPort},
+    machines::launch::machine_forward,
+    report::Report,
+};
+use floe_api::{Happened, PortForward, Protocol};
+use floe_machine::Machine;
+use parking_lot::Mutex;
+use rustix::{
+    event::{Timespec, epoll},
+    io::Errno,
+};
+use std::{
+    collections::HashMap,
+    io,
+    net::{TcpListener, UdpSocket},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+/// Most connections that wait for a machine to wake, for each of its ports. What comes beyond that tries again by itself: the kernel
+/// does not answer it.
+const WAITING_MAX: i32 = 64;
+/// How long one look takes at most, and so how late the thread may notice that the node has ended.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+/// How many ports are read from the kernel at once.
+const EVENTS: usize = 64;
+
+/// The ports that are watched.
+pub(super) struct Ports {
+    epoll: OwnedFd,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Default)]
+struct Watched {
+    next: u64,
+    /// The machines, by the number of each of their ports.
+    machines: HashMap<u64, Weak<Entry>>,
+}
+
+impl Ports {
+    pub fn new() -> io::Result<Ports> {
+        Ok(Ports {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            watched: Mutex::default(),
+        })
+    }
+
+    /// Waits for the first connection to any port of a machine.
+    fn watch(&self, entry: &Arc<Entry>) {
+        let mut watched = self.watched.lock();
+        for port in &entry.state().held {
+            watched.next += 1;
+            let number = watched.next;
+            let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+            let data = epoll::EventData::new_u64(number);
+            match epoll::add(&self.epoll, &port.socket, data, once) {
+                Ok(()) => drop(watched.machines.insert(number, Arc::downgrade(entry))),
+                Err(error) => {
+                    tracing::error!(machine = %entry.name, %error, "a port will not wake it");
+                }
+            }
+        }
+    }
+
+    /// Waits no more: the sockets are about to be somebody else's.
+    fn unwatch(&self, entry: &Arc<Entry>) {
+        for port in &entry.state().held {
+            let _ = epoll::delete(&self.epoll, &port.socket); // one that could not be watched
+        }
+        let mut watched = self.watched.lock();
+        let others = |of: &Weak<Entry>| of.upgrade().is_some_and(|of| !Arc::ptr_eq(&of, entry));
+        watched.machines.retain(|_, of| others(of));
+    }
+
+    /// Returns machines to whose ports somebody connects, after a moment at most.
+    fn wait(&self) -> Vec<Arc<Entry>> {
+        let long = Timespec::try_from(LOOK_MAX).expect("a second is short enough");
+        let mut events = Vec::with_capacity(EVENTS);
+        let room = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&self.epoll, room, Some(&long)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::error!(%error, "the kernel does not tell who connects"),
+        }
+        let mut watched = self.watched.lock();
+        let numbers = events.iter().map(|event| event.data.u64());
+        let of = |number| watched.machines.remove(&number)?.upgrade();
+        let mut wanted: Vec<Arc<Entry>> = numbers.filter_map(of).collect();
+        wanted.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        wanted
+    }
+}
+
+impl Parks {
+    /// Starts the thread that wakes machines to whose ports somebody connects.
+    pub(super) fn start_answering(self: &Arc<Self>) -> Result<(), NodeError> {
+        let parks = Arc::downgrade(self);
+        let threads = &self.core.threads;
+        // only the ports are held while it waits, so that the service can go
+        Ok(
+            threads.keep("park-ports", &self.ports, Duration::ZERO, move |ports| {
+                for entry in ports.wait() {
+                    let Some(parks) = parks.upgrade() else { return };
+                    let asleep = entry.clone();
+                    let name = entry.name.to_string();
+                    let wake = move || parks.wake_for_caller(&asleep);
+                    if let Err(error) = floe_threads::spawn("park-wake", wake) {
+                        tracing::error!(machine = name, %error, "no thread to wake it");
+                    }
+                }
+            })?,
+        )
+    }
+
+    fn wake_for_caller(self: Arc<Self>, entry: &Arc<Entry>) {
+        // nobody reads it
+        let (mut report, _events) = Report::new();
+        let Err(error) = self.wake_entry(entry, false, &mut report) else {
+            return;
+        };
+        tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it is not woken");
+        for port in &entry.state().held {
+            turn_away(port);
+        }
+        self.ports.unwatch(entry);
+        self.ports.watch(entry);
+    }
+
+    /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU.
+    pub(super) fn take_ports(&self, entry: &Entry, vm: &Machine) -> Vec<HeldPort> {
+        let record = entry.record();
+        if record.network.is_some() {
+            return Vec::new(); // the node has them, and closes them with its QEMU
+        }
+        let take = |forward: &PortForward| {
+            let taken = machine_forward(forward).and_then(|at| Ok(vm.take_port(&at)?));
+            match taken.and_then(|socket| HeldPort::of(forward, socket)) {
+                Ok(port) => Some(port),
+                Err(error) => {
+                    tracing::warn!(machine = %entry.name, %forward, %error, "the port is closed for a moment");
+                    None
+                }
+            }
+        };
+        record.forwards.iter().filter_map(take).collect()
+    }
+
+    /// Opens the ports that a QEMU lacks because an earlier node was killed while it parked the machine.
+    pub(crate) fn settle_ports(&self, entry: &Entry, vm: &Machine) {
+        let record = entry.record();
+        if record.network.is_some() {
+            return;
+        }
+        let there = vm.forwards();
+        for forward in &record.forwards {
+            let opened = machine_forward(forward).and_then(|at| match there.contains(&at) {
+                true => Ok(()),
+                false => Ok(vm.add_forward(at)?),
+            });
+            if let Err(error) = opened {
+                let why = error.to_api().to_string();
+                self.core
+                    .tell(Happened::MachinePort, entry.name.as_str(), why);
+            }
+        }
+    }
+
+    /// Gives them back to a machine that could not be parked.
+    pub(super) fn give_back(&self, entry: &Entry, vm: &Machine, held: Vec<HeldPort>) {
+        for port in held {
+            let given = machine_forward(&port.forward)
+                .and_then(|at| Ok(vm.give_port(at, port.socket.as_fd())?));
+            if let Err(error) = given {
+                tracing::warn!(machine = %entry.name, %error, "a port is not open");
+                let why = error.to_api().to_string();
+                self.core
+                    .tell(Happened::MachinePort, entry.name.as_str(), why);
+            }
+        }
+    }
+
+    /// Listens at the ports of a parked machine: those that were taken from its QEMU, and the others anew.
+    pub(super) fn hold_ports(&self, entry: &Arc<Entry>, mut held: Vec<HeldPort>) {
+        for forward in entry.record().forwards {
+            if held.iter().any(|port| port.forward == forward) {
+                continue;
+            }
+            match open(&forward).and_then(|socket| HeldPort::of(&forward, socket)) {
+                Ok(port) => held.push(port),
+                Err(error) => {
+                    let why = format!("{forward} can't wake it: {}", error.to_api());
+                    tracing::warn!(machine = %entry.name, why, "a port is not open");
+                    self.core
+                        .tell(Happened::MachinePort, entry.name.as_str(), why);
+                }
+            }
+        }
+        entry.holds_ports(held);
+        self.ports.watch(entry);
+    }
+
+    /// Listens again for a machine that an earlier node has parked, and that has no QEMU any more.
+    pub(crate) fn hold_again(&self, entry: &Arc<Entry>) {
+        self.hold_ports(entry, Vec::new());
+    }
+
+    /// Stops to wait for connections to a machine that is being woken: its QEMU gets the sockets.
+    pub(super) fn let_ports_go(&self, entry: &Arc<Entry>) {
+        self.ports.unwatch(entry);
+    }
+}
+
+impl HeldPort {
+    fn of(forward: &PortForward, socket: OwnedFd) -> Result<HeldPort, NodeError> {
+        let cannot = || at(format!("cannot listen for {forward}"));
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| cannot()(e.into()))?;
+        if forward.protocol == Protocol::Tcp {
+            rustix::net::listen(&socket, WAITING_MAX).map_err(|e| cannot()(e.into()))?;
+        }
+        Ok(HeldPort {
+            forward: forward.clone(),
+            socket,
+        })
+    }
+}
+
+fn open(forward: &PortForward) -> Result<OwnedFd, NodeError> {
+    let address = (forward.host_address.as_str(), forward.host_port);
+    let opened = match forward.protocol {
+        Protocol::Tcp => TcpListener::bind(address).map(OwnedFd::from),
+        Protocol::Udp => UdpSocket::bind(address).map(OwnedFd::from),
+    };
+    opened.map_err(at(format!("cannot listen for {forward}")))
+}
+
+/// Ends the connections that wait at a port, and forgets its datagrams.
+fn turn_away(port: &HeldPort) {
+    for _ in 0..WAITING_MAX {
+        let gone = match port.forward.protocol {
+            Protocol::Tcp => rustix::net::accept(&port.socket).map(drop),
+            Protocol::Udp => {
+                let flags = rustix::net::RecvFlags::DONTWAIT;
+                rustix::net::recv(&port.socket, &mut [0u8; 1], flags).map(drop)
+            }
+        };
+        if gone.is_err() {
+            return; // nobody waits any more
+        }
+    }
+}

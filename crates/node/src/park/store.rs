@@ -1,0 +1,184 @@
+//! Parks a machine: its memory is stored as an image of its own, and its QEMU ends.
+
+use super::Parks;
+use crate::{
+    capture::KEPT_REGIONS,
+    error::NodeError,
+    images::{FORK_LABEL, PARK_LABEL, finish},
+    inventory::{
+        Operation,
+        lifecycle::{Event, Task},
+        record::{Origin, Record},
+    },
+    report::{Report, millis},
+};
+use floe_api::{Outcome, PauseReason, StoredReport};
+use floe_front::page::thumbnail::THUMB_REGION;
+use floe_image::{Hash, MachineConfig, memory_region};
+use floe_machine::{Capture, CaptureOptions, Machine};
+use floe_store::{Ingest, IngestOptions};
+use std::{sync::Arc, time::Duration};
+
+/// How long QEMU may take to end.
+const QUIT_WAIT: Duration = Duration::from_secs(10);
+/// After how many times in a row a machine's memory is stored anew, without what was stored before. In between only what has changed is
+/// stored, in a fraction of the time; but what has changed since stays beside it.
+const OWN_LAYERS_MAX: u32 = 4;
+
+impl Parks {
+    /// Stores a machine's memory and ends its QEMU. One that is parked already stays so.
+    pub fn park(self: &Arc<Self>, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
+        let entry = self.inventory.get(name)?;
+        entry.wait_for_identity()?;
+        let operation = entry.begin(Task::Park)?;
+        let mut done = (None, None);
+        if !operation.is_parked() {
+            self.check(&operation)?;
+            // what its own image does not have comes from the one under its disks, which must be here whole
+            self.captures.bring_parent(&operation, report)?;
+            let vm = operation.vm()?;
+            // from here on who connects waits, and is not accepted by a guest that is about to stand still
+            let held = self.take_ports(&operation, &vm);
+            match self.park_alone(&operation, vm.clone(), report) {
+                Ok((stored, pause_ms)) => done = (Some(stored), Some(pause_ms)),
+                Err(error) => {
+                    self.give_back(&operation, &vm, held);
+                    return Err(error);
+                }
+            }
+            self.hold_ports(&operation.entry, held);
+        }
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(&operation)),
+            stored: done.0,
+            pause_ms: done.1,
+            ..Default::default()
+        })
+    }
+
+    // Long: the steps in their order, each beside what undoes it if a later one fails.
+    fn park_alone(
+        &self,
+        operation: &Operation,
+        vm: Arc<Machine>,
+        report: &mut Report,
+    ) -> Result<(StoredReport, f64), NodeError> {
+        let disks = operation.mounted()?;
+        let _storing = self.images.storing.read();
+        let thumb = self.images.take_thumbnail(&vm);
+        let options = CaptureOptions {
+            stay_paused: true,
+            bytes_max: self.machines.resources.capture_bytes_max(),
+            ..Default::default()
+        };
+        operation.stop_buffering()?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        // its disks are flushed in the pause: on them is then what its memory knows of, whatever happens to this host
+        let captured = vm.capture(options, || disks.flush())?;
+        // it goes on if it can't be stored, or if this node is killed before it is
+        let paused = paused.stands();
+        report.stage("capture")?;
+        let mut config = captured.config.clone();
+        config.labels.remove(FORK_LABEL);
+        operation.label_guest(&mut config);
+        let (id, stored) = self.store(operation, &captured, &config, thumb.as_deref(), report)?;
+        self.stored.lock().insert(id);
+        report.stage("store")?;
+        let pause_ms = millis(captured.pause.total());
+        drop((captured, disks));
+        self.traces.take_trace(operation);
+        // from here on it is parked: whatever is killed, the next node ends its QEMU
+        operation.drive_with(Event::Parks, |record| becomes_parked(record, id, config))?;
+        paused.ended();
+        self.end(operation, &vm);
+        drop(vm);
+        if let Err(error) = self.machines.detach(operation) {
+            tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
+        }
+        operation.drive(Event::Parked)?;
+        report.stage_at("qemu end", std::time::Instant::now());
+        Ok((stored, pause_ms))
+    }
+
+    fn end(&self, operation: &Operation, vm: &Machine) {
+        if let Err(error) = vm.quit(QUIT_WAIT) {
+            tracing::warn!(machine = %operation.name, %error, "its QEMU is killed");
+            self.machines.end_qemu(operation);
+        }
+    }
+
+    /// Stores what was captured over what was stored of it before, or anew over the image that its disks stand on. Nothing is borrowed
+    /// from other images, so that those can go with all that they have.
+    fn store(
+        &self,
+        operation: &Operation,
+        captured: &Capture<()>,
+        config: &MachineConfig,
+        thumb: Option<&[u8]>,
+        report: &mut Report,
+    ) -> Result<(Hash, StoredReport), NodeError> {
+        let record = operation.record();
+        let parent_id = match record.own_layers {
+            1..OWN_LAYERS_MAX => record.image,
+            _ => record.disk_base,
+        };
+        let parent = self.images.repo.manifest(&parent_id)?;
+        let options = IngestOptions {
+            parent: Some(parent_id),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&self.images.repo, options)?;
+        let line = report.progress_line("store", "bytes");
+        ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
+        ingest.region_bytes("device", &captured.device)?;
+        if let Some(thumb) = thumb {
+            ingest.region_bytes(THUMB_REGION, thumb)?;
+        }
+        let blocks = std::iter::once(&captured.ram).chain(&captured.blocks);
+        for (block, pages) in blocks.enumerate() {
+            let region = memory_region(block);
+            self.captures.store_memory(
+                &mut ingest,
+                operation,
+                &region,
+                pages,
+                (&parent_id, &parent),
+            )?;
+        }
+        if captured.vram.size() > 0 {
+            let pages = captured
+                .vram
+                .iter()
+                .map(|(chunk, page)| Ok((u64::from(chunk), &page[..])));
+            ingest.region_from_pages("vram", captured.vram.size(), None, pages)?;
+        }
+        // its disks have an image under them already; these regions only say which disks it has
+        let disks = captured.config.disks.iter().map(String::as_str);
+        for region in disks.chain(KEPT_REGIONS) {
+            if parent.region(region).is_some() {
+                ingest.region_from_parent(region)?;
+            }
+        }
+        let mut config = config.clone();
+        config.labels.insert(PARK_LABEL.into(), "1".into());
+        finish(ingest, config)
+    }
+}
+
+/// Changes the record of a machine whose memory is in `image` now.
+fn becomes_parked(record: &mut Record, image: Hash, config: MachineConfig) {
+    record.image = image;
+    record.own_layers = match record.own_layers {
+        layers @ 1..OWN_LAYERS_MAX => layers + 1,
+        _ => 1,
+    };
+    record.config = config;
+    record.restored = true;
+    record.detail.clear();
+    // image and parent are here, and nobody else will ever run this image
+    record.origin = Origin::default();
+    record.traced = false;
+    if let Some(family) = &mut record.family {
+        family.settled = true;
+    }
+}

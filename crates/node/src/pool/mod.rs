@@ -1,0 +1,615 @@
+//! `pool`: machines that stand still in memory as substrates, docked and activated again.
+//!
+//! ```text
+//! dock      a capture's pause -> image (the backup) -> record -> own chunks into memory
+//! activate  record -> image; its chunks come from memory (`stock`), then from the backup -> run or clones
+//! ```
+//! A substrate is an image and a record of who may see it. Its bytes in the repository are complete, so that memory may lose it at
+//! any time: to the budget, or with this node, after which a thread brings substrates back into memory (`warm`) while they are
+//! activated from their backups. What is its own is found by content ([`made_of`]).
+//!
+//! Locks: `admitting`, held while one substrate is read and compressed, so that memory for that is needed once; then `records`,
+//! `writing` (a record is written), `docking` and the stock's own, none of which is held while another is taken, except the stock's.
+
+mod activate;
+mod made_of;
+mod record;
+mod stock;
+mod warm;
+
+pub(crate) use stock::Stock;
+
+use crate::{
+    MachineName,
+    caller::Caller,
+    capture::{Captures, Taking},
+    core::Core,
+    error::{NodeError, busy, failed, not_found, refused, usage},
+    files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
+    fork::Forks,
+    images::{FORK_LABEL, ImageUser, Images, SUBSTRATE_LABEL},
+    inventory::{Inventory, Operation, lifecycle::Task, small::Fresh},
+    machines::Machines,
+    names::similar,
+    report::Report,
+    resources::host,
+    run::Runs,
+    shrink::Shrinks,
+    unix_now,
+};
+use floe_api::{
+    DockRequest, FreedReport, Happened, MadeOf, Outcome, PoolResizeRequest, PoolStatus,
+    PoolVerifyRequest, StoredReport, SubstrateInfo, SubstrateList, VerifyReport, Visibility,
+    paths::Home, size_text,
+};
+use floe_guest::chores::FORGOTTEN;
+use floe_image::Hash;
+use floe_machine::MEMORY_BYTES_DEFAULT;
+use made_of::{Own, own_part};
+use parking_lot::{Mutex, RwLock};
+use record::{SUBSTRATE_VERSION, SubstrateRecord, check_users};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Weak},
+};
+use warm::Warmth;
+
+/// Part of the host's memory that substrates may take unless `floe pool resize` says otherwise: an eighth.
+const BUDGET_PART: u64 = 8;
+/// The budget where the host's memory is unknown, in bytes.
+const BUDGET_UNKNOWN: u64 = 1 << 30;
+/// Name of the file with the budget.
+const BUDGET_FILE: &str = "budget";
+/// Longest file with a budget, in bytes.
+const BUDGET_FILE_BYTES_MAX: u64 = 32;
+/// Largest record of a substrate that is read, in bytes.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+/// How many ancestors of an image are looked at for its base.
+const ANCESTORS_MAX: usize = 256;
+
+/// How a machine is docked.
+#[derive(Clone, Debug)]
+pub(crate) struct DockOptions {
+    /// The substrate's name.
+    pub name: MachineName,
+    /// Who may see it.
+    pub visibility: Visibility,
+    /// The users of a restricted one.
+    pub users: Vec<String>,
+    /// Who docks it.
+    pub owner_uid: u32,
+    /// What its machines forget of whom it was docked from, before they get a network.
+    pub reset: Vec<String>,
+    /// Whether the machine ends with it. It is stopped then, with its disks.
+    pub stop: bool,
+}
+
+impl DockOptions {
+    /// Returns the options that a caller asks for.
+    pub fn asked(request: &DockRequest, caller: &Caller) -> Result<DockOptions, NodeError> {
+        let name: MachineName = request
+            .name
+            .parse()
+            .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
+        check_users(request.visibility, &request.users)
+            .map_err(|why| usage(why, "name users with --restricted anna,berta"))?;
+        Ok(DockOptions {
+            name,
+            visibility: request.visibility,
+            users: request.users.clone(),
+            owner_uid: caller.uid(),
+            reset: match request.visibility {
+                Visibility::Private => Vec::new(),
+                Visibility::Restricted | Visibility::Public => {
+                    FORGOTTEN.map(str::to_owned).to_vec()
+                }
+            },
+            stop: request.convert,
+        })
+    }
+}
+
+/// The service that docks and activates machines.
+pub(crate) struct Pool {
+    core: Arc<Core>,
+    images: Arc<Images>,
+    inventory: Arc<Inventory>,
+    machines: Arc<Machines>,
+    captures: Arc<Captures>,
+    runs: Arc<Runs>,
+    forks: Arc<Forks>,
+    shrinks: Arc<Shrinks>,
+    stock: Stock,
+    records: RwLock<BTreeMap<String, SubstrateRecord>>,
+    /// Held while a record is written, so that nothing else is locked during the write.
+    writing: Mutex<()>,
+    /// Names of substrates that are being docked.
+    docking: Mutex<BTreeSet<String>>,
+    /// Held while a substrate is taken into memory.
+    admitting: Mutex<()>,
+    warmth: Mutex<Warmth>,
+}
+
+/// A name that nobody else docks under. Dropping this gives it back.
+struct Taken<'a> {
+    pool: &'a Pool,
+    name: String,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.pool.docking.lock().remove(&self.name);
+    }
+}
+
+impl ImageUser for Pool {
+    fn user_of(&self, image: &Hash) -> Option<String> {
+        let records = self.records.read();
+        let record = records.values().find(|record| record.image == *image)?;
+        Some(format!("substrate {}", record.name))
+    }
+
+    fn needs_shown(&self, _: &Hash) -> bool {
+        false // machines that run from it have it shown
+    }
+
+    fn images(&self) -> Vec<Hash> {
+        let records = self.records.read();
+        records.values().map(|record| record.image).collect()
+    }
+}
+
+impl Pool {
+    /// Opens the service with the records that an earlier node left.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a handle for each service that a substrate needs"
+    )]
+    pub fn open(
+        core: Arc<Core>,
+        images: Arc<Images>,
+        inventory: Arc<Inventory>,
+        machines: Arc<Machines>,
+        captures: Arc<Captures>,
+        runs: Arc<Runs>,
+        forks: Arc<Forks>,
+        shrinks: Arc<Shrinks>,
+        stock: Stock,
+    ) -> Result<Arc<Pool>, NodeError> {
+        let kept = load_kept(
+            &core.home.pool(),
+            RECORD_BYTES_MAX,
+            SubstrateRecord::parse,
+            "is no substrate's record; the substrate is not known any more",
+        )?;
+        let by_name = |record: SubstrateRecord| (record.name.clone(), record);
+        let pool = Arc::new(Pool {
+            records: RwLock::new(kept.into_values().map(by_name).collect()),
+            core,
+            images,
+            inventory,
+            machines,
+            captures,
+            runs,
+            forks,
+            shrinks,
+            stock,
+            writing: Mutex::default(),
+            docking: Mutex::default(),
+            admitting: Mutex::default(),
+            warmth: Mutex::default(),
+        });
+        let user: Weak<Pool> = Arc::downgrade(&pool);
+        pool.images.ask_too(user);
+        Ok(pool)
+    }
+
+    /// Docks a machine, which goes on.
+    pub fn dock_machine(
+        &self,
+        machine: &str,
+        request: &DockRequest,
+        caller: &Caller,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let options = DockOptions::asked(request, caller)?;
+        let entry = self.inventory.get(machine)?;
+        entry.wait_for_identity()?;
+        let operation = entry.begin(Task::Dock)?;
+        if !options.reset.is_empty() && !operation.state().guest.agent {
+            return Err(refused(
+                format!(
+                    "no agent answers in {machine}, so machines of the substrate would never forget who they are"
+                ),
+                format!("floe agent install {machine}, or dock it as a private one"),
+            ));
+        }
+        if !request.convert {
+            return self.dock(&operation, &options, report);
+        }
+        let small = self.shrinks.shrink(&operation, report)?;
+        let outcome = self.dock(&operation, &options, report)?;
+        small.gone();
+        drop(operation);
+        self.machines.remove_machine(machine, false)?;
+        report.stage("remove")?;
+        Ok(Outcome {
+            machine: None,
+            ..outcome
+        })
+    }
+
+    /// Docks the machine of an operation. If that fails nothing of it is left, and the machine is as it was.
+    pub(crate) fn dock(
+        &self,
+        operation: &Operation,
+        options: &DockOptions,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let _name = self.take_name(&options.name)?;
+        let mut labels = BTreeMap::from([(SUBSTRATE_LABEL.to_owned(), operation.name.to_string())]);
+        if !options.reset.is_empty() {
+            labels.extend([Fresh::label()]);
+        }
+        let published = Cell::new(None);
+        let own = Cell::new(None);
+        let taking = Taking {
+            stop: options.stop,
+            rehearse_s: 0,
+            picture: false,
+            labels: &labels,
+            keep: &|id, stored| {
+                published.set(Some(*id));
+                let (record, found) = self.describe(operation, options, id, stored)?;
+                own.set(Some(found));
+                self.write(record)
+            },
+        };
+        let taken = self
+            .captures
+            .take(operation, &taking, report)
+            .inspect_err(|_| self.take_back(&options.name, published.get()))?;
+        if let Some(own) = own.take()
+            && let Err(error) = self.take_in(options.name.as_str(), own)
+        {
+            report.note(format!("the substrate is not in memory: {error}"));
+        }
+        report.stage("memory")?;
+        let record = self.record(options.name.as_str())?;
+        let info = self.info(&record);
+        if !info.in_memory {
+            report.note(self.too_small(&info));
+        }
+        self.core.tell(
+            Happened::SubstrateDocked,
+            options.name.as_str(),
+            format!("from {}", operation.name),
+        );
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(operation)),
+            stored: Some(taken.stored),
+            pause_ms: Some(taken.pause_ms),
+            substrate: Some(info),
+            ..Default::default()
+        })
+    }
+
+    fn too_small(&self, info: &SubstrateInfo) -> String {
+        let budget = self.stock.with(|stock| stock.budget_bytes());
+        format!(
+            "{} is not in memory: the pool's budget of {} is too small for it; it is activated from its backup on the disk (floe pool \
+             resize SIZE changes the budget)",
+            info.name,
+            size_text(budget)
+        )
+    }
+
+    /// Takes back what a failed dock has left.
+    fn take_back(&self, name: &MachineName, image: Option<Hash>) {
+        let Some(image) = image else { return };
+        let known = |record: &SubstrateRecord| record.image == image;
+        if self.records.read().get(name.as_str()).is_some_and(known) {
+            let _ = self.forget(name.as_str());
+        }
+        if self.images.user_of(&image).is_none()
+            && let Err(error) = self.images.discard(&image)
+        {
+            tracing::warn!(image = image.short(), %error, "the image of a failed dock stays until floe prune");
+        }
+    }
+
+    fn take_name(&self, name: &MachineName) -> Result<Taken<'_>, NodeError> {
+        let fix = "choose another name, or floe pool rm it";
+        let name = name.to_string();
+        if !self.docking.lock().insert(name.clone()) {
+            return Err(busy(format!("a machine is being docked as {name}"), fix));
+        }
+        let taken = Taken { pool: self, name };
+        if self.records.read().contains_key(&taken.name) {
+            return Err(busy(
+                format!("there is a substrate {} already", taken.name),
+                fix,
+            ));
+        }
+        Ok(taken)
+    }
+
+    /// Returns the record of a substrate that was just published, and its own part.
+    fn describe(
+        &self,
+        operation: &Operation,
+        options: &DockOptions,
+        id: &Hash,
+        stored: &StoredReport,
+    ) -> Result<(SubstrateRecord, Own), NodeError> {
+        let base = self.base_of(id)?;
+        let own = own_part(&self.images.repo, id, base.as_ref())?;
+        let config = self.images.repo.manifest(id)?.config;
+        let record = SubstrateRecord {
+            version: SUBSTRATE_VERSION,
+            name: options.name.to_string(),
+            visibility: options.visibility,
+            users: options.users.clone(),
+            owner_uid: options.owner_uid,
+            docked_unix_s: unix_now(),
+            activated_unix_s: None,
+            machine: operation.name.to_string(),
+            cpus: config.cpus_now().unwrap_or(1),
+            memory_bytes: config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT),
+            image: *id,
+            base,
+            made_of: MadeOf {
+                backup_bytes: stored.new_bytes_compressed,
+                ..own.made_of
+            },
+            reset: options.reset.clone(),
+            pool_bytes: 0,
+        };
+        Ok((record, own))
+    }
+
+    /// Returns the image that a substrate's image stands on: its nearest ancestor that stays when substrates and forks go.
+    fn base_of(&self, id: &Hash) -> Result<Option<Hash>, NodeError> {
+        let mut at = self.images.repo.manifest(id)?.parent;
+        for _ in 0..ANCESTORS_MAX {
+            let Some(id) = at else { return Ok(None) };
+            // an ancestor may be gone: its packs are kept by those who need them
+            let Ok(manifest) = self.images.repo.manifest(&id) else {
+                return Ok(None);
+            };
+            let labels = &manifest.config.labels;
+            if !labels.contains_key(FORK_LABEL) && !labels.contains_key(SUBSTRATE_LABEL) {
+                return Ok(Some(id));
+            }
+            at = manifest.parent;
+        }
+        Ok(None)
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.core.home.pool().join(format!("{name}.json"))
+    }
+
+    /// Writes a record, and then knows it.
+    fn write(&self, record: SubstrateRecord) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        let bytes =
+            serde_json::to_vec_pretty(&record).expect("a record has only strings and numbers");
+        replace_file(&self.path(&record.name), &bytes)?;
+        self.records.write().insert(record.name.clone(), record);
+        Ok(())
+    }
+
+    /// Changes a record. What is lost of that with a power cut is only when it was used and what it takes.
+    fn change(&self, name: &str, change: impl FnOnce(&mut SubstrateRecord)) {
+        let _writing = self.writing.lock();
+        let Some(mut record) = self.records.read().get(name).cloned() else {
+            return;
+        };
+        change(&mut record);
+        let bytes =
+            serde_json::to_vec_pretty(&record).expect("a record has only strings and numbers");
+        if let Err(error) = replace_file_soon(&self.path(name), &bytes) {
+            tracing::warn!(substrate = name, %error, "its record on the disk stays as it was");
+        }
+        self.records.write().insert(name.to_owned(), record);
+    }
+
+    fn forget(&self, name: &str) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        let path = self.path(name);
+        std::fs::remove_file(&path).map_err(crate::error::at(format!(
+            "cannot remove {}",
+            path.display()
+        )))?;
+        self.records.write().remove(name);
+        Ok(())
+    }
+
+    fn record(&self, name: &str) -> Result<SubstrateRecord, NodeError> {
+        self.visible(name, &Caller::Node)
+    }
+
+    /// Returns a substrate that exists for this caller.
+    fn visible(&self, name: &str, caller: &Caller) -> Result<SubstrateRecord, NodeError> {
+        let records = self.records.read();
+        let mut seen = records.values().filter(|record| record.is_seen_by(caller));
+        if let Some(record) = records.get(name).filter(|record| record.is_seen_by(caller)) {
+            return Ok(record.clone());
+        }
+        let near = similar(name, seen.by_ref().map(|record| record.name.as_str()));
+        let fix = near.map_or_else(
+            || "see `floe pool ls`".to_owned(),
+            |near| format!("did you mean {near}? `floe pool ls` lists all"),
+        );
+        Err(not_found(format!("there is no substrate {name}"), fix))
+    }
+
+    fn info(&self, record: &SubstrateRecord) -> SubstrateInfo {
+        record.info(self.stock.with(|stock| stock.holds(&record.image)))
+    }
+
+    /// Returns one substrate.
+    pub fn substrate(&self, name: &str, caller: &Caller) -> Result<SubstrateInfo, NodeError> {
+        Ok(self.info(&self.visible(name, caller)?))
+    }
+
+    /// Returns the substrates that this caller may see, by name.
+    pub fn substrates(&self, caller: &Caller) -> SubstrateList {
+        let records = self.records.read();
+        let seen = records.values().filter(|record| record.is_seen_by(caller));
+        let seen: Vec<SubstrateRecord> = seen.cloned().collect();
+        drop(records);
+        SubstrateList {
+            substrates: seen.iter().map(|record| self.info(record)).collect(),
+        }
+    }
+
+    /// Returns how full the pool is.
+    pub fn status(&self) -> PoolStatus {
+        let (budget_bytes, usage) = self
+            .stock
+            .with(|stock| (stock.budget_bytes(), stock.usage()));
+        let warmth = self.warmth.lock().clone();
+        PoolStatus {
+            budget_bytes,
+            used_bytes: usage.bytes,
+            compressed_bytes: usage.compressed_bytes,
+            raw_bytes: usage.raw_bytes,
+            referred_bytes: usage.referred_bytes,
+            substrates: self.records.read().len() as u64,
+            in_memory: usage.substrates,
+            warming: warmth.is_under_way(),
+            warm_ms: warmth.took_ms(),
+        }
+    }
+
+    /// Removes a substrate, and its image if nothing else uses that.
+    pub fn remove(&self, name: &str, caller: &Caller) -> Result<FreedReport, NodeError> {
+        let record = self.visible(name, caller)?;
+        if !record.is_of(caller) {
+            return Err(refused(
+                format!("substrate {name} is another user's"),
+                "ask its owner, or the node's user",
+            ));
+        }
+        let _admitting = self.admitting.lock();
+        self.forget(name)?;
+        self.stock.with(|stock| stock.release(&record.image));
+        self.core
+            .tell(Happened::SubstrateRemoved, name, String::new());
+        let named = self.images.repo.inspect(&record.image);
+        let named = named.is_ok_and(|inspection| !inspection.names.is_empty());
+        // a machine that stands on it keeps it; it goes with the next prune after that machine
+        let freed_bytes = match named || self.images.user_of(&record.image).is_some() {
+            true => 0,
+            false => self.images.discard(&record.image)?,
+        };
+        Ok(FreedReport {
+            freed_bytes,
+            names: vec![name.to_owned()],
+        })
+    }
+
+    /// Changes the budget. What does not fit goes at once; what fits again is brought back in the background.
+    pub fn resize(self: &Arc<Self>, request: &PoolResizeRequest) -> Result<PoolStatus, NodeError> {
+        let text = format!("{}\n", request.budget_bytes);
+        replace_file(&self.core.home.pool().join(BUDGET_FILE), text.as_bytes())?;
+        let evicted = self.stock.with(|stock| stock.resize(request.budget_bytes));
+        if !evicted.is_empty() {
+            tracing::info!(
+                count = evicted.len(),
+                "substrates left the memory for a smaller budget"
+            );
+        }
+        self.start_warming();
+        Ok(self.status())
+    }
+
+    /// Reads and hashes the backups of substrates, and what is in memory of them.
+    pub fn verify(
+        &self,
+        request: &PoolVerifyRequest,
+        caller: &Caller,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let records: Vec<SubstrateRecord> = match request.names.is_empty() {
+            true => {
+                let records = self.records.read();
+                let seen = records.values().filter(|record| record.is_seen_by(caller));
+                seen.cloned().collect()
+            }
+            false => {
+                let names = request.names.iter();
+                names
+                    .map(|name| self.visible(name, caller))
+                    .collect::<Result<_, _>>()?
+            }
+        };
+        let mut verify = VerifyReport::default();
+        for record in &records {
+            report.check()?;
+            let line = report.progress_line("verify", "bytes");
+            let found = self
+                .images
+                .repo
+                .verify(&record.image, &move |done, total| line.at(done, total));
+            let in_memory = self.stock.with(|stock| stock.holds(&record.image));
+            let still = match in_memory {
+                true => "; it is in memory and can still be activated: do that and dock it again",
+                false => "",
+            };
+            match found {
+                Ok(found) => {
+                    verify.checked += found.items;
+                    let damage = found.damage.iter().map(|damage| {
+                        let (file, what) = (damage.file.display(), &damage.what);
+                        format!("{}: {file}: {what}{still}", record.name)
+                    });
+                    verify.problems.extend(damage);
+                    if found.more > 0 {
+                        let more = format!("{}: and {} more", record.name, found.more);
+                        verify.problems.push(more);
+                    }
+                }
+                Err(error) => verify
+                    .problems
+                    .push(format!("{}: {error}{still}", record.name)),
+            }
+        }
+        report.stage("verify")?;
+        Ok(Outcome {
+            verify: Some(verify),
+            ..Default::default()
+        })
+    }
+}
+
+/// Returns the budget that the last node of this state directory had, or the default.
+pub(crate) fn budget(home: &Home) -> Result<u64, NodeError> {
+    let dir = home.pool();
+    make_private_dir(&dir)?;
+    let path = dir.join(BUDGET_FILE);
+    match read_bounded(&path, BUDGET_FILE_BYTES_MAX) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+            text.parse().map_err(|_| {
+                failed(
+                    format!(
+                        "{} says {text:?}, which is no number of bytes",
+                        path.display()
+                    ),
+                    "remove the file; floe pool resize writes it anew",
+                )
+            })
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let total = host::memory().map(|memory| memory.total_bytes / BUDGET_PART);
+            Ok(total.unwrap_or(BUDGET_UNKNOWN))
+        }
+        Err(error) => Err(crate::error::at(format!("cannot read {}", path.display()))(
+            error,
+        )),
+    }
+}

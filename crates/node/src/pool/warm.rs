@@ -1,0 +1,232 @@
+//! Takes substrates into memory: one that was docked or activated, and after a start all that fit, in the background.
+
+use super::{
+    Pool,
+    made_of::{Own, own_part},
+    record::SubstrateRecord,
+};
+use crate::{
+    error::{NodeError, failed},
+    report::millis,
+};
+use floe_api::Happened;
+use floe_image::{Hash, Kind};
+use floe_source::READ_ITEMS_MAX;
+use floe_store::PoolItem;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often an admission is tried when chunks that it counted on go meanwhile.
+const TRIES_MAX: usize = 4;
+
+/// How far substrates are back in memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Warmth {
+    /// How many threads bring substrates back.
+    under_way: u32,
+    took: Option<Duration>,
+}
+
+impl Warmth {
+    pub fn is_under_way(&self) -> bool {
+        self.under_way > 0
+    }
+
+    pub fn took_ms(&self) -> Option<f64> {
+        self.took.map(millis)
+    }
+}
+
+/// Returns which substrates to bring back, the one used least recently first: those used last that fit `budget_bytes` together.
+fn to_warm(mut records: Vec<SubstrateRecord>, budget_bytes: u64) -> Vec<SubstrateRecord> {
+    records.sort_by_key(|record| std::cmp::Reverse((record.used_unix_s(), record.name.clone())));
+    let mut room = budget_bytes;
+    records.retain(|record| match room.checked_sub(record.pool_bytes) {
+        Some(left) => {
+            room = left;
+            true
+        }
+        None => false,
+    });
+    records.reverse();
+    records
+}
+
+impl Pool {
+    /// Brings the substrates that were used last back into memory, on a thread of its own.
+    pub(crate) fn start_warming(self: &Arc<Self>) {
+        self.warmth.lock().under_way += 1;
+        let pool = Arc::downgrade(self);
+        let work = move || {
+            let Some(pool) = pool.upgrade() else { return };
+            let (began, count) = (Instant::now(), pool.warm());
+            let took = began.elapsed();
+            {
+                let mut warmth = pool.warmth.lock();
+                warmth.under_way = warmth.under_way.saturating_sub(1);
+                warmth.took = Some(took);
+            }
+            if count > 0 {
+                let detail = format!(
+                    "{count} substrates are in memory again after {:.1} s",
+                    took.as_secs_f64()
+                );
+                pool.core.tell(Happened::PoolWarm, "", detail);
+            }
+        };
+        if let Err(error) = self.core.threads.start("pool-warm", work) {
+            self.warmth.lock().under_way -= 1;
+            tracing::warn!(%error, "substrates stay on the disk until they are activated");
+        }
+    }
+
+    /// Returns how many were brought back. One that cannot be is told, and the others have their turn.
+    fn warm(&self) -> usize {
+        let records: Vec<SubstrateRecord> = self.records.read().values().cloned().collect();
+        let budget_bytes = self.stock.with(|stock| stock.budget_bytes());
+        let mut count = 0;
+        for record in to_warm(records, budget_bytes) {
+            if self.core.threads.over().is_cancelled() {
+                break;
+            }
+            if self.stock.with(|stock| stock.holds(&record.image)) {
+                continue;
+            }
+            let own = own_part(&self.images.repo, &record.image, record.base.as_ref());
+            match own.and_then(|own| self.take_in(&record.name, own)) {
+                Ok(()) => count += 1,
+                Err(error) => {
+                    let why = format!(
+                        "its backup is damaged (floe pool verify {}): {error}",
+                        record.name
+                    );
+                    self.core
+                        .tell(Happened::SubstrateDamaged, &record.name, why);
+                }
+            }
+        }
+        count
+    }
+
+    /// Brings one substrate back on a thread of its own, because it is used.
+    pub(super) fn take_in_later(self: &Arc<Self>, record: SubstrateRecord) {
+        let pool = Arc::downgrade(self);
+        let work = move || {
+            let Some(pool) = pool.upgrade() else { return };
+            let own = own_part(&pool.images.repo, &record.image, record.base.as_ref());
+            if let Err(error) = own.and_then(|own| pool.take_in(&record.name, own)) {
+                tracing::warn!(substrate = record.name, %error, "it stays on the disk");
+            }
+        };
+        if let Err(error) = self.core.threads.start("pool-admit", work) {
+            tracing::warn!(%error, "a substrate stays on the disk");
+        }
+    }
+
+    /// Takes a substrate's own part into memory, from its backup.
+    pub(super) fn take_in(&self, name: &str, own: Own) -> Result<(), NodeError> {
+        let _admitting = self.admitting.lock();
+        let Some(record) = self.records.read().get(name).cloned() else {
+            return Ok(()); // it was removed meanwhile
+        };
+        for _ in 0..TRIES_MAX {
+            let (lacking, mut packing) = self.stock.with(|stock| stock.plan(&own.items));
+            self.read(&record.image, &lacking, &mut packing)?;
+            let packed = packing
+                .finish()
+                .map_err(crate::error::at("cannot compress a substrate"))?;
+            let admitted = self
+                .stock
+                .with(|stock| stock.admit(record.image, &own.items, packed));
+            // others that went meanwhile took along what this one has in common with them
+            let Ok(admitted) = admitted else { continue };
+            if admitted.added_bytes > 0 {
+                self.change(name, |record| record.pool_bytes = admitted.added_bytes);
+            }
+            for gone in admitted.evicted {
+                tracing::info!(
+                    image = gone.short(),
+                    for_substrate = name,
+                    "a substrate left the memory"
+                );
+            }
+            return Ok(());
+        }
+        Err(failed(
+            "what it has in common with others went again and again",
+            "make the budget larger with floe pool resize",
+        ))
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        items: &[PoolItem],
+        packing: &mut floe_store::Packing,
+    ) -> Result<(), NodeError> {
+        for items in items.chunks(READ_ITEMS_MAX) {
+            let wanted: HashMap<Hash, &PoolItem> =
+                items.iter().map(|item| (item.hash, item)).collect();
+            let wants: Vec<(Kind, Hash)> =
+                items.iter().map(|item| (item.kind, item.hash)).collect();
+            let mut refused = None;
+            let missing = self
+                .images
+                .repo
+                .read_items(image, &wants, &mut |_, hash, bytes| {
+                    if let Some(item) = wanted.get(&hash)
+                        && let Err(error) = packing.push(item, bytes)
+                    {
+                        refused.get_or_insert(error);
+                    }
+                })?;
+            if let Some(error) = refused {
+                return Err(crate::error::at("cannot compress a substrate")(error));
+            }
+            if let Some((kind, hash)) = missing.first() {
+                return Err(failed(
+                    format!("{} {hash} is in none of its packs", kind.name()),
+                    "floe pool verify tells what else is missing",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_were_used_last_come_back_and_the_last_of_them_last() {
+        let record = |name: &str, used: u64, bytes: u64| SubstrateRecord {
+            version: 1,
+            name: name.into(),
+            visibility: Default::default(),
+            users: Vec::new(),
+            owner_uid: 0,
+            docked_unix_s: 1,
+            activated_unix_s: Some(used),
+            machine: "web".into(),
+            cpus: 1,
+            memory_bytes: 1,
+            image: Hash::of(name.as_bytes()),
+            base: None,
+            made_of: Default::default(),
+            reset: Vec::new(),
+            pool_bytes: bytes,
+        };
+        let records = vec![
+            record("old", 10, 40),
+            record("new", 30, 40),
+            record("large", 20, 500),
+            record("older", 5, 40),
+        ];
+        let names: Vec<String> = to_warm(records, 100).into_iter().map(|r| r.name).collect();
+        assert_eq!(names, ["old", "new"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! Network cards that a running machine is given, and that are taken away again.
+
+use super::Resizes;
+use crate::{
+    error::{NodeError, not_found, refused},
+    inventory::lifecycle::Task,
+};
+use floe_api::{AttachedCard, Happened};
+use floe_machine::Reception;
+use std::time::Duration;
+
+/// How long a guest may take to set a card up: one that is emulated on a loaded host takes seconds.
+const RECEPTION_LIMIT: Duration = Duration::from_secs(60);
+/// How long a guest may take to let a card go: its hot-plug controller waits five seconds before it begins.
+const RELEASE_LIMIT: Duration = Duration::from_secs(60);
+
+impl Resizes {
+    /// Gives a running machine another network card, on a user network of its own.
+    pub(crate) fn attach_card(&self, name: &str) -> Result<AttachedCard, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Attach)?;
+        let vm = operation.vm()?;
+        self.check_executes(&operation, &vm)?;
+        if operation.record().network.is_some() {
+            return Err(refused(
+                format!("machine {name} is in a family's network, where each member has one card"),
+                "run a machine without --network, and give that another card",
+            ));
+        }
+        let card = vm.add_card(None)?;
+        self.machines.settle_size(&operation, None)?;
+        let reception = vm.reception(&card, RECEPTION_LIMIT)?;
+        self.core
+            .tell(Happened::MachineAttached, name, card.clone());
+        Ok(AttachedCard {
+            card,
+            in_use: reception == Reception::Taken,
+        })
+    }
+
+    /// Takes a card away that a machine was given while it ran, once its guest has let it go.
+    pub(crate) fn detach_card(&self, name: &str, card: &str) -> Result<(), NodeError> {
+        let entry = self.inventory.get(name)?;
+        let operation = entry.begin(Task::Attach)?;
+        let vm = operation.vm()?;
+        let cards = floe_machine::added_card_ids(&vm.config().devices);
+        if !cards.iter().any(|known| known == card) {
+            return Err(not_found(
+                format!("machine {name} was given no card {card} while it ran"),
+                match cards.is_empty() {
+                    true => "it has only what it was started with".to_owned(),
+                    false => format!("it was given {}", cards.join(", ")),
+                },
+            ));
+        }
+        self.check_executes(&operation, &vm)?;
+        let removed = vm.remove_card(card, RELEASE_LIMIT);
+        // a guest that was asked before may have let it go meanwhile
+        self.machines.settle_size(&operation, None)?;
+        removed?;
+        self.core.tell(Happened::MachineDetached, name, card);
+        Ok(())
+    }
+}

@@ -1,0 +1,179 @@
+//! A repository in a bucket: as a source here, as a place that images are written to in `place`.
+//!
+//! What the vendors have in common is here; `s3`, `google` and `azure` have their settings, and what their refusals mean.
+
+mod azure;
+mod connect;
+mod google;
+mod objects;
+mod place;
+mod s3;
+
+use std::sync::Arc;
+
+use floe_image::{Hash, Kind, Layout, Manifest};
+use object_store::path::Path;
+use object_store::{ObjectStore, RetryConfig};
+
+use crate::link::LinkMeter;
+use crate::packed::{Objects, Packed};
+use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
+use connect::Connect;
+use objects::Prefix;
+pub use place::Listed;
+
+/// The schemes of buckets' addresses.
+pub(crate) const BUCKET_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
+
+/// Returns whether URLs of this scheme are buckets.
+pub fn is_bucket_scheme(scheme: &str) -> bool {
+    BUCKET_SCHEMES.contains(&scheme)
+}
+
+/// Returns whether an address is that of a bucket.
+pub fn is_bucket(address: &str) -> bool {
+    let scheme = address.split_once("://").map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| is_bucket_scheme(&scheme.to_ascii_lowercase()))
+}
+
+/// What a refusal means to a user.
+struct Refusal {
+    /// The server's word for it, in an XML element `Code`.
+    code: &'static str,
+    /// What is wrong.
+    why: &'static str,
+    /// What to do.
+    fix: &'static str,
+}
+
+/// What is said of a vendor's refusals.
+struct Words {
+    /// What credentials must be allowed to do, and where they are set.
+    rights: &'static str,
+    /// What to look at if the server answers with a redirect.
+    elsewhere: &'static str,
+    refusals: &'static [Refusal],
+}
+
+/// Names and values in which settings and credentials of buckets are looked for.
+struct Environment(Vec<(String, String)>);
+
+impl Environment {
+    /// Takes what the options have, or else this process's own. An empty value counts as none.
+    fn of(options: &Options) -> Environment {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let mut all = match &options.environment {
+            Some(given) => given.clone(),
+            None => std::env::vars_os().filter_map(text).collect(),
+        };
+        all.retain(|(_, value)| !value.is_empty());
+        Environment(all)
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.0.iter().map(|(name, value)| (&**name, &**value));
+        all.filter(move |(name, _)| name.starts_with(prefix))
+    }
+}
+
+/// This crate retries by itself: retrying on two levels would multiply the attempts.
+fn no_retries() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
+}
+
+/// A repository's files in a bucket of S3 (or any server that speaks its protocol), of Google Cloud Storage, or in a container of
+/// Azure's blob storage, as a source. Images can be written there, too: see [`Bucket::begin`].
+///
+/// Credentials and servers come from the environment, in the vendors' own variables; they go to the server that these name, or to
+/// the vendor's own, and to no other.
+pub struct Bucket(Packed<Prefix>);
+
+impl Bucket {
+    /// Makes a source of the repository at `origin`: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`, where
+    /// the prefix may be missing. It doesn't connect yet.
+    pub fn new(origin: &Origin, options: &Options) -> Result<Bucket, SourceError> {
+        let bad = |reason: String| SourceError::Unsupported {
+            at: origin.shown(),
+            reason,
+        };
+        let scheme = origin.url().scheme();
+        let bucket = origin.url().host_str().filter(|bucket| !bucket.is_empty());
+        let bucket =
+            bucket.ok_or_else(|| bad(format!("has no bucket; write {scheme}://bucket/prefix")))?;
+        let prefix = Path::from_url_path(origin.url().path()).map_err(|e| bad(e.to_string()))?;
+        let environment = Environment::of(options);
+        let connect = Connect::new(origin, options.timeout).map_err(bad)?;
+        let (opened, words): (Result<Arc<dyn ObjectStore>, String>, _) = match scheme {
+            "s3" => (s3::open(bucket, &environment, connect), &s3::WORDS),
+            "gs" => (google::open(bucket, &environment, connect), &google::WORDS),
+            "az" => (azure::open(bucket, &environment, connect), &azure::WORDS),
+            _ => {
+                return Err(bad(
+                    "is no bucket; write s3://bucket/prefix, gs://bucket/prefix or az://container/prefix".into(),
+                ));
+            }
+        };
+        // Callers' threads share the connections, so a separate thread drives them.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("floe-bucket")
+            .enable_all()
+            .build()
+            .map_err(|e| bad(format!("cannot start its thread: {e}")))?;
+        let prefix = Prefix {
+            store: opened.map_err(bad)?,
+            words,
+            prefix,
+            at: origin.shown(),
+            runtime: Some(runtime),
+            meter: LinkMeter::default(),
+        };
+        Ok(Bucket(Packed::new(
+            prefix,
+            options.timeout,
+            options.index_dir.clone(),
+        )))
+    }
+}
+
+impl Source for Bucket {
+    fn describe(&self) -> String {
+        self.0.objects().at.clone()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.0.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.0.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.0.layout(id).map(|layout| Some((*layout).clone()))
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        self.0.read(image, wants, request, sink)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.0.objects().link()
+    }
+}

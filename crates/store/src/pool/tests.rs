@@ -1,0 +1,267 @@
+use std::collections::BTreeMap;
+
+use floe_image::CHUNK_SIZE;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Chunk number n: half of it is alike in all chunks, so that compression has something to do.
+fn chunk(n: u64) -> (PoolItem, Vec<u8>) {
+    let mut data = vec![7u8; CHUNK_SIZE];
+    for (at, word) in data[..CHUNK_SIZE / 2].chunks_exact_mut(8).enumerate() {
+        let mixed = (n + 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(at as u32 % 64);
+        word.copy_from_slice(&(mixed ^ at as u64).to_le_bytes());
+    }
+    let item = PoolItem {
+        kind: Kind::Chunk,
+        hash: Hash::of(&data),
+        small: n % 11 == 0,
+    };
+    (item, data)
+}
+
+fn id(n: u8) -> Hash {
+    Hash::of(&[n])
+}
+
+fn admit(pool: &mut SubstratePool, name: u8, chunks: &[u64]) -> Admitted {
+    let items: Vec<PoolItem> = chunks.iter().map(|n| chunk(*n).0).collect();
+    let (lacking, mut packing) = pool.plan(&items);
+    for item in &lacking {
+        let n = chunks.iter().find(|n| chunk(**n).0 == *item).unwrap();
+        packing.push(item, &chunk(*n).1).unwrap();
+    }
+    pool.admit(id(name), &items, packing.finish().unwrap())
+        .unwrap()
+}
+
+/// Returns the bytes of a chunk as the pool has it.
+fn read(pool: &SubstratePool, n: u64) -> Option<Vec<u8>> {
+    let item = chunk(n).0;
+    let (pieces, rest) = pool.find(&[(item.kind, item.hash)]);
+    assert_eq!(pieces.len() + rest.len(), 1);
+    let mut found = None;
+    for piece in pieces {
+        assert_eq!(piece.wanted().collect::<Vec<_>>(), [(item.kind, item.hash)]);
+        piece
+            .read(&mut |_, hash, bytes| {
+                if hash == item.hash {
+                    found = Some(bytes.to_vec());
+                }
+            })
+            .unwrap();
+    }
+    found
+}
+
+/// Counts everything anew.
+fn counted(pool: &SubstratePool) -> PoolUsage {
+    let groups = || pool.groups.iter().flatten();
+    let live: u64 = groups().map(|place| u64::from(place.live)).sum();
+    let used = pool.items.iter().filter(|item| item.users > 0);
+    assert_eq!(used.clone().count() as u64, live);
+    assert_eq!(pool.by_hash.len() as u64, live);
+    let users: u64 = used.clone().map(|item| u64::from(item.users)).sum();
+    let referred: usize = pool.substrates.values().map(|held| held.items.len()).sum();
+    assert_eq!(users, referred as u64);
+    let lists: u64 = pool
+        .substrates
+        .values()
+        .map(|held| held_bytes(held.items.len()))
+        .sum();
+    let dictionary = pool
+        .dictionary
+        .as_ref()
+        .map_or(0, |bytes| bytes.len() as u64);
+    let memory: u64 = groups().map(|place| place.group.memory_bytes()).sum();
+    PoolUsage {
+        bytes: memory + lists + dictionary + live * (size_of::<Item>() as u64 + TABLE_ENTRY_BYTES),
+        compressed_bytes: groups().map(|place| place.group.compressed_bytes()).sum(),
+        raw_bytes: live * CHUNK_SIZE as u64,
+        referred_bytes: referred as u64 * CHUNK_SIZE as u64,
+        substrates: pool.substrates.len() as u64,
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Admit(u8, Vec<u64>),
+    Touch(u8),
+    Release(u8),
+    Resize(u64),
+    Read(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let name = 0..6u8;
+    let chunks = proptest::collection::vec(0..120u64, 1..70);
+    prop_oneof![
+        6 => (name.clone(), chunks).prop_map(|(name, chunks)| Op::Admit(name, chunks)),
+        2 => name.clone().prop_map(Op::Touch),
+        2 => name.prop_map(Op::Release),
+        1 => (0..400_000u64).prop_map(Op::Resize),
+        4 => (0..120u64).prop_map(Op::Read),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The pool holds what a map of substrates would, of which those that were used least recently go; its account of its bytes is
+    /// exact, and never above the budget.
+    #[test]
+    fn a_pool_behaves_like_a_map_that_forgets_what_was_used_least_recently(ops in proptest::collection::vec(op(), 1..40)) {
+        let mut pool = SubstratePool::new(300_000);
+        // the substrates that are in memory, the one used least recently first
+        let mut model: Vec<(u8, Vec<u64>)> = Vec::new();
+        for op in ops {
+            match op {
+                Op::Admit(name, chunks) => {
+                    let known = model.iter().position(|(other, _)| *other == name);
+                    let entry = match known {
+                        // what an image is made of does not change
+                        Some(at) => model.remove(at),
+                        None => (name, chunks),
+                    };
+                    let admitted = admit(&mut pool, name, &entry.1);
+                    let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut model)
+                        .into_iter()
+                        .partition(|(other, _)| admitted.evicted.contains(&id(*other)));
+                    // nobody goes who was used after one that stays
+                    let last_gone = gone.len();
+                    prop_assert_eq!(last_gone, admitted.evicted.len());
+                    let order: Vec<Hash> = gone.iter().map(|(other, _)| id(*other)).collect();
+                    prop_assert_eq!(&order, &admitted.evicted);
+                    model = kept;
+                    if admitted.held {
+                        model.push(entry);
+                    } else {
+                        prop_assert!(known.is_none());
+                    }
+                }
+                Op::Touch(name) => {
+                    let known = model.iter().position(|(other, _)| *other == name);
+                    prop_assert_eq!(pool.touch(&id(name)), known.is_some());
+                    if let Some(at) = known {
+                        let entry = model.remove(at);
+                        model.push(entry);
+                    }
+                }
+                Op::Release(name) => {
+                    let before = model.len();
+                    model.retain(|(other, _)| *other != name);
+                    prop_assert_eq!(pool.release(&id(name)), model.len() < before);
+                }
+                Op::Resize(bytes) => {
+                    let evicted = pool.resize(bytes);
+                    let oldest: Vec<Hash> = model.iter().take(evicted.len()).map(|(name, _)| id(*name)).collect();
+                    prop_assert_eq!(&oldest, &evicted);
+                    model.drain(..evicted.len());
+                }
+                Op::Read(n) => {
+                    let here = model.iter().any(|(_, chunks)| chunks.contains(&n));
+                    prop_assert_eq!(read(&pool, n), here.then(|| chunk(n).1));
+                }
+            }
+            prop_assert_eq!(pool.usage(), counted(&pool));
+            prop_assert!(pool.usage().bytes <= pool.budget_bytes());
+            prop_assert_eq!(pool.usage().substrates, model.len() as u64);
+        }
+        let held: BTreeMap<u64, ()> = model.iter().flat_map(|(_, chunks)| chunks).map(|n| (*n, ())).collect();
+        prop_assert_eq!(pool.usage().raw_bytes, held.len() as u64 * CHUNK_SIZE as u64);
+        for n in 0..120 {
+            prop_assert_eq!(read(&pool, n).is_some(), held.contains_key(&n));
+        }
+        for (name, _) in model {
+            pool.release(&id(name));
+        }
+        prop_assert_eq!(pool.usage(), PoolUsage::default());
+    }
+}
+
+#[test]
+fn what_two_substrates_share_is_in_memory_once() {
+    let mut pool = SubstratePool::new(1 << 30);
+    let all: Vec<u64> = (0..200).collect();
+    admit(&mut pool, 1, &all);
+    let one = pool.usage();
+    let more: Vec<u64> = (0..201).collect();
+    admit(&mut pool, 2, &more);
+    let two = pool.usage();
+    assert_eq!(two.raw_bytes, one.raw_bytes + CHUNK_SIZE as u64);
+    assert_eq!(
+        two.referred_bytes,
+        one.referred_bytes + 201 * CHUNK_SIZE as u64
+    );
+    assert!(two.bytes - one.bytes < 8192, "{two:?}");
+    pool.release(&id(1));
+    assert_eq!(read(&pool, 17), Some(chunk(17).1));
+}
+
+#[test]
+fn a_budget_below_one_substrate_throws_nobody_else_out() {
+    let mut pool = SubstratePool::new(60_000);
+    assert!(admit(&mut pool, 1, &[1, 2, 3]).held);
+    let all: Vec<u64> = (10..200).collect();
+    let admitted = admit(&mut pool, 2, &all);
+    assert_eq!((admitted.held, admitted.evicted), (false, vec![]));
+    assert!(pool.holds(&id(1)) && !pool.holds(&id(2)));
+    assert_eq!(pool.find(&[(Kind::Chunk, chunk(10).0.hash)]).1.len(), 1);
+}
+
+#[test]
+fn small_parts_that_resemble_earlier_ones_cost_little() {
+    let part = |salt: u8| {
+        let words = (0..CHUNK_SIZE as u64 / 8)
+            .flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 3).to_le_bytes());
+        let mut bytes: Vec<u8> = words.collect();
+        bytes[100] = salt;
+        let hash = Hash::of(&bytes);
+        (
+            PoolItem {
+                kind: Kind::Chunk,
+                hash,
+                small: true,
+            },
+            bytes,
+        )
+    };
+    let mut pool = SubstratePool::new(1 << 30);
+    let mut costs = Vec::new();
+    for salt in 0..3 {
+        let (item, bytes) = part(salt);
+        let before = pool.usage().compressed_bytes;
+        let (lacking, mut packing) = pool.plan(&[item]);
+        packing.push(&lacking[0], &bytes).unwrap();
+        pool.admit(id(salt), &[item], packing.finish().unwrap())
+            .unwrap();
+        costs.push(pool.usage().compressed_bytes - before);
+        let (pieces, _) = pool.find(&[(item.kind, item.hash)]);
+        pieces[0]
+            .read(&mut |_, _, found| assert_eq!(found, bytes))
+            .unwrap();
+    }
+    assert!(
+        costs[1] * 10 < costs[0] && costs[2] * 10 < costs[0],
+        "{costs:?}"
+    );
+}
+
+#[test]
+fn an_item_that_went_after_the_plan_is_asked_for_again() {
+    let mut pool = SubstratePool::new(1 << 30);
+    admit(&mut pool, 1, &[1, 2]);
+    let items: Vec<PoolItem> = [1, 2, 3].map(|n| chunk(n).0).to_vec();
+    let (lacking, mut packing) = pool.plan(&items);
+    assert_eq!(lacking, [items[2]]);
+    packing.push(&items[2], &chunk(3).1).unwrap();
+    pool.release(&id(1));
+    let refused = pool
+        .admit(id(2), &items, packing.finish().unwrap())
+        .unwrap_err();
+    assert_eq!(refused.0, items[..2]);
+    assert_eq!(pool.usage(), PoolUsage::default());
+    assert!(admit(&mut pool, 2, &[1, 2, 3]).held);
+}
