@@ -29,6 +29,12 @@ pub enum Happened {
     /// A machine has more or fewer CPUs, or more or less memory; the detail says what it has and had.
     #[serde(rename = "machine.resized")]
     MachineResized,
+    /// All of a machine's image is on its host; it needs nothing from elsewhere any more.
+    #[serde(rename = "machine.independent")]
+    MachineIndependent,
+    /// Bringing a machine's image to its host waits; the detail says for what.
+    #[serde(rename = "machine.independent-waits")]
+    MachineIndependentWaits,
     /// A machine was given a device while it ran; the detail names it.
     #[serde(rename = "machine.attached")]
     MachineAttached,

@@ -106,6 +106,9 @@ pub struct RunRequest {
     /// What cloud-init in the guest is to set up (cold boots only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedRequest>,
+    /// Bring all of its image to this host in the background, so that it needs nothing from elsewhere any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub independent: Option<Independent>,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
@@ -258,6 +261,9 @@ pub struct MachineInfo {
     /// How often in a row it has ended soon and was, or is about to be, started again.
     #[serde(default)]
     pub restarts: u32,
+    /// How far its image is brought to this host, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub independence: Option<Independence>,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.

@@ -16,6 +16,7 @@
 //! machines                    start, stop, restore, wait, notice an end
 //! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
+//! independence                whole images on this host, in the background
 //! run  capture  fork  guest   what users and guests ask for
 //! pool  park                  machines that stand still, in memory or without any
 //! adopt                       what an earlier node left
@@ -38,6 +39,7 @@ mod guest;
 pub mod helpers;
 pub mod host;
 mod images;
+mod independence;
 mod inventory;
 mod keyboard;
 mod logs;
@@ -106,6 +108,8 @@ pub struct Node {
     pub(crate) shrinks: Arc<shrink::Shrinks>,
     /// Brings machines to other sizes.
     pub(crate) resizes: Arc<resize::Resizes>,
+    /// Makes machines independent of where their images came from.
+    pub(crate) independence: Arc<independence::Independence>,
     pub(crate) runs: Arc<run::Runs>,
     pub(crate) captures: Arc<capture::Captures>,
     pub(crate) forks: Arc<fork::Forks>,

@@ -13,6 +13,7 @@ use crate::{
     guest::Guests,
     helpers,
     images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
+    independence::Independence,
     inventory::{Entry, Inventory},
     machines::{self, Machines},
     network,
@@ -284,6 +285,12 @@ fn services(
         agents: agents.clone(),
         machines: machines.clone(),
     });
+    let independence = Independence::new(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+    );
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -359,6 +366,7 @@ fn services(
         machines,
         shrinks,
         resizes,
+        independence,
         runs,
         captures,
         forks,
@@ -392,6 +400,7 @@ fn begin(
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
+    node.independence.start_looking_after()?;
     node.parks.start_looking_after()?;
     node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;

@@ -302,6 +302,14 @@ impl Client {
     pub fn resize(&self, name: &str, request: &SizeRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/size"), request)
     }
+    /// Makes a machine independent of where its image came from, or gives that up.
+    pub fn independent(
+        &self,
+        name: &str,
+        request: &IndependentRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/independent"), request)
+    }
     /// Gives a running machine another network card.
     pub fn attach_card(&self, name: &str) -> Result<AttachedCard, ClientError> {
         self.post(&machine_path(name, "/cards"), &AttachRequest {})

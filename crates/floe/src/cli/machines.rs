@@ -103,6 +103,12 @@ pub struct Run {
     /// Start it even if this host has too little memory for it: when its memory is full, the host may end machines
     #[arg(long)]
     overcommit: bool,
+    /// Bring all of its image to this host in the background, so that it needs no other place any more (floe independent)
+    #[arg(long)]
+    independent: bool,
+    /// With --independent: at most this many bytes a second, before compression, such as 5M; 50M by default
+    #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "independent")]
+    rate: Option<u64>,
     #[command(flatten)]
     limits: super::limits::LimitArgs,
     #[command(
@@ -228,6 +234,9 @@ impl Run {
             cdrom: self.cdrom.file()?,
             boot: self.cdrom.first(),
             seed: self.seed.seed()?,
+            independent: self.independent.then_some(floe_api::Independent {
+                rate_bytes_s: self.rate,
+            }),
         };
         let client = cx.client()?;
         let events = client.run(&request)?;
@@ -344,7 +353,7 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             bytes(m.memory_bytes),
             age(m.created_unix_s),
             ports.join(" "),
-            m.detail.clone(),
+            super::independent::in_detail(&m.detail, m.independence.as_ref()),
         ]
     };
     let rows: Vec<_> = machines.iter().map(row).collect();
@@ -398,6 +407,13 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),
+        (
+            "independent",
+            m.independence
+                .as_ref()
+                .map(super::independent::described)
+                .unwrap_or_default(),
+        ),
         (
             "reads",
             format!(

@@ -26,6 +26,7 @@ mod hardware;
 mod hub;
 mod hub_images;
 mod images;
+mod independent;
 mod interrupt;
 mod limits;
 mod login;
@@ -134,6 +135,7 @@ enum Command {
     Wait(watching::Wait),
     Rename(change::Rename),
     Resize(resize::Resize),
+    Independent(independent::Independent),
     Attach(attach::Attach),
     Detach(attach::Detach),
     #[command(subcommand)]
@@ -255,6 +257,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,
+        Command::Independent(c) => c.run(cx)?,
         Command::Attach(c) => c.run(cx)?,
         Command::Detach(c) => c.run(cx)?,
         Command::Disk(c) => c.run(cx)?,

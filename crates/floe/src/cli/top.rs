@@ -283,6 +283,7 @@ pub(super) mod tests {
             remove: false,
             restart: Default::default(),
             restarts: 0,
+            independence: None,
         }
     }
 

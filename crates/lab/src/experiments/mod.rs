@@ -22,6 +22,7 @@ pub mod hammer;
 pub mod hardware;
 pub mod hub_hostile;
 pub mod import;
+pub mod independent;
 pub mod live;
 pub mod local;
 pub mod mcast;
@@ -144,6 +145,11 @@ pub const ALL: &[Experiment] = &[
         name: "hardware",
         about: "what room to grow costs: device state, start time and memory, against machines that can't grow",
         run: hardware::run,
+    },
+    Experiment {
+        name: "independent",
+        about: "a guest's disk while all of its image is brought to its host, and what is then still needed from elsewhere",
+        run: independent::run,
     },
     Experiment {
         name: "dock",

@@ -247,6 +247,7 @@ impl Forks {
                 small,
                 fresh,
                 given: Default::default(),
+                independence: None,
             };
             (self.core.home.machine(place), record)
         };

@@ -190,6 +190,10 @@ impl Forks {
             }
             Some(why) if life.orphaned() != Some(&why) || life.is_deaf() != deaf => {
                 let operation = entry.begin(Task::Pause)?;
+                // the rest of its image may have come since its parent's node was asked
+                if entry.record().family.is_none_or(|family| family.settled) {
+                    return Ok(());
+                }
                 operation.drive(Event::Orphaned { why, deaf })?;
             }
             // its QEMU did not do what it was told, and may by now

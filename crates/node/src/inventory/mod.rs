@@ -104,6 +104,8 @@ pub(crate) struct State {
     pub taken_bytes: u64,
     /// Bytes that its sources had sent when it started.
     pub wire_before: u64,
+    /// How far its image is brought to this host, once that has begun under this node.
+    pub independence: Option<floe_api::Independence>,
 }
 
 impl State {
@@ -119,6 +121,7 @@ impl State {
             guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
+            independence: None,
         }
     }
 }
@@ -536,6 +539,7 @@ mod tests {
             small: Default::default(),
             fresh: None,
             given: Default::default(),
+            independence: None,
         }
     }
 

@@ -88,4 +88,28 @@ impl Entry {
     pub fn trace_taken(&self, length: u64) {
         self.state.write().taken_bytes = length;
     }
+
+    /// Notes how far its image is brought to this host.
+    pub fn independence_stands(&self, now: floe_api::Independence) {
+        self.state.write().independence = Some(now);
+        self.changed.beat();
+    }
+
+    /// Returns how far its image is brought to this host, if that was asked for.
+    pub fn independence(&self) -> Option<floe_api::Independence> {
+        let state = self.state.read();
+        let asked = state.record.independence?;
+        let known = state.independence.clone().unwrap_or_default();
+        Some(match asked.whole {
+            true => floe_api::Independence {
+                state: floe_api::IndependenceState::Whole,
+                rate_bytes_s: asked.rate_bytes_s,
+                ..Default::default()
+            },
+            false => floe_api::Independence {
+                rate_bytes_s: asked.rate_bytes_s,
+                ..known
+            },
+        })
+    }
 }

@@ -101,6 +101,20 @@ pub struct Record {
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
+    /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub independence: Option<Independent>,
+}
+
+/// What a machine's record says of its independence from other places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Independent {
+    /// The most raw bytes a second that are brought here.
+    pub rate_bytes_s: u64,
+    /// Whether all is here: the machine reads nothing from elsewhere any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
 }
 
 /// What is to become of a machine, as its record says.
@@ -344,6 +358,7 @@ pub(crate) mod tests {
             small: Small::default(),
             fresh: None,
             given: Given::default(),
+            independence: None,
         }
     }
 

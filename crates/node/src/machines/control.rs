@@ -217,6 +217,7 @@ impl Machines {
             remove: record.afterwards.remove,
             restart: record.afterwards.restart,
             restarts: record.afterwards.in_a_row,
+            independence: entry.independence(),
         }
     }
 

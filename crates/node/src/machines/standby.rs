@@ -327,6 +327,7 @@ impl Machines {
             small: Default::default(),
             fresh: None,
             given: Default::default(),
+            independence: None,
         };
         let attached = self.attach_record(
             &record,

@@ -6,6 +6,7 @@ mod cluster;
 mod exec;
 mod forks;
 mod images;
+mod independent;
 mod machines;
 mod pool;
 mod resize;
@@ -88,6 +89,10 @@ pub fn router(node: Arc<Node>) -> Router {
             get(machines::disks).post(machines::resize_disk),
         )
         .route("/v1/machines/{name}/size", post(resize::size))
+        .route(
+            "/v1/machines/{name}/independent",
+            post(independent::independent),
+        )
         .route("/v1/machines/{name}/cards", post(resize::attach_card))
         .route(
             "/v1/machines/{name}/cards/{card}",
@@ -189,6 +194,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::disks,
         machines::resize_disk,
         resize::size,
+        independent::independent,
         resize::attach_card,
         resize::detach_card,
         watching::wait,

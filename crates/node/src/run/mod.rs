@@ -16,6 +16,7 @@ use crate::{
         Images,
         sources::{Found, bind_token},
     },
+    independence,
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
@@ -160,6 +161,7 @@ impl Runs {
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
+        let independent = independence::asked(request.independent.as_ref())?;
         let make = |name: &MachineName, place: &str, number: u32| {
             let record = Record {
                 version: RECORD_VERSION,
@@ -194,6 +196,7 @@ impl Runs {
                 small,
                 fresh,
                 given: Default::default(),
+                independence: independent,
             };
             (self.core.home.machine(place), record)
         };

@@ -38,11 +38,20 @@ fn check(cancel: &Cancel) -> Result<(), TransferError> {
 }
 
 /// Waits for `time` to pass, but not beyond a cancellation.
-fn pause(cancel: &Cancel, time: Duration) -> Result<(), TransferError> {
+pub(crate) fn pause(cancel: &Cancel, time: Duration) -> Result<(), TransferError> {
     match cancel.sleep(time) {
         true => Ok(()),
         false => Err(TransferError::Cancelled),
     }
+}
+
+/// What a pull in the background asks before it takes more.
+pub trait Gate: std::fmt::Debug + Send + Sync {
+    /// Returns an error if so many bytes, the most that is still to be stored, have no room.
+    fn room(&self, bytes: u64) -> Result<(), TransferError>;
+
+    /// Waits until so many raw bytes may be taken. Returns an error if it is cancelled meanwhile, or if there is no room any more.
+    fn pass(&self, bytes: u64, cancel: &Cancel) -> Result<(), TransferError>;
 }
 
 /// How far a transfer has come.
@@ -133,6 +142,17 @@ pub enum TransferError {
     /// The local disk failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// There is too little room for what would be stored.
+    #[error(
+        "{} free where images are kept, and up to {} are to come; it goes on once there is room (floe cache gc, floe image rm, floe rm)",
+        floe_api::size_text(*.free), floe_api::size_text(*.needs)
+    )]
+    NoRoom {
+        /// The most that is still to be stored, in bytes.
+        needs: u64,
+        /// What there is, in bytes.
+        free: u64,
+    },
     /// The answer of a hub or source makes no sense.
     #[error("{url} answered {what} wrongly: {reason}; it may be of another version, or not a hub")]
     Protocol {
@@ -149,7 +169,9 @@ impl TransferError {
     /// Whether the transfer may succeed if it is simply repeated later.
     pub fn is_resumable(&self) -> bool {
         match self {
-            TransferError::Cancelled | TransferError::Unreachable { .. } => true,
+            TransferError::Cancelled
+            | TransferError::Unreachable { .. }
+            | TransferError::NoRoom { .. } => true,
             // a 403 that is not a hub's comes from something in between and may pass; a hub's does not
             TransferError::Refused { status, code, .. } => {
                 matches!(status, 408 | 429 | 500..) || (*status == 403 && code == NO_HUB)

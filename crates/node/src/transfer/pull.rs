@@ -3,7 +3,7 @@
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
 
-use super::{Cancel, Meter, OnProgress, Passes, TransferError, check, retry};
+use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
 use std::time::{Duration, Instant};
 
 /// zstd level of what is packed here.
@@ -45,6 +48,8 @@ pub struct PullOptions {
     pub connections: usize,
     /// Ends the pull.
     pub cancel: Cancel,
+    /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
+    pub gate: Option<Arc<dyn Gate>>,
 }
 
 /// What a pull did.
@@ -133,6 +138,9 @@ pub fn pull(
         .collect();
     let segment_bytes = (segments.len() * Kind::Segment.raw_size()) as u64;
     let total = segment_bytes + (chunks.len() * Kind::Chunk.raw_size()) as u64;
+    if let Some(gate) = &options.gate {
+        gate.room(keep.missing_bytes(&chunks)?)?;
+    }
     let meter = Meter::new(total, segment_bytes, progress);
     let fetched = fetch.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
 
@@ -234,6 +242,14 @@ impl Fetch<'_> {
             .iter()
             .filter(|(_, hash)| !wants.iter().any(|(_, want)| want == hash));
         meter.add(here.map(|(kind, _)| kind.raw_size() as u64).sum(), 0);
+        if let Some(gate) = &self.options.gate {
+            let kept = got.values().map(Vec::len).sum::<usize>();
+            let raw = |(kind, _): &(Kind, Hash)| kind.raw_size();
+            let bytes = wants.iter().map(raw).sum::<usize>() + kept;
+            if bytes > 0 {
+                gate.pass(bytes as u64, &self.options.cancel)?;
+            }
+        }
         let request = Request::of(Purpose::Settle, READ_DEADLINE);
         let fetched = wants.len() as u64;
         retry(&self.options.cancel, passes, || {
@@ -322,6 +338,19 @@ impl Keep<'_> {
             }
         }
         Ok(absent)
+    }
+
+    /// Returns how many raw bytes of these items are not where they are to be stored: the most that storing the rest can take.
+    fn missing_bytes(&self, items: &[(Kind, Hash)]) -> Result<u64, TransferError> {
+        let raw = |(kind, _): &(Kind, Hash)| kind.raw_size() as u64;
+        match self {
+            Keep::Cache(_) => Ok(items.iter().map(raw).sum()),
+            Keep::Packs(packs) => {
+                let here = packs.repository.has(&packs.local, items)?;
+                let missing = items.iter().zip(here).filter(|(_, here)| !here);
+                Ok(missing.map(|(item, _)| raw(item)).sum())
+            }
+        }
     }
 
     fn put(
