@@ -207,7 +207,7 @@ fn a_machine_of_a_hub_becomes_independent_through_cuts_kills_and_a_full_disk() {
         stands(&node, "web").is_some_and(|now| now.total_bytes > 0)
     });
     let now = stands(&node, "web").unwrap();
-    assert!(now.total_bytes > 2 * RANDOM_MIB << 20, "{now:?}");
+    assert!(now.total_bytes > (2 * RANDOM_MIB) << 20, "{now:?}");
     assert!(now.left_bytes > 0 && now.rate_bytes_s == 2 << 20, "{now:?}");
     let shown = floe_ends(&node, &["ps"], 0);
     assert!(

@@ -8,7 +8,7 @@ use clap::Args;
 use super::error::CliError;
 use super::output::{bytes, table};
 use super::power::Turns;
-use super::{Context, machines, progress};
+use super::{Context, progress, ps};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
 
@@ -246,7 +246,7 @@ impl Family {
 
 fn tree(member: &floe_api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
     let number = member.number.map(|number| number.to_string());
-    let status = member.status.map(machines::status);
+    let status = member.status.map(ps::status);
     rows.push(vec![
         format!("{}{}", "  ".repeat(depth), member.name),
         number.unwrap_or_default(),

@@ -38,6 +38,7 @@ mod pool;
 mod power;
 mod progress;
 mod prune;
+mod ps;
 mod resize;
 mod session;
 mod ssh;
@@ -107,7 +108,7 @@ enum Command {
     #[command(subcommand)]
     Image(images::Image),
     Run(Box<machines::Run>),
-    Ps(machines::Ps),
+    Ps(ps::Ps),
     Console(machines::Console),
     Exec(exec::Exec),
     Cp(copy::Cp),

@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::Context;
 use super::error::CliError;
-use super::machines::{WaitArgs, started, status};
+use super::machines::{WaitArgs, started};
+use super::ps::status;
 use floe_api::client::{Client, ClientError};
 use floe_api::{MachineInfo, MachineList};
 

@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::machines::status;
 use super::output::{bytes, table};
+use super::ps::status;
 use super::terminal::{self, Screen};
 use super::{Context, stream};
 use floe_api::client::Client;

@@ -9,9 +9,9 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::machines::status;
 use super::output::{bytes, table};
 use super::power::{EXIT_SWITCHED_OFF, Turns};
+use super::ps::status;
 use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;

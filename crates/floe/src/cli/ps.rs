@@ -1,0 +1,179 @@
+//! `floe ps`: what machines there are, and all about one of them.
+
+use clap::Args;
+
+use super::Context;
+use super::error::CliError;
+use super::output::{age, bytes, fields, short, table};
+use floe_api::PortForward;
+
+pub(super) fn arrow(f: &PortForward) -> String {
+    format!(
+        "{}:{} -> {}/{}",
+        f.host_address, f.host_port, f.guest_port, f.protocol
+    )
+}
+
+/// List machines, or show one
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  floe ps\n  floe ps web\n  floe ps --json | jq '.machines[].name'"
+)]
+pub struct Ps {
+    /// Show all about this machine
+    machine: Option<String>,
+}
+
+impl Ps {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let client = cx.client()?;
+        match self.machine {
+            Some(name) => cx.out.value(&client.machine(&name)?, describe),
+            None => cx
+                .out
+                .value(&client.machines()?, |list| listing(&list.machines)),
+        }
+    }
+}
+
+pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
+    match status {
+        floe_api::MachineStatus::Starting => "starting",
+        floe_api::MachineStatus::Running => "running",
+        floe_api::MachineStatus::Buffering => "buffering",
+        floe_api::MachineStatus::Paused => "paused",
+        floe_api::MachineStatus::Parked => "parked",
+        floe_api::MachineStatus::Stopped => "stopped",
+        floe_api::MachineStatus::Failed => "failed",
+    }
+}
+
+fn listing(machines: &[floe_api::MachineInfo]) -> String {
+    let row = |m: &floe_api::MachineInfo| {
+        let ports: Vec<_> = m
+            .forwards
+            .iter()
+            .map(|f| format!("{}:{}", f.host_port, f.guest_port))
+            .collect();
+        vec![
+            m.name.clone(),
+            status(m.status).into(),
+            m.image_name.clone(),
+            m.cpus.to_string(),
+            bytes(m.memory_bytes),
+            age(m.created_unix_s),
+            ports.join(" "),
+            super::independent::in_detail(&m.detail, m.independence.as_ref()),
+        ]
+    };
+    let rows: Vec<_> = machines.iter().map(row).collect();
+    table(
+        &[
+            "NAME", "STATUS", "IMAGE", ">CPUS", ">MEMORY", ">AGE", "PORTS", "DETAIL",
+        ],
+        &rows,
+    )
+}
+
+fn describe(m: &floe_api::MachineInfo) -> String {
+    let s = &m.stats;
+    fields(&[
+        ("name", m.name.clone()),
+        ("status", status(m.status).into()),
+        ("detail", m.detail.clone()),
+        ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
+        ("image", format!("{} ({})", m.image_name, short(&m.image))),
+        (
+            "began",
+            if m.restored {
+                "from a running state"
+            } else {
+                "with a boot"
+            }
+            .into(),
+        ),
+        ("pid", m.pid.map(|p| p.to_string()).unwrap_or_default()),
+        (
+            "cpus",
+            format!(
+                "{} ({}){}",
+                m.cpus,
+                m.accel,
+                most(m.cpus, m.cpus_max, u32::to_string)
+            ),
+        ),
+        (
+            "memory",
+            bytes(m.memory_bytes) + &most(m.memory_bytes, m.memory_bytes_max, |n| bytes(*n)),
+        ),
+        ("age", age(m.created_unix_s)),
+        (
+            "ports",
+            m.forwards.iter().map(arrow).collect::<Vec<_>>().join(", "),
+        ),
+        ("restart", afterwards(m)),
+        ("limits", super::limits::described(&m.limits)),
+        ("idle", super::limits::parked_after(m.park_after_s)),
+        ("takes", super::limits::taken(s)),
+        ("reaches", reaches(&m.allow_host)),
+        ("sources", m.sources.join(", ")),
+        (
+            "independent",
+            m.independence
+                .as_ref()
+                .map(super::independent::described)
+                .unwrap_or_default(),
+        ),
+        (
+            "reads",
+            format!(
+                "{}, {} of them waited, {:.0} ms in all",
+                s.requests, s.misses, s.wait_ms
+            ),
+        ),
+        ("fetched", bytes(s.wire_bytes)),
+        ("written", bytes(s.overlay_bytes)),
+    ])
+}
+
+/// Says how much of something a machine can have while it runs, if that is more than it has.
+fn most<T: PartialOrd>(has: T, most: T, text: impl Fn(&T) -> String) -> String {
+    match most > has {
+        true => format!(", at most {} while it runs", text(&most)),
+        false => String::new(),
+    }
+}
+
+/// Describes what becomes of a machine once it has ended.
+fn afterwards(m: &floe_api::MachineInfo) -> String {
+    match (m.remove, m.restart) {
+        (true, _) => "none: it is removed once it has ended".into(),
+        (false, floe_api::RestartPolicy::No) => String::new(),
+        (false, policy) => format!("{policy}, {} in a row", m.restarts),
+    }
+}
+
+/// Describes what a guest can reach of its host.
+fn reaches(access: &floe_api::HostAccess) -> String {
+    let what = "of this host's loopback and links";
+    match access {
+        floe_api::HostAccess::None => String::new(),
+        floe_api::HostAccess::All => format!("all ports {what}"),
+        floe_api::HostAccess::Ports(ports) => {
+            let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+            format!("ports {} {what}", ports.join(", "))
+        }
+    }
+}
+
+fn cloned(cloned: &floe_api::Cloned) -> String {
+    let needs = match cloned.settled {
+        true => "",
+        false => ", needs its parent's node",
+    };
+    let identity = match cloned.identity {
+        floe_api::Identity::Pending => ", without network until its identity is in place",
+        floe_api::Identity::Foreign | floe_api::Identity::Placed => "",
+    };
+    format!("{} of {}{needs}{identity}", cloned.number, cloned.parent)
+}
