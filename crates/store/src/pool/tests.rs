@@ -17,7 +17,7 @@ fn chunk(n: u64) -> (PoolItem, Vec<u8>) {
     let item = PoolItem {
         kind: Kind::Chunk,
         hash: Hash::of(&data),
-        small: n % 11 == 0,
+        small: n.is_multiple_of(11),
     };
     (item, data)
 }
