@@ -166,6 +166,9 @@ pub struct ActivateRequest {
     /// How long to wait for the agents of their guests, in seconds; by default [`ACTIVATE_ANSWER_S_DEFAULT`], 0 for not at all.
     #[serde(default)]
     pub answer_s: Option<u64>,
+    /// Keep all of their image on this host for them, also when the substrate goes; see [`RunRequest::independent`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub independent: Option<Independent>,
 }
 
 /// Default time that guests get to answer after their activation, in seconds. They run before that.

@@ -353,4 +353,16 @@ fn a_clone_becomes_independent_of_its_parent_and_of_its_parents_node() {
     there.client().remove_machine(&name, true).unwrap();
     becomes_whole(&there, &second);
     assert_eq!(sh(&there, &second, SUMS), sums);
+
+    // And a machine of the pool, whose substrate goes.
+    floe_ends(&there, &["dock", &second, "--as", "kept"], 0);
+    floe_ends(
+        &there,
+        &["activate", "kept", "--name", "third", "--independent"],
+        0,
+    );
+    becomes_whole(&there, "third");
+    floe_ends(&there, &["pool", "rm", "kept"], 0);
+    there.client().remove_machine(&second, true).unwrap();
+    assert_eq!(sh(&there, "third", SUMS), sums);
 }

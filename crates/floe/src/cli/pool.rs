@@ -121,6 +121,9 @@ pub struct Activate {
     /// How long to wait until their guests answer, in seconds (0: not at all). They run before that
     #[arg(long, value_name = "SECONDS", default_value_t = floe_api::ACTIVATE_ANSWER_S_DEFAULT)]
     answer: u64,
+    /// Keep all of their image on this host for them, so that the substrate can go (floe independent)
+    #[arg(long)]
+    independent: bool,
 }
 
 impl Activate {
@@ -130,6 +133,7 @@ impl Activate {
             name: self.name,
             overcommit: self.overcommit,
             answer_s: Some(self.answer),
+            independent: self.independent.then(Default::default),
         };
         let events = cx.client()?.activate(&self.substrate, &request)?;
         let done = progress::follow(cx.out, events)?;

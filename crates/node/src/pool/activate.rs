@@ -7,6 +7,7 @@ use crate::{
     error::{NodeError, usage},
     fork::Purpose,
     images::sources::Found,
+    independence,
     inventory::{AGENT_LABEL, is_pending},
     report::{Report, millis},
     unix_now,
@@ -42,6 +43,7 @@ impl Pool {
         let called = called
             .transpose()
             .map_err(|error| usage(error.to_string(), ""))?;
+        let independent = independence::asked(request.independent.as_ref())?;
         let record = self.visible(name, caller)?;
         let from_memory = self.stock.with(|stock| stock.touch(&record.image));
         if !from_memory {
@@ -52,6 +54,10 @@ impl Pool {
             _ => self.run_clones(&record, called, count, request, report),
         };
         let (mut outcome, mut machines) = started?;
+        for machine in machines.iter().filter(|_| independent.is_some()) {
+            let entry = self.inventory.get(&machine.name)?;
+            entry.update(|record| record.independence = independent)?;
+        }
         self.shrinks.look_now();
         self.change(name, |record| record.activated_unix_s = Some(unix_now()));
         if !from_memory {
