@@ -13,6 +13,7 @@
 //! # Ok::<(), ClientError>(())
 //! ```
 
+mod change;
 mod cluster;
 mod images;
 mod pool;
@@ -218,27 +219,6 @@ impl Client {
     /// Makes a disk of a machine larger, which runs or is stopped. Returns its disks.
     pub fn resize_disk(&self, name: &str, to: &ResizeRequest) -> Result<DiskList, ClientError> {
         self.post(&machine_path(name, "/disks"), to)
-    }
-    /// Changes a machine's CPUs and memory.
-    pub fn resize(&self, name: &str, request: &SizeRequest) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, "/size"), request)
-    }
-    /// Makes a machine independent of where its image came from, or gives that up.
-    pub fn independent(
-        &self,
-        name: &str,
-        request: &IndependentRequest,
-    ) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, "/independent"), request)
-    }
-    /// Gives a running machine another network card.
-    pub fn attach_card(&self, name: &str) -> Result<AttachedCard, ClientError> {
-        self.post(&machine_path(name, "/cards"), &AttachRequest {})
-    }
-    /// Takes a network card away that a machine was given while it ran.
-    pub fn detach_card(&self, name: &str, card: &str) -> Result<(), ClientError> {
-        let path = machine_path(name, &format!("/cards/{}", escape(card)));
-        self.send(Method::DELETE, &path, Bytes::new())?.discard()
     }
     /// Gives a machine another name.
     pub fn rename(&self, name: &str, to: &str) -> Result<MachineInfo, ClientError> {
