@@ -169,6 +169,12 @@ pub struct ActivateRequest {
     /// Keep all of their image on this host for them, also when the substrate goes; see [`RunRequest::independent`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independent: Option<Independent>,
+    /// How many virtual CPUs each is brought to once its guest answers; by default as many as the machine had that was docked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// To how much RAM in bytes, whole MiB, each is brought then; by default to as much as the machine had that was docked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 /// Default time that guests get to answer after their activation, in seconds. They run before that.
@@ -185,6 +191,12 @@ pub struct ActivatedInfo {
     /// agent, or did not answer in time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_ms: Option<f64>,
+    /// From the request until it had the size that was asked for, in milliseconds. Absent if none was, or if it has not reached it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_ms: Option<f64>,
+    /// Why it has not reached the size that was asked for, and what helps. The machine runs nevertheless.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub short: Vec<ApiError>,
 }
 
 /// The result of an activation.

@@ -111,12 +111,36 @@ fn a_machine_is_made_small_docked_and_gone_and_is_whole_again_when_activated() {
     assert_eq!(shop["reset"], serde_json::Value::Null, "it is private");
     ok(&node, &["activate", "shop", "--name", "back"]);
     is_whole(&node, "back", "stop start");
-    assert_eq!(sh(&node, "back", "md5sum < /dev/shm/kept"), kept);
+    is_kept(&node, "back", &kept);
     assert_eq!(sh(&node, "back", "hostname"), "floe");
     // a machine of its own size that is docked live is not taken for a small one
     ok(&node, &["dock", "back", "--as", "again"]);
     ok(&node, &["activate", "again", "--name", "third"]);
     is_whole(&node, "third", "stop start");
+    // and larger than it ever was
+    let many = fails(&node, &["activate", "again", "--cpus", "99"]);
+    assert!(many.contains("can have 8 CPUs"), "{many}");
+    let larger = ["--cpus", "3", "--memory", "384M", "--json"];
+    let told = ok(
+        &node,
+        &[
+            &["activate", "again", "-n", "2", "--name", "big"][..],
+            &larger,
+        ]
+        .concat(),
+    );
+    assert_eq!(told.matches("\"size_ms\"").count(), 2, "{told}");
+    for machine in ["big.1", "big.2"] {
+        sh(&node, machine, "[ $(nproc) = 3 ]");
+        let memory = "[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 320000 ]";
+        sh(&node, machine, memory);
+        is_kept(&node, machine, &kept);
+    }
+}
+
+/// Checks that a machine still has what was in the memory of the one that was docked.
+fn is_kept(node: &TestNode, machine: &str, kept: &str) {
+    assert_eq!(sh(node, machine, "md5sum < /dev/shm/kept"), kept);
 }
 
 #[test]

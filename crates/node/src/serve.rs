@@ -324,6 +324,7 @@ fn services(
         runs.clone(),
         forks.clone(),
         shrinks.clone(),
+        resizes.clone(),
         stock,
     )?;
     let parks = Parks::open(

@@ -100,11 +100,14 @@ Example:
   floe activate shop-web
 Example: three machines, called blue.1 to blue.3
   floe activate shop-web -n 3 --name blue
+Example: larger than the machine was that was docked
+  floe activate shop-web --cpus 4 --memory 4G
 Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
 Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
-of several machines, each gets an identity of its own, and no network before that is in place.")]
+of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory come once the
+guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.")]
 pub struct Activate {
     /// The substrate
     substrate: String,
@@ -124,6 +127,12 @@ pub struct Activate {
     /// Keep all of their image on this host for them, so that the substrate can go (floe independent)
     #[arg(long)]
     independent: bool,
+    /// How many CPUs each gets; by default as many as the machine had that was docked
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    cpus: Option<u32>,
+    /// How much memory each gets, such as 2G; by default as much as the machine had that was docked
+    #[arg(long, value_parser = args::memory, value_name = "SIZE")]
+    memory: Option<u64>,
 }
 
 impl Activate {
@@ -134,6 +143,8 @@ impl Activate {
             overcommit: self.overcommit,
             answer_s: Some(self.answer),
             independent: self.independent.then(Default::default),
+            cpus: self.cpus,
+            memory_bytes: self.memory,
         };
         let events = cx.client()?.activate(&self.substrate, &request)?;
         let done = progress::follow(cx.out, events)?;
@@ -146,28 +157,39 @@ impl Activate {
         if !cx.out.json {
             cx.out.text(&told(activated))?;
         }
-        match activated.machines.len() as u32 {
-            running if running == self.count => Ok(()),
-            running => Err(CliError::new(
+        let running = activated.machines.len() as u32;
+        if running != self.count {
+            return Err(CliError::new(
                 ErrorCode::Failed,
                 format!("{running} of {} machines run", self.count),
                 "use those that do, or end them with floe rm --force",
-            )),
+            ));
         }
+        let short = activated.machines.iter().flat_map(|machine| &machine.short);
+        let mut short = short.cloned().map(CliError);
+        let Some(first) = short.next() else {
+            return Ok(());
+        };
+        short.for_each(|more| more.print(cx.out.json));
+        Err(first)
     }
 }
 
 fn told(activated: &ActivateReport) -> String {
     let row = |machine: &floe_api::ActivatedInfo| {
-        let network = machine.network_ms.map(|ms| format!("{ms:.0}"));
+        let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.0}")).unwrap_or_default();
         vec![
             machine.name.clone(),
             format!("{:.0}", machine.first_ms),
-            network.unwrap_or_default(),
+            ms(machine.network_ms),
+            ms(machine.size_ms),
         ]
     };
     let rows: Vec<_> = activated.machines.iter().map(row).collect();
-    let mut text = table(&["NAME", ">RUNS MS", ">ANSWERS MS"], &rows);
+    let mut text = table(
+        &["NAME", ">RUNS MS", ">ANSWERS MS", ">HAS ITS SIZE MS"],
+        &rows,
+    );
     text += match activated.from_memory {
         true => "\nfrom memory\n",
         false => "\nfrom the backup on the disk\n",
@@ -347,6 +369,8 @@ mod tests {
             name: name.into(),
             first_ms: 41.6,
             network_ms,
+            size_ms: None,
+            short: Vec::new(),
         };
         let report = ActivateReport {
             substrate: "shop-web".into(),

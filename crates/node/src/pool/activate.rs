@@ -45,6 +45,7 @@ impl Pool {
             .map_err(|error| usage(error.to_string(), ""))?;
         let independent = independence::asked(request.independent.as_ref())?;
         let record = self.visible(name, caller)?;
+        let size = self.wanted_size(&record, request)?;
         let from_memory = self.stock.with(|stock| stock.touch(&record.image));
         if !from_memory {
             report.note("the substrate is not in memory; it comes from its backup on the disk");
@@ -74,6 +75,10 @@ impl Pool {
             let until = began + Duration::from_secs(limit_s);
             self.wait_for_networks(&mut machines, began, until, report)?;
             report.stage("network")?;
+        }
+        if let Some(size) = size {
+            self.bring_to_size(&mut machines, &size, began, &report.cancel());
+            report.stage("size")?;
         }
         outcome.activated = Some(ActivateReport {
             substrate: name.to_owned(),
@@ -117,6 +122,8 @@ impl Pool {
             name: machine.name.clone(),
             first_ms,
             network_ms: None,
+            size_ms: None,
+            short: Vec::new(),
         });
         let machines = machines.collect();
         Ok((outcome, machines))
@@ -148,6 +155,8 @@ impl Pool {
             name: clone.name.clone(),
             first_ms: clone.running_ms.unwrap_or_default(),
             network_ms: None,
+            size_ms: None,
+            short: Vec::new(),
         });
         let machines = machines.collect();
         Ok((outcome, machines))

@@ -12,6 +12,7 @@
 //! `writing` (a record is written), `docking` and the stock's own, none of which is held while another is taken, except the stock's.
 
 mod activate;
+mod expand;
 mod made_of;
 mod record;
 mod stock;
@@ -32,6 +33,7 @@ use crate::{
     machines::Machines,
     names::similar,
     report::Report,
+    resize::Resizes,
     resources::host,
     run::Runs,
     shrink::Shrinks,
@@ -120,6 +122,7 @@ pub(crate) struct Pool {
     runs: Arc<Runs>,
     forks: Arc<Forks>,
     shrinks: Arc<Shrinks>,
+    resizes: Arc<Resizes>,
     stock: Stock,
     records: RwLock<BTreeMap<String, SubstrateRecord>>,
     /// Held while a record is written, so that nothing else is locked during the write.
@@ -175,6 +178,7 @@ impl Pool {
         runs: Arc<Runs>,
         forks: Arc<Forks>,
         shrinks: Arc<Shrinks>,
+        resizes: Arc<Resizes>,
         stock: Stock,
     ) -> Result<Arc<Pool>, NodeError> {
         let kept = load_kept(
@@ -194,6 +198,7 @@ impl Pool {
             runs,
             forks,
             shrinks,
+            resizes,
             stock,
             writing: Mutex::default(),
             docking: Mutex::default(),
