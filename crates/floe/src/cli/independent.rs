@@ -34,6 +34,26 @@ pub struct Independent {
     stop: bool,
 }
 
+/// What `floe run` is told of it.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// Bring all of its image to this host in the background, so that it needs no other place any more (floe independent)
+    #[arg(long)]
+    independent: bool,
+    /// With --independent: at most this many bytes a second, before compression, such as 5M; 50M by default
+    #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "independent")]
+    rate: Option<u64>,
+}
+
+impl RunArgs {
+    /// Returns the wish, if there is one.
+    pub fn wish(&self) -> Option<floe_api::Independent> {
+        self.independent.then_some(floe_api::Independent {
+            rate_bytes_s: self.rate,
+        })
+    }
+}
+
 impl Independent {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let request = IndependentRequest {

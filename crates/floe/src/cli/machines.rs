@@ -104,12 +104,8 @@ pub struct Run {
     /// Start it even if this host has too little memory for it: when its memory is full, the host may end machines
     #[arg(long)]
     overcommit: bool,
-    /// Bring all of its image to this host in the background, so that it needs no other place any more (floe independent)
-    #[arg(long)]
-    independent: bool,
-    /// With --independent: at most this many bytes a second, before compression, such as 5M; 50M by default
-    #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "independent")]
-    rate: Option<u64>,
+    #[command(flatten)]
+    independent: super::independent::RunArgs,
     #[command(flatten)]
     limits: super::limits::LimitArgs,
     #[command(
@@ -235,9 +231,7 @@ impl Run {
             cdrom: self.cdrom.file()?,
             boot: self.cdrom.first(),
             seed: self.seed.seed()?,
-            independent: self.independent.then_some(floe_api::Independent {
-                rate_bytes_s: self.rate,
-            }),
+            independent: self.independent.wish(),
         };
         let client = cx.client()?;
         let events = client.run(&request)?;
