@@ -38,22 +38,34 @@ mod api {
 
     #[path = "afterwards.rs"]
     mod afterwards;
+    #[path = "errors.rs"]
+    mod errors;
     #[path = "forks.rs"]
     mod forks;
     #[path = "forward.rs"]
     mod forward;
     #[path = "hardware.rs"]
     mod hardware;
+    #[path = "independent.rs"]
+    mod independent;
     #[path = "machines.rs"]
     mod machines;
     #[path = "network.rs"]
     mod network;
+    #[path = "pool.rs"]
+    mod pool;
+    #[path = "resize.rs"]
+    mod resize;
     pub use afterwards::*;
+    pub use errors::*;
     pub use forks::*;
     pub use forward::*;
     pub use hardware::*;
+    pub use independent::*;
     pub use machines::*;
     pub use network::*;
+    pub use pool::*;
+    pub use resize::*;
 }
 #[allow(dead_code)]
 #[path = "../../crates/api/src/credentials.rs"]
@@ -76,8 +88,12 @@ mod node {
         pub mod disk_partitions;
     }
     pub mod inventory {
+        #[path = "given.rs"]
+        pub mod given;
         #[path = "record.rs"]
         pub mod record;
+        #[path = "small.rs"]
+        pub mod small;
     }
     pub mod cluster {
         #[path = "invitation.rs"]
@@ -91,6 +107,8 @@ mod node {
     pub mod listed;
     #[path = "names.rs"]
     mod names;
+    #[path = "pool/record.rs"]
+    pub mod pool;
     #[path = "network/plan.rs"]
     pub mod network;
     #[path = "placement/slurm_text.rs"]
@@ -132,6 +150,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("machine_record", machine_record),
     ("fork_record", fork_record),
     ("network_record", network_record),
+    ("substrate_record", substrate_record),
     ("ticket_record", ticket_record),
     ("hosts_file", hosts_file),
     ("slurm_output", slurm_output),
@@ -266,6 +285,12 @@ pub fn copy_archive(data: &[u8]) {
 pub fn manifest(data: &[u8]) {
     if let Ok(m) = Manifest::decode(data) {
         assert_eq!(m.encode(), data);
+        // what its labels say of the guest in it is within its hardware
+        let all = m.config.memory_bytes_now().unwrap_or_default();
+        let given = inventory::given::Given::in_labels(&m.config).of(&m.config);
+        assert!(given.cpus >= 1 && given.memory_bytes <= all);
+        let small = inventory::small::Small::of_image(&m.config);
+        assert!(all == 0 || small.memory.is_none_or(|bytes| bytes <= all));
     }
 }
 
@@ -535,6 +560,14 @@ pub fn fork_record(data: &[u8]) {
     if let Some(record) = same_again(data, node::fork::ForkRecord::parse) {
         assert!(record.id.bytes().all(|byte| byte.is_ascii_hexdigit()));
         assert!(record.clones.iter().all(|clone| clone.name.parse::<node::MachineName>().is_ok()));
+    }
+}
+
+/// A substrate's record names what could be named, and users only where they mean something.
+pub fn substrate_record(data: &[u8]) {
+    if let Some(record) = same_again(data, node::pool::SubstrateRecord::parse) {
+        assert!(record.name.parse::<node::MachineName>().is_ok());
+        assert_eq!(record.visibility == Visibility::Restricted, !record.users.is_empty());
     }
 }
 

@@ -1,7 +1,12 @@
 //! What is known of a machine's guest, and whether a clone knows who it is (SnowFlock, section 4.6).
 
-use super::{Entry, record::Record, small::Fresh};
+use super::{
+    Entry,
+    record::Record,
+    small::{FORGETS_LABEL, Fresh, Small},
+};
 use crate::error::{NodeError, refused};
+use floe_api::Identity;
 use floe_image::MachineConfig;
 use floe_threads::Waited;
 use std::time::{Duration, Instant};
@@ -29,7 +34,25 @@ pub(crate) struct GuestState {
     pub forgets: bool,
 }
 
+impl Fresh {
+    /// Returns a new identity for a machine of this image, if the image forgets; its card gets a new address then.
+    pub fn of_image(config: &mut MachineConfig) -> Option<Fresh> {
+        config.labels.remove(FORGETS_LABEL)?;
+        floe_machine::renew_mac(config);
+        let number: u128 = rand::random();
+        Some(Fresh {
+            machine_id: format!("{number:032x}"),
+            identity: Identity::Pending,
+        })
+    }
+}
+
 impl Entry {
+    /// Notes what was taken from it to make it small, before that is done.
+    pub fn becomes_small(&self, small: &Small) -> Result<(), NodeError> {
+        self.update(|record| record.small = small.clone())
+    }
+
     /// Blocks until a machine that is to be copied has its own identity. Fails if that takes too long or went wrong.
     pub(crate) fn wait_for_identity(&self) -> Result<(), NodeError> {
         let look = || {
@@ -145,4 +168,31 @@ pub(crate) fn is_pending(record: &Record) -> bool {
 /// Whether a clone whose QEMU started at `since` has waited too long for its guest's agent.
 fn is_late(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() >= IDENTITY_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_machines_of_an_image_that_forgets_are_nobody_else() {
+        let mut image = MachineConfig {
+            nic_mac: Some("52:54:00:12:34:56".into()),
+            ..Default::default()
+        };
+        assert_eq!(Fresh::of_image(&mut image.clone()), None);
+        image.labels.extend([Fresh::label()]);
+        let (mut first, mut second) = (image.clone(), image.clone());
+        let (one, other) = (
+            Fresh::of_image(&mut first).unwrap(),
+            Fresh::of_image(&mut second).unwrap(),
+        );
+        assert_ne!(one.machine_id, other.machine_id);
+        assert!(first.nic_mac != image.nic_mac && first.nic_mac != second.nic_mac);
+        assert_eq!(
+            (one.machine_id.len(), one.identity),
+            (32, Identity::Pending)
+        );
+        assert!(first.labels.is_empty());
+    }
 }

@@ -3,8 +3,6 @@
 //!
 //! The labels go with an image wherever it goes, so that whoever runs it does what is to be done, pool or not.
 
-use super::{Entry, record::Record};
-use crate::error::NodeError;
 use floe_api::Identity;
 use floe_image::MachineConfig;
 use serde::{Deserialize, Serialize};
@@ -12,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Label of an image that was captured from a machine while it was small: [`Small`] as JSON.
 const SMALL_LABEL: &str = "floe.small";
 /// Label of an image whose machines are to forget whom it was captured from.
-const FORGETS_LABEL: &str = "floe.forgets";
+pub(super) const FORGETS_LABEL: &str = "floe.forgets";
 /// Most bytes of a label that is looked into.
 const LABEL_BYTES_MAX: usize = 1 << 10;
 /// Most CPUs that a label may tell of.
@@ -77,17 +75,6 @@ pub struct Fresh {
 }
 
 impl Fresh {
-    /// Returns a new identity for a machine of this image, if the image forgets; its card gets a new address then.
-    pub fn of_image(config: &mut MachineConfig) -> Option<Fresh> {
-        config.labels.remove(FORGETS_LABEL)?;
-        floe_machine::renew_mac(config);
-        let number: u128 = rand::random();
-        Some(Fresh {
-            machine_id: format!("{number:032x}"),
-            identity: Identity::Pending,
-        })
-    }
-
     /// Removes the label: what is captured now is of a machine that has forgotten, or that is to be remembered.
     pub(super) fn unlabel(config: &mut MachineConfig) {
         config.labels.remove(FORGETS_LABEL);
@@ -96,13 +83,6 @@ impl Fresh {
     /// The label of an image whose machines forget whom it was captured from, with its value.
     pub fn label() -> (String, String) {
         (FORGETS_LABEL.into(), "1".into())
-    }
-}
-
-impl Entry {
-    /// Notes what was taken from it to make it small, before that is done.
-    pub fn becomes_small(&self, small: &Small) -> Result<(), NodeError> {
-        self.update(|record: &mut Record| record.small = small.clone())
     }
 }
 
@@ -136,27 +116,5 @@ mod tests {
         }
         let odd = say("{\"memory\":99999999999999,\"cpus\":4000000000}");
         assert_eq!((odd.memory, odd.cpus), (Some(1 << 30), Some(CPUS_MAX)));
-    }
-
-    #[test]
-    fn two_machines_of_an_image_that_forgets_are_nobody_else() {
-        let mut image = MachineConfig {
-            nic_mac: Some("52:54:00:12:34:56".into()),
-            ..Default::default()
-        };
-        assert_eq!(Fresh::of_image(&mut image.clone()), None);
-        image.labels.extend([Fresh::label()]);
-        let (mut first, mut second) = (image.clone(), image.clone());
-        let (one, other) = (
-            Fresh::of_image(&mut first).unwrap(),
-            Fresh::of_image(&mut second).unwrap(),
-        );
-        assert_ne!(one.machine_id, other.machine_id);
-        assert!(first.nic_mac != image.nic_mac && first.nic_mac != second.nic_mac);
-        assert_eq!(
-            (one.machine_id.len(), one.identity),
-            (32, Identity::Pending)
-        );
-        assert!(first.labels.is_empty());
     }
 }

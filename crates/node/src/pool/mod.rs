@@ -15,6 +15,7 @@ mod activate;
 mod expand;
 mod made_of;
 mod record;
+mod seen;
 mod stock;
 mod warm;
 

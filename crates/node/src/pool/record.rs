@@ -1,6 +1,6 @@
-//! The content of a substrate's file, and who may see the substrate. No I/O.
+//! The content of a substrate's file. No I/O.
 
-use crate::{MachineName, NameError, caller::Caller};
+use crate::{MachineName, NameError};
 use floe_api::{MadeOf, SUBSTRATE_USER_BYTES_MAX, SUBSTRATE_USERS_MAX, SubstrateInfo, Visibility};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
@@ -72,28 +72,6 @@ impl SubstrateRecord {
         Ok(record)
     }
 
-    /// Whether the substrate exists for this caller.
-    pub fn is_seen_by(&self, caller: &Caller) -> bool {
-        let Caller::User { uid, name } = caller else {
-            return true;
-        };
-        let named = |user: &String| Some(user) == name.as_ref() || *user == uid.to_string();
-        self.owner_uid == *uid
-            || match self.visibility {
-                Visibility::Public => true,
-                Visibility::Restricted => self.users.iter().any(named),
-                Visibility::Private => false,
-            }
-    }
-
-    /// Whether this caller may remove it.
-    pub fn is_of(&self, caller: &Caller) -> bool {
-        match caller {
-            Caller::Node => true,
-            Caller::User { uid, .. } => self.owner_uid == *uid,
-        }
-    }
-
     /// When it was used last, Unix time in seconds.
     pub fn used_unix_s(&self) -> u64 {
         self.activated_unix_s.unwrap_or(self.docked_unix_s)
@@ -144,10 +122,10 @@ pub(super) fn check_users(visibility: Visibility, users: &[String]) -> Result<()
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn record(visibility: Visibility, users: &[&str]) -> SubstrateRecord {
+    pub fn record(visibility: Visibility, users: &[&str]) -> SubstrateRecord {
         SubstrateRecord {
             version: SUBSTRATE_VERSION,
             name: "shop".into(),
@@ -165,31 +143,6 @@ mod tests {
             reset: Vec::new(),
             pool_bytes: 0,
         }
-    }
-
-    #[test]
-    fn a_substrate_exists_for_those_who_may_see_it() {
-        let user = |uid: u32, name: &str| Caller::User {
-            uid,
-            name: Some(name.into()),
-        };
-        let (owner, anna, berta) = (user(1000, "otto"), user(1001, "anna"), user(1002, "berta"));
-        let private = record(Visibility::Private, &[]);
-        let restricted = record(Visibility::Restricted, &["anna", "1003"]);
-        let public = record(Visibility::Public, &[]);
-        for (caller, sees) in [
-            (&Caller::Node, [true, true, true]),
-            (&owner, [true, true, true]),
-            (&anna, [false, true, true]),
-            (&berta, [false, false, true]),
-            (&user(1003, "carl"), [false, true, true]),
-        ] {
-            let found = [&private, &restricted, &public].map(|record| record.is_seen_by(caller));
-            assert_eq!(found, sees, "{caller:?}");
-        }
-        assert!(
-            !restricted.is_of(&anna) && restricted.is_of(&owner) && private.is_of(&Caller::Node)
-        );
     }
 
     #[test]
