@@ -199,6 +199,9 @@ fn told(activated: &ActivateReport) -> String {
 
 /// The pool of substrates: how full it is, what is in it
 #[derive(Debug, Subcommand)]
+#[command(
+    after_help = "Example:\n  floe dock web --as shop-web\n  floe pool ls\n  floe activate shop-web"
+)]
 pub enum PoolCommand {
     /// How much memory substrates take, and may take
     #[command(after_help = "Example:\n  floe pool status --json | jq .used_bytes")]
