@@ -26,6 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("floe-planner", &["floe-image", "floe-sched"]),
+    ("floe-swarm", &[]),
     (
         "floe-traces",
         &["floe-threads", "floe-image", "floe-store", "floe-planner"],
@@ -107,6 +108,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-sched",
             "floe-source",
             "floe-planner",
+            "floe-swarm",
             "floe-mount",
             "floe-machine",
             "floe-api",
@@ -221,6 +223,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/guest/src/exec",
             "crates/planner/src",
             "crates/sched/src",
+            "crates/swarm/src",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
