@@ -234,6 +234,8 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/plan.rs",
             "crates/node/src/fork/decide.rs",
             "crates/node/src/fork/when.rs",
+            "crates/node/src/ensemble/decide.rs",
+            "crates/node/src/ensemble/file.rs",
             "crates/node/src/independence/decide.rs",
             "crates/node/src/independence/pace.rs",
             "crates/front/src/seats.rs",

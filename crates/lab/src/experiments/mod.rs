@@ -9,6 +9,7 @@ pub mod avoid;
 pub mod build;
 pub mod capture;
 pub mod churn;
+mod cluster_ready;
 pub mod dedup;
 pub mod density;
 pub mod disk;
