@@ -22,6 +22,7 @@ mod layer;
 mod layers;
 mod multicast;
 mod network;
+mod owed;
 mod parents;
 mod record;
 mod records;
@@ -54,7 +55,10 @@ use crate::{
     unix_now,
 };
 use decide::{Fork, State};
-use floe_api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, Outcome};
+use floe_api::{
+    CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, ForkReport, ForkRequest,
+    Happened, NetworkRequest, Outcome,
+};
 use floe_image::Hash;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
@@ -102,6 +106,8 @@ pub(crate) struct Purpose<'a> {
     pub begun: Option<&'a dyn Fn(&str)>,
     /// What the clones' names begin with, instead of the name of what is forked.
     pub called: Option<MachineName>,
+    /// The network that an image's clones get. Those of a machine are in its own.
+    pub network: Option<&'a NetworkRequest>,
 }
 
 /// A requested fork for which there is room.
@@ -114,6 +120,8 @@ struct Asked<'a> {
     hosts: &'a [Host],
     /// This host's resources for its share of the clones.
     room: &'a ForClones,
+    /// The network that an image's clones get.
+    network: Option<&'a NetworkRequest>,
     /// Called with the fork's id once the fork has its record.
     begun: &'a dyn Fn(&str),
 }
@@ -304,6 +312,7 @@ impl Forks {
             parent: &parent,
             hosts: &hosts,
             room: &reserved.room,
+            network: purpose.network,
             begun: purpose.begun.unwrap_or(&|_| ()),
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
@@ -402,7 +411,11 @@ impl Forks {
             // after a crash during this, the clones' token must still open their parent's state
             self.records.save(record.clone())?;
         }
-        let places = self.places(asked.instant, record, hosts)?;
+        let left = |_: &NodeError| {
+            let clones = record.clones.iter();
+            clones.for_each(|clone| self.networks.leave_any(&clone.name));
+        };
+        let places = self.places(asked, record).inspect_err(left)?;
         let start = Start {
             instant: asked.instant,
             record,
@@ -415,6 +428,19 @@ impl Forks {
         let clones = self.start_clones(fork, &start, report);
         self.leave_vacant(record, &places, fork);
         clones
+    }
+
+    /// Has another host wait for the clones of a fork that run there, and bring them to their size.
+    pub(crate) fn expand_away(
+        &self,
+        host: &str,
+        request: &ExpandRequest,
+    ) -> Result<ExpandReport, String> {
+        let fork = self.records.get(&request.fork);
+        let token = fork.and_then(|fork| fork.hosts_token);
+        let remote = self.remote(host, token.as_deref());
+        let remote = remote.map_err(|error| error.to_api().to_string())?;
+        remote.expand(request)
     }
 
     /// Removes a fork's image if nobody needs it any more.

@@ -131,6 +131,7 @@ impl Guests {
             reserved,
             begun: Some(&begun),
             called: None,
+            network: None,
         };
         let forked = self.forks.fork_for(name, &request, purpose, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());

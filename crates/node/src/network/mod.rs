@@ -94,28 +94,34 @@ impl Networks {
         parent: &str,
         mac: Option<&str>,
     ) -> Result<(Attachment, String), NodeError> {
-        if request.allow.len() > NETWORK_ALLOW_MAX {
-            return Err(usage(
-                format!("{} destinations", request.allow.len()),
-                format!("allow at most {NETWORK_ALLOW_MAX}"),
-            ));
-        }
-        let id = format!("{:08x}", rand::random::<u32>());
-        let random: [u8; 3] = rand::random();
-        let [a, b, c] = random;
-        let network = Network {
-            version: NETWORK_VERSION,
-            parent_mac: mac.map_or_else(
-                || format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
-                str::to_owned,
-            ),
-            allow: request.allow.clone(),
-            bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
-            members: [(parent.to_owned(), 0)].into(),
-            overlay: None,
-            sealed: None,
-            id,
+        let mut network = new(request, mac)?;
+        network.members.insert(parent.to_owned(), 0);
+        let attachment = Attachment {
+            network: network.id.clone(),
+            number: 0,
         };
+        let mac = network.parent_mac.clone();
+        self.begin(network)?;
+        Ok((attachment, mac))
+    }
+
+    /// Creates a network for clones that have no parent, with their places in it. Returns its id.
+    pub fn create_for<'a>(
+        &self,
+        request: &NetworkRequest,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<String, NodeError> {
+        let mut network = new(request, None)?;
+        for name in names {
+            let number = network.free_number(name).ok_or_else(full)?;
+            network.members.insert(name.to_owned(), number);
+        }
+        let id = network.id.clone();
+        self.begin(network)?;
+        Ok(id)
+    }
+
+    fn begin(&self, network: Network) -> Result<(), NodeError> {
         network
             .check()
             .map_err(|why| failed(format!("a network: {why}"), "report this"))?;
@@ -125,13 +131,8 @@ impl Networks {
             self.namespace(&network.id).remove();
             return Err(error);
         }
-        let attachment = Attachment {
-            network: network.id.clone(),
-            number: 0,
-        };
-        let mac = network.parent_mac.clone();
         all.insert(network.id.clone(), network);
-        Ok((attachment, mac))
+        Ok(())
     }
 
     /// Assigns clones their places in their parent's network.
@@ -151,12 +152,7 @@ impl Networks {
         let mut changed = known.clone();
         let mut places = Vec::new();
         for name in names {
-            let number = changed.free_number(name).ok_or_else(|| {
-                refused(
-                    format!("a family's network has room for {MEMBERS_MAX} clones"),
-                    "end clones that are no longer needed (floe kill)",
-                )
-            })?;
+            let number = changed.free_number(name).ok_or_else(full)?;
             changed.members.insert(name.to_owned(), number);
             places.push(Attachment {
                 network: network.to_owned(),
@@ -376,13 +372,18 @@ impl Networks {
         Some(all.get(&place.network)?.mac(place.number))
     }
 
+    /// Returns a member's address, with the network's prefix length.
+    pub fn address(place: &Attachment) -> String {
+        format!("{}/{BITS}", Network::address(place.number))
+    }
+
     /// Returns a member's place as it is shown.
     pub fn info(&self, place: &Attachment) -> NetworkInfo {
         let all = self.all.lock();
         let network = all.get(&place.network);
         NetworkInfo {
             id: place.network.clone(),
-            address: format!("{}/{BITS}", Network::address(place.number)),
+            address: Networks::address(place),
             mac: network
                 .map(|network| network.mac(place.number))
                 .unwrap_or_default(),
@@ -442,6 +443,37 @@ impl Networks {
             }
         }
     }
+}
+
+/// Returns a network without members.
+fn new(request: &NetworkRequest, mac: Option<&str>) -> Result<Network, NodeError> {
+    if request.allow.len() > NETWORK_ALLOW_MAX {
+        return Err(usage(
+            format!("{} destinations", request.allow.len()),
+            format!("allow at most {NETWORK_ALLOW_MAX}"),
+        ));
+    }
+    let [a, b, c]: [u8; 3] = rand::random();
+    Ok(Network {
+        version: NETWORK_VERSION,
+        id: format!("{:08x}", rand::random::<u32>()),
+        parent_mac: mac.map_or_else(
+            || format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
+            str::to_owned,
+        ),
+        allow: request.allow.clone(),
+        bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
+        members: BTreeMap::new(),
+        overlay: None,
+        sealed: None,
+    })
+}
+
+fn full() -> NodeError {
+    refused(
+        format!("a family's network has room for {MEMBERS_MAX} clones"),
+        "end clones that are no longer needed (floe kill)",
+    )
 }
 
 /// Parses addresses of hosts.
