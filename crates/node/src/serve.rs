@@ -416,6 +416,7 @@ fn begin(
     node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
+    node.forks.start_ending_owed()?;
     node.forks.start_watching_tickets()?;
     // a weak handle: a strong one would keep alive the service that the thread belongs to
     let tunnels = Arc::downgrade(&node.networks);

@@ -4,6 +4,7 @@
 use super::{
     Host, Planned, Start,
     decide::{CloneId, Event, Fault, HostId},
+    record::CloneRecord,
 };
 use crate::{
     error::{NodeError, refused, usage},
@@ -121,6 +122,14 @@ impl Forks {
                 why,
                 "a clone that nobody waits for may run"
             );
+            if let Some(host) = host.url() {
+                let host = Some(host.to_owned());
+                let clone = CloneRecord {
+                    host,
+                    ..place.clone()
+                };
+                self.records.owe(&record.id, clone);
+            }
         }
     }
 

@@ -37,6 +37,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/clones", post(forks::receive))
         .route("/v1/clones/room", get(forks::room))
+        .route("/v1/clones/expand", post(pool::expand))
         .route("/v1/machines/{name}/family", get(forks::family))
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
@@ -131,6 +132,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/clones", post(forks::receive))
         .route("/v1/clones/room", get(forks::room))
+        .route("/v1/clones/expand", post(pool::expand))
         .route("/v1/hosts", get(forks::hosts))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
         .route("/v1/cluster", get(cluster::info))
@@ -215,6 +217,7 @@ pub fn router(node: Arc<Node>) -> Router {
         pool::remove,
         pool::activate,
         pool::activate_ensemble,
+        pool::expand,
         machines::screenshot,
         screen::picture,
         screen::vnc,
