@@ -55,7 +55,7 @@ pub struct AttachedCard {
 }
 
 /// Body of `POST /v1/machines/{name}/disks/{disk}`: what is to be on the new disk, which is one of both.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachDiskRequest {
     /// Nothing: the disk is empty and has so many bytes, a multiple of 4096.
@@ -64,6 +64,9 @@ pub struct AttachDiskRequest {
     /// What is in this file of the node's host, in any format that an import takes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
+    /// The file's format, whatever it looks like; by default it is found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<ImportFormat>,
 }
 
 /// A disk that a machine was given.

@@ -500,7 +500,11 @@ fn a_disk_that_cannot_be_given_or_taken_is_told_and_nothing_is_left_of_it() {
         said.contains("no driver in its guest uses yet") && said.contains("modprobe virtio_blk"),
         "{said}"
     );
-    sh(&node, "web", "insmod /modules/virtio_blk.ko");
+    sh(
+        &node,
+        "web",
+        "insmod /modules/$(grep virtio_blk /modules/order)",
+    );
     assert_eq!(first_word(&node, "web", "disk2"), "----");
 
     // a machine that is stopped has them from its next start, up to the most that there can be

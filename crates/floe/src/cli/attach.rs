@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use clap::Args;
-use floe_api::{AttachDiskRequest, AttachedDisk};
+use floe_api::{AttachDiskRequest, AttachedDisk, ImportFormat};
 
 use super::error::CliError;
+use super::images::ImportAs;
 use super::output::bytes;
 use super::{Context, args, confirm, progress};
 
@@ -39,6 +40,9 @@ pub struct Attach {
         required_unless_present = "network"
     )]
     disk: Option<String>,
+    /// Assume this format for the disk's file, whatever it looks like
+    #[arg(long, value_enum, requires = "disk")]
+    format: Option<ImportAs>,
     /// A network card
     #[arg(long, conflicts_with = "disk")]
     network: bool,
@@ -58,7 +62,8 @@ impl Attach {
                 ),
             });
         };
-        let (name, request) = new_disk(disk)?;
+        let (name, mut request) = new_disk(disk)?;
+        request.format = self.format.map(|ImportAs::Raw| ImportFormat::Raw);
         let events = client.attach_disk(machine, &name, &request)?;
         let done = progress::follow(cx.out, events)?;
         match done.outcome.disk.filter(|_| !cx.out.json) {
@@ -93,7 +98,7 @@ pub(super) fn new_disk(text: &str) -> Result<(String, AttachDiskRequest), CliErr
         let request = match args::size(what) {
             Ok(bytes) => AttachDiskRequest {
                 bytes: Some(bytes),
-                path: None,
+                ..Default::default()
             },
             Err(_) => file(Path::new(what))?,
         };
@@ -116,8 +121,8 @@ pub(super) fn new_disk(text: &str) -> Result<(String, AttachDiskRequest), CliErr
 
 fn file(path: &Path) -> Result<AttachDiskRequest, CliError> {
     Ok(AttachDiskRequest {
-        bytes: None,
         path: Some(args::existing(path)?),
+        ..Default::default()
     })
 }
 

@@ -43,6 +43,7 @@ impl Images {
     pub(crate) fn open_data_disk(
         &self,
         path: &Path,
+        as_raw: bool,
         report: &mut Report,
     ) -> Result<super::RawDisk, NodeError> {
         if !path.is_absolute() {
@@ -51,7 +52,7 @@ impl Images {
                 "give the whole path",
             ));
         }
-        self.open_raw(path, false, report)
+        self.open_raw(path, as_raw, report)
     }
 }
 

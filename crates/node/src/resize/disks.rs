@@ -19,7 +19,7 @@ use crate::{
     machines::disk_called,
     report::Report,
 };
-use floe_api::{AttachDiskRequest, AttachedDisk, Happened, Outcome, size_text};
+use floe_api::{AttachDiskRequest, AttachedDisk, Happened, ImportFormat, Outcome, size_text};
 use floe_guest::chores::{DiskUse, names};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{Machine, Reception};
@@ -53,7 +53,10 @@ impl Resizes {
         let (bytes, content) = match (request.bytes, &request.path) {
             (Some(bytes), None) => (bytes, None),
             (None, Some(path)) => {
-                let raw = self.images.open_data_disk(Path::new(path), report)?;
+                let as_raw = request.format == Some(ImportFormat::Raw);
+                let raw = self
+                    .images
+                    .open_data_disk(Path::new(path), as_raw, report)?;
                 let length = raw
                     .file
                     .metadata()
