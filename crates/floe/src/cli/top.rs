@@ -285,6 +285,7 @@ pub(super) mod tests {
             restart: Default::default(),
             restarts: 0,
             independence: None,
+            ensemble: None,
         }
     }
 

@@ -543,6 +543,7 @@ mod tests {
             fresh: None,
             given: Default::default(),
             independence: None,
+            ensemble: None,
         }
     }
 

@@ -14,11 +14,13 @@
 mod activate;
 mod expand;
 mod made_of;
+mod member;
 mod record;
 mod seen;
 mod stock;
 mod warm;
 
+pub(crate) use member::Basis;
 pub(crate) use stock::Stock;
 
 use crate::{

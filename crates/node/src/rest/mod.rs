@@ -120,6 +120,7 @@ pub fn router(node: Arc<Node>) -> Router {
             get(pool::inspect).delete(pool::remove),
         )
         .route("/v1/pool/substrates/{name}/activate", post(pool::activate))
+        .route("/v1/pool/ensembles", post(pool::activate_ensemble))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
         .route("/v1/machines/{name}/terminal", get(terminal::terminal))
@@ -219,6 +220,7 @@ pub fn router(node: Arc<Node>) -> Router {
         pool::inspect,
         pool::remove,
         pool::activate,
+        pool::activate_ensemble,
         machines::screenshot,
         screen::picture,
         screen::vnc,
