@@ -283,6 +283,7 @@ fn services(
     let resizes = Arc::new(Resizes {
         core: core.clone(),
         inventory: inventory.clone(),
+        images: images.clone(),
         agents: agents.clone(),
         machines: machines.clone(),
     });

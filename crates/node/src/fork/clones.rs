@@ -257,6 +257,7 @@ impl Forks {
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
+                next_disk: 0,
                 own_layers: 0,
                 park_after_s: None,
                 small,

@@ -94,6 +94,10 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/machines/{name}/independent",
             post(independent::independent),
         )
+        .route(
+            "/v1/machines/{name}/disks/{disk}",
+            post(resize::attach_disk).delete(resize::detach_disk),
+        )
         .route("/v1/machines/{name}/cards", post(resize::attach_card))
         .route(
             "/v1/machines/{name}/cards/{card}",
@@ -200,6 +204,8 @@ pub fn router(node: Arc<Node>) -> Router {
         independent::independent,
         resize::attach_card,
         resize::detach_card,
+        resize::attach_disk,
+        resize::detach_disk,
         watching::wait,
         system::usage,
         system::prune,
