@@ -99,7 +99,9 @@ fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_
     node.import_tiny("tiny", Some(&node.blank_disk()));
     // a disc and what cloud-init sets up are there before the guest is, as its disk is
     let disc = node.home().join("disc.iso");
-    fs::write(&disc, vec![7; 1 << 20]).unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    bytes[16 * 2048..][..7].copy_from_slice(b"\x01CD001\x01");
+    fs::write(&disc, bytes).unwrap();
     node.run(&RunRequest {
         image: "tiny".into(),
         name: Some("web".into()),
