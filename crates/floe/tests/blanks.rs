@@ -97,21 +97,7 @@ fn ram_file(node: &TestNode, machine: &str) -> String {
 fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_pages() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
-    // a disc and what cloud-init sets up are there before the guest is, as its disk is
-    let disc = node.home().join("disc.iso");
-    let mut bytes = vec![0; 1 << 20];
-    bytes[16 * 2048..][..7].copy_from_slice(b"\x01CD001\x01");
-    fs::write(&disc, bytes).unwrap();
-    node.run(&RunRequest {
-        image: "tiny".into(),
-        name: Some("web".into()),
-        cdrom: Some(disc.display().to_string()),
-        seed: Some(SeedRequest {
-            user_data: Some("#cloud-config\n".into()),
-            ..Default::default()
-        }),
-        ..Default::default()
-    });
+    node.run_named("tiny", "web");
     node.wait_console("web", "floe-guest ready");
     let fill = format!(
         "dd if=/dev/urandom of=/www/data bs=1M count={MEMORY_MB} 2>/dev/null; dd if=/dev/urandom of=/dev/vda bs=1M seek=1 count=3 conv=fsync 2>/dev/null; echo filled-$((4+5))"

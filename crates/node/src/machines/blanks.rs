@@ -26,7 +26,7 @@ use crate::{
     resources::Ahead,
     traces::models::Coming,
 };
-use floe_image::{FIRMWARE_REGION, NVRAM_REGION, memory_region};
+use floe_image::memory_region;
 use floe_machine::{Blank, MEMORY_BYTES_DEFAULT, Standby};
 use floe_mount::{BlankDisk, BlankSpec, DiskSpec, ImageHandle, MachineHandle, Mount};
 use parking_lot::{Condvar, Mutex};
@@ -88,11 +88,10 @@ impl Terms {
 }
 
 /// Returns whom a QEMU must wait for to become this machine; `None` if none can: the host's end of a family's network is passed to
-/// QEMU at its start and has a member's number, and a UEFI firmware and its variables are read whole then. A disc, and what
-/// cloud-init sets up, are disks like others.
+/// QEMU at its start and has a member's number, and a UEFI firmware and its variables are read whole then.
 fn whose(record: &Record) -> Option<Whose> {
-    let is_flash = |disk: &String| [FIRMWARE_REGION, NVRAM_REGION].contains(&disk.as_str());
-    if record.network.is_some() || record.config.disks.iter().any(is_flash) {
+    let special = |disk: &String| floe_machine::is_special(disk);
+    if record.network.is_some() || record.config.disks.iter().any(special) {
         return None;
     }
     Some(match &record.family {
