@@ -28,7 +28,7 @@ use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
 use sealed::mixed;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs,
+    fs, io,
     net::{IpAddr, Ipv4Addr},
     os::fd::OwnedFd,
     path::PathBuf,
@@ -457,13 +457,31 @@ impl Networks {
         socket: Option<OwnedFd>,
     ) -> Result<(), NodeError> {
         let namespace = self.namespace(&place.network);
-        let opened = Inbound::open(&namespace, place.number, forward, socket)?;
-        self.inbound
-            .lock()
-            .entry(machine.to_owned())
-            .or_default()
-            .push(opened);
+        let mut all = self.inbound.lock();
+        let ports = all.entry(machine.to_owned()).or_default();
+        let taken = ports.iter_mut().find(|port| port.forward == *forward);
+        match (taken.filter(|port| port.is_taken()), socket) {
+            (Some(port), Some(socket)) => {
+                port.accept_at(&namespace, place.number, socket.into())?;
+            }
+            (_, socket) => {
+                let opened = Inbound::open(&namespace, place.number, forward, socket)?;
+                ports.push(opened);
+            }
+        }
         Ok(())
+    }
+
+    /// Takes the socket of a port that leads to a member: who connects waits there. Connections that are open stay so. Returns
+    /// `None` if the port is not open.
+    pub fn take_inbound(
+        &self,
+        machine: &str,
+        forward: &PortForward,
+    ) -> Option<io::Result<OwnedFd>> {
+        let mut all = self.inbound.lock();
+        let mut ports = all.get_mut(machine)?.iter_mut();
+        ports.find(|port| port.forward == *forward)?.take()
     }
 
     /// Closes one port, or all ports of a machine.
