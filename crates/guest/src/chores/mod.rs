@@ -74,7 +74,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         [names::ACCOUNT] => line(account::read(Path::new("/proc"))),
         [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
         [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
-        [names::FORGET] => line(forget::forget(Path::new("/"))),
+        [names::FORGET] => line(forget::this_machine()),
         _ => Err((
             UNKNOWN,
             format!("chore {:?} is unknown: is the node newer?", words.join(" ")),
