@@ -18,6 +18,7 @@ use floe_guest::exec::{
     request::{REQUEST_BYTES_MAX, Request, What},
 };
 use floe_machine::Machine;
+use floe_threads::Cancel;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
@@ -285,17 +286,31 @@ pub(super) struct Said {
 }
 
 impl Process {
-    /// Waits for its end, and returns it with up to `most` bytes of each of its outputs; `None` if `limit` is over before. `most` is
-    /// less than a guest has credit for.
-    pub(super) fn outcome(&mut self, limit: Duration, most: usize) -> Option<Said> {
+    /// Waits for its end, and returns it with up to `most` bytes of each of its outputs; `None` if `limit` is over before, or nobody
+    /// wants it any more. `most` is less than a guest has credit for.
+    pub(super) fn outcome(
+        &mut self,
+        limit: Duration,
+        most: usize,
+        cancel: &Cancel,
+    ) -> Option<Said> {
         let until = Instant::now() + limit;
         let (mut output, mut errors) = (Vec::new(), Vec::new());
+        let streams = self.streams.clone();
+        let _woken = cancel.on_cancel(move || {
+            // whoever has looked at the switch under this lock waits by now
+            drop(streams.inner.lock());
+            streams.changed.notify_all();
+        });
         loop {
             // frames are queued under this lock
             let mut inner = self.streams.inner.lock();
             let frame = loop {
                 if let Ok(frame) = self.frames.try_recv() {
                     break frame;
+                }
+                if cancel.is_cancelled() {
+                    return None;
                 }
                 if self
                     .streams
@@ -633,29 +648,47 @@ mod tests {
         let streams = Arc::new(Streams::new());
         let conversation = streams.begin(true);
         let mut process = streams.start("web", &request()).unwrap();
+        let never = Cancel::default();
         sent(&streams, conversation);
         let data = |channel, bytes: &[u8]| Frame::Data {
             stream: 1,
             channel,
             bytes: bytes.to_vec(),
         };
-        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        assert!(process.outcome(Duration::ZERO, 9, &never).is_none());
         streams.heard(data(Channel::Output, b"one ")).unwrap();
         streams.heard(data(Channel::Errors, b"why")).unwrap();
         streams.heard(data(Channel::Output, b"two three")).unwrap();
         let outcome = Outcome::Exited(3);
         streams.heard(Frame::Over { stream: 1, outcome }).unwrap();
-        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        let said = process.outcome(Duration::from_secs(60), 9, &never).unwrap();
         assert_eq!(
             (&said.output[..], &said.errors[..]),
             (&b"one two t"[..], &b"why"[..])
         );
         assert_eq!(said.outcome, Outcome::Exited(3));
-        assert!(process.outcome(Duration::ZERO, 9).is_none());
+        assert!(process.outcome(Duration::ZERO, 9, &never).is_none());
         let mut process = streams.start("web", &request()).unwrap();
         streams.lose("gone");
-        let said = process.outcome(Duration::from_secs(60), 9).unwrap();
+        let said = process.outcome(Duration::from_secs(60), 9, &never).unwrap();
         assert!(matches!(said.outcome, Outcome::Lost { .. }));
+    }
+
+    #[test]
+    fn whoever_waits_for_the_end_of_a_process_can_be_told_to_stop() {
+        let streams = Arc::new(Streams::new());
+        let conversation = streams.begin(true);
+        let mut process = streams.start("web", &request()).unwrap();
+        sent(&streams, conversation);
+        let cancel = Cancel::default();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| process.outcome(Duration::from_secs(3600), 9, &cancel));
+            cancel.cancel();
+            assert!(waits.join().unwrap().is_none());
+        });
+        drop(process);
+        let frames = sent(&streams, conversation);
+        assert_eq!(frames, [Frame::Close { stream: 1 }]);
     }
 
     #[test]
