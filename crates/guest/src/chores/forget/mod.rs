@@ -26,7 +26,7 @@ pub const FORGOTTEN: [&str; 7] = [
 ];
 /// How many entries of a directory there may be. One with more is an error: what was not looked at is not forgotten.
 const ENTRIES_MAX: usize = 10_000;
-/// Bytes of a random seed: as many as systemd writes, and more than any kernel asks for.
+/// Bytes of a random seed: more than systemd writes and any kernel asks for.
 const SEED_BYTES: usize = 512;
 /// Most bytes of a file with names: a larger one is left as it is.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
@@ -56,8 +56,9 @@ const LEASES: [(&str, &[&str]); 8] = [
     ("run/systemd/netif/leases", &[""]),
     ("var/lib/systemd/network", &[""]),
 ];
-/// The key with which systemd encrypts what services are told: it makes another one when it needs one.
-const SECRET: &str = "var/lib/systemd/credential.secret";
+/// Files that are made anew when they are needed: the key with which systemd encrypts what services are told, and the message with the
+/// host name that those get who log in.
+const REMADE: [&str; 2] = ["var/lib/systemd/credential.secret", "run/motd.dynamic"];
 /// Who logged in, and who tried; and what was written when a cloud's keys and names were set up. Their older parts have a dot or a
 /// dash behind these names.
 const LOGS: [&str; 8] = [
@@ -121,9 +122,10 @@ fn forget(root: &Path) -> Result<Forgotten, String> {
             done.add(&seed);
         }
     }
-    let secret = root.join(SECRET);
-    if is_file(&secret) {
-        remove(&secret, &mut done)?;
+    for file in REMADE.map(|file| root.join(file)) {
+        if is_file(&file) {
+            remove(&file, &mut done)?;
+        }
     }
     for (dir, ends) in LEASES {
         for lease in entries(&root.join(dir))? {

@@ -62,6 +62,7 @@ fn what_makes_a_machine_that_one_is_gone_or_new_and_the_rest_stays() {
         "var/lib/dhcpcd/duid",
         "var/lib/dhcpcd5/dhcpcd-eth0.lease",
         "var/lib/systemd/credential.secret",
+        "run/motd.dynamic",
         "var/log/wtmp.1",
         "var/log/auth.log.2.gz",
         "var/log/secure-20261101",
