@@ -303,7 +303,6 @@ fn services(
     let captures = Arc::new(Captures {
         core: core.clone(),
         images: images.clone(),
-        traces: traces.clone(),
         inventory: inventory.clone(),
         machines: machines.clone(),
     });

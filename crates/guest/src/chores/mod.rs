@@ -83,7 +83,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
         [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
         [names::DISK, serial] => line(disk::look(Path::new("/"), serial)),
-        [names::FORGET] => line(forget::forget(Path::new("/"))),
+        [names::FORGET] => line(forget::this_machine()),
         [names::HOSTS, ref given @ ..] => line(hosts::write(Path::new("/"), given)),
         _ => Err((
             UNKNOWN,
