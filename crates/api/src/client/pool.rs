@@ -18,13 +18,28 @@ impl Client {
     ) -> Result<Events, ClientError> {
         self.stream(&substrate_path(substrate, "/activate"), request)
     }
+    /// Sends a substrate to a hub, a bucket or a directory, or writes it to a file.
+    pub fn export_substrate(
+        &self,
+        substrate: &str,
+        request: &SubstrateExportRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream(&substrate_path(substrate, "/export"), request)
+    }
+    /// Brings a substrate here.
+    pub fn import_substrate(
+        &self,
+        request: &SubstrateImportRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream("/v1/pool/import", request)
+    }
     /// Returns how full the pool is.
     pub fn pool(&self) -> Result<PoolStatus, ClientError> {
         self.get("/v1/pool")
     }
     /// Changes how much memory substrates may take.
-    pub fn resize_pool(&self, budget_bytes: u64) -> Result<PoolStatus, ClientError> {
-        self.post("/v1/pool/resize", &PoolResizeRequest { budget_bytes })
+    pub fn resize_pool(&self, request: &PoolResizeRequest) -> Result<PoolStatus, ClientError> {
+        self.post("/v1/pool/resize", request)
     }
     /// Reads and hashes the backups of substrates; of all, if no names are given.
     pub fn verify_pool(&self, names: Vec<String>) -> Result<Events, ClientError> {

@@ -1,7 +1,7 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::Node;
+use crate::{Node, caller::Caller, fork::no_parent};
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
@@ -14,10 +14,15 @@ type Floe = State<Arc<Node>>;
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn fork(
     State(node): Floe,
-    Path(name): Path<String>,
+    caller: Caller,
+    Path(mut name): Path<String>,
     Input(request): Input<ForkRequest>,
 ) -> Response {
     stream(node, "fork", move |node, report| {
+        if node.inventory.get(&name).is_err() {
+            let image = node.pool.image_for(&name, &caller);
+            name = image.map_err(|_| no_parent(&name))?;
+        }
         node.forks.fork(&name, &request, report)
     })
 }
