@@ -156,6 +156,7 @@ fn a_substrate_lives_in_memory_while_its_backup_is_damaged_and_its_neighbours_ou
 fn goes_to_another_host(exported: &[u8]) {
     let there = TestNode::with(Setup {
         hub: true,
+        web: Some(node::free_address()),
         ..Default::default()
     });
     let file = there.home().join("shop.floe");
@@ -169,7 +170,8 @@ fn goes_to_another_host(exported: &[u8]) {
         b"no archive at all",
     ] {
         std::fs::write(&file, bad).unwrap();
-        code(&there, 1, &import);
+        let refused = ends(floe(&there, &import));
+        assert!(!refused.status.success(), "{}", said(&refused));
         assert_eq!(there.client().substrates().unwrap().substrates, []);
         assert_eq!(there.client().images().unwrap().images, []);
         let left = std::fs::read_dir(there.home().join("tmp"))
@@ -182,7 +184,7 @@ fn goes_to_another_host(exported: &[u8]) {
     }
     std::fs::write(&file, exported).unwrap();
     // its machines would keep the keys of the one that was docked
-    let shared = code(&there, 1, &[&import[..], &["--public"]].concat());
+    let shared = code(&there, 5, &[&import[..], &["--public"]].concat());
     assert!(said(&shared).contains("do not forget"), "{}", said(&shared));
     code(&there, 0, &import);
     let moved = there.client().substrate("moved").unwrap();
@@ -390,7 +392,7 @@ fn who_may_not_see_a_substrate_has_none_and_a_budget_sends_the_oldest_to_the_dis
     code(&node, 0, &["kill", "blue.1", "blue.2"]);
 
     let held = |name: &str| node.client().substrate(name).unwrap().in_memory;
-    let much = code(&node, 1, &["pool", "resize", "1000T"]);
+    let much = code(&node, 5, &["pool", "resize", "1000T"]);
     assert!(said(&much).contains("--overcommit"), "{}", said(&much));
     let small = code(&node, 0, &["pool", "resize", "4K", "--json"]);
     let small: PoolStatus = serde_json::from_slice(&small.stdout).unwrap();
@@ -517,7 +519,7 @@ fn a_dock_that_fails_leaves_nothing_and_a_second_one_at_once_is_refused() {
     let full = status(&node);
     assert!(full.in_memory > 0 && full.gave_way == 0, "{full:?}");
     assert!(full.host_bytes.unwrap() <= 32 << 20, "{full:?}");
-    let refused = code(&node, 1, &["run", "tiny", "--name", "other"]);
+    let refused = code(&node, 5, &["run", "tiny", "--name", "other"]);
     assert!(
         said(&refused).contains("web 304.0 MiB"),
         "{}",
@@ -526,9 +528,9 @@ fn a_dock_that_fails_leaves_nothing_and_a_second_one_at_once_is_refused() {
     let empty = status(&node);
     assert_eq!((empty.in_memory, empty.used_bytes), (0, 0), "{empty:?}");
     assert_eq!(empty.gave_way, full.in_memory);
-    let much = code(&node, 1, &["pool", "resize", "512M"]);
+    let much = code(&node, 5, &["pool", "resize", "1000T"]);
     assert!(said(&much).contains("32.0 MiB for it"), "{}", said(&much));
-    code(&node, 0, &["pool", "resize", "512M", "--overcommit"]);
+    code(&node, 0, &["pool", "resize", "1000T", "--overcommit"]);
     eventually("they are in memory again", || {
         status(&node).in_memory == full.in_memory
     });
