@@ -1,7 +1,7 @@
 //! Who may see a substrate with its image, and remove it.
 
 use super::{Pool, record::SubstrateRecord};
-use crate::{caller::Caller, error::NodeError, images::SUBSTRATE_LABEL};
+use crate::{caller::Caller, error::NodeError, fork::no_parent, images::SUBSTRATE_LABEL};
 use floe_api::{Happened, ImageList, NodeEvent, Visibility};
 use floe_image::Hash;
 
@@ -39,6 +39,14 @@ impl Pool {
         };
         let sees = |id: &Hash| !self.hides(id, caller, || is_left(id));
         self.images.asked_for(image, &sees)
+    }
+
+    /// Returns how to ask for a machine or image to fork. An image that the caller may not see does not exist.
+    pub fn parent_for(&self, name: &str, caller: &Caller) -> Result<String, NodeError> {
+        match self.inventory.get(name) {
+            Ok(_) => Ok(name.to_owned()),
+            Err(_) => self.image_for(name, caller).map_err(|_| no_parent(name)),
+        }
     }
 
     /// Returns the images that exist for this caller, newest first.

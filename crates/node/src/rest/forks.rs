@@ -1,7 +1,7 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::{Node, caller::Caller, fork::no_parent};
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
@@ -19,10 +19,7 @@ pub async fn fork(
     Input(request): Input<ForkRequest>,
 ) -> Response {
     stream(node, "fork", move |node, report| {
-        if node.inventory.get(&name).is_err() {
-            let image = node.pool.image_for(&name, &caller);
-            name = image.map_err(|_| no_parent(&name))?;
-        }
+        name = node.pool.parent_for(&name, &caller)?;
         node.forks.fork(&name, &request, report)
     })
 }
