@@ -15,10 +15,10 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent resume-wan density stream-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
 
 .PHONY: help deps build deb tarball static demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
-.PHONY: azurite web web-test guest-tools guest-tiny guest-stock guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: azurite web web-test guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 guest-stock: deps web ## Build a Debian with floe image build, with cloud-init and ssh in it
 	@scripts/guest-stock $(GUESTS)/stock
 
+guest-shop: deps web ## Build a Debian with a web server, PHP and a database
+	@scripts/guest-stock $(GUESTS)/shop nginx-light,php-fpm,php-mysql,mariadb-server
+
 guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 	@$(GUEST_BUILD) mpi $(GUESTS)/mpi
 
@@ -107,7 +110,7 @@ hammer: build guest-tiny ## Kill everything under two guests that write and veri
 # Unit, property and integration tests. Those that need root, FUSE, QEMU or a network namespace are ignored where a host has no root
 # or no FUSE, and by a plain `cargo test`.
 SYSTEM_TESTS := $(shell [ "$$(id -u)" = 0 ] && [ -e /dev/fuse ] && echo --include-ignored)
-system: deps web guest-tiny guest-mpi guest-stock static azurite
+system: deps web guest-tiny guest-mpi guest-stock guest-shop static azurite
 	FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast -- $(SYSTEM_TESTS)
 
 # Azure's blob storage for the tests of buckets.
@@ -146,15 +149,15 @@ test: deps ## Everything that must hold: format, lints, docs, unit, property, sy
 	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
 	echo "make test: all passed"
 
-flaky: deps web guest-tiny guest-mpi guest-stock static azurite ## Run the tests ten times beside a load on every core, to find those that fail now and then
+flaky: deps web guest-tiny guest-mpi guest-stock guest-shop static azurite ## Run the tests ten times beside a load on every core, to find those that fail now and then
 	@FLOE_GUESTS=$(GUESTS) scripts/flaky
 
-kvm-check: build guest-tiny guest-mpi guest-stock guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
+kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 
 # FRESH=1 measures all anew; otherwise a run goes on where an earlier one of the same code was cut.
-lab: build guest-debian guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-shop guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
 		target/release/floe-lab $$e --json lab/results/$$e.json $(if $(FRESH),,--unless-recorded) || failed="$$failed $$e"; \

@@ -38,6 +38,8 @@ mod api {
 
     #[path = "afterwards.rs"]
     mod afterwards;
+    #[path = "ensembles.rs"]
+    mod ensembles;
     #[path = "errors.rs"]
     mod errors;
     #[path = "forks.rs"]
@@ -57,6 +59,7 @@ mod api {
     #[path = "resize.rs"]
     mod resize;
     pub use afterwards::*;
+    pub use ensembles::*;
     pub use errors::*;
     pub use forks::*;
     pub use forward::*;
@@ -105,8 +108,10 @@ mod node {
     pub mod fork;
     #[path = "placement/listed.rs"]
     pub mod listed;
+    #[path = "ensemble/file.rs"]
+    pub mod ensemble;
     #[path = "names.rs"]
-    mod names;
+    pub mod names;
     #[path = "pool/record.rs"]
     pub mod pool;
     #[path = "network/plan.rs"]
@@ -118,7 +123,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
-use node::{cluster, images, inventory};
+use node::{cluster, images, inventory, names};
 pub use node::{MachineName, NameError};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
@@ -147,6 +152,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("exec_frame", exec_frame),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),
+    ("ensemble_file", ensemble_file),
     ("machine_record", machine_record),
     ("fork_record", fork_record),
     ("network_record", network_record),
@@ -574,6 +580,32 @@ pub fn substrate_record(data: &[u8]) {
         assert!(record.name.parse::<node::MachineName>().is_ok());
         assert_eq!(record.visibility == Visibility::Restricted, !record.users.is_empty());
     }
+}
+
+/// What a user's file describes is within bounds, and can come to an end; what is wrong with it stands in one of its lines.
+pub fn ensemble_file(data: &[u8]) {
+    use node::ensemble::{hosts, read};
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let described = match read(text) {
+        Ok(described) => described,
+        Err(wrong) => {
+            let lines = 1 + data.iter().filter(|byte| **byte == b'\n').count();
+            assert!((1..=lines).contains(&wrong.line), "{wrong:?}");
+            return;
+        }
+    };
+    let members = &described.members;
+    assert!((1..=ENSEMBLE_MEMBERS_MAX).contains(&members.len()));
+    let machines: Vec<String> = members.iter().flat_map(hosts).collect();
+    assert!(machines.len() <= ENSEMBLE_MACHINES_MAX as usize);
+    assert_eq!(machines.iter().collect::<std::collections::BTreeSet<_>>().len(), machines.len());
+    let mut ready = vec![false; members.len()];
+    for _ in members {
+        for (index, member) in members.iter().enumerate() {
+            ready[index] |= member.after.iter().all(|before| ready[*before]);
+        }
+    }
+    assert!(ready.iter().all(|ready| *ready), "{members:?}");
 }
 
 /// What becomes of a family's network are the lines of `ip` and `nft` that are meant, whatever it says.

@@ -15,6 +15,7 @@ pub mod authorities;
 pub mod client;
 mod cluster;
 pub mod credentials;
+mod ensembles;
 mod errors;
 mod exec;
 mod forks;
@@ -33,6 +34,7 @@ mod traces;
 mod watching;
 pub use afterwards::RestartPolicy;
 pub use cluster::*;
+pub use ensembles::*;
 pub use errors::*;
 pub use exec::*;
 pub use forks::*;
@@ -150,6 +152,9 @@ pub struct Outcome {
     /// The result of an activation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activated: Option<ActivateReport>,
+    /// The result of activating an ensemble.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ensemble: Option<EnsembleReport>,
 }
 
 // ---------------------------------------------------------------------------------------------------------- the node

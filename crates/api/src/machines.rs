@@ -264,6 +264,9 @@ pub struct MachineInfo {
     /// How far its image is brought to this host, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independence>,
+    /// Of which ensemble it is, if it was activated as a part of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ensemble: Option<InEnsemble>,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.

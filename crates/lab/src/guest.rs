@@ -34,15 +34,25 @@ impl Guest {
         Ok(Guest::find("family")?.dir)
     }
 
+    /// Returns Debian with a web server, PHP and a database, which floe itself has built.
+    pub fn shop() -> anyhow::Result<Guest> {
+        Guest::at(&Guest::kept("shop"))
+            .context("the guest shop is not there: make guest-shop builds it")
+    }
+
+    fn kept(kind: &str) -> PathBuf {
+        let guests = match std::env::var_os("FLOE_GUESTS") {
+            Some(dir) => PathBuf::from(dir),
+            None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests"),
+        };
+        guests.join(kind)
+    }
+
     /// Returns the guest in `$FLOE_GUESTS/KIND`, or in `.cache/guests/KIND` in the workspace; builds it if it isn't
     /// there.
     fn find(kind: &str) -> anyhow::Result<Guest> {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let guests = match std::env::var_os("FLOE_GUESTS") {
-            Some(dir) => PathBuf::from(dir),
-            None => here.join("../../.cache/guests"),
-        };
-        let dir = guests.join(kind);
+        let dir = Guest::kept(kind);
         if !dir.join("recipe").exists() {
             eprintln!("building the {kind} guest in {} ...", dir.display());
             let script = here.join("guests/build");

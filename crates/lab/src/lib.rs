@@ -9,6 +9,8 @@
 //! - [`link`]: the link emulator, a state machine and its driver.
 //! - [`sim`]: streaming in virtual time: replays recorded runs ([`traces`]) through the live planner; [`plot`]: draws
 //!   plots of it.
+//! - [`swarm_sim`]: swarms in virtual time: up to 1024 hosts replay such runs, driven by the live policy.
+//! - [`predict`]: what the paper's model says of a swarm.
 //! - [`harness`]: interleaved runs, statistics, the report.
 //! - [`experiments`]: one file each; they measure the real product on the real kernel, QEMU and network.
 //! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
@@ -23,8 +25,10 @@ pub mod guest;
 pub mod harness;
 pub mod link;
 pub mod plot;
+pub mod predict;
 pub mod signals;
 pub mod sim;
+pub mod swarm_sim;
 pub mod traces;
 pub mod workload;
 pub mod workloads;

@@ -33,6 +33,7 @@ enum Command {
     List,
     Link(tool::Arguments),
     Collect(floe_lab::workloads::Arguments),
+    Model(floe_lab::predict::Arguments),
     /// Kill node, hub, supervisor, QEMU, network and disk at random under two machines that write and verify without end
     Hammer {
         #[command(flatten)]
@@ -130,6 +131,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Link(arguments) => arguments.run(),
         Command::Collect(arguments) => collect(arguments),
+        Command::Model(arguments) => arguments.run(),
         Command::Hammer {
             run: arguments,
             options,

@@ -18,7 +18,7 @@
 //! resize                      more or fewer CPUs, more or less memory
 //! independence                whole images on this host, in the background
 //! run  capture  fork  guest   what users and guests ask for
-//! pool  park                  machines that stand still, in memory or without any
+//! pool  ensemble  park        machines that stand still, in memory or without any; activated together
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -31,6 +31,7 @@ mod capture;
 mod cluster;
 mod core;
 pub mod doctor;
+mod ensemble;
 pub mod error;
 mod files;
 mod firmware;
@@ -115,6 +116,8 @@ pub struct Node {
     pub(crate) forks: Arc<fork::Forks>,
     /// Machines that stand still in memory.
     pub(crate) pool: Arc<pool::Pool>,
+    /// Activates machines of several substrates together.
+    pub(crate) ensembles: Arc<ensemble::Ensembles>,
     /// Parks machines and wakes them.
     pub(crate) parks: Arc<park::Parks>,
     /// Listens to programs in guests until the node ends.

@@ -8,6 +8,7 @@ use crate::{
     capture::Captures,
     cluster,
     core::{Core, Stop},
+    ensemble::Ensembles,
     error::{NodeError, at, busy},
     fork::{self, Forks},
     guest::Guests,
@@ -331,6 +332,14 @@ fn services(
         resizes.clone(),
         stock,
     )?;
+    let ensembles = Arc::new(Ensembles {
+        inventory: inventory.clone(),
+        machines: machines.clone(),
+        networks: networks.clone(),
+        agents: agents.clone(),
+        pool: pool.clone(),
+        under_way: Default::default(),
+    });
     let parks = Parks::open(
         core.clone(),
         images.clone(),
@@ -376,6 +385,7 @@ fn services(
         captures,
         forks,
         pool,
+        ensembles,
         parks,
         guests,
         adoption,

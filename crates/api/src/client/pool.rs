@@ -33,6 +33,10 @@ impl Client {
     ) -> Result<Events, ClientError> {
         self.stream("/v1/pool/import", request)
     }
+    /// Starts machines of several substrates in one network.
+    pub fn activate_ensemble(&self, request: &EnsembleRequest) -> Result<Events, ClientError> {
+        self.stream("/v1/pool/ensembles", request)
+    }
     /// Returns how full the pool is.
     pub fn pool(&self) -> Result<PoolStatus, ClientError> {
         self.get("/v1/pool")

@@ -19,6 +19,7 @@ mod copy;
 mod daemon;
 mod doctor;
 mod ending;
+mod ensembles;
 mod error;
 mod exec;
 mod forks;
@@ -251,7 +252,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Logs(c) => c.run(cx)?,
         Command::Capture(c) => c.run(cx)?,
         Command::Dock(c) => c.run(cx)?,
-        Command::Activate(c) => c.run(cx)?,
+        Command::Activate(c) => return c.run(cx),
         Command::Pool(c) => return c.run(cx),
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use super::error::CliError;
 use super::login::Access;
 use super::output::{age, bytes, fields, table};
-use super::{Context, args, images, pool_moving, progress};
+use super::{Context, args, ensembles, images, pool_moving, progress};
 use floe_api::{
     ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
 };
@@ -122,6 +122,8 @@ Example: three machines, called blue.1 to blue.3
   floe activate shop-web -n 3 --name blue
 Example: larger than the machine was that was docked
   floe activate shop-web --cpus 4 --memory 4G
+Example: a cluster, machines of several substrates that reach each other by name
+  floe activate --cluster shop.toml
 Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
@@ -130,7 +132,10 @@ of several machines, each gets an identity of its own, and no network before tha
 guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.")]
 pub struct Activate {
     /// The substrate
-    substrate: String,
+    #[arg(required_unless_present = "file")]
+    substrate: Option<String>,
+    #[command(flatten)]
+    cluster: ensembles::Cluster,
     /// How many machines
     #[arg(long = "machines", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
@@ -156,7 +161,10 @@ pub struct Activate {
 }
 
 impl Activate {
-    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let Some(substrate) = &self.substrate else {
+            return self.cluster.run(cx, self.overcommit);
+        };
         let request = floe_api::ActivateRequest {
             machines: self.count,
             name: self.name,
@@ -166,7 +174,7 @@ impl Activate {
             cpus: self.cpus,
             memory_bytes: self.memory,
         };
-        let events = cx.client()?.activate(&self.substrate, &request)?;
+        let events = cx.client()?.activate(substrate, &request)?;
         let done = progress::follow(cx.out, events)?;
         let Some(activated) = &done.outcome.activated else {
             return Err(CliError::failed(
@@ -188,7 +196,7 @@ impl Activate {
         let short = activated.machines.iter().flat_map(|machine| &machine.short);
         let mut short = short.cloned().map(CliError);
         let Some(first) = short.next() else {
-            return Ok(());
+            return Ok(ExitCode::SUCCESS);
         };
         short.for_each(|more| more.print(cx.out.json));
         Err(first)

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::Context;
 use super::error::CliError;
 use super::machines::{WaitArgs, started};
 use super::ps::status;
+use super::{Context, ensembles};
 use floe_api::client::{Client, ClientError};
 use floe_api::{MachineInfo, MachineList};
 
@@ -23,12 +23,16 @@ Example:
   floe stop web
   floe stop web db --timeout 60
   floe stop web --now
+Example: all machines of a cluster that floe activate --cluster has started
+  floe stop --cluster shop
 
 A guest that does not power down in time is switched off: it starts again as after a power cut. The exit code is 6 then.")]
 pub struct Stop {
     /// The machines
-    #[arg(required = true)]
+    #[arg(required_unless_present = "of_cluster")]
     machines: Vec<String>,
+    #[command(flatten)]
+    cluster: ensembles::OfCluster,
     /// Do not ask the guest to power down, end it
     #[arg(long)]
     now: bool,
@@ -43,7 +47,8 @@ impl Stop {
             now: self.now,
             timeout_s: self.timeout,
         };
-        let turns = Turns::take(cx, &self.machines, |client, name| {
+        let names = self.cluster.machines(cx, self.machines)?;
+        let turns = Turns::take(cx, &names, |client, name| {
             let machine = client.stop(name, &request)?;
             if machine.switched_off && !cx.out.json {
                 warn(&format!("{name} was {}", machine.detail));
@@ -155,11 +160,18 @@ fn resumed(machine: &MachineInfo) -> String {
 
 /// Remove machines with their disks
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  floe stop web && floe rm web\n  floe rm --force web")]
+#[command(after_help = "\
+Example:
+  floe stop web && floe rm web
+  floe rm --force web
+Example: all machines of a cluster that floe activate --cluster has started
+  floe rm --force --cluster shop")]
 pub struct Rm {
     /// The machines
-    #[arg(required = true)]
+    #[arg(required_unless_present = "of_cluster")]
     machines: Vec<String>,
+    #[command(flatten)]
+    cluster: ensembles::OfCluster,
     /// End them first if they run
     #[arg(long, short)]
     force: bool,
@@ -167,7 +179,8 @@ pub struct Rm {
 
 impl Rm {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let turns = Turns::take(cx, &self.machines, |client, name| {
+        let names = self.cluster.machines(cx, self.machines)?;
+        let turns = Turns::take(cx, &names, |client, name| {
             client.remove_machine(name, self.force)?;
             Ok::<_, ClientError>(name.to_owned())
         })?;

@@ -63,7 +63,10 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             bytes(m.memory_bytes),
             age(m.created_unix_s),
             ports.join(" "),
-            super::independent::in_detail(&m.detail, m.independence.as_ref()),
+            super::ensembles::in_detail(
+                super::independent::in_detail(&m.detail, m.independence.as_ref()),
+                m.ensemble.as_ref(),
+            ),
         ]
     };
     let rows: Vec<_> = machines.iter().map(row).collect();
@@ -82,6 +85,13 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("status", status(m.status).into()),
         ("detail", m.detail.clone()),
         ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
+        (
+            "cluster",
+            m.ensemble
+                .as_ref()
+                .map(super::ensembles::described)
+                .unwrap_or_default(),
+        ),
         ("image", format!("{} ({})", m.image_name, short(&m.image))),
         (
             "began",

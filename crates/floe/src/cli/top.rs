@@ -284,6 +284,7 @@ pub(super) mod tests {
             restart: Default::default(),
             restarts: 0,
             independence: None,
+            ensemble: None,
         }
     }
 

@@ -22,7 +22,7 @@ const ENTRIES_MAX: usize = 10_000;
 /// Bytes of a random seed: as many as systemd writes, and more than any kernel asks for.
 const SEED_BYTES: usize = 512;
 /// Most bytes of `/etc/hosts`: a larger one is left as it is.
-const HOSTS_BYTES_MAX: u64 = 1 << 20;
+pub(super) const HOSTS_BYTES_MAX: u64 = 1 << 20;
 
 /// Files with random numbers that the next start of the guest begins with.
 const SEEDS: [&str; 3] = [
@@ -142,7 +142,7 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Gives the name that the machine has now to the address that Debian keeps for it.
-fn name_in_hosts(root: &Path) -> Result<(), String> {
+pub(super) fn name_in_hosts(root: &Path) -> Result<(), String> {
     let path = root.join("etc/hosts");
     let small = fs::metadata(&path).is_ok_and(|found| found.len() <= HOSTS_BYTES_MAX);
     let (true, Ok(name)) = (small, fs::read_to_string(root.join("etc/hostname"))) else {
@@ -162,7 +162,7 @@ fn name_in_hosts(root: &Path) -> Result<(), String> {
 }
 
 /// Writes a file anew under a temporary name, with the mode of the one that it replaces, and puts it in place.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".floe");
     let mut file = File::create(&temporary)?;

@@ -1,7 +1,8 @@
-//! Runs what this machine's owner wants done before it becomes small, and after it is its own size again.
+//! Runs what this machine's owner wants done before it becomes small, after it is its own size again, and once it knows the others
+//! that were activated with it.
 //!
-//! A hook is an executable file in [`DIR`]. It is called with the word `stop` or `start`: to stop in the order of their names,
-//! up to the first that fails, and to start in the opposite order, all of them, also those that were never told to stop.
+//! A hook is an executable file in [`DIR`]. It is called with the word `stop`, `start` or `joined`: to stop in the order of their
+//! names, up to the first that fails, and for the others in the opposite order, all of them, also those that were never told to stop.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -38,12 +39,12 @@ pub struct Hooks {
     pub ran: Vec<Ran>,
 }
 
-/// Calls the hooks of a directory. `word` is `stop` or `start`.
+/// Calls the hooks of a directory. `word` is `stop`, `start` or `joined`.
 pub(super) fn run(dir: &Path, word: &str, limit: Duration) -> Result<Hooks, String> {
     let stop = match word {
         "stop" => true,
-        "start" => false,
-        other => return Err(format!("{other:?} is not stop or start")),
+        "start" | "joined" => false,
+        other => return Err(format!("{other:?} is not stop, start or joined")),
     };
     let mut hooks = find(dir)?;
     if !stop {
@@ -185,7 +186,9 @@ mod tests {
         );
         let started = run(dir.path(), "start", long).unwrap();
         assert_eq!(names(&started), ["30-never", "20-web", "10-sleep"]);
-        assert_eq!(fs::read_to_string(log).unwrap().lines().count(), 5);
+        let joined = run(dir.path(), "joined", long).unwrap();
+        assert_eq!(names(&joined), names(&started));
+        assert_eq!(fs::read_to_string(log).unwrap().lines().count(), 8);
         assert!(run(dir.path(), "pause", long).is_err());
         for number in 0..HOOKS_MAX {
             hook(dir.path(), &format!("40-{number}"), "exit 0");

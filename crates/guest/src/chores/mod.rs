@@ -8,6 +8,7 @@ mod account;
 mod cpus;
 mod forget;
 mod hooks;
+mod hosts;
 mod memory;
 mod settle;
 mod traffic;
@@ -16,6 +17,7 @@ pub use account::Account;
 pub use cpus::Cpus;
 pub use forget::{FORGOTTEN, Forgotten};
 pub use hooks::{DIR as HOOKS_DIR, HOOK_LIMIT, HOOKS_MAX, Hooks, Ran};
+pub use hosts::{HOSTS_NAMES_MAX, Hosts};
 pub use memory::Memory;
 pub use settle::Settled;
 pub use traffic::Traffic;
@@ -45,10 +47,12 @@ pub mod names {
     pub const ACCOUNT: &str = "account";
     /// Writes to the disks what is not there yet, and drops what can be read again. Answers with [`Settled`](super::Settled).
     pub const SETTLE: &str = "settle";
-    /// Calls the hooks of [`HOOKS_DIR`](super::HOOKS_DIR) with its argument, `stop` or `start`. Answers with [`Hooks`](super::Hooks).
+    /// Calls the hooks of [`HOOKS_DIR`](super::HOOKS_DIR) with its argument, `stop`, `start` or `joined`. Answers with [`Hooks`](super::Hooks).
     pub const HOOKS: &str = "hooks";
     /// Makes the machine forget what it has from the one that it was copied from. Answers with [`Forgotten`](super::Forgotten).
     pub const FORGET: &str = "forget";
+    /// Tells the machine the names of others, each an argument `NAME=ADDRESS`. Answers with [`Hosts`](super::Hosts).
+    pub const HOSTS: &str = "hosts";
 }
 
 /// Something that the guest's kernel would not do.
@@ -75,6 +79,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
         [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
         [names::FORGET] => line(forget::forget(Path::new("/"))),
+        [names::HOSTS, ref given @ ..] => line(hosts::write(Path::new("/"), given)),
         _ => Err((
             UNKNOWN,
             format!("chore {:?} is unknown: is the node newer?", words.join(" ")),

@@ -84,6 +84,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             times,
         );
     }
+    super::cluster_ready::add(context, &mut report)?;
     report.note("one private machine from the pool's memory on this host; ready: its agent has answered, at the size that it was docked with");
     Ok(report)
 }

@@ -1,10 +1,11 @@
 //! `dock`: what a substrate takes in the pool's memory, beyond its base image, and how long its machine stands still for it. Guests that
-//! work as a web server, a database and a compiler; docked live, and made small first; compared with the memory that each of them has.
+//! work as a web server, a database and a compiler; docked live, and made small first; compared with the memory that each of them has. Once
+//! over an image that was captured at the guest's shell, and once over its disks alone.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
-use floe_api::{DockRequest, ImportRequest, Outcome};
+use floe_api::{ActivateRequest, DockRequest, ImportRequest, Outcome, SubstrateInfo};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +16,10 @@ const MEMORY: u64 = 1 << 30;
 const MEMORY_QUICK: u64 = 128 << 20;
 /// Name of the one substrate of this experiment at a time.
 const NAME: &str = "docked";
+/// Name of the machine that stands on its disks alone.
+const BOOTED: &str = "booted";
+/// Longest time for a guest to answer after its activation, in seconds.
+const ANSWER_S_MAX: u64 = 300;
 
 /// What a guest is used as.
 pub(super) struct Kind {
@@ -32,7 +37,8 @@ pub(super) const SERVERS: [Kind; 3] = [
         name: "web",
         disk: Some("web"),
         works: &[
-            "systemctl start nginx || nginx; seq 1 100N > /var/www/html/page; for i in $(seq 20); do busybox wget -q -O - http://127.0.0.1/page | busybox wc -l; done",
+            "systemctl stop floe-http; systemctl start nginx && seq 1 100N > /var/www/html/page && \
+             for i in $(seq 20); do busybox wget -q -O - http://127.0.0.1/page || break; done | busybox wc -l | busybox grep -qx $((20 * 100N))",
         ],
     },
     Kind {
@@ -74,6 +80,8 @@ pub(super) fn boot(node: &Node, kind: &Kind, memory: u64) -> anyhow::Result<()> 
         name: Some(kind.name.into()),
         memory_bytes: Some(memory),
         cpus: Some(1),
+        // the agent of this build: a guest that was built earlier has an older one
+        agent: Some(String::new()),
         ..ImportRequest::default()
     };
     node.client.import(&request)?.finish(|_| {})?;
@@ -81,9 +89,9 @@ pub(super) fn boot(node: &Node, kind: &Kind, memory: u64) -> anyhow::Result<()> 
 }
 
 /// Lets a guest do one of its kind's works.
-pub(super) fn work(node: &Node, kind: &Kind, round: usize) -> anyhow::Result<()> {
+pub(super) fn work(node: &Node, machine: &str, kind: &Kind, round: usize) -> anyhow::Result<()> {
     let work = kind.works[round % kind.works.len()].replace('N', &(round + 1).to_string());
-    node.tell(kind.name, &work, WORK_MAX)
+    node.tell(machine, &work, WORK_MAX)
         .with_context(|| format!("the {} guest does not work", kind.name))?;
     Ok(())
 }
@@ -103,52 +111,132 @@ fn dock_as(node: &Node, machine: &str, name: &str, convert: bool) -> anyhow::Res
     Ok(node.client.dock(machine, &request)?.finish(|_| {})?)
 }
 
+/// What docks of this experiment have measured.
+#[derive(Default)]
+struct Measured {
+    /// How long a live dock paused its machine, ms.
+    pause_ms: Samples,
+    /// Memory of the guests that was neither free nor zero, MB.
+    used_mb: Samples,
+}
+
+impl Measured {
+    /// Docks a machine live. Returns what that takes in the pool's memory, MB. The substrate is removed, so that the next one has
+    /// nobody to share with.
+    fn live_mb(&mut self, node: &Node, machine: &str) -> anyhow::Result<f64> {
+        let outcome = dock(node, machine, NAME)?;
+        let substrate = substrate_of(&outcome)?;
+        let (bytes, of) = (substrate.pool_bytes, substrate.made_of);
+        eprintln!("{machine} live: {bytes} bytes, {of:?}");
+        self.pause_ms
+            .push(outcome.pause_ms.context("a dock tells its pause")?);
+        self.used_mb
+            .push((of.memory_bytes - of.zero_bytes) as f64 / 1e6);
+        node.client.remove_substrate(NAME)?;
+        Ok(bytes as f64 / 1e6)
+    }
+}
+
+/// Makes a machine small and docks it. Returns what that takes in the pool's memory, MB. The machine is gone, and its substrate.
+fn converted_mb(node: &Node, machine: &str) -> anyhow::Result<f64> {
+    let outcome = dock_as(node, machine, NAME, true)?;
+    let substrate = substrate_of(&outcome)?;
+    let (bytes, of) = (substrate.pool_bytes, substrate.made_of);
+    eprintln!("{machine} converted: {bytes} bytes, {of:?}");
+    node.client.remove_substrate(NAME)?;
+    Ok(bytes as f64 / 1e6)
+}
+
+fn substrate_of(outcome: &Outcome) -> anyhow::Result<&SubstrateInfo> {
+    let substrate = outcome.substrate.as_ref();
+    let substrate = substrate.context("a dock tells its substrate")?;
+    ensure!(
+        substrate.in_memory,
+        "the pool has no room for {}",
+        substrate.machine
+    );
+    Ok(substrate)
+}
+
+/// What one kind of guest takes.
+struct OfKind {
+    live_mb: f64,
+    converted_mb: f64,
+}
+
+/// Measures machines of an image that was captured at its guest's shell.
+fn over_captured(
+    node: &Node,
+    kind: &Kind,
+    rounds: usize,
+    measured: &mut Measured,
+) -> anyhow::Result<OfKind> {
+    node.capture(kind.name, "ready", false, 0)?;
+    let mut live = Samples::default();
+    for round in 0..rounds {
+        work(node, kind.name, kind, round)?;
+        live.push(measured.live_mb(node, kind.name)?);
+    }
+    Ok(OfKind {
+        live_mb: live.median(),
+        converted_mb: converted_mb(node, kind.name)?,
+    })
+}
+
+/// Measures a machine that was booted from its disks, so that nothing below it has its kernel or any memory. It is the one that
+/// was booted, by way of the pool.
+fn over_disks(node: &Node, kind: &Kind) -> anyhow::Result<OfKind> {
+    dock(node, kind.name, NAME)?;
+    let request = ActivateRequest {
+        name: Some(BOOTED.into()),
+        answer_s: Some(ANSWER_S_MAX),
+        ..ActivateRequest::default()
+    };
+    node.client.activate(NAME, &request)?.finish(|_| {})?;
+    node.client.remove_substrate(NAME)?;
+    work(node, BOOTED, kind, 0)?;
+    Ok(OfKind {
+        live_mb: Measured::default().live_mb(node, BOOTED)?,
+        converted_mb: converted_mb(node, BOOTED)?,
+    })
+}
+
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("dock", context.quick);
     let kinds = context.pick(&SERVERS[..], std::slice::from_ref(&TINY));
     let memory = context.pick(MEMORY, MEMORY_QUICK);
-    let (mut all, mut pauses) = (Samples::default(), Samples::default());
-    let (mut memory_mb, mut small) = (Samples::default(), Samples::default());
+    let mut measured = Measured::default();
+    let [mut live, mut small, mut booted_live, mut booted_small]: [Samples; 4] = Default::default();
     for kind in kinds {
         let node = Node::start(None, &context.scratch.join(kind.name), false)?;
         boot(&node, kind, memory)?;
-        let mut sizes = Samples::default();
-        for round in 0..context.pick(5, 2) {
-            work(&node, kind, round)?;
-            let outcome = dock(&node, kind.name, NAME)?;
-            let substrate = outcome.substrate.context("a dock tells its substrate")?;
-            ensure!(
-                substrate.in_memory,
-                "the pool has no room for {}",
-                kind.name
-            );
-            sizes.push(substrate.pool_bytes as f64 / 1e6);
-            pauses.push(outcome.pause_ms.context("a dock tells its pause")?);
-            let of = substrate.made_of;
-            eprintln!("{} round {round}: {of:?}", kind.name);
-            memory_mb.push((of.memory_bytes - of.zero_bytes) as f64 / 1e6);
-            // alone in the pool, the next one shares with nobody
-            node.client.remove_substrate(NAME)?;
+        let booted = over_disks(&node, kind)?;
+        let captured = over_captured(&node, kind, context.pick(5, 2), &mut measured)?;
+        for (what, of) in [("", &captured), ("booted_", &booted)] {
+            let mut put = |figure: &str, mb: f64| {
+                report.add_value(&format!("{}.{what}{figure}", kind.name), "MB", mb);
+            };
+            put("live_mb", of.live_mb);
+            put("converted_mb", of.converted_mb);
         }
-        let outcome = dock_as(&node, kind.name, NAME, true)?;
-        let substrate = outcome.substrate.context("a dock tells its substrate")?;
-        eprintln!("{} converted: {:?}", kind.name, substrate.made_of);
-        let converted_mb = substrate.pool_bytes as f64 / 1e6;
-        report.add_value(&format!("{}.converted_mb", kind.name), "MB", converted_mb);
-        small.push(converted_mb);
-        report.add(&format!("{}.live_mb", kind.name), "MB", &sizes);
-        all.push(sizes.median());
+        live.push(captured.live_mb);
+        small.push(captured.converted_mb);
+        booted_live.push(booted.live_mb);
+        booted_small.push(booted.converted_mb);
     }
     report.add_mean("converted_mb", "MB", &small);
-    report.add_mean("live_mb", "MB", &all).against(
+    report.add_mean("live_mb", "MB", &live).against(
         "memory that is not free or zero",
         "MB",
-        memory_mb.median(),
+        measured.used_mb.median(),
     );
-    report.add("live_pause_ms_p50", "ms", &pauses);
+    report.add_mean("booted_converted_mb", "MB", &booted_small);
+    report.add_mean("booted_live_mb", "MB", &booted_live);
+    report.add("live_pause_ms_p50", "ms", &measured.pause_ms);
     report.note(
-        "each substrate is alone in the pool, and docked while its guest rests after some work",
+        "each substrate is alone in the pool, and docked while its guest rests after some work; base image: the guest captured at its shell, \
+         and for booted_* its disks and kernel alone",
     );
     Ok(report)
 }

@@ -9,6 +9,7 @@ pub mod avoid;
 pub mod build;
 pub mod capture;
 pub mod churn;
+mod cluster_ready;
 pub mod dedup;
 pub mod density;
 pub mod disk;
@@ -37,6 +38,8 @@ pub mod static_server;
 pub mod stream_plots;
 pub mod stream_real;
 pub mod stream_sim;
+pub mod swarm_plots;
+pub mod swarm_sim;
 pub mod touch;
 pub mod train;
 pub mod two_streams;
@@ -190,6 +193,11 @@ pub const ALL: &[Experiment] = &[
         name: "two-streams",
         about: "two machines started together over one slow link, and over two links: does each get its part?",
         run: two_streams::run,
+    },
+    Experiment {
+        name: "swarm-sim",
+        about: "one image started on 2 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours",
+        run: swarm_sim::run,
     },
     Experiment {
         name: "hub-hostile",

@@ -63,7 +63,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for kind in kinds {
         boot(&node, kind, MEMORY)?;
         for round in 0..context.pick(EACH, 3) {
-            work(&node, kind, round)?;
+            work(&node, kind.name, kind, round)?;
             let outcome = dock(&node, kind.name, &format!("{}-{round}", kind.name))?;
             let substrate = outcome.substrate.context("a dock tells its substrate")?;
             ensure!(substrate.in_memory, "{} is not in memory", substrate.name);

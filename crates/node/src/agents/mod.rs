@@ -1,6 +1,7 @@
 //! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
 //! (`chores`). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
 
+mod checks;
 mod chores;
 mod exec;
 mod traffic;

@@ -2,7 +2,7 @@
 //! family. Its QEMU maps the same file as its siblings', so pages that one of them has touched are in memory for all.
 
 use super::{
-    Host, Start,
+    Host, Planned, Start,
     decide::{CloneId, Event, Fault, HostId},
 };
 use crate::{
@@ -73,7 +73,10 @@ impl Forks {
         let loaded = room.and_then(|room| {
             let (name, parent) = (&place.name, &record.parent);
             let limits = start.limits();
-            self.load_clone(found, name, parent, family, network, access, limits, room)
+            let planned = start.planned_of(clone);
+            self.load_clone(
+                found, name, parent, family, network, access, limits, room, planned,
+            )
         });
         match loaded {
             Ok(loaded) => {
@@ -169,7 +172,9 @@ impl Forks {
         let loaded = room.and_then(|room| {
             let network = network.clone();
             let limits = request.limits;
-            self.load_clone(&found, name, parent, family, network, access, limits, room)
+            self.load_clone(
+                &found, name, parent, family, network, access, limits, room, None,
+            )
         });
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
@@ -198,6 +203,7 @@ impl Forks {
         host_access: HostAccess,
         limits: Limits,
         room: ForClone,
+        planned: Option<&Planned>,
     ) -> Result<LoadedClone, NodeError> {
         let name = name
             .parse()
@@ -223,8 +229,8 @@ impl Forks {
                 disk_base: found.id,
                 origin: found.origin.clone(),
                 config,
-                // the parent's ports are taken, and nobody named others
-                forwards: Vec::new(),
+                // the parent's ports are taken
+                forwards: planned.map_or_else(Vec::new, |planned| planned.forwards.clone()),
                 restored: true,
                 wanted: Wanted::Starting,
                 detail: String::new(),
@@ -248,6 +254,7 @@ impl Forks {
                 fresh,
                 given: Default::default(),
                 independence: None,
+                ensemble: planned.map(|planned| planned.ensemble.clone()),
             };
             (self.core.home.machine(place), record)
         };

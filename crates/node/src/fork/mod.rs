@@ -46,7 +46,7 @@ use crate::{
     core::Core,
     error::{NodeError, usage},
     images::{FORK_LABEL, ImageUser, Images},
-    inventory::Inventory,
+    inventory::{Inventory, record::Attachment},
     machines::{Kin, Machines},
     network::Networks,
     placement::{Held, Tickets},
@@ -55,7 +55,10 @@ use crate::{
     unix_now,
 };
 use decide::{Fork, State};
-use floe_api::{CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, Outcome};
+use floe_api::{
+    CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, InEnsemble, Outcome,
+    PortForward,
+};
 use floe_image::Hash;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
@@ -92,6 +95,19 @@ impl Host {
     }
 }
 
+/// What a clone is to be, where another service has decided that.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    /// Its name.
+    pub name: MachineName,
+    /// Its place in a network.
+    pub place: Attachment,
+    /// Ports of this host that lead to it.
+    pub forwards: Vec<PortForward>,
+    /// The ensemble that it is a part of.
+    pub ensemble: InEnsemble,
+}
+
 /// For what another service wants clones.
 #[derive(Default)]
 pub(crate) struct Purpose<'a> {
@@ -103,6 +119,8 @@ pub(crate) struct Purpose<'a> {
     pub begun: Option<&'a dyn Fn(&str)>,
     /// What the clones' names begin with, instead of the name of what is forked.
     pub called: Option<MachineName>,
+    /// What each clone is to be, by its number from 1, if that is decided. They run on this host.
+    pub planned: &'a [Planned],
 }
 
 /// A requested fork for which there is room.
@@ -117,6 +135,8 @@ struct Asked<'a> {
     room: &'a ForClones,
     /// Called with the fork's id once the fork has its record.
     begun: &'a dyn Fn(&str),
+    /// What each clone is to be, by its number from 1, if that is decided.
+    planned: &'a [Planned],
 }
 
 /// The service that forks machines. Locks: those of the records, the layers and the tickets; none is held while another of them
@@ -306,6 +326,7 @@ impl Forks {
             hosts: &hosts,
             room: &reserved.room,
             begun: purpose.begun.unwrap_or(&|_| ()),
+            planned: purpose.planned,
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         self.machines.end_left_blanks(parent.as_str());
@@ -342,6 +363,8 @@ impl Forks {
             unix_now(),
             taken.map(|entry| entry.name.to_string()),
         )?;
+        let names = asked.planned.iter().map(|one| one.name.to_string());
+        self.records.call(&mut record, names);
         let id = record.id.clone();
         (asked.begun)(&id);
         let clones = self
@@ -403,13 +426,17 @@ impl Forks {
             // after a crash during this, the clones' token must still open their parent's state
             self.records.save(record.clone())?;
         }
-        let places = self.places(asked.instant, record, hosts)?;
+        let places = match asked.planned.is_empty() {
+            true => self.places(asked.instant, record, hosts)?,
+            false => asked.planned.iter().map(|one| one.place.clone()).collect(),
+        };
         let start = Start {
             instant: asked.instant,
             record,
             hosts,
             settle: request.settle,
             places: &places,
+            planned: asked.planned,
             loaded: &Mutex::default(),
             room: asked.room,
         };

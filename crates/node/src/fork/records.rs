@@ -111,6 +111,14 @@ impl Records {
         Ok(record)
     }
 
+    /// Gives the clones of a fork that was just begun other names, as far as there are some.
+    pub fn call(&self, record: &mut ForkRecord, names: impl Iterator<Item = String>) {
+        for (clone, name) in record.clones.iter_mut().zip(names) {
+            clone.name = name;
+        }
+        self.all.write().insert(record.id.clone(), record.clone());
+    }
+
     /// Writes a fork to the disk while its clones are being started.
     pub fn save(&self, record: ForkRecord) -> Result<(), NodeError> {
         let _writing = self.writing.lock();

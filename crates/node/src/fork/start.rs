@@ -1,7 +1,7 @@
 //! Starts a fork's clones: `decide` says which one where and when, threads carry it out.
 
 use super::{
-    Forks, Host,
+    Forks, Host, Planned,
     clones::LoadedClone,
     decide::{Action, CloneId, Event, Fault, Fork, State},
     instant::Instant,
@@ -37,6 +37,8 @@ pub(super) struct Start<'a> {
     pub settle: bool,
     /// The clones' places in their family's network, by number from 1; empty if there is none.
     pub places: &'a [Attachment],
+    /// What each clone is to be, by its number from 1, if another service has decided that.
+    pub planned: &'a [Planned],
     /// The clones of this host that are loaded and stand still.
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
     /// This host's resources that are reserved for the clones.
@@ -44,6 +46,11 @@ pub(super) struct Start<'a> {
 }
 
 impl Start<'_> {
+    /// Returns what a clone is to be, if another service has decided that.
+    pub fn planned_of(&self, clone: CloneId) -> Option<&Planned> {
+        self.planned.get((clone as usize).checked_sub(1)?)
+    }
+
     /// Returns a clone's place in its family's network.
     pub fn network_of(&self, clone: CloneId) -> Option<Attachment> {
         let index = (clone as usize).checked_sub(1)?;

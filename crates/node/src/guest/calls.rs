@@ -130,7 +130,7 @@ impl Guests {
             ticket: Some(ticket),
             reserved,
             begun: Some(&begun),
-            called: None,
+            ..Default::default()
         };
         let forked = self.forks.fork_for(name, &request, purpose, &mut report);
         let fork = forked.map(|outcome| outcome.fork.unwrap_or_default());

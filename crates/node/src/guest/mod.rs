@@ -154,7 +154,10 @@ impl Guests {
         let place = record.network.as_ref();
         let network = place.map(|place| self.networks.info(place));
         Some(Identity {
-            hostname: hostname(&record.name),
+            hostname: match &record.ensemble {
+                Some(ensemble) => ensemble.host.clone(),
+                None => hostname(&record.name),
+            },
             machine_id,
             mac,
             mac_was: parents.and_then(|manifest| manifest.config.nic_mac),

@@ -540,6 +540,7 @@ mod tests {
             fresh: None,
             given: Default::default(),
             independence: None,
+            ensemble: None,
         }
     }
 

@@ -7,7 +7,8 @@ use super::given::Given;
 use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
-    HostAccess, Identity, Limits, MulticastGroup, PauseReason, PortForward, RestartPolicy,
+    HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
+    RestartPolicy,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
@@ -104,6 +105,9 @@ pub struct Record {
     /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independent>,
+    /// Of which ensemble it is, if it was activated as a part of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ensemble: Option<InEnsemble>,
 }
 
 /// What a machine's record says of its independence from other places.
@@ -359,6 +363,7 @@ pub(crate) mod tests {
             fresh: None,
             given: Given::default(),
             independence: None,
+            ensemble: None,
         }
     }
 

@@ -218,6 +218,7 @@ impl Machines {
             restart: record.afterwards.restart,
             restarts: record.afterwards.in_a_row,
             independence: entry.independence(),
+            ensemble: record.ensemble,
         }
     }
 

@@ -328,6 +328,7 @@ impl Machines {
             fresh: None,
             given: Default::default(),
             independence: None,
+            ensemble: None,
         };
         let attached = self.attach_record(
             &record,

@@ -94,6 +94,38 @@ impl Networks {
         parent: &str,
         mac: Option<&str>,
     ) -> Result<(Attachment, String), NodeError> {
+        let members = [(parent.to_owned(), 0)].into();
+        let network = self.begin(request, members, mac)?;
+        let attachment = Attachment {
+            network: network.id,
+            number: 0,
+        };
+        Ok((attachment, network.parent_mac))
+    }
+
+    /// Creates a network for machines that have no parent in it. Returns their places, in the order of the names. Each is in it from
+    /// now on, and leaves it with [`Networks::leave`].
+    pub fn create_for(
+        &self,
+        request: &NetworkRequest,
+        members: &[(&str, u32)],
+    ) -> Result<Vec<Attachment>, NodeError> {
+        let by_name = members.iter().map(|(name, at)| ((*name).to_owned(), *at));
+        let network = self.begin(request, by_name.collect(), None)?;
+        let place = |(_, number): &(&str, u32)| Attachment {
+            network: network.id.clone(),
+            number: *number,
+        };
+        Ok(members.iter().map(place).collect())
+    }
+
+    /// Creates a network with these members, by their numbers. `mac`: the address of the card of number 0, if it has one.
+    fn begin(
+        &self,
+        request: &NetworkRequest,
+        members: BTreeMap<String, u32>,
+        mac: Option<&str>,
+    ) -> Result<Network, NodeError> {
         if request.allow.len() > NETWORK_ALLOW_MAX {
             return Err(usage(
                 format!("{} destinations", request.allow.len()),
@@ -111,7 +143,7 @@ impl Networks {
             ),
             allow: request.allow.clone(),
             bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
-            members: [(parent.to_owned(), 0)].into(),
+            members,
             overlay: None,
             sealed: None,
             id,
@@ -125,13 +157,24 @@ impl Networks {
             self.namespace(&network.id).remove();
             return Err(error);
         }
-        let attachment = Attachment {
-            network: network.id.clone(),
-            number: 0,
-        };
-        let mac = network.parent_mac.clone();
-        all.insert(network.id.clone(), network);
-        Ok((attachment, mac))
+        all.insert(network.id.clone(), network.clone());
+        Ok(network)
+    }
+
+    /// Returns the member's number that has an address, if there is one.
+    pub fn number_of(address: Ipv4Addr) -> Option<u32> {
+        (0..=MEMBERS_MAX).find(|number| Network::address(*number) == address)
+    }
+
+    /// Returns the address of a member by its number.
+    pub fn address(number: u32) -> Ipv4Addr {
+        Network::address(number)
+    }
+
+    /// Connects to a port of a member's guest, and returns why that is impossible.
+    pub fn knock(&self, place: &Attachment, port: u16) -> std::io::Result<()> {
+        let to = (Network::address(place.number), port).into();
+        self.namespace(&place.network).connect(to).map(drop)
     }
 
     /// Assigns clones their places in their parent's network.

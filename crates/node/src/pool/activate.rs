@@ -88,7 +88,7 @@ impl Pool {
         Ok(outcome)
     }
 
-    fn has_agent(&self, record: &SubstrateRecord) -> bool {
+    pub(super) fn has_agent(&self, record: &SubstrateRecord) -> bool {
         let manifest = self.images.repo.manifest(&record.image);
         manifest.is_ok_and(|manifest| manifest.config.labels.contains_key(AGENT_LABEL))
     }

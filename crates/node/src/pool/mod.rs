@@ -14,6 +14,7 @@
 mod activate;
 mod expand;
 mod made_of;
+mod member;
 mod moving;
 mod record;
 mod seen;
@@ -21,6 +22,7 @@ mod stock;
 mod verify;
 mod warm;
 
+pub(crate) use member::Basis;
 pub(crate) use stock::Stock;
 
 use crate::{

@@ -118,6 +118,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/pool/substrates/{name}/activate", post(pool::activate))
         .route("/v1/pool/substrates/{name}/export", post(pool::export))
         .route("/v1/pool/import", post(pool::import))
+        .route("/v1/pool/ensembles", post(pool::activate_ensemble))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
         .route("/v1/machines/{name}/terminal", get(terminal::terminal))
@@ -217,6 +218,7 @@ pub fn router(node: Arc<Node>) -> Router {
         pool::activate,
         pool::export,
         pool::import,
+        pool::activate_ensemble,
         machines::screenshot,
         screen::picture,
         screen::vnc,

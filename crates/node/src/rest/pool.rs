@@ -124,3 +124,16 @@ pub async fn activate(
         node.pool.activate(&name, &request, &caller, report)
     })
 }
+
+/// Starts machines of several substrates together, in one network.
+#[utoipa::path(post, path = "/v1/pool/ensembles", tag = "pool", request_body = EnsembleRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn activate_ensemble(
+    State(node): Floe,
+    caller: Caller,
+    Input(request): Input<EnsembleRequest>,
+) -> Response {
+    stream(node, "activate", move |node, report| {
+        node.ensembles.activate(&request, &caller, report)
+    })
+}

@@ -197,6 +197,7 @@ impl Runs {
                 fresh,
                 given: Default::default(),
                 independence: independent,
+                ensemble: None,
             };
             (self.core.home.machine(place), record)
         };

@@ -1,0 +1,224 @@
+//! Clusters of machines: what `floe activate --cluster`, `floe stop --cluster` and `floe rm --cluster` do. The node's interface calls them
+//! ensembles.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::error::CliError;
+use super::output::table;
+use super::{Context, progress};
+use floe_api::{
+    ENSEMBLE_FILE_BYTES_MAX, EnsembleMachine, EnsembleReport, EnsembleRequest, ErrorCode,
+    InEnsemble,
+};
+
+/// The exit code of an activation after which only some machines of a cluster are ready.
+pub(super) const EXIT_HALF: u8 = 7;
+
+/// Options about activating a cluster.
+#[derive(Debug, Args)]
+pub struct Cluster {
+    /// Start the machines that this TOML file describes, of several substrates and in one network (see docs/pools.md). If only some of
+    /// them become ready the exit code is 7
+    #[arg(long = "cluster", value_name = "FILE", conflicts_with_all = [
+        "substrate", "count", "name", "answer", "independent", "cpus", "memory"])]
+    file: Option<PathBuf>,
+    /// With --cluster: if one machine does not become ready, remove all of them again
+    #[arg(long, requires = "file")]
+    all_or_nothing: bool,
+    /// With --cluster: how long to wait until all machines are ready, in seconds
+    #[arg(long, requires = "file", value_name = "SECONDS",
+        default_value_t = floe_api::ENSEMBLE_READY_S_DEFAULT,
+        value_parser = clap::value_parser!(u64).range(1..=floe_api::ENSEMBLE_READY_S_MAX))]
+    ready: u64,
+}
+
+/// A choice of machines.
+#[derive(Debug, Args)]
+pub struct OfCluster {
+    /// All machines of this cluster
+    #[arg(long = "cluster", value_name = "NAME", conflicts_with = "machines")]
+    of_cluster: Option<String>,
+}
+
+impl OfCluster {
+    /// Returns the machines that are named, or those of the cluster that is.
+    pub(super) fn machines(
+        &self,
+        cx: &Context,
+        named: Vec<String>,
+    ) -> Result<Vec<String>, CliError> {
+        let Some(cluster) = &self.of_cluster else {
+            return Ok(named);
+        };
+        let machines = cx.client()?.machines()?.machines.into_iter();
+        let of = |of: &InEnsemble| of.ensemble == *cluster;
+        let machines = machines.filter(|machine| machine.ensemble.as_ref().is_some_and(of));
+        let names: Vec<String> = machines.map(|machine| machine.name).collect();
+        match names.is_empty() {
+            true => Err(CliError::new(
+                ErrorCode::NotFound,
+                format!("there is no cluster {cluster}"),
+                "floe ps NAME says of which cluster a machine is",
+            )),
+            false => Ok(names),
+        }
+    }
+}
+
+impl Cluster {
+    pub(super) fn run(self, cx: &Context, overcommit: bool) -> Result<ExitCode, CliError> {
+        let path = self.file.unwrap_or_default();
+        let mut file = String::new();
+        // one byte more than is taken: the node says that it is too long
+        let read = std::fs::File::open(&path).and_then(|from| {
+            from.take(ENSEMBLE_FILE_BYTES_MAX as u64 + 1)
+                .read_to_string(&mut file)
+        });
+        read.map_err(|error| CliError::file("read", &path, error))?;
+        let request = EnsembleRequest {
+            file,
+            all_or_nothing: self.all_or_nothing,
+            overcommit,
+            ready_s: Some(self.ready),
+        };
+        let events = cx.client()?.activate_ensemble(&request)?;
+        let done = progress::follow(cx.out, events).map_err(|CliError(error)| {
+            // what is wrong is in the file, if it names a line of it
+            let message = match error.message.starts_with("line ") {
+                true => format!("{}, {}", path.display(), error.message),
+                false => error.message.clone(),
+            };
+            CliError::new(error.code, message, error.fix)
+        })?;
+        let Some(cluster) = &done.outcome.ensemble else {
+            return Err(CliError::failed(
+                "the activation",
+                "the node told no result",
+            ));
+        };
+        if !cx.out.json {
+            cx.out.text(&told(cluster))?;
+        }
+        ended(cx, cluster)
+    }
+}
+
+/// Says what is wrong, if something is, and returns the exit code.
+fn ended(cx: &Context, cluster: &EnsembleReport) -> Result<ExitCode, CliError> {
+    if cluster.is_whole() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (name, ready, all) = (&cluster.name, cluster.ready(), cluster.machines.len());
+    if cluster.taken_back {
+        return Err(CliError::new(
+            ErrorCode::Failed,
+            format!("cluster {name} did not become ready: nothing of it is left"),
+            "without --all-or-nothing the machines that run stay, to be looked at",
+        ));
+    }
+    if !cluster.machines.iter().any(|machine| machine.runs) {
+        return Err(CliError::new(
+            ErrorCode::Failed,
+            format!("no machine of cluster {name} runs"),
+            "",
+        ));
+    }
+    let half = CliError::new(
+        ErrorCode::Failed,
+        format!("half a cluster: {ready} of {all} machines of {name} are ready"),
+        format!("use those, or remove all: floe rm --force --cluster {name}"),
+    );
+    half.print(cx.out.json);
+    Ok(ExitCode::from(EXIT_HALF))
+}
+
+fn told(cluster: &EnsembleReport) -> String {
+    let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.0}")).unwrap_or_default();
+    let row = |machine: &EnsembleMachine| {
+        let ports = machine.forwards.iter();
+        let ports = ports.map(|port| format!("{}:{}", port.host_port, port.guest_port));
+        let failed = machine.failed.as_ref();
+        vec![
+            machine.name.clone(),
+            machine.host.clone(),
+            machine.address.clone(),
+            ports.collect::<Vec<_>>().join(" "),
+            ms(machine.first_ms),
+            ms(machine.answers_ms),
+            ms(machine.ready_ms),
+            failed.map(|why| why.message.clone()).unwrap_or_default(),
+        ]
+    };
+    let rows: Vec<_> = cluster.machines.iter().map(row).collect();
+    table(
+        &[
+            "NAME",
+            "HOST",
+            "ADDRESS",
+            "PORTS",
+            ">RUNS MS",
+            ">ANSWERS MS",
+            ">READY MS",
+            "FAILED",
+        ],
+        &rows,
+    )
+}
+
+/// Describes of which cluster a machine is.
+pub(super) fn described(of: &InEnsemble) -> String {
+    format!("{} of {}", of.host, of.ensemble)
+}
+
+/// Returns what is said of a machine in a list, and of which cluster it is.
+pub(super) fn in_detail(detail: String, of: Option<&InEnsemble>) -> String {
+    match of.map(described) {
+        None => detail,
+        Some(of) if detail.is_empty() => of,
+        Some(of) => format!("{of}; {detail}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_machine_says_when_it_was_ready_or_why_it_is_not() {
+        let machine = |name: &str, ready_ms| EnsembleMachine {
+            name: format!("shop-{name}"),
+            member: name.into(),
+            host: name.into(),
+            address: "10.0.2.15".into(),
+            substrate: "s".into(),
+            forwards: vec!["8080:80".parse().unwrap()],
+            runs: true,
+            first_ms: Some(41.6),
+            answers_ms: None,
+            ready_ms,
+            failed: ready_ms
+                .is_none()
+                .then(|| CliError::new(ErrorCode::Failed, "its hook failed", "").0),
+        };
+        let report = EnsembleReport {
+            name: "shop".into(),
+            taken_back: false,
+            machines: vec![machine("db", Some(812.2)), machine("web", None)],
+        };
+        let text = told(&report);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[1].contains("shop-db") && lines[1].contains("812"),
+            "{text}"
+        );
+        assert!(
+            lines[2].contains("8080:80") && lines[2].ends_with("its hook failed"),
+            "{text}"
+        );
+        assert_eq!((report.ready(), report.is_whole()), (1, false));
+    }
+}

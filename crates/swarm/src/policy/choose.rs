@@ -1,0 +1,460 @@
+//! The rules: what to ask next, and of whom.
+use super::downloads::{Ask, Demand, Flight};
+use super::uploads::Answer;
+use super::{Action, DEMANDS_MAX, Fault, PeerId, PieceId, Policy, Purpose};
+use rand::Rng;
+
+/// How many pieces of the window are looked at for one that can be asked for, each time.
+const DRAWS: usize = 8;
+/// How often a demand without a host looks for one again, in microseconds.
+const AGAIN_US: u64 = 50_000;
+/// How many times its patience a demand waits before it leaves the swarm to itself, however many hosts say that they have the piece.
+const HOPELESS: u64 = 4;
+/// Patience with the swarm grows with it: a piece needs log n steps, and the seed must not hear of each of many in a hurry.
+const PATIENCE_PER_HOST_US: u64 = 5_000;
+
+impl Policy {
+    pub(super) fn miss(&mut self, now_us: u64, piece: PieceId, out: &mut Vec<Action>) {
+        let known = self.downloads.demands.contains_key(&piece);
+        let pointless = self.here.get(piece) || !self.here.is_of_image(piece);
+        if pointless || known || self.downloads.demands.len() >= DEMANDS_MAX {
+            return;
+        }
+        self.downloads.missed(self.ahead.knows(piece));
+        let demand = Demand {
+            since_us: now_us,
+            again_us: now_us,
+        };
+        self.downloads.demands.insert(piece, demand);
+        if self.downloads.is_on_its_way(piece) {
+            self.raise(piece, out);
+        } else {
+            self.downloads.unasked.push(piece);
+        }
+    }
+
+    fn raise(&mut self, piece: PieceId, out: &mut Vec<Action>) {
+        for id in self.downloads.raise(piece) {
+            if let Some(peer) = self.peers.get(id) {
+                peer.prefetching = peer.prefetching.saturating_sub(1);
+            }
+            out.push(Action::Ask(id, piece, Purpose::Demand));
+        }
+    }
+
+    pub(super) fn arrived(
+        &mut self,
+        now_us: u64,
+        from: PeerId,
+        piece: PieceId,
+        out: &mut Vec<Action>,
+    ) {
+        if let Some(flight) = self.downloads.end(piece) {
+            for ask in &flight.asks {
+                self.answered(ask.peer, &flight);
+                if ask.peer != from {
+                    out.push(Action::Cancel(ask.peer, piece));
+                } else if let Some(peer) = self.peers.get(from) {
+                    peer.has_answered(now_us, now_us.saturating_sub(ask.since_us));
+                }
+            }
+        }
+        self.downloads.demands.remove(&piece);
+        self.downloads.unasked.retain(|other| *other != piece);
+        self.here.set(piece);
+        self.ahead.take(piece);
+        self.uploads.release(piece);
+    }
+
+    /// A host owes one answer less.
+    fn answered(&mut self, id: PeerId, flight: &Flight) {
+        if let Some(peer) = self.peers.get(id) {
+            peer.asked = peer.asked.saturating_sub(1);
+            if flight.purpose == Purpose::Prefetch {
+                peer.prefetching = peer.prefetching.saturating_sub(1);
+            }
+        }
+    }
+
+    pub(super) fn failed(
+        &mut self,
+        now_us: u64,
+        from: PeerId,
+        piece: PieceId,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(flight) = self.unask(from, piece, out) else {
+            return;
+        };
+        let again_us = now_us + self.config.refused_us;
+        let Some(peer) = self.peers.get(from) else {
+            return;
+        };
+        peer.refuse_until(again_us);
+        if self.peers.is_seed(from) {
+            if let Some(demand) = self.downloads.demands.get_mut(&piece) {
+                demand.again_us = again_us;
+            }
+            return;
+        }
+        let Some(peer) = self.peers.get(from) else {
+            return;
+        };
+        // a warden may refuse what it never said it had
+        if peer.has_failed(now_us) && flight.sure {
+            self.drop_peer(from, Fault::Lied, out);
+        }
+    }
+
+    /// Takes back what is known of a question.
+    fn unask(&mut self, from: PeerId, piece: PieceId, out: &mut Vec<Action>) -> Option<Flight> {
+        let (flight, last) = self.downloads.unask(from, piece)?;
+        self.answered(from, &flight);
+        if last {
+            self.back(piece);
+            if !self.downloads.demands.contains_key(&piece) {
+                self.uploads.give_up(piece, out);
+            }
+        }
+        Some(flight)
+    }
+
+    pub(super) fn wrong(
+        &mut self,
+        now_us: u64,
+        from: PeerId,
+        piece: PieceId,
+        out: &mut Vec<Action>,
+    ) {
+        self.unask(from, piece, out);
+        if self.peers.is_seed(from) {
+            if let Some(peer) = self.peers.get(from) {
+                peer.refuse_until(now_us + self.config.refused_us);
+            }
+        } else if self.peers.knows(from) {
+            self.drop_peer(from, Fault::WrongBytes, out);
+        }
+    }
+
+    pub(super) fn asked_by(
+        &mut self,
+        now_us: u64,
+        from: PeerId,
+        piece: PieceId,
+        purpose: Purpose,
+        out: &mut Vec<Action>,
+    ) {
+        if !self.peers.knows(from) {
+            return out.push(Action::Refuse(from, piece));
+        }
+        let purpose = match self.config.demand_first {
+            true => purpose,
+            false => Purpose::Prefetch,
+        };
+        let here = self.here.get(piece);
+        let flight = self.downloads.flights.get(&piece);
+        let coming = flight.is_some_and(|flight| flight.sure);
+        let mine = !here
+            && flight.is_none()
+            && self.config.wardens
+            && self.peers.seed.is_some()
+            && self.ring.warden(piece) == self.me
+            && self.here.is_of_image(piece);
+        let hold = self.config.wardens && (coming || mine);
+        let answer = match here || hold {
+            true => self.uploads.ask((from, piece), purpose, !here),
+            false => Answer::Refused,
+        };
+        match answer {
+            Answer::Refused => out.push(Action::Refuse(from, piece)),
+            Answer::Flood => self.drop_peer(from, Fault::Flooded, out),
+            Answer::Taken if mine => self.fetch_duty(now_us, piece, purpose, out),
+            Answer::Taken if coming && purpose == Purpose::Demand => self.raise(piece, out),
+            Answer::Taken => {}
+        }
+    }
+
+    fn fetch_duty(&mut self, now_us: u64, piece: PieceId, purpose: Purpose, out: &mut Vec<Action>) {
+        if let Some(seed) = self.peers.seed {
+            self.ask(now_us, seed, piece, purpose, true, out);
+        }
+    }
+
+    /// Asks a host for a piece that is not on its way.
+    fn ask(
+        &mut self,
+        now_us: u64,
+        id: PeerId,
+        piece: PieceId,
+        purpose: Purpose,
+        duty: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let sure = self.peers.is_seed(id) || self.peers.has_piece(id, piece);
+        let Some(peer) = self.peers.get(id) else {
+            return;
+        };
+        peer.was_asked(now_us);
+        if purpose == Purpose::Prefetch {
+            peer.prefetching += 1;
+        }
+        let ask = Ask {
+            peer: id,
+            since_us: now_us,
+        };
+        let flight = Flight {
+            asks: vec![ask],
+            purpose,
+            sure,
+            duty,
+        };
+        self.downloads.start(piece, flight);
+        self.ahead.take(piece);
+        out.push(Action::Ask(id, piece, purpose));
+    }
+
+    /// Asks for what may be asked for now: demands, duties, prefetch.
+    pub(super) fn fill(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        if !self.downloads.unasked.is_empty() {
+            self.fill_demands(now_us, out);
+        }
+        if self.config.prefetch {
+            if self.config.wardens && self.peers.seed.is_some() {
+                self.fill_duties(now_us, out);
+            }
+            while self.downloads.prefetching < self.config.prefetch_max {
+                let Some((peer, piece)) = self.next_prefetch(now_us) else {
+                    break;
+                };
+                self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
+            }
+        }
+    }
+
+    fn fill_demands(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let mut unasked = std::mem::take(&mut self.downloads.unasked);
+        unasked.retain(|piece| {
+            let Some(demand) = self.downloads.demands.get(piece).copied() else {
+                return false;
+            };
+            if self.downloads.is_on_its_way(*piece) {
+                self.raise(*piece, out); // asked for another host meanwhile
+                return false;
+            }
+            if demand.again_us > now_us {
+                return true;
+            }
+            if let Some(peer) = self.source(now_us, *piece, demand.since_us) {
+                self.ask(now_us, peer, *piece, Purpose::Demand, false, out);
+                return false;
+            }
+            if let Some(demand) = self.downloads.demands.get_mut(piece) {
+                demand.again_us = now_us + AGAIN_US;
+            }
+            true
+        });
+        self.downloads.unasked.append(&mut unasked);
+    }
+
+    /// Returns how long a demand may wait for the swarm before it goes to the seed.
+    fn seed_patience_us(&self) -> u64 {
+        let hosts = self.ring.hosts() as u64;
+        self.config
+            .seed_patience_us
+            .max(hosts * PATIENCE_PER_HOST_US)
+    }
+
+    /// Whether a demand has waited so long that hosts are no longer believed to help: from now on it is the seed's.
+    fn is_hopeless(&self, now_us: u64, since_us: u64) -> bool {
+        let patience_us = self.seed_patience_us() * HOPELESS;
+        self.peers.seed.is_some() && now_us.saturating_sub(since_us) >= patience_us
+    }
+
+    /// Returns whom to ask for a piece that a machine has waited for since then.
+    fn source(&mut self, now_us: u64, piece: PieceId, since_us: u64) -> Option<PeerId> {
+        let seed = self.peers.seed;
+        if !self.config.peers || self.is_hopeless(now_us, since_us) {
+            return seed;
+        }
+        let holder = self
+            .peers
+            .holder(piece, now_us, usize::MAX, &mut self.random);
+        if holder.is_some() {
+            return holder;
+        }
+        let Some(warden) = self.warden(piece) else {
+            return seed;
+        };
+        let patient = now_us.saturating_sub(since_us) < self.seed_patience_us();
+        if warden == self.me || !patient && seed.is_some() {
+            return seed;
+        }
+        let free = self
+            .peers
+            .get(warden)
+            .is_some_and(|peer| peer.is_free(now_us));
+        free.then_some(warden)
+    }
+
+    fn fill_duties(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let k = self.window();
+        let mut at = 0;
+        while self.downloads.duties < self.config.duties_max {
+            let Some(piece) = self.ahead.duty(at) else {
+                return;
+            };
+            let Some(place) = self.ahead.place(piece) else {
+                // here, or on its way
+                self.ahead.drop_duty(at);
+                continue;
+            };
+            if place >= k {
+                return;
+            }
+            if self.peers.holders(piece) > 0 {
+                // it is in the swarm; should its holders leave, it is asked for like any other
+                self.ahead.drop_duty(at);
+                continue;
+            }
+            at += 1;
+            self.fetch_duty(now_us, piece, Purpose::Prefetch, out);
+        }
+    }
+
+    /// Draws a piece of the window that somebody can be asked for.
+    fn next_prefetch(&mut self, now_us: u64) -> Option<(PeerId, PieceId)> {
+        let k = self.window().min(self.ahead.len());
+        if k == 0 {
+            return None;
+        }
+        for _ in 0..DRAWS {
+            let piece = self.ahead.at(self.random.random_range(0..k));
+            if let Some(peer) = self.prefetch_source(now_us, piece) {
+                return Some((peer, piece));
+            }
+        }
+        None
+    }
+
+    fn prefetch_source(&mut self, now_us: u64, piece: PieceId) -> Option<PeerId> {
+        let most = self.config.prefetch_per_peer_max;
+        if self.config.peers && self.peers.holders(piece) > 0 {
+            return self.peers.holder(piece, now_us, most, &mut self.random);
+        }
+        let warden = self.warden(piece);
+        let ask = match warden {
+            Some(warden) if warden != self.me => warden,
+            _ => self.peers.seed?,
+        };
+        // without peers, the seed is the only one that all of it can come from
+        let most = if self.config.peers { most } else { usize::MAX };
+        let peer = self.peers.get(ask)?;
+        (peer.is_free(now_us) && peer.prefetching < most).then_some(ask)
+    }
+
+    pub(super) fn tick(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        while let Some(peer) = self.peers.stalled(now_us, self.config.stall_us) {
+            self.drop_peer(peer, Fault::Stalled, out);
+        }
+        if !self.config.peers {
+            return;
+        }
+        if self.config.wardens {
+            let (ring, me) = (&mut self.ring, self.me);
+            self.ahead
+                .find_duties(ring.version(), |piece| ring.warden(piece) == me);
+        }
+        self.move_demands(now_us, out);
+        self.end_game(now_us, out);
+    }
+
+    /// Takes demands that wait too long at one host to another.
+    fn move_demands(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let demands: Vec<(PieceId, Demand)> = self
+            .downloads
+            .demands
+            .iter()
+            .map(|(p, d)| (*p, *d))
+            .collect();
+        for (piece, demand) in demands {
+            let Some(flight) = self.downloads.flights.get(&piece) else {
+                continue;
+            };
+            let [ask] = flight.asks[..] else { continue };
+            let waited_us = now_us.saturating_sub(ask.since_us.max(demand.since_us));
+            let at_seed = self.peers.is_seed(ask.peer);
+            let patience_us = match at_seed {
+                // its queue is everybody's: whoever can be served elsewhere leaves it
+                true => self.config.refused_us,
+                false => self.config.demand_patience_us,
+            };
+            if waited_us < patience_us {
+                continue;
+            }
+            let sure = flight.sure && !at_seed;
+            let other = self
+                .peers
+                .holder(piece, now_us, usize::MAX, &mut self.random);
+            let late = now_us.saturating_sub(demand.since_us) >= self.seed_patience_us();
+            let hopeless = self.is_hopeless(now_us, demand.since_us);
+            if hopeless && at_seed {
+                continue;
+            }
+            let to = match other.filter(|other| *other != ask.peer) {
+                _ if hopeless => self.peers.seed,
+                Some(other) if !sure || late => Some(other),
+                _ if late && !at_seed => self.peers.seed,
+                _ => None,
+            };
+            if let Some(to) = to {
+                out.push(Action::Cancel(ask.peer, piece));
+                self.unask(ask.peer, piece, out);
+                self.downloads.unasked.retain(|other| *other != piece);
+                self.ask(now_us, to, piece, Purpose::Demand, false, out);
+            }
+        }
+    }
+
+    /// Asks a second host for the last pieces, where the first one takes long.
+    fn end_game(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let left = self.downloads.flights.len();
+        if self.ahead.len() > 0 || left == 0 || left > self.config.end_game_pieces {
+            return;
+        }
+        let late = |flight: &Flight| match flight.asks[..] {
+            [ask] => now_us.saturating_sub(ask.since_us) >= self.config.end_game_us,
+            _ => false,
+        };
+        let mut pieces: Vec<PieceId> = self
+            .downloads
+            .flights
+            .iter()
+            .filter(|(_, flight)| late(flight))
+            .map(|(piece, _)| *piece)
+            .collect();
+        pieces.sort_unstable();
+        for piece in pieces {
+            let other = self
+                .peers
+                .holder(piece, now_us, usize::MAX, &mut self.random);
+            let other = other.or(self.peers.seed);
+            let Some(flight) = self.downloads.flights.get_mut(&piece) else {
+                continue;
+            };
+            let Some(other) = other.filter(|other| flight.asks.iter().all(|a| a.peer != *other))
+            else {
+                continue;
+            };
+            let purpose = flight.purpose;
+            flight.asks.push(Ask {
+                peer: other,
+                since_us: now_us,
+            });
+            if let Some(peer) = self.peers.get(other) {
+                peer.was_asked(now_us);
+                peer.prefetching += usize::from(purpose == Purpose::Prefetch);
+            }
+            out.push(Action::Ask(other, piece, purpose));
+        }
+    }
+}

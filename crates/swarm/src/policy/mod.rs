@@ -1,0 +1,288 @@
+//! Whom to ask for which piece, and whom to serve.
+//!
+//! The paper's policies and ours are configurations of one machine ([`Config`]), so that what is compared is the rule and nothing
+//! else:
+//!
+//! | [`Config`] | who is asked | what is fetched ahead |
+//! | --- | --- | --- |
+//! | [`Config::cs_d`] | the seed | nothing |
+//! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces |
+//! | [`Config::p2p_d`] | a peer that has it, else the seed | nothing |
+//! | [`Config::p2p_p`] | a peer that has it, else the seed | as `cs_p`; k = 300 (section 2.2.4) |
+//! | [`Config::ours`] | a peer that has it, else the piece's warden, else the seed | own duties, then as `p2p_p` with an adapted k |
+//!
+//! # Wardens
+//!
+//! The paper ends with the wish for a policy that does better than absolute priority of demand (sections 4.4.2 and 4.5): when all hosts
+//! miss the same piece, all ask the seed for it, its uplink carries one piece a hundred times, prefetch starves, and the hosts
+//! have nothing to give each other. Relaxing the priority would trade misses for diversity. There is no need to: what hurts is not
+//! that a demand goes first, but that the *same* demand reaches the seed from everyone.
+//!
+//! So each piece has a *warden*, one of the hosts, found by a hash of both on a ring that all compute alike (`ring`).
+//! 1. It is its warden's duty to bring a piece from the seed into the swarm once it is among the first k of the prediction, whatever
+//!    the warden's own machine waits for. A duty is 1/n of the pieces and so next to nothing of a downlink, but the duties of all
+//!    hosts together keep the seed's uplink at different pieces: diversity stands, however many demands there are.
+//! 2. Others ask a host that has the piece, or, if they know none, the warden. It *holds* a question for what is on its way and
+//!    serves it on arrival, so that a hundred hosts that miss one piece cost the seed that piece once.
+//! 3. A warden that has much to do refuses; who was refused looks again for a host that has the piece by then.
+//!    A demand that gets nowhere ends at the seed.
+//!
+//! The window adapts to the swarm: k is [`Config::window_per_peer`] pieces for each host, because n uplinks are only busy together if
+//! there are about n different pieces to carry; it shrinks where machines miss what no profile predicts, since they bring
+//! diversity of their own, and prefetch is worth less (section 2.2.4 expects both).
+//!
+//! # Promises
+//!
+//! No piece is asked for twice at a time, but at the end game. A demand is asked before any prefetch, and one that is on its way as
+//! prefetch is raised. Every demand ends as long as the seed answers. State is bounded by the constants of this
+//! module, whatever peers send. Equal events and seeds of chance give equal actions.
+
+mod ahead;
+mod bits;
+mod choose;
+mod config;
+mod downloads;
+mod peers;
+mod ring;
+mod uploads;
+
+pub use config::Config;
+
+use ahead::Ahead;
+use bits::Bits;
+use downloads::Downloads;
+use peers::Peers;
+use rand::{SeedableRng, rngs::StdRng};
+use ring::Ring;
+use uploads::Uploads;
+
+/// A piece's number.
+pub type PieceId = u32;
+
+/// Most peers that are known at a time; those that join beyond it are not noticed.
+pub const PEERS_MAX: usize = 4096;
+/// Most peers of which it is known what they have (a map of pieces each).
+pub const MAPS_MAX: usize = 128;
+/// Most pieces of an image: 256 GiB of packs in pieces of 64 KiB.
+pub const PIECES_MAX: u32 = 1 << 22;
+/// Most pieces of a prediction that are looked at.
+pub const WINDOW_MAX: usize = 1 << 16;
+/// Most pieces that machines wait for at a time; a further miss is answered by the caller's own way to the seed.
+pub const DEMANDS_MAX: usize = 1024;
+
+/// A host of the swarm, by a number that all hosts know it by (a hash of its key).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u64);
+
+/// Why a piece is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    /// It will probably be needed.
+    Prefetch,
+    /// A machine waits for it.
+    Demand,
+}
+
+/// Why a peer is dropped. It is not asked or served again until it joins anew, which the caller may refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// It sent bytes that are not the piece's.
+    WrongBytes,
+    /// It was asked and has sent nothing for long.
+    Stalled,
+    /// It said more than once that it has what it does not give.
+    Lied,
+    /// It asks for far more than it can take.
+    Flooded,
+}
+
+/// What happened. What comes late, of a peer that is gone or a piece that nobody asked for, does no harm.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A host takes part. All hosts of the swarm should be told of, also those without a connection: they are wardens.
+    Joined(PeerId),
+    /// There is a seed, which has all pieces. A second one replaces the first.
+    Seed(PeerId),
+    /// A host is gone, politely or not.
+    Left(PeerId),
+    /// A host has these pieces, in addition to those that it had.
+    Has(PeerId, &'a [PieceId]),
+    /// A host no longer has these pieces.
+    Lacks(PeerId, &'a [PieceId]),
+    /// A piece that was asked for is here, and its bytes are right.
+    Arrived(PeerId, PieceId),
+    /// A host refuses a piece or could not give it.
+    Failed(PeerId, PieceId),
+    /// A host's bytes are not the piece's.
+    Wrong(PeerId, PieceId),
+    /// A machine waits for a piece that is not here.
+    Miss(PieceId),
+    /// What machines will need next, in order. Replaces what was predicted before.
+    Window(&'a [PieceId]),
+    /// A host asks this one for a piece; a second time with [`Purpose::Demand`], to raise it.
+    Asked(PeerId, PieceId, Purpose),
+    /// A host takes back what it asked.
+    Withdrawn(PeerId, PieceId),
+    /// A piece was sent to a host ([`Action::Serve`]), or could not be.
+    Served(PeerId, PieceId),
+    /// Time has passed; reported every 50 ms or so.
+    Tick,
+}
+
+/// What the caller has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Ask a host for a piece. If it is asked already, its question becomes a demand.
+    Ask(PeerId, PieceId, Purpose),
+    /// Take a question back; what still arrives is welcome.
+    Cancel(PeerId, PieceId),
+    /// Send a piece to a host, then report [`Event::Served`]. Demand goes before prefetch on every link.
+    Serve(PeerId, PieceId, Purpose),
+    /// Tell a host that it won't get the piece here.
+    Refuse(PeerId, PieceId),
+    /// End the connection to a host.
+    Drop(PeerId, Fault),
+}
+
+/// A host's policy for one image.
+#[derive(Debug)]
+pub struct Policy {
+    config: Config,
+    me: PeerId,
+    random: StdRng,
+    peers: Peers,
+    ring: Ring,
+    here: Bits,
+    ahead: Ahead,
+    downloads: Downloads,
+    uploads: Uploads,
+}
+
+impl Policy {
+    /// Makes the policy of host `me` for an image of so many pieces (at most [`PIECES_MAX`]), none of which is here. `chance` is
+    /// the seed of all random choices.
+    pub fn new(config: Config, me: PeerId, pieces: u32, chance: u64) -> Policy {
+        let pieces = pieces.min(PIECES_MAX);
+        let mut ring = Ring::default();
+        ring.add(me);
+        Policy {
+            me,
+            random: StdRng::seed_from_u64(chance ^ me.0),
+            peers: Peers::new(pieces),
+            ring,
+            here: Bits::new(pieces),
+            ahead: Ahead::new(pieces),
+            downloads: Downloads::default(),
+            uploads: Uploads::new(&config),
+            config,
+        }
+    }
+
+    /// Notes that a piece is here without having been asked for (an earlier run left it).
+    pub fn put(&mut self, piece: PieceId) {
+        self.here.set(piece);
+        self.ahead.take(piece);
+    }
+
+    /// Whether a piece is here.
+    pub fn has(&self, piece: PieceId) -> bool {
+        self.here.get(piece)
+    }
+
+    /// Returns the number of questions to others that wait for an answer.
+    pub fn asked(&self) -> usize {
+        self.downloads.asks()
+    }
+
+    /// Returns the number of entries that this policy remembers of peers' questions: what they could make grow.
+    pub fn held(&self) -> usize {
+        self.uploads.len()
+    }
+
+    /// Returns the present k: among how many missing pieces of the prediction prefetch picks.
+    pub fn window(&self) -> usize {
+        let k = if self.config.window_per_peer > 0.0 {
+            let hosts = self.ring.hosts() as f64;
+            // what no profile predicted is diversity that comes by itself
+            let k = hosts * self.config.window_per_peer * (1.0 - self.downloads.outside());
+            (k as usize)
+                .max(self.config.window_min)
+                .min(self.config.window_max)
+        } else {
+            self.config.window_max
+        };
+        k.min(WINDOW_MAX)
+    }
+
+    /// Takes an event at a time, in microseconds from any fixed moment, and appends what is to be done to `out`.
+    pub fn on_event(&mut self, now_us: u64, event: Event<'_>, out: &mut Vec<Action>) {
+        match event {
+            Event::Joined(peer) => self.joined(peer),
+            Event::Seed(peer) => self.peers.set_seed(peer, now_us),
+            Event::Left(peer) => self.forget(peer, out),
+            Event::Has(peer, pieces) => self.peers.has(peer, pieces),
+            Event::Lacks(peer, pieces) => self.peers.lacks(peer, pieces),
+            Event::Arrived(peer, piece) => self.arrived(now_us, peer, piece, out),
+            Event::Failed(peer, piece) => self.failed(now_us, peer, piece, out),
+            Event::Wrong(peer, piece) => self.wrong(now_us, peer, piece, out),
+            Event::Miss(piece) => self.miss(now_us, piece, out),
+            Event::Window(pieces) => self.predicted(pieces),
+            Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
+            Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
+            Event::Served(peer, piece) => self.uploads.served((peer, piece)),
+            Event::Tick => self.tick(now_us, out),
+        }
+        self.uploads.pump(now_us, &self.config, out);
+        self.fill(now_us, out);
+    }
+
+    fn joined(&mut self, peer: PeerId) {
+        if peer != self.me && self.peers.join(peer) && self.config.wardens {
+            self.ring.add(peer);
+        }
+    }
+
+    /// Forgets a peer; what it was asked for is asked of others.
+    fn forget(&mut self, peer: PeerId, out: &mut Vec<Action>) {
+        if peer == self.me {
+            return;
+        }
+        self.ring.remove(peer);
+        self.uploads.forget(peer);
+        for piece in self.downloads.forget(peer) {
+            self.back(piece);
+            if !self.downloads.demands.contains_key(&piece) {
+                self.uploads.give_up(piece, out);
+            }
+        }
+        self.peers.leave(peer);
+    }
+
+    fn drop_peer(&mut self, peer: PeerId, fault: Fault, out: &mut Vec<Action>) {
+        if self.peers.is_seed(peer) {
+            // there is no other that has everything: it is left alone for a while instead
+            return;
+        }
+        self.forget(peer, out);
+        out.push(Action::Drop(peer, fault));
+    }
+
+    /// Puts a piece that is no longer on its way back among what is to be fetched ahead.
+    fn back(&mut self, piece: PieceId) {
+        if !self.here.get(piece) && !self.downloads.is_on_its_way(piece) {
+            self.ahead.give_back(piece);
+        }
+    }
+
+    fn predicted(&mut self, pieces: &[PieceId]) {
+        let (here, downloads) = (&self.here, &self.downloads);
+        self.ahead.set(pieces, |piece| {
+            !here.get(piece) && !downloads.is_on_its_way(piece)
+        });
+    }
+
+    /// Returns whose duty a piece is; `None` without wardens.
+    fn warden(&mut self, piece: PieceId) -> Option<PeerId> {
+        self.config.wardens.then(|| self.ring.warden(piece))
+    }
+}

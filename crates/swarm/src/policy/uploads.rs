@@ -1,0 +1,231 @@
+//! What others ask of this host: demand before prefetch, a few at a time, within the cap.
+use super::{Action, Config, PeerId, PieceId, Purpose};
+use std::collections::{HashMap, VecDeque};
+
+/// How many times its share of places a host may ask for before it is dropped.
+const FLOOD: usize = 4;
+/// The cap lets so much pass at once after a quiet time, in microseconds of its rate.
+const BURST_US: u64 = 100_000;
+/// Entries of a queue that stand for nothing any more and are left in it, beyond as many as there are questions.
+const STALE_MAX: usize = 64;
+
+type Key = (PeerId, PieceId);
+
+/// What became of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Taken,
+    Refused,
+    /// It is one of far too many.
+    Flood,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The piece is on its way here.
+    Held(Purpose),
+    Queued(Purpose),
+    Active,
+}
+
+/// Places that a host has, and how often it was refused one since it was last served.
+#[derive(Clone, Copy, Debug, Default)]
+struct Places {
+    taken: usize,
+    refused: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Uploads {
+    questions: HashMap<Key, State>,
+    /// Questions in the order of their coming. An entry whose question has another state by now stands for nothing.
+    demand: VecDeque<Key>,
+    prefetch: VecDeque<Key>,
+    held: HashMap<PieceId, Vec<PeerId>>,
+    active: usize,
+    places: HashMap<PeerId, Places>,
+    per_peer_max: usize,
+    held_max: usize,
+    /// Bytes that may pass now, and when that was so.
+    tokens: u64,
+    at_us: u64,
+}
+
+impl Uploads {
+    pub(super) fn new(config: &Config) -> Uploads {
+        Uploads {
+            questions: HashMap::new(),
+            demand: VecDeque::new(),
+            prefetch: VecDeque::new(),
+            held: HashMap::new(),
+            active: 0,
+            places: HashMap::new(),
+            per_peer_max: config.waiting_per_peer_max,
+            held_max: config.held_per_piece_max,
+            tokens: config.piece_bytes,
+            at_us: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.questions.len() + self.demand.len() + self.prefetch.len()
+    }
+
+    /// Takes a question for a piece that is here, or (`held`) is on its way.
+    pub(super) fn ask(&mut self, key: Key, purpose: Purpose, held: bool) -> Answer {
+        if self.questions.contains_key(&key) {
+            self.raise(key, purpose);
+            return Answer::Taken;
+        }
+        let (peer, piece) = key;
+        let places = self.places.entry(peer).or_default();
+        if places.taken >= self.per_peer_max {
+            places.refused += 1;
+            return match places.refused > self.per_peer_max * FLOOD {
+                true => Answer::Flood,
+                false => Answer::Refused,
+            };
+        }
+        if held {
+            let waiting = self.held.entry(piece).or_default();
+            if waiting.len() >= self.held_max {
+                return Answer::Refused;
+            }
+            waiting.push(peer);
+            self.questions.insert(key, State::Held(purpose));
+        } else {
+            self.queue(key, purpose);
+        }
+        self.places.entry(peer).or_default().taken += 1;
+        Answer::Taken
+    }
+
+    fn queue(&mut self, key: Key, purpose: Purpose) {
+        self.questions.insert(key, State::Queued(purpose));
+        let (queue, questions) = match purpose {
+            Purpose::Demand => (&mut self.demand, &self.questions),
+            Purpose::Prefetch => (&mut self.prefetch, &self.questions),
+        };
+        if queue.len() > 2 * questions.len() + STALE_MAX {
+            queue.retain(|key| questions.get(key) == Some(&State::Queued(purpose)));
+        }
+        queue.push_back(key);
+    }
+
+    fn raise(&mut self, key: Key, purpose: Purpose) {
+        match self.questions.get_mut(&key) {
+            Some(State::Held(before)) => *before = (*before).max(purpose),
+            Some(State::Queued(Purpose::Prefetch)) if purpose == Purpose::Demand => {
+                self.queue(key, purpose);
+            }
+            _ => {}
+        }
+    }
+
+    /// A piece is here now: those who wait for it are served.
+    pub(super) fn release(&mut self, piece: PieceId) {
+        for peer in self.held.remove(&piece).unwrap_or_default() {
+            if let Some(State::Held(purpose)) = self.questions.get(&(peer, piece)).copied() {
+                self.queue((peer, piece), purpose);
+            }
+        }
+    }
+
+    /// A piece won't come: those who wait for it are told.
+    pub(super) fn give_up(&mut self, piece: PieceId, out: &mut Vec<Action>) {
+        for peer in self.held.remove(&piece).unwrap_or_default() {
+            if self.remove((peer, piece)) {
+                out.push(Action::Refuse(peer, piece));
+            }
+        }
+    }
+
+    /// A host takes a question back; what is being sent to it goes on.
+    pub(super) fn withdraw(&mut self, key: Key) {
+        let (peer, piece) = key;
+        match self.questions.get(&key) {
+            None | Some(State::Active) => return,
+            Some(State::Held(_)) => {
+                if let Some(waiting) = self.held.get_mut(&piece) {
+                    waiting.retain(|other| *other != peer);
+                    if waiting.is_empty() {
+                        self.held.remove(&piece);
+                    }
+                }
+            }
+            Some(State::Queued(_)) => {}
+        }
+        self.remove(key);
+    }
+
+    pub(super) fn served(&mut self, key: Key) {
+        if self.questions.get(&key) == Some(&State::Active) {
+            self.remove(key);
+            if let Some(places) = self.places.get_mut(&key.0) {
+                places.refused = 0;
+            }
+        }
+    }
+
+    /// Forgets a question. Returns whether there was one.
+    fn remove(&mut self, key: Key) -> bool {
+        let Some(state) = self.questions.remove(&key) else {
+            return false;
+        };
+        self.active -= usize::from(state == State::Active);
+        if let Some(places) = self.places.get_mut(&key.0) {
+            places.taken = places.taken.saturating_sub(1);
+        }
+        true
+    }
+
+    pub(super) fn forget(&mut self, peer: PeerId) {
+        let mut keys: Vec<Key> = self.questions.keys().copied().collect();
+        keys.retain(|(of, _)| *of == peer);
+        for key in keys {
+            self.withdraw(key);
+            self.remove(key);
+        }
+        self.places.remove(&peer);
+    }
+
+    /// Starts what may be sent now.
+    pub(super) fn pump(&mut self, now_us: u64, config: &Config, out: &mut Vec<Action>) {
+        let capped = config.upload_bytes_per_s.is_some();
+        if let Some(rate) = config.upload_bytes_per_s {
+            let passed_us = now_us.saturating_sub(self.at_us).min(BURST_US);
+            let most = (rate.saturating_mul(BURST_US) / 1_000_000).max(config.piece_bytes);
+            let more = rate.saturating_mul(passed_us) / 1_000_000;
+            if more > 0 {
+                self.tokens = self.tokens.saturating_add(more).min(most);
+                self.at_us = now_us;
+            }
+        }
+        while self.active < config.uploads_max && (!capped || self.tokens >= config.piece_bytes) {
+            let Some((key, purpose)) = self.next() else {
+                return;
+            };
+            if capped {
+                self.tokens -= config.piece_bytes;
+            }
+            self.questions.insert(key, State::Active);
+            self.active += 1;
+            out.push(Action::Serve(key.0, key.1, purpose));
+        }
+    }
+
+    fn next(&mut self) -> Option<(Key, Purpose)> {
+        for purpose in [Purpose::Demand, Purpose::Prefetch] {
+            let queue = match purpose {
+                Purpose::Demand => &mut self.demand,
+                Purpose::Prefetch => &mut self.prefetch,
+            };
+            while let Some(key) = queue.pop_front() {
+                if self.questions.get(&key) == Some(&State::Queued(purpose)) {
+                    return Some((key, purpose));
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,541 @@
+//! What the policy promises, as properties of random events, and of swarms with hostile hosts.
+
+use floe_swarm::policy::{Action, Config, Event, PeerId, PieceId, Policy, Purpose};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+const PIECES: u32 = 200;
+const ME: PeerId = PeerId(0);
+const SEED: PeerId = PeerId(9999);
+
+/// An event whose lists are owned.
+#[derive(Clone, Debug)]
+enum Happens {
+    Joined(u64),
+    Left(u64),
+    Has(u64, Vec<PieceId>),
+    Lacks(u64, Vec<PieceId>),
+    /// One of the open questions is answered so.
+    Answer(usize, u8),
+    /// An answer that nobody asked for.
+    Stray(u64, PieceId, u8),
+    Miss(PieceId),
+    Window(Vec<PieceId>),
+    Asked(u64, PieceId, bool),
+    Withdrawn(u64, PieceId),
+    /// One of the pieces that are being sent is through.
+    Served(usize),
+    Tick(u64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    let peer = 1..12u64;
+    // some are none of the image's
+    let piece = 0..PIECES + 8;
+    let pieces = || prop::collection::vec(0..PIECES + 8, 0..40);
+    prop_oneof![
+        2 => peer.clone().prop_map(Happens::Joined),
+        1 => peer.clone().prop_map(Happens::Left),
+        3 => (peer.clone(), pieces()).prop_map(|(peer, list)| Happens::Has(peer, list)),
+        1 => (peer.clone(), pieces()).prop_map(|(peer, list)| Happens::Lacks(peer, list)),
+        8 => (any::<usize>(), 0..10u8).prop_map(|(at, how)| Happens::Answer(at, how)),
+        1 => (peer.clone(), piece.clone(), 0..3u8).prop_map(|(p, x, how)| Happens::Stray(p, x, how)),
+        4 => piece.clone().prop_map(Happens::Miss),
+        1 => pieces().prop_map(Happens::Window),
+        6 => (peer.clone(), piece.clone(), any::<bool>()).prop_map(|(p, x, d)| Happens::Asked(p, x, d)),
+        1 => (peer, piece).prop_map(|(p, x)| Happens::Withdrawn(p, x)),
+        4 => any::<usize>().prop_map(Happens::Served),
+        4 => (1..400_000u64).prop_map(Happens::Tick),
+    ]
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    prop_oneof![
+        Just(Config::ours()),
+        Just(Config::p2p_p()),
+        Just(Config::p2p_d()),
+        Just(Config::cs_p()),
+        Just(Config::cs_d()),
+    ]
+}
+
+/// Knows what a policy may do next.
+struct Watch {
+    policy: Policy,
+    config: Config,
+    now_us: u64,
+    /// Whom it asked for what, and why.
+    open: BTreeMap<(PieceId, PeerId), Purpose>,
+    sending: BTreeSet<(PeerId, PieceId)>,
+    here: BTreeSet<PieceId>,
+    members: BTreeSet<PeerId>,
+    log: Vec<Action>,
+}
+
+impl Watch {
+    fn new(config: Config) -> Watch {
+        let mut watch = Watch {
+            policy: Policy::new(config, ME, PIECES, 7),
+            config,
+            now_us: 0,
+            open: BTreeMap::new(),
+            sending: BTreeSet::new(),
+            here: BTreeSet::new(),
+            members: BTreeSet::from([SEED]),
+            log: Vec::new(),
+        };
+        watch.tell(Event::Seed(SEED));
+        watch
+    }
+
+    fn tell(&mut self, event: Event<'_>) {
+        let mut out = Vec::new();
+        self.policy.on_event(self.now_us, event, &mut out);
+        for action in &out {
+            self.check(*action);
+        }
+        self.log.extend(out);
+    }
+
+    fn check(&mut self, action: Action) {
+        match action {
+            Action::Ask(peer, piece, purpose) => {
+                assert!(piece < PIECES && !self.here.contains(&piece), "{action:?}");
+                assert!(peer == SEED || self.config.peers && self.members.contains(&peer));
+                let before = self.open.insert((piece, peer), purpose);
+                if let Some(before) = before {
+                    let raised = (before, purpose) == (Purpose::Prefetch, Purpose::Demand);
+                    assert!(raised, "{action:?} was asked before");
+                }
+                let others = self
+                    .open
+                    .range((piece, PeerId(0))..=(piece, PeerId(u64::MAX)));
+                let others = others.count();
+                let pieces: BTreeSet<PieceId> = self.open.keys().map(|(piece, _)| *piece).collect();
+                let end_game = others == 2 && pieces.len() <= self.config.end_game_pieces;
+                assert!(others == 1 || end_game, "{action:?}: {:?}", self.open);
+            }
+            Action::Cancel(peer, piece) => {
+                assert!(self.open.remove(&(piece, peer)).is_some(), "{action:?}");
+            }
+            Action::Serve(peer, piece, _) => {
+                assert!(self.here.contains(&piece), "{action:?}");
+                assert!(
+                    self.sending.insert((peer, piece)),
+                    "{action:?} is sent twice"
+                );
+                assert!(self.sending.len() <= self.config.uploads_max);
+            }
+            Action::Refuse(..) => {}
+            Action::Drop(peer, _) => {
+                assert_ne!(peer, SEED);
+                self.gone(peer);
+            }
+        }
+    }
+
+    fn gone(&mut self, peer: PeerId) {
+        self.members.remove(&peer);
+        self.open.retain(|(_, of), _| *of != peer);
+        self.sending.retain(|(of, _)| *of != peer);
+    }
+
+    fn happens(&mut self, what: &Happens) {
+        match what {
+            Happens::Joined(peer) => {
+                self.members.insert(PeerId(*peer));
+                self.tell(Event::Joined(PeerId(*peer)));
+            }
+            Happens::Left(peer) => {
+                self.gone(PeerId(*peer));
+                self.tell(Event::Left(PeerId(*peer)));
+            }
+            Happens::Has(peer, list) => self.tell(Event::Has(PeerId(*peer), list)),
+            Happens::Lacks(peer, list) => self.tell(Event::Lacks(PeerId(*peer), list)),
+            Happens::Answer(at, how) => {
+                let open: Vec<_> = self.open.keys().copied().collect();
+                let Some((piece, peer)) = open.get(at % open.len().max(1)).copied() else {
+                    return;
+                };
+                self.open.remove(&(piece, peer));
+                match how {
+                    0 => self.tell(Event::Failed(peer, piece)),
+                    1 => self.tell(Event::Wrong(peer, piece)),
+                    _ => {
+                        self.here.insert(piece);
+                        self.tell(Event::Arrived(peer, piece));
+                    }
+                }
+            }
+            Happens::Stray(peer, piece, how) => {
+                let peer = PeerId(*peer);
+                if self.open.contains_key(&(*piece, peer)) {
+                    return;
+                }
+                match how {
+                    0 => self.tell(Event::Failed(peer, *piece)),
+                    1 => self.tell(Event::Served(peer, *piece)),
+                    _ => self.tell(Event::Withdrawn(peer, *piece)),
+                }
+                self.sending.remove(&(peer, *piece));
+            }
+            Happens::Miss(piece) => self.tell(Event::Miss(*piece)),
+            Happens::Window(list) => self.tell(Event::Window(list)),
+            Happens::Asked(peer, piece, demand) => {
+                let purpose = if *demand {
+                    Purpose::Demand
+                } else {
+                    Purpose::Prefetch
+                };
+                self.tell(Event::Asked(PeerId(*peer), *piece, purpose));
+            }
+            Happens::Withdrawn(peer, piece) => self.tell(Event::Withdrawn(PeerId(*peer), *piece)),
+            Happens::Served(at) => {
+                let sending: Vec<_> = self.sending.iter().copied().collect();
+                if let Some((peer, piece)) = sending.get(at % sending.len().max(1)).copied() {
+                    self.sending.remove(&(peer, piece));
+                    self.tell(Event::Served(peer, piece));
+                }
+            }
+            Happens::Tick(us) => {
+                self.now_us += us;
+                self.tell(Event::Tick);
+            }
+        }
+        // what others asked is bounded by what each of them may
+        let most = 12 * self.config.waiting_per_peer_max;
+        assert!(
+            self.policy.held() <= 8 * most + 256,
+            "{}",
+            self.policy.held()
+        );
+        assert_eq!(self.policy.asked(), self.open.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_no_promise_is_broken(
+        config in config(),
+        all in prop::collection::vec(happens(), 1..400),
+    ) {
+        let (mut one, mut same) = (Watch::new(config), Watch::new(config));
+        for what in &all {
+            one.happens(what);
+            same.happens(what);
+        }
+        prop_assert_eq!(one.log, same.log, "equal events give equal actions");
+    }
+
+    #[test]
+    fn every_demand_ends_among_hostile_hosts(
+        config in config(),
+        hosts in prop::collection::vec(0..6u8, 0..10),
+        wanted in prop::collection::btree_set(0..PIECES, 1..40),
+        chance in any::<u64>(),
+    ) {
+        let arrived = among(config, &hosts, &wanted, chance);
+        prop_assert_eq!(arrived, wanted);
+    }
+}
+
+/// Lets a host demand pieces, one after the other as a machine does, among hosts that claim to have everything and are: honest (0), silent (1), refusing
+/// (2), wrong (3), gone after five answers (4), a hundred times slower (5). Returns what has arrived in ten minutes.
+fn among(
+    config: Config,
+    hosts: &[u8],
+    wanted: &BTreeSet<PieceId>,
+    chance: u64,
+) -> BTreeSet<PieceId> {
+    let mut policy = Policy::new(config, ME, PIECES, chance);
+    let everything: Vec<PieceId> = (0..PIECES).collect();
+    let mut answers = vec![0; hosts.len()];
+    // by time: answers on their way
+    let mut coming: BTreeMap<(u64, u64), (PeerId, PieceId, u8)> = BTreeMap::new();
+    let (mut now_us, mut number, mut out) = (0, 0u64, Vec::new());
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    for host in 0..hosts.len() as u64 {
+        policy.on_event(0, Event::Joined(PeerId(host + 1)), &mut out);
+        policy.on_event(0, Event::Has(PeerId(host + 1), &everything), &mut out);
+    }
+    policy.on_event(0, Event::Window(&everything), &mut out);
+    let mut left: Vec<PieceId> = wanted.iter().copied().collect();
+    let (mut waits, mut arrived) = (None, BTreeSet::new());
+    while now_us < 600_000_000 && arrived.len() < wanted.len() {
+        while waits.is_none() {
+            let Some(piece) = left.pop() else { break };
+            if policy.has(piece) {
+                arrived.insert(piece);
+            } else {
+                waits = Some(piece);
+                policy.on_event(now_us, Event::Miss(piece), &mut out);
+            }
+        }
+        for action in std::mem::take(&mut out) {
+            match action {
+                Action::Ask(peer, piece, _) => {
+                    let how = match peer.0 {
+                        9999 => 0,
+                        n => hosts[n as usize - 1],
+                    };
+                    let after_us = if how == 5 { 800_000 } else { 8_000 };
+                    number += 1;
+                    coming.insert((now_us + after_us, number), (peer, piece, how));
+                }
+                Action::Cancel(peer, piece) => {
+                    coming.retain(|_, (of, other, _)| *of != peer || *other != piece);
+                }
+                Action::Drop(peer, _) => coming.retain(|_, (of, _, _)| *of != peer),
+                Action::Serve(..) | Action::Refuse(..) => {}
+            }
+        }
+        let next_us = coming.keys().next().map_or(u64::MAX, |key| key.0);
+        if next_us > now_us + 50_000 {
+            now_us += 50_000;
+            policy.on_event(now_us, Event::Tick, &mut out);
+            continue;
+        }
+        now_us = next_us;
+        let Some((_, (peer, piece, how))) = coming.pop_first() else {
+            continue;
+        };
+        match how {
+            1 => {}
+            2 => policy.on_event(now_us, Event::Failed(peer, piece), &mut out),
+            3 => policy.on_event(now_us, Event::Wrong(peer, piece), &mut out),
+            4 if answers[peer.0 as usize - 1] == 5 => {
+                policy.on_event(now_us, Event::Left(peer), &mut out);
+                coming.retain(|_, (of, _, _)| *of != peer);
+            }
+            _ => {
+                if how == 4 {
+                    answers[peer.0 as usize - 1] += 1;
+                }
+                policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
+                if waits == Some(piece) {
+                    waits = None;
+                    arrived.insert(piece);
+                }
+            }
+        }
+    }
+    arrived
+}
+
+/// Counts what is asked of whom.
+fn asked(out: &[Action]) -> HashMap<PeerId, Vec<(PieceId, Purpose)>> {
+    let mut all: HashMap<PeerId, Vec<_>> = HashMap::new();
+    for action in out {
+        if let Action::Ask(peer, piece, purpose) = action {
+            all.entry(*peer).or_default().push((*piece, *purpose));
+        }
+    }
+    all
+}
+
+#[test]
+fn all_hosts_think_the_same_host_a_pieces_warden() {
+    let hosts: Vec<PeerId> = (1..=20).map(PeerId).collect();
+    let mut duties: BTreeMap<PieceId, Vec<PeerId>> = BTreeMap::new();
+    let window: Vec<PieceId> = (0..32).collect();
+    for me in &hosts {
+        let mut policy = Policy::new(Config::ours(), *me, PIECES, 1);
+        let mut out = Vec::new();
+        policy.on_event(0, Event::Seed(SEED), &mut out);
+        for other in &hosts {
+            policy.on_event(0, Event::Joined(*other), &mut out);
+        }
+        policy.on_event(0, Event::Window(&window), &mut out);
+        policy.on_event(1, Event::Tick, &mut out);
+        for (piece, _) in asked(&out).remove(&SEED).unwrap_or_default() {
+            duties.entry(piece).or_default().push(*me);
+        }
+    }
+    assert!(
+        duties.values().all(|by| by.len() == 1),
+        "each leaves the seed once: {duties:?}"
+    );
+    assert!(duties.len() > 20, "{duties:?}");
+}
+
+#[test]
+fn a_warden_holds_a_question_and_serves_it_on_arrival() {
+    let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    // alone on the ring of those it knows but two that ask: look for a piece that is its duty
+    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
+    policy.on_event(0, Event::Joined(PeerId(2)), &mut out);
+    let asks = |policy: &mut Policy, peer, piece, purpose| {
+        let mut out = Vec::new();
+        policy.on_event(1, Event::Asked(PeerId(peer), piece, purpose), &mut out);
+        out
+    };
+    let mine = (0..PIECES).find(|piece| {
+        let out = asks(&mut policy, 1, *piece, Purpose::Prefetch);
+        out == [Action::Ask(SEED, *piece, Purpose::Prefetch)]
+    });
+    let mine = mine.expect("one of 200 pieces is its duty");
+    assert_eq!(
+        asks(&mut policy, 2, mine, Purpose::Demand),
+        [Action::Ask(SEED, mine, Purpose::Demand)],
+        "somebody waits for it now"
+    );
+    let mut out = Vec::new();
+    policy.on_event(9, Event::Arrived(SEED, mine), &mut out);
+    assert_eq!(
+        out,
+        [
+            Action::Serve(PeerId(2), mine, Purpose::Demand),
+            Action::Serve(PeerId(1), mine, Purpose::Prefetch)
+        ],
+        "the demand first, though it came later"
+    );
+}
+
+#[test]
+fn a_demand_overtakes_prefetch_in_a_hosts_queue() {
+    let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    (0..10).for_each(|piece| policy.put(piece));
+    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
+    for piece in 0..9 {
+        policy.on_event(
+            0,
+            Event::Asked(PeerId(1), piece, Purpose::Prefetch),
+            &mut out,
+        );
+    }
+    policy.on_event(0, Event::Asked(PeerId(1), 8, Purpose::Demand), &mut out);
+    policy.on_event(0, Event::Asked(PeerId(1), 9, Purpose::Demand), &mut out);
+    assert_eq!(out.len(), Config::ours().uploads_max, "{out:?}");
+    let mut order = Vec::new();
+    while let Some(Action::Serve(peer, piece, _)) = out.first().copied() {
+        out.remove(0);
+        order.push(piece);
+        policy.on_event(0, Event::Served(peer, piece), &mut out);
+    }
+    assert_eq!(order, [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_host_that_floods_is_dropped_and_others_are_served() {
+    let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    (0..PIECES).for_each(|piece| policy.put(piece));
+    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
+    policy.on_event(0, Event::Joined(PeerId(2)), &mut out);
+    for n in 0..10_000 {
+        policy.on_event(
+            n,
+            Event::Asked(PeerId(1), n as u32 % PIECES, Purpose::Demand),
+            &mut out,
+        );
+    }
+    let dropped = |action: &Action| matches!(action, Action::Drop(PeerId(1), _));
+    assert_eq!(out.iter().filter(|action| dropped(action)).count(), 1);
+    assert_eq!(policy.held(), 0, "nothing of it is left");
+    out.clear();
+    policy.on_event(
+        10_000,
+        Event::Asked(PeerId(2), 5, Purpose::Prefetch),
+        &mut out,
+    );
+    assert_eq!(out, [Action::Serve(PeerId(2), 5, Purpose::Prefetch)]);
+}
+
+#[test]
+fn the_cap_holds_over_a_second() {
+    let config = Config {
+        upload_bytes_per_s: Some(10 << 20),
+        ..Config::ours()
+    };
+    let mut policy = Policy::new(config, ME, PIECES, 1);
+    let (mut out, mut sent) = (Vec::new(), 0u64);
+    (0..PIECES).for_each(|piece| policy.put(piece));
+    (1..=20).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
+    for now_ms in 0..1000u64 {
+        let (peer, piece) = (PeerId(now_ms % 20 + 1), (now_ms % 200) as u32);
+        policy.on_event(
+            now_ms * 1000,
+            Event::Asked(peer, piece, Purpose::Prefetch),
+            &mut out,
+        );
+        while let Some(position) = out.iter().position(|a| matches!(a, Action::Serve(..))) {
+            let Action::Serve(peer, piece, _) = out.swap_remove(position) else {
+                unreachable!("it was found as one");
+            };
+            sent += config.piece_bytes;
+            policy.on_event(now_ms * 1000, Event::Served(peer, piece), &mut out);
+        }
+        out.clear();
+    }
+    let (least, most) = (8 << 20, 12 << 20);
+    assert!((least..most).contains(&sent), "{sent} bytes in a second");
+}
+
+#[test]
+fn wrong_bytes_cost_a_host_its_place_and_the_piece_comes_from_another() {
+    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
+    policy.on_event(0, Event::Has(PeerId(1), &[3, 4]), &mut out);
+    policy.on_event(0, Event::Miss(3), &mut out);
+    assert_eq!(
+        out,
+        [Action::Ask(PeerId(1), 3, Purpose::Demand)],
+        "a host before the seed"
+    );
+    out.clear();
+    policy.on_event(9, Event::Wrong(PeerId(1), 3), &mut out);
+    assert!(matches!(out[0], Action::Drop(PeerId(1), _)));
+    assert_eq!(out[1], Action::Ask(SEED, 3, Purpose::Demand));
+    out.clear();
+    policy.on_event(10, Event::Miss(4), &mut out);
+    assert_eq!(
+        out,
+        [Action::Ask(SEED, 4, Purpose::Demand)],
+        "it is not believed again"
+    );
+}
+
+#[test]
+fn a_slow_host_is_asked_less() {
+    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    let everything: Vec<PieceId> = (0..PIECES).collect();
+    for peer in [1, 2] {
+        policy.on_event(0, Event::Joined(PeerId(peer)), &mut out);
+        policy.on_event(0, Event::Has(PeerId(peer), &everything), &mut out);
+    }
+    let (mut now_us, mut of_slow) = (0, 0);
+    for piece in 0..100 {
+        out.clear();
+        policy.on_event(now_us, Event::Miss(piece), &mut out);
+        let Some(Action::Ask(peer, ..)) = out.first().copied() else {
+            panic!("{out:?}");
+        };
+        of_slow += u32::from(peer == PeerId(1));
+        now_us += if peer == PeerId(1) { 200_000 } else { 4_000 };
+        policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
+    }
+    assert!(of_slow < 10, "{of_slow} of 100");
+}
+
+#[test]
+fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
+    let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    let alone = policy.window();
+    (1..1000).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
+    let many = policy.window();
+    assert!(many > 4 * alone, "{alone} and {many}");
+    // nothing is predicted, so each miss is a surprise
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    for piece in 0..100 {
+        policy.on_event(0, Event::Miss(piece), &mut out);
+        policy.on_event(0, Event::Arrived(SEED, piece), &mut out);
+    }
+    assert!(policy.window() < many / 2, "{}", policy.window());
+}
