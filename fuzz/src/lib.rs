@@ -569,8 +569,13 @@ pub fn fork_record(data: &[u8]) {
     }
 }
 
-/// A substrate's record names what could be named, and users only where they mean something.
+/// A substrate's record names what could be named, and users only where they mean something; so does the label of its image.
 pub fn substrate_record(data: &[u8]) {
+    if let Ok(label) = std::str::from_utf8(data)
+        && let Ok((visibility, users)) = node::pool::of_label(label)
+    {
+        assert_eq!(node::pool::label_of(visibility, &users), label);
+    }
     if let Some(record) = same_again(data, node::pool::SubstrateRecord::parse) {
         assert!(record.name.parse::<node::MachineName>().is_ok());
         assert_eq!(record.visibility == Visibility::Restricted, !record.users.is_empty());

@@ -122,10 +122,17 @@ pub struct PoolStatus {
     pub raw_bytes: u64,
     /// Bytes of those before compression, each counted for each substrate that has it.
     pub referred_bytes: u64,
-    /// Substrates in all. Their backups on the disk are complete.
+    /// Substrates that the caller may see. Their backups on the disk are complete.
     pub substrates: u64,
-    /// Substrates in memory.
+    /// Those of them that are in memory.
     pub in_memory: u64,
+    /// Most bytes that this host has for substrates now, those included that they take. The rest is promised to machines or used by
+    /// others. Absent if the host's memory is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_bytes: Option<u64>,
+    /// How many times a substrate has left memory since the node's start because a machine needed it.
+    #[serde(default)]
+    pub gave_way: u64,
     /// Whether substrates are being brought back into memory.
     pub warming: bool,
     /// How long that took after the node's start or after the last change of the budget, in milliseconds.
@@ -139,6 +146,9 @@ pub struct PoolStatus {
 pub struct PoolResizeRequest {
     /// Most bytes of memory that substrates may take from now on.
     pub budget_bytes: u64,
+    /// Take this budget even if this host has less for it now. Substrates come into memory as it gets free.
+    #[serde(default)]
+    pub overcommit: bool,
 }
 
 /// Body of `POST /v1/pool/verify`.
@@ -148,6 +158,45 @@ pub struct PoolVerifyRequest {
     /// Names of substrates; none means all.
     #[serde(default)]
     pub names: Vec<String>,
+}
+
+/// Body of `POST /v1/pool/substrates/{name}/export`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SubstrateExportRequest {
+    /// Where to: the address of a hub or a bucket, a directory, or a file `FILE.floe` (absolute path).
+    pub to: String,
+    /// Overwrite an existing file.
+    #[serde(default)]
+    pub force: bool,
+    /// Token for the hub.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// File with the certificate authority of the hub.
+    #[serde(default)]
+    pub ca: Option<String>,
+}
+
+/// Body of `POST /v1/pool/import`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SubstrateImportRequest {
+    /// The substrate's name here.
+    pub name: String,
+    /// Where from: the address of its image on a hub, in a bucket or in a directory, or the absolute path of a file.
+    pub from: String,
+    /// Who may see it here; by default those who might where it was docked. Its owner is who imports it.
+    #[serde(default)]
+    pub visibility: Option<Visibility>,
+    /// For a restricted one: names or numbers of users of this host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
+    /// Token for the hub.
+    #[serde(default)]
+    pub token: Option<String>,
+    /// File with the certificate authority of the hub.
+    #[serde(default)]
+    pub ca: Option<String>,
 }
 
 /// Body of `POST /v1/pool/substrates/{name}/activate`.

@@ -23,6 +23,7 @@ use crate::{
     pool::{self, Pool, Stock},
     reserve::Reserve,
     resize::Resizes,
+    resources::Resources,
     rest,
     run::Runs,
     shrink::Shrinks,
@@ -250,7 +251,9 @@ fn services(
     let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
     let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home.forks()));
     let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
-    let stock = Stock::new(pool::budget(home)?);
+    let resources = Resources::of_this_host(home, core.options.memory_bytes_max);
+    let resources = Arc::new(resources);
+    let stock = Stock::new(pool::budget(home)?, resources.clone());
     let sources = Sources::new(
         repo.clone(),
         cache.clone(),
@@ -272,6 +275,7 @@ fn services(
         traces.clone(),
         networks.clone(),
         inventory.clone(),
+        resources,
         arrivals,
     )?;
     let shrinks = Arc::new(Shrinks {

@@ -18,6 +18,21 @@ impl Client {
     ) -> Result<Events, ClientError> {
         self.stream(&substrate_path(substrate, "/activate"), request)
     }
+    /// Sends a substrate to a hub, a bucket or a directory, or writes it to a file.
+    pub fn export_substrate(
+        &self,
+        substrate: &str,
+        request: &SubstrateExportRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream(&substrate_path(substrate, "/export"), request)
+    }
+    /// Brings a substrate here.
+    pub fn import_substrate(
+        &self,
+        request: &SubstrateImportRequest,
+    ) -> Result<Events, ClientError> {
+        self.stream("/v1/pool/import", request)
+    }
     /// Starts machines of several substrates in one network.
     pub fn activate_ensemble(&self, request: &EnsembleRequest) -> Result<Events, ClientError> {
         self.stream("/v1/pool/ensembles", request)
@@ -27,8 +42,8 @@ impl Client {
         self.get("/v1/pool")
     }
     /// Changes how much memory substrates may take.
-    pub fn resize_pool(&self, budget_bytes: u64) -> Result<PoolStatus, ClientError> {
-        self.post("/v1/pool/resize", &PoolResizeRequest { budget_bytes })
+    pub fn resize_pool(&self, request: &PoolResizeRequest) -> Result<PoolStatus, ClientError> {
+        self.post("/v1/pool/resize", request)
     }
     /// Reads and hashes the backups of substrates; of all, if no names are given.
     pub fn verify_pool(&self, names: Vec<String>) -> Result<Events, ClientError> {

@@ -23,7 +23,7 @@ const TOKEN: &str = "FLOE_TOKEN";
 const HUB: &str = "FLOE_HUB";
 
 /// Options for the token that a hub gets.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct TokenArgs {
     /// Token for the hub that this command names, instead of the one of floe login or of FLOE_TOKEN with FLOE_HUB. Other users
     /// of this host can see it in the list of processes
@@ -35,7 +35,7 @@ pub struct TokenArgs {
 }
 
 /// How the one hub that a command names is spoken to.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct Access {
     #[command(flatten)]
     tokens: TokenArgs,

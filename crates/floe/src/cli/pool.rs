@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use clap::{ArgGroup, Args, Subcommand};
 
 use super::error::CliError;
+use super::login::Access;
 use super::output::{age, bytes, fields, table};
-use super::{Context, args, ensembles, images, progress};
+use super::{Context, args, ensembles, images, pool_moving, progress};
 use floe_api::{
     ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
 };
@@ -24,6 +25,9 @@ Example: made small first, and gone once it is in the pool
 Example: and back, as one machine or as three
   floe activate shop-web
   floe activate shop-web -n 3
+Example: into a pool on a host of its own, which is a hub, and back from there on any host
+  floe dock web --as shop-web --pool https://hub.example
+  floe run https://hub.example/shop-web
 
 The guest notices nothing, unless it is to be made small: then it runs the hooks in its /etc/floe/dock.d, drops its caches, and keeps no
 more memory than it uses. Whatever fails, the machine is as it was. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
@@ -47,6 +51,11 @@ pub struct Dock {
     /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
     #[arg(long)]
     convert: bool,
+    /// Keep it on this hub, or in this bucket or directory, and not on this host
+    #[arg(long, value_name = "ADDRESS")]
+    pool: Option<String>,
+    #[command(flatten)]
+    access: Access,
 }
 
 impl Dock {
@@ -59,6 +68,17 @@ impl Dock {
     }
 
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        let elsewhere = self.pool.clone().map(|to| pool_moving::Export {
+            substrate: self.called.clone().unwrap_or_else(|| self.machine.clone()),
+            to,
+            force: false,
+            access: self.access.clone(),
+        });
+        self.dock(cx)?;
+        elsewhere.map_or(Ok(()), |export| export.and_remove(cx))
+    }
+
+    fn dock(self, cx: &Context) -> Result<(), CliError> {
         let request = floe_api::DockRequest {
             visibility: self.visibility(),
             name: self.called.unwrap_or_else(|| self.machine.clone()),
@@ -275,6 +295,8 @@ pub enum PoolCommand {
         #[arg(required = true)]
         substrates: Vec<String>,
     },
+    Export(pool_moving::Export),
+    Import(pool_moving::Import),
     /// Read and hash the backups of substrates
     #[command(
         after_help = "Example: all of them\n  floe pool verify\nExample: one\n  floe pool verify shop-web && echo intact\n\n\
@@ -286,11 +308,15 @@ pub enum PoolCommand {
     },
     /// Change how much memory substrates may take
     #[command(after_help = "Example:\n  floe pool resize 8G\n\n\
-        Those that were used least recently leave the memory if it is less than before; they are activated from the disk then.")]
+        Those that were used least recently leave the memory if it is less than before; they are activated from the disk then.\n\
+        They also leave it when a machine needs it. More than the host has beside its machines is refused.")]
     Resize {
         /// The most memory that they may take together, such as 8G
         #[arg(value_parser = args::size)]
         size: u64,
+        /// Also if this host has less for them now: they come into memory as it gets free
+        #[arg(long)]
+        overcommit: bool,
     },
 }
 
@@ -298,6 +324,8 @@ impl PoolCommand {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let client = cx.client()?;
         match self {
+            PoolCommand::Export(export) => export.run(cx)?,
+            PoolCommand::Import(import) => import.run(cx)?,
             PoolCommand::Status => cx.out.value(&client.pool()?, status)?,
             PoolCommand::Ls => cx.out.value(&client.substrates()?, list)?,
             PoolCommand::Show { substrate } => {
@@ -318,7 +346,13 @@ impl PoolCommand {
             PoolCommand::Verify { substrates } => {
                 return images::verified(cx, client.verify_pool(substrates)?);
             }
-            PoolCommand::Resize { size } => cx.out.value(&client.resize_pool(size)?, status)?,
+            PoolCommand::Resize { size, overcommit } => {
+                let request = floe_api::PoolResizeRequest {
+                    budget_bytes: size,
+                    overcommit,
+                };
+                cx.out.value(&client.resize_pool(&request)?, status)?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -332,12 +366,17 @@ fn status(status: &PoolStatus) -> String {
     };
     fields(&[
         ("budget", bytes(status.budget_bytes)),
+        (
+            "the host has",
+            status.host_bytes.map(bytes).unwrap_or_default(),
+        ),
         ("used", bytes(status.used_bytes)),
         ("compressed", bytes(status.compressed_bytes)),
         ("unpacked", bytes(status.raw_bytes)),
         ("without sharing", bytes(status.referred_bytes)),
         ("substrates", status.substrates.to_string()),
         ("in memory", status.in_memory.to_string()),
+        ("left for machines", status.gave_way.to_string()),
         ("warm", warm),
     ])
 }

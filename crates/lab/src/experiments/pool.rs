@@ -54,7 +54,10 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let kinds = context.pick(&OFFICE[..], std::slice::from_ref(&TINY));
     let home = context.scratch.join("node");
     let node = Node::start(None, &home, false)?;
-    node.client.resize_pool(BUDGET)?;
+    node.client.resize_pool(&floe_api::PoolResizeRequest {
+        budget_bytes: BUDGET,
+        overcommit: true,
+    })?;
     let mut docks = Samples::default();
     let mut alone = 0;
     for kind in kinds {

@@ -17,7 +17,9 @@ use crate::{
     core::Core,
     error::{NodeError, failed, usage},
     files::save_manifest,
-    images::{FORK_LABEL, Images, SUBSTRATE_LABEL, finish, parse_name, sources::Found},
+    images::{
+        FORK_LABEL, Images, SUBSTRATE_LABEL, VISIBLE_LABEL, finish, parse_name, sources::Found,
+    },
     inventory::{
         Inventory, Operation,
         lifecycle::{Event, Gone, Task},
@@ -146,7 +148,7 @@ impl Captures {
         let paused = taking.stop.then(|| paused.stands());
         report.stage("capture")?;
         // the image may be captured from a clone or of what was docked, but is not removed like theirs
-        for label in [FORK_LABEL, SUBSTRATE_LABEL] {
+        for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL] {
             captured.config.labels.remove(label);
         }
         operation.label_guest(&mut captured.config);

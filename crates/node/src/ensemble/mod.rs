@@ -444,7 +444,7 @@ impl Ensembles {
         let chore = chores::names::HOOKS;
         let hooks: Hooks = self
             .agents
-            .chore(&entry, chore, &["joined"], limit)
+            .chore_unless(&entry, chore, &["joined"], limit, running.over)
             .map_err(|error| format!("its hooks: {error}"))?;
         for hook in hooks.ran.into_iter().take(HOOKS_MAX) {
             if let Some(why) = hook.why {
@@ -452,7 +452,7 @@ impl Ensembles {
             }
         }
         loop {
-            let Err(why) = self.shows(&entry, planned, &part.member.ready) else {
+            let Err(why) = self.shows(&entry, planned, &part.member.ready, running.over) else {
                 return Ok(Event::Ready(machine));
             };
             if entry.vm().is_err() {
@@ -466,7 +466,13 @@ impl Ensembles {
     }
 
     /// Whether a machine shows the sign; returns why not.
-    fn shows(&self, entry: &Entry, planned: &Planned, sign: &Sign) -> Result<(), String> {
+    fn shows(
+        &self,
+        entry: &Entry,
+        planned: &Planned,
+        sign: &Sign,
+        over: &Cancel,
+    ) -> Result<(), String> {
         match sign {
             Sign::Answer => Ok(()),
             Sign::Port(port) => self
@@ -475,7 +481,7 @@ impl Ensembles {
                 .map_err(|error| format!("port {port}: {error}")),
             Sign::Command(words) => self
                 .agents
-                .check_command(entry, words, COMMAND_LIMIT)
+                .check_command(entry, words, COMMAND_LIMIT, over)
                 .map_err(|why| format!("{}: {why}", words[0])),
         }
     }

@@ -28,6 +28,14 @@ pub(super) struct Instant {
     pub pause_ms: Option<f64>,
 }
 
+/// Returns the error that there is nothing by this name to fork.
+pub(crate) fn no_parent(name: &str) -> NodeError {
+    not_found(
+        format!("there is no machine {name}, and no image either"),
+        "see `floe ps` and `floe image ls`",
+    )
+}
+
 impl Forks {
     /// Returns the state to clone: a machine's as it is now, or an image's.
     pub(super) fn instant(
@@ -40,12 +48,11 @@ impl Forks {
             Err(_) => None,
         };
         let Some(entry) = machine else {
-            let id = self.images.repo.resolve(name).map_err(|_| {
-                not_found(
-                    format!("there is no machine {name}, and no image either"),
-                    "see `floe ps` and `floe image ls`",
-                )
-            })?;
+            let id = self
+                .images
+                .repo
+                .resolve(name)
+                .map_err(|_| no_parent(name))?;
             let manifest = self.images.repo.manifest(&id)?;
             if !plan::is_live(&manifest) {
                 return Err(refused(

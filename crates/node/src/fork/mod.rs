@@ -35,6 +35,7 @@ mod when;
 
 pub(crate) use forked::Forked;
 pub(crate) use hosts::Reserved;
+pub(crate) use instant::no_parent;
 pub(crate) use kept::Keeping;
 pub(crate) use layers::Layers;
 pub(crate) use serve::{Way, router};

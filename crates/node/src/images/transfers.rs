@@ -55,6 +55,24 @@ impl Images {
         })
     }
 
+    /// Writes an image of this node into a directory of static files.
+    pub(crate) fn write_into(
+        &self,
+        id: &Hash,
+        dir: &Path,
+        report: &Report,
+    ) -> Result<TransferReport, NodeError> {
+        let goal = Goal {
+            to: Target::Directory(dir.to_owned()),
+            address: "",
+            name: None,
+            token: None,
+            ca: None,
+            public: false,
+        };
+        self.send_own(&self.repo, id, &goal, report)
+    }
+
     /// Copies an image from any place to any other.
     pub fn copy(&self, request: &CopyRequest, report: &mut Report) -> Result<Outcome, NodeError> {
         let to = Target::of(&request.to);

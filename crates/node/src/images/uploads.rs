@@ -122,8 +122,11 @@ impl Images {
 fn tidy(dir: &std::path::Path) {
     for file in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let upload = file.file_name().to_string_lossy().starts_with(PREFIX);
-        if !upload && file.file_type().is_ok_and(|kind| kind.is_file()) {
+        let of_kind = |is: fn(&std::fs::FileType) -> bool| file.file_type().is_ok_and(|t| is(&t));
+        if !upload && of_kind(std::fs::FileType::is_file) {
             let _ = std::fs::remove_file(file.path());
+        } else if of_kind(std::fs::FileType::is_dir) {
+            let _ = std::fs::remove_dir_all(file.path());
         }
     }
 }
@@ -138,6 +141,7 @@ mod tests {
         for name in ["screenUJ219s", "convertX", "upload-0a"] {
             std::fs::write(dir.path().join(name), b"x").unwrap();
         }
+        std::fs::create_dir_all(dir.path().join("substrateKx/images")).unwrap();
         tidy(dir.path());
         let left = std::fs::read_dir(dir.path()).unwrap().flatten();
         let left: Vec<_> = left.map(|file| file.file_name()).collect();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Label of an image that was captured from a machine while it was small: [`Small`] as JSON.
 const SMALL_LABEL: &str = "floe.small";
 /// Label of an image whose machines are to forget whom it was captured from.
-pub(super) const FORGETS_LABEL: &str = "floe.forgets";
+pub(crate) const FORGETS_LABEL: &str = "floe.forgets";
 /// Most bytes of a label that is looked into.
 const LABEL_BYTES_MAX: usize = 1 << 10;
 /// Most CPUs that a label may tell of.

@@ -62,7 +62,7 @@ pub(crate) struct Machines {
     networks: Arc<Networks>,
     inventory: Arc<Inventory>,
     /// How much of this host each machine has reserved.
-    pub resources: Resources,
+    pub resources: Arc<Resources>,
     standby: standby::Pool,
     blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
@@ -81,10 +81,10 @@ impl Machines {
         traces: Arc<Traces>,
         networks: Arc<Networks>,
         inventory: Arc<Inventory>,
+        resources: Arc<Resources>,
         arrivals: mpsc::Sender<Arc<Entry>>,
     ) -> Result<Arc<Machines>, NodeError> {
         let ends = ends::Ends::new().map_err(at("cannot ask the kernel which QEMUs end"))?;
-        let resources = Resources::of_this_host(&core.home, core.options.memory_bytes_max);
         let machines = Arc::new(Machines {
             core,
             images,

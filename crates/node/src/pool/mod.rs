@@ -16,9 +16,11 @@ mod dispatch;
 mod expand;
 mod made_of;
 mod member;
+mod moving;
 mod record;
 mod seen;
 mod stock;
+mod verify;
 mod warm;
 
 pub(crate) use member::Basis;
@@ -33,7 +35,7 @@ use crate::{
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
     fork::Forks,
     images::{FORK_LABEL, ImageUser, Images, SUBSTRATE_LABEL},
-    inventory::{Inventory, Operation, lifecycle::Task, small::Fresh},
+    inventory::{Inventory, Operation, lifecycle::Task},
     machines::Machines,
     names::similar,
     report::Report,
@@ -45,8 +47,7 @@ use crate::{
 };
 use floe_api::{
     DockRequest, FreedReport, Happened, MadeOf, Outcome, PoolResizeRequest, PoolStatus,
-    PoolVerifyRequest, StoredReport, SubstrateInfo, SubstrateList, VerifyReport, Visibility,
-    paths::Home, size_text,
+    SubstrateInfo, SubstrateList, Visibility, paths::Home, size_text,
 };
 use floe_guest::chores::FORGOTTEN;
 use floe_image::Hash;
@@ -249,7 +250,12 @@ impl Pool {
         let outcome = self.dock(&operation, &options, report)?;
         small.gone();
         drop(operation);
-        self.machines.remove_machine(machine, false)?;
+        if let Err(error) = self.machines.remove_machine(machine, false) {
+            let error = error.to_api();
+            report.note(format!(
+                "{machine} is stopped and still there, remove it with floe rm {machine}: {error}"
+            ));
+        }
         report.stage("remove")?;
         Ok(Outcome {
             machine: None,
@@ -265,10 +271,7 @@ impl Pool {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let _name = self.take_name(&options.name)?;
-        let mut labels = BTreeMap::from([(SUBSTRATE_LABEL.to_owned(), operation.name.to_string())]);
-        if !options.reset.is_empty() {
-            labels.extend([Fresh::label()]);
-        }
+        let labels = moving::labels(operation.name.as_str(), options);
         let published = Cell::new(None);
         let own = Cell::new(None);
         let taking = Taking {
@@ -278,7 +281,8 @@ impl Pool {
             labels: &labels,
             keep: &|id, stored| {
                 published.set(Some(*id));
-                let (record, found) = self.describe(operation, options, id, stored)?;
+                let (machine, bytes) = (operation.name.as_str(), stored.new_bytes_compressed);
+                let (record, found) = self.describe(machine, options, id, bytes)?;
                 own.set(Some(found));
                 self.write(record)
             },
@@ -287,17 +291,7 @@ impl Pool {
             .captures
             .take(operation, &taking, report)
             .inspect_err(|_| self.take_back(&options.name, published.get()))?;
-        if let Some(own) = own.take()
-            && let Err(error) = self.take_in(options.name.as_str(), own)
-        {
-            report.note(format!("the substrate is not in memory: {error}"));
-        }
-        report.stage("memory")?;
-        let record = self.record(options.name.as_str())?;
-        let info = self.info(&record);
-        if !info.in_memory {
-            report.note(self.too_small(&info));
-        }
+        let info = self.put_in_memory(&options.name, own.take(), report)?;
         self.core.tell(
             Happened::SubstrateDocked,
             options.name.as_str(),
@@ -312,14 +306,42 @@ impl Pool {
         })
     }
 
+    /// Takes a new substrate's own part into memory, and tells if that can't be.
+    fn put_in_memory(
+        &self,
+        name: &MachineName,
+        own: Option<Own>,
+        report: &mut Report,
+    ) -> Result<SubstrateInfo, NodeError> {
+        let image = self.record(name.as_str())?.image;
+        if let Some(own) = own
+            && let Err(error) = self.take_in(name.as_str(), &image, own)
+        {
+            report.note(format!("the substrate is not in memory: {error}"));
+        }
+        report.stage("memory")?;
+        let info = self.info(&self.record(name.as_str())?);
+        if !info.in_memory {
+            report.note(self.too_small(&info));
+        }
+        Ok(info)
+    }
+
     fn too_small(&self, info: &SubstrateInfo) -> String {
         let budget = self.stock.with(|stock| stock.budget_bytes());
-        format!(
-            "{} is not in memory: the pool's budget of {} is too small for it; it is activated from its backup on the disk (floe pool \
-             resize SIZE changes the budget)",
-            info.name,
-            size_text(budget)
-        )
+        let name = &info.name;
+        match self.stock.host_bytes().filter(|host| *host < budget) {
+            Some(host) => format!(
+                "{name} is not in memory: {} of this host's memory are left for the pool, machines have the rest; it is activated from \
+                 its backup on the disk",
+                size_text(host)
+            ),
+            None => format!(
+                "{name} is not in memory: the pool's budget of {} is too small for it; it is activated from its backup on the disk \
+                 (floe pool resize SIZE changes the budget)",
+                size_text(budget)
+            ),
+        }
     }
 
     /// Takes back what a failed dock has left.
@@ -327,7 +349,7 @@ impl Pool {
         let Some(image) = image else { return };
         let known = |record: &SubstrateRecord| record.image == image;
         if self.records.read().get(name.as_str()).is_some_and(known) {
-            let _ = self.forget(name.as_str());
+            let _ = self.forget(name.as_str(), &image);
         }
         if self.images.user_of(&image).is_none()
             && let Err(error) = self.images.discard(&image)
@@ -355,10 +377,10 @@ impl Pool {
     /// Returns the record of a substrate that was just published, and its own part.
     fn describe(
         &self,
-        operation: &Operation,
+        machine: &str,
         options: &DockOptions,
         id: &Hash,
-        stored: &StoredReport,
+        backup_bytes: u64,
     ) -> Result<(SubstrateRecord, Own), NodeError> {
         let base = self.base_of(id)?;
         let own = own_part(&self.images.repo, id, base.as_ref())?;
@@ -371,13 +393,13 @@ impl Pool {
             owner_uid: options.owner_uid,
             docked_unix_s: unix_now(),
             activated_unix_s: None,
-            machine: operation.name.to_string(),
+            machine: machine.to_owned(),
             cpus: config.cpus_now().unwrap_or(1),
             memory_bytes: config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT),
             image: *id,
             base,
             made_of: MadeOf {
-                backup_bytes: stored.new_bytes_compressed,
+                backup_bytes,
                 ..own.made_of
             },
             reset: options.reset.clone(),
@@ -433,8 +455,16 @@ impl Pool {
         self.records.write().insert(name.to_owned(), record);
     }
 
-    fn forget(&self, name: &str) -> Result<(), NodeError> {
+    /// Removes the record of the substrate with this name and image.
+    fn forget(&self, name: &str, image: &Hash) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
+        let is_it = |record: &SubstrateRecord| record.image == *image;
+        if !self.records.read().get(name).is_some_and(is_it) {
+            return Err(not_found(
+                format!("there is no substrate {name}"),
+                "see `floe pool ls`",
+            ));
+        }
         let path = self.path(name);
         std::fs::remove_file(&path).map_err(crate::error::at(format!(
             "cannot remove {}",
@@ -483,8 +513,9 @@ impl Pool {
         }
     }
 
-    /// Returns how full the pool is.
-    pub fn status(&self) -> PoolStatus {
+    /// Returns how full the pool is, and how many substrates in it this caller may see.
+    pub fn status(&self, caller: &Caller) -> PoolStatus {
+        let seen = self.substrates(caller).substrates;
         let (budget_bytes, usage) = self
             .stock
             .with(|stock| (stock.budget_bytes(), stock.usage()));
@@ -495,8 +526,10 @@ impl Pool {
             compressed_bytes: usage.compressed_bytes,
             raw_bytes: usage.raw_bytes,
             referred_bytes: usage.referred_bytes,
-            substrates: self.records.read().len() as u64,
-            in_memory: usage.substrates,
+            substrates: seen.len() as u64,
+            in_memory: seen.iter().filter(|one| one.in_memory).count() as u64,
+            host_bytes: self.stock.host_bytes(),
+            gave_way: self.stock.gave_way(),
             warming: warmth.is_under_way(),
             warm_ms: warmth.took_ms(),
         }
@@ -512,8 +545,9 @@ impl Pool {
             ));
         }
         let _admitting = self.admitting.lock();
-        self.forget(name)?;
+        self.forget(name, &record.image)?;
         self.stock.with(|stock| stock.release(&record.image));
+        self.stock.settle();
         self.core
             .tell(Happened::SubstrateRemoved, name, String::new());
         let named = self.images.repo.inspect(&record.image);
@@ -529,11 +563,30 @@ impl Pool {
         })
     }
 
-    /// Changes the budget. What does not fit goes at once; what fits again is brought back in the background.
-    pub fn resize(self: &Arc<Self>, request: &PoolResizeRequest) -> Result<PoolStatus, NodeError> {
+    /// Changes the budget. What does not fit goes at once; what fits again is brought back in the background. A larger budget than
+    /// this host has room for is refused, unless somebody insists: substrates never take more than is free anyway.
+    pub fn resize(
+        self: &Arc<Self>,
+        request: &PoolResizeRequest,
+        caller: &Caller,
+    ) -> Result<PoolStatus, NodeError> {
+        let budget_bytes = self.stock.with(|stock| stock.budget_bytes());
+        let host = self.stock.host_bytes().unwrap_or(u64::MAX);
+        if request.budget_bytes > host.max(budget_bytes) && !request.overcommit {
+            return Err(refused(
+                format!(
+                    "{} for the pool, and this host has {} for it beside its machines",
+                    size_text(request.budget_bytes),
+                    size_text(host)
+                ),
+                "choose less, end machines that are no longer needed, or insist with --overcommit: substrates then come into memory \
+                 as it gets free",
+            ));
+        }
         let text = format!("{}\n", request.budget_bytes);
         replace_file(&self.core.home.pool().join(BUDGET_FILE), text.as_bytes())?;
         let evicted = self.stock.with(|stock| stock.resize(request.budget_bytes));
+        self.stock.settle();
         if !evicted.is_empty() {
             tracing::info!(
                 count = evicted.len(),
@@ -541,65 +594,7 @@ impl Pool {
             );
         }
         self.start_warming();
-        Ok(self.status())
-    }
-
-    /// Reads and hashes the backups of substrates, and what is in memory of them.
-    pub fn verify(
-        &self,
-        request: &PoolVerifyRequest,
-        caller: &Caller,
-        report: &mut Report,
-    ) -> Result<Outcome, NodeError> {
-        let records: Vec<SubstrateRecord> = match request.names.is_empty() {
-            true => {
-                let records = self.records.read();
-                let seen = records.values().filter(|record| record.is_seen_by(caller));
-                seen.cloned().collect()
-            }
-            false => {
-                let names = request.names.iter();
-                names
-                    .map(|name| self.visible(name, caller))
-                    .collect::<Result<_, _>>()?
-            }
-        };
-        let mut verify = VerifyReport::default();
-        for record in &records {
-            report.check()?;
-            let line = report.progress_line("verify", "bytes");
-            let found = self
-                .images
-                .repo
-                .verify(&record.image, &move |done, total| line.at(done, total));
-            let in_memory = self.stock.with(|stock| stock.holds(&record.image));
-            let still = match in_memory {
-                true => "; it is in memory and can still be activated: do that and dock it again",
-                false => "",
-            };
-            match found {
-                Ok(found) => {
-                    verify.checked += found.items;
-                    let damage = found.damage.iter().map(|damage| {
-                        let (file, what) = (damage.file.display(), &damage.what);
-                        format!("{}: {file}: {what}{still}", record.name)
-                    });
-                    verify.problems.extend(damage);
-                    if found.more > 0 {
-                        let more = format!("{}: and {} more", record.name, found.more);
-                        verify.problems.push(more);
-                    }
-                }
-                Err(error) => verify
-                    .problems
-                    .push(format!("{}: {error}{still}", record.name)),
-            }
-        }
-        report.stage("verify")?;
-        Ok(Outcome {
-            verify: Some(verify),
-            ..Default::default()
-        })
+        Ok(self.status(caller))
     }
 }
 

@@ -99,6 +99,35 @@ impl SubstrateRecord {
     }
 }
 
+/// Returns in words who may see a substrate: what a label of its image says wherever that goes.
+pub(crate) fn label_of(visibility: Visibility, users: &[String]) -> String {
+    match visibility {
+        Visibility::Private => "private".into(),
+        Visibility::Public => "public".into(),
+        Visibility::Restricted => format!("restricted {}", users.join(",")),
+    }
+}
+
+/// Returns what such words mean, or what is wrong with them.
+pub(crate) fn of_label(label: &str) -> Result<(Visibility, Vec<String>), String> {
+    let (visibility, users) = match (label, label.strip_prefix("restricted ")) {
+        ("private", _) => (Visibility::Private, Vec::new()),
+        ("public", _) => (Visibility::Public, Vec::new()),
+        (_, Some(users)) => {
+            let users = users.split(',').take(SUBSTRATE_USERS_MAX + 1);
+            (Visibility::Restricted, users.map(str::to_owned).collect())
+        }
+        _ => {
+            return Err(format!(
+                "{:?} is no visibility",
+                label.chars().take(64).collect::<String>()
+            ));
+        }
+    };
+    check_users(visibility, &users)?;
+    Ok((visibility, users))
+}
+
 /// Returns what is wrong with a list of users.
 pub(super) fn check_users(visibility: Visibility, users: &[String]) -> Result<(), String> {
     match (visibility, users.len()) {

@@ -1,8 +1,77 @@
-//! Who may see a substrate, and remove it.
+//! Who may see a substrate with its image, and remove it.
 
-use super::record::SubstrateRecord;
-use crate::caller::Caller;
-use floe_api::Visibility;
+use super::{Pool, record::SubstrateRecord};
+use crate::{caller::Caller, error::NodeError, fork::no_parent, images::SUBSTRATE_LABEL};
+use floe_api::{Happened, ImageList, NodeEvent, Visibility};
+use floe_image::Hash;
+
+impl Pool {
+    /// Whether an image does not exist for this caller: it is that of substrates none of which he may see, or what is left of one.
+    /// `is_left` tells whether the image was made for a substrate and has no name.
+    fn hides(&self, id: &Hash, caller: &Caller, is_left: impl FnOnce() -> bool) -> bool {
+        if *caller == Caller::Node {
+            return false;
+        }
+        let records = self.records.read();
+        let mut of_it = records.values().filter(|record| record.image == *id);
+        match of_it.next() {
+            Some(record) => {
+                !record.is_seen_by(caller) && !of_it.any(|record| record.is_seen_by(caller))
+            }
+            None => {
+                drop(records);
+                is_left()
+            }
+        }
+    }
+
+    /// Returns how to ask for an image by what a caller calls it. One that he may not see does not exist.
+    pub fn image_for(&self, image: &str, caller: &Caller) -> Result<String, NodeError> {
+        if *caller == Caller::Node {
+            return Ok(image.to_owned());
+        }
+        let is_left = |id: &Hash| {
+            let found = self.images.repo.inspect(id);
+            found.is_ok_and(|found| {
+                let labels = &found.manifest.config.labels;
+                labels.contains_key(SUBSTRATE_LABEL) && found.names.is_empty()
+            })
+        };
+        let sees = |id: &Hash| !self.hides(id, caller, || is_left(id));
+        self.images.asked_for(image, &sees)
+    }
+
+    /// Returns how to ask for a machine or image to fork. An image that the caller may not see does not exist.
+    pub fn parent_for(&self, name: &str, caller: &Caller) -> Result<String, NodeError> {
+        match self.inventory.get(name) {
+            Ok(_) => Ok(name.to_owned()),
+            Err(_) => self.image_for(name, caller).map_err(|_| no_parent(name)),
+        }
+    }
+
+    /// Returns the images that exist for this caller, newest first.
+    pub fn images_for(&self, caller: &Caller) -> Result<ImageList, NodeError> {
+        let mut list = self.images.images()?;
+        list.images.retain(|image| {
+            let is_left = || image.labels.contains_key(SUBSTRATE_LABEL) && image.names.is_empty();
+            let id = image.id.parse();
+            id.is_ok_and(|id| !self.hides(&id, caller, is_left))
+        });
+        Ok(list)
+    }
+
+    /// Whether a caller is told of an event: one about a substrate that he may not see is none for him.
+    pub fn tells(&self, event: &NodeEvent, caller: &Caller) -> bool {
+        let about_one = matches!(
+            event.kind,
+            Happened::SubstrateDocked
+                | Happened::SubstrateActivated
+                | Happened::SubstrateRemoved
+                | Happened::SubstrateDamaged
+        );
+        !about_one || *caller == Caller::Node || self.visible(&event.subject, caller).is_ok()
+    }
+}
 
 impl SubstrateRecord {
     /// Whether the substrate exists for this caller.
@@ -10,7 +79,11 @@ impl SubstrateRecord {
         let Caller::User { uid, name } = caller else {
             return true;
         };
-        let named = |user: &String| Some(user) == name.as_ref() || *user == uid.to_string();
+        // digits are a number, whatever users are called
+        let named = |user: &String| match user.parse::<u32>() {
+            Ok(number) => number == *uid,
+            Err(_) => Some(user) == name.as_ref(),
+        };
         self.owner_uid == *uid
             || match self.visibility {
                 Visibility::Public => true,
@@ -49,6 +122,7 @@ mod tests {
             (&anna, [false, true, true]),
             (&berta, [false, false, true]),
             (&user(1003, "carl"), [false, true, true]),
+            (&user(1004, "1003"), [false, false, true]),
         ] {
             let found = [&private, &restricted, &public].map(|record| record.is_seen_by(caller));
             assert_eq!(found, sees, "{caller:?}");

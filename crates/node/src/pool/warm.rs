@@ -87,8 +87,9 @@ impl Pool {
     fn warm(&self) -> usize {
         let records: Vec<SubstrateRecord> = self.records.read().values().cloned().collect();
         let budget_bytes = self.stock.with(|stock| stock.budget_bytes());
+        let room = self.stock.host_bytes().unwrap_or(u64::MAX);
         let mut count = 0;
-        for record in to_warm(records, budget_bytes) {
+        for record in to_warm(records, budget_bytes.min(room)) {
             if self.core.threads.over().is_cancelled() {
                 break;
             }
@@ -96,7 +97,7 @@ impl Pool {
                 continue;
             }
             let own = own_part(&self.images.repo, &record.image, record.base.as_ref());
-            match own.and_then(|own| self.take_in(&record.name, own)) {
+            match own.and_then(|own| self.take_in(&record.name, &record.image, own)) {
                 Ok(()) => count += 1,
                 Err(error) => {
                     let why = format!(
@@ -117,7 +118,7 @@ impl Pool {
         let work = move || {
             let Some(pool) = pool.upgrade() else { return };
             let own = own_part(&pool.images.repo, &record.image, record.base.as_ref());
-            if let Err(error) = own.and_then(|own| pool.take_in(&record.name, own)) {
+            if let Err(error) = own.and_then(|own| pool.take_in(&record.name, &record.image, own)) {
                 tracing::warn!(substrate = record.name, %error, "it stays on the disk");
             }
         };
@@ -126,21 +127,25 @@ impl Pool {
         }
     }
 
-    /// Takes a substrate's own part into memory, from its backup.
-    pub(super) fn take_in(&self, name: &str, own: Own) -> Result<(), NodeError> {
+    /// Takes the own part of a substrate with this image into memory, from its backup, unless it is too large.
+    pub(super) fn take_in(&self, name: &str, image: &Hash, own: Own) -> Result<(), NodeError> {
         let _admitting = self.admitting.lock();
-        let Some(record) = self.records.read().get(name).cloned() else {
-            return Ok(()); // it was removed meanwhile
+        let record = self.records.read().get(name).cloned();
+        let Some(record) = record.filter(|record| record.image == *image) else {
+            return Ok(()); // it was removed meanwhile, and another one may have its name
         };
+        let bytes_max = self.stock.bytes_max();
         for _ in 0..TRIES_MAX {
             let (lacking, mut packing) = self.stock.with(|stock| stock.plan(&own.items));
-            self.read(&record.image, &lacking, &mut packing)?;
+            if !self.read(&record.image, &lacking, &mut packing, bytes_max)? {
+                let bytes = packing.packed_bytes();
+                self.change(name, |record| record.pool_bytes = bytes);
+                return Ok(());
+            }
             let packed = packing
                 .finish()
                 .map_err(crate::error::at("cannot compress a substrate"))?;
-            let admitted = self
-                .stock
-                .with(|stock| stock.admit(record.image, &own.items, packed));
+            let admitted = self.stock.admit(record.image, &own.items, packed);
             // others that went meanwhile took along what this one has in common with them
             let Ok(admitted) = admitted else { continue };
             if admitted.added_bytes > 0 {
@@ -161,13 +166,18 @@ impl Pool {
         ))
     }
 
+    /// Reads and compresses items. Returns whether all of them are in `bytes_max`; the rest is not read then.
     fn read(
         &self,
         image: &Hash,
         items: &[PoolItem],
         packing: &mut floe_store::Packing,
-    ) -> Result<(), NodeError> {
+        bytes_max: u64,
+    ) -> Result<bool, NodeError> {
         for items in items.chunks(READ_ITEMS_MAX) {
+            if packing.packed_bytes() > bytes_max {
+                return Ok(false);
+            }
             let wanted: HashMap<Hash, &PoolItem> =
                 items.iter().map(|item| (item.hash, item)).collect();
             let wants: Vec<(Kind, Hash)> =
@@ -193,7 +203,7 @@ impl Pool {
                 ));
             }
         }
-        Ok(())
+        Ok(packing.packed_bytes() <= bytes_max)
     }
 }
 

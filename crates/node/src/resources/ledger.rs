@@ -92,6 +92,19 @@ pub(crate) struct Shortage {
     pub more_holders: usize,
 }
 
+impl Shortage {
+    /// Returns how many bytes of memory have to be given back before `count` such asks fit; `None` if that would not help.
+    pub fn lacking_bytes(&self, count: u32) -> Option<u64> {
+        match self.of {
+            Resource::Memory | Resource::FreeMemory => {
+                let asked = self.asked.saturating_mul(count.into());
+                Some(asked.saturating_sub(self.left))
+            }
+            Resource::WholeMemory | Resource::Vcpus | Resource::Links => None,
+        }
+    }
+}
+
 /// Resources that can be short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
@@ -216,6 +229,13 @@ impl Ledger {
         self.0.lock().promised()
     }
 
+    /// Returns how many bytes of memory a claim is of.
+    pub fn bytes_of<Stage>(&self, claim: &Claim<Stage>) -> u64 {
+        let books = self.0.lock();
+        let entry = books.claims.get(&claim.id());
+        entry.map_or(0, |entry| entry.amount.memory_bytes)
+    }
+
     /// Promises an amount to a holder, or returns what is short and who has it. `look` is called while nobody else can
     /// reserve.
     pub fn reserve(
@@ -248,18 +268,30 @@ impl Ledger {
             {
                 return (claims, Some(short));
             }
-            let id = books.next;
-            books.next += 1;
-            let entry = Entry {
-                holder: holder.to_owned(),
-                amount: ask.amount,
-                peak_bytes: ask.peak_bytes,
-            };
-            books.claims.insert(id, entry);
+            let id = books.enter(holder, ask.amount, ask.peak_bytes);
             let ledger = self.clone();
             claims.push(Claim::new(Held { ledger, id }));
         }
         (claims, None)
+    }
+
+    /// Promises a holder as much of `want_bytes` of memory as a new claim could get; also returns how much that is.
+    pub fn reserve_what_is_free(
+        &self,
+        holder: &str,
+        want_bytes: u64,
+        look: impl FnOnce() -> Sight,
+    ) -> (Claim<Reserved>, u64) {
+        let mut books = self.0.lock();
+        let free = books.free_bytes(&look());
+        let memory_bytes = free.map_or(want_bytes, |free| free.min(want_bytes));
+        let amount = Amount {
+            memory_bytes,
+            ..Default::default()
+        };
+        let id = books.enter(holder, amount, 0);
+        let ledger = self.clone();
+        (Claim::new(Held { ledger, id }), memory_bytes)
     }
 
     /// Returns the most memory in bytes that all holders together could ever use.
@@ -272,15 +304,31 @@ impl Ledger {
     /// Returns how many bytes of memory a new claim could get; `None` if that is not limited.
     pub fn free_memory_bytes(&self, look: impl FnOnce() -> Sight) -> Option<u64> {
         let books = self.0.lock();
-        let sight = look();
-        let all = books.capacity.memory_bytes;
-        let unpromised = all.map(|all| all.saturating_sub(books.promised().memory_bytes));
-        let free = sight.free_bytes.map(|_| books.spare_bytes(&sight));
-        unpromised.into_iter().chain(free).min()
+        books.free_bytes(&look())
     }
 }
 
 impl Books {
+    fn enter(&mut self, holder: &str, amount: Amount, peak_bytes: u64) -> ClaimId {
+        let id = self.next;
+        self.next += 1;
+        let entry = Entry {
+            holder: holder.to_owned(),
+            amount,
+            peak_bytes,
+        };
+        self.claims.insert(id, entry);
+        id
+    }
+
+    /// Returns how many bytes of memory a new claim could get; `None` if that is not limited.
+    fn free_bytes(&self, sight: &Sight) -> Option<u64> {
+        let all = self.capacity.memory_bytes;
+        let unpromised = all.map(|all| all.saturating_sub(self.promised().memory_bytes));
+        let free = sight.free_bytes.map(|_| self.spare_bytes(sight));
+        unpromised.into_iter().chain(free).min()
+    }
+
     fn promised(&self) -> Amount {
         let amounts = self.claims.values().map(|entry| entry.amount);
         amounts.fold(Amount::default(), Amount::plus)

@@ -16,13 +16,17 @@
 //! less what was promised but is not used yet. A machine whose RAM alone is more than the host has is refused, too.
 //! `--overcommit` overrides all of this. [`ledger`] decides, [`host`] reads the host's figures.
 //!
+//! What the pool's substrates take is promised to the pool, as it is taken. They have a backup on the disk, so they leave memory when
+//! a machine needs it ([`Yields`]), before one is refused.
+//!
 //! [`limits`] enforces the most that a machine may use, by its control group.
 //!
-//! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended.
+//! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended, or the pool is asked to give way.
 
 pub(crate) mod host;
 mod ledger;
 mod limits;
+mod trim;
 
 use crate::{
     BLANK_BYTES, MachineName, STANDBY_BYTES,
@@ -38,7 +42,10 @@ use ledger::{
 use limits::Groups;
 pub use limits::control_groups;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{OnceLock, Weak},
+};
 
 /// Divisor of the RAM of a restored or cloned machine: one eighth is promised for what it writes. A clone of a guest with 256
 /// MiB was measured at 70 MB, QEMU's own included.
@@ -53,6 +60,23 @@ pub(crate) struct Resources {
     machines: Mutex<HashMap<String, Holding>>,
     /// The machines' control groups.
     groups: Groups,
+    /// What the pool has.
+    pool: Claim<Committed>,
+    /// Who gives memory back. It is registered once; nothing is asked of one that is gone.
+    yields: OnceLock<Weak<dyn Yields>>,
+}
+
+/// Who gives memory back when a machine needs it.
+pub(crate) trait Yields: Send + Sync {
+    /// Gives back `bytes`, or what there is. Returns how many bytes that were.
+    fn give_way(&self, bytes: u64) -> u64;
+}
+
+/// Room for what the pool takes in.
+pub(crate) struct ForPool {
+    _claim: Claim<Reserved>,
+    /// How many bytes it is.
+    pub bytes: u64,
 }
 
 enum Holding {
@@ -140,14 +164,97 @@ impl Resources {
     pub fn of_this_host(home: &Home, memory_max_bytes: Option<u64>) -> Resources {
         let host = host::memory().map(|memory| memory.total_bytes);
         let host = host.map(|all| all.saturating_sub(HOST_RESERVE_BYTES));
+        let ledger = Ledger::new(Capacity {
+            vcpus: None,
+            memory_bytes: host.into_iter().chain(memory_max_bytes).min(),
+            link_bytes_per_s: None,
+        });
+        let (pool, _) = ledger.reserve_what_is_free(POOL, 0, Sight::default);
         Resources {
-            ledger: Ledger::new(Capacity {
-                vcpus: None,
-                memory_bytes: host.into_iter().chain(memory_max_bytes).min(),
-                link_bytes_per_s: None,
-            }),
+            pool: pool.commit(),
+            ledger,
             machines: Mutex::default(),
             groups: Groups::open(home),
+            yields: OnceLock::new(),
+        }
+    }
+
+    /// Registers who gives memory back when a machine needs it.
+    pub fn ask_for_memory(&self, yields: Weak<dyn Yields>) {
+        let first = self.yields.set(yields);
+        debug_assert!(first.is_ok(), "there is one pool");
+    }
+
+    /// Reserves as much of `want_bytes` for what the pool takes in as is free. Once it has that, [`Resources::pool_has`] counts it.
+    pub fn for_pool(&self, want_bytes: u64) -> ForPool {
+        let (claim, bytes) = self
+            .ledger
+            .reserve_what_is_free(POOL, want_bytes, self.sight());
+        ForPool {
+            _claim: claim,
+            bytes,
+        }
+    }
+
+    /// Notes how many bytes the pool takes.
+    pub fn pool_has(&self, bytes: u64) {
+        let amount = Amount {
+            memory_bytes: bytes,
+            ..Default::default()
+        };
+        // all of it gives way to a machine
+        let ask = Ask {
+            amount,
+            ..Default::default()
+        };
+        self.pool.becomes(&ask);
+    }
+
+    /// Returns how many bytes more are free for the pool; `None` if that is not limited.
+    pub fn free_for_pool(&self) -> Option<u64> {
+        self.ledger.free_memory_bytes(self.sight())
+    }
+
+    /// Has the pool give back what `count` machines lack. Returns whether it gave anything.
+    fn pool_gives_way(&self, short: &Shortage, count: u32) -> bool {
+        let yields = self.yields.get().and_then(Weak::upgrade);
+        let (Some(yields), Some(bytes)) = (yields, short.lacking_bytes(count)) else {
+            return false;
+        };
+        let gave = yields.give_way(bytes) > 0;
+        if gave && short.of == Resource::FreeMemory {
+            trim::to_host();
+        }
+        gave
+    }
+
+    /// Reserves memory for a machine. While there is too little, `give_way` ends something that can be started again, and then
+    /// substrates leave the pool, also for those who would get the memory anyway.
+    fn reserve_yielding(
+        &self,
+        holder: &str,
+        ask: &Ask,
+        mut give_way: impl FnMut() -> bool,
+    ) -> Result<Claim<Reserved>, NodeError> {
+        let modest = match ask.overcommit {
+            true => Ask {
+                peak_bytes: 0,
+                overcommit: false,
+                ..*ask
+            },
+            false => *ask,
+        };
+        loop {
+            let short = match self.ledger.reserve(holder, &modest, self.sight()) {
+                Ok(claim) => return Ok(claim),
+                Err(short) => short,
+            };
+            let may_help = short.of != Resource::WholeMemory && !ask.overcommit;
+            if (may_help && give_way()) || self.pool_gives_way(&short, 1) {
+                continue;
+            }
+            let reserved = self.ledger.reserve(holder, ask, self.sight());
+            return reserved.map_err(|short| refusal(&short));
         }
     }
 
@@ -158,7 +265,7 @@ impl Resources {
         record: &Record,
         link_bytes_per_s: u64,
         overcommit: bool,
-        mut give_way: impl FnMut() -> bool,
+        give_way: impl FnMut() -> bool,
     ) -> Result<(), NodeError> {
         let ask = ask_of(
             &record.config,
@@ -166,16 +273,9 @@ impl Resources {
             link_bytes_per_s,
             overcommit,
         );
-        loop {
-            match self.ledger.reserve(&record.name, &ask, self.sight()) {
-                Ok(claim) => {
-                    self.enter(&record.name, Holding::Reserved(claim));
-                    return Ok(());
-                }
-                Err(short) if short.of != Resource::WholeMemory && give_way() => {}
-                Err(short) => return Err(refusal(&short)),
-            }
-        }
+        let claim = self.reserve_yielding(&record.name, &ask, give_way)?;
+        self.enter(&record.name, Holding::Reserved(claim));
+        Ok(())
     }
 
     /// Counts a machine that an earlier node left running, even if there is too little.
@@ -208,7 +308,7 @@ impl Resources {
         has: Size,
         largest: Size,
         overcommit: bool,
-        mut give_way: impl FnMut() -> bool,
+        give_way: impl FnMut() -> bool,
     ) -> Result<More, NodeError> {
         let there = record.config.memory_bytes_now().unwrap_or_default();
         let back = largest
@@ -232,13 +332,8 @@ impl Resources {
                 .saturating_add(STANDBY_BYTES),
             overcommit,
         };
-        loop {
-            match self.ledger.reserve(&record.name, &ask, self.sight()) {
-                Ok(claim) => return Ok(More(claim)),
-                Err(short) if short.of != Resource::WholeMemory && give_way() => {}
-                Err(short) => return Err(refusal(&short)),
-            }
-        }
+        let claim = self.reserve_yielding(&record.name, &ask, give_way)?;
+        Ok(More(claim))
     }
 
     /// Counts a running machine anew, which has another size. `added_bytes` of its memory were added while it ran.
@@ -312,11 +407,25 @@ impl Resources {
         count: u32,
         overcommit: bool,
     ) -> (ForClones, Option<String>) {
-        let ask = ask_of(config, Memory::Shared, 0, overcommit);
+        let modest = ask_of(config, Memory::Shared, 0, false);
         let holder = format!("a fork of {parent}");
-        let (claims, short) = self
-            .ledger
-            .reserve_up_to(count, &holder, &ask, self.sight());
+        let reserve =
+            |count, ask: &Ask| self.ledger.reserve_up_to(count, &holder, ask, self.sight());
+        let (mut claims, mut short) = reserve(count, &modest);
+        while let Some(lacking) = &short {
+            let rest = count - claims.len() as u32;
+            let gave = self.pool_gives_way(lacking, rest);
+            if !gave && !overcommit {
+                break;
+            }
+            let ask = Ask {
+                overcommit: !gave,
+                ..modest
+            };
+            let more = reserve(rest, &ask);
+            claims.extend(more.0);
+            short = more.1;
+        }
         let why = short.map(|short| explain(&short));
         (ForClones(Mutex::new(claims)), why)
     }
@@ -349,7 +458,9 @@ impl Resources {
     /// Returns how much memory is free, in bytes, and how many clones of that size fit into it.
     fn clones_of(&self, each_bytes: u64) -> Result<(u64, u32), String> {
         let free = self.ledger.free_memory_bytes(self.sight());
+        // the pool gives way to clones
         let free = free.unwrap_or_default();
+        let free = free.saturating_add(self.ledger.bytes_of(&self.pool));
         match free / each_bytes {
             0 => Err(format!(
                 "{} of memory are free, a clone takes {} and what it writes",
@@ -376,7 +487,7 @@ impl Resources {
             rate => format!(", up to {} a second of the host's links", size_text(rate)),
         };
         format!(
-            "machines were promised {}{of} memory and {} CPUs on {} cores{link}",
+            "machines and the pool were promised {}{of} memory and {} CPUs on {} cores{link}",
             size_text(promised.memory_bytes),
             promised.vcpus,
             host::cores()
@@ -401,10 +512,11 @@ impl Resources {
             })
             .collect();
         drop(machines);
+        let pool = (self.pool.id(), self.ledger.bytes_of(&self.pool));
         let used = running
             .into_iter()
             .filter_map(|(id, pid)| Some((id, host::used_bytes(pid)?)));
-        let used_bytes = used.collect();
+        let used_bytes = used.chain([pool]).collect();
         move || Sight {
             free_bytes: host::memory()
                 .map(|memory| memory.available_bytes.saturating_sub(HOST_RESERVE_BYTES)),
@@ -413,6 +525,8 @@ impl Resources {
     }
 }
 
+/// Name of the pool in errors.
+const POOL: &str = "the pool's substrates";
 /// Name of the waiting QEMUs in errors.
 const AHEAD: &str = "QEMUs that wait for a run";
 

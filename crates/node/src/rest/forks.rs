@@ -1,7 +1,7 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::Node;
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
@@ -14,10 +14,12 @@ type Floe = State<Arc<Node>>;
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn fork(
     State(node): Floe,
-    Path(name): Path<String>,
+    caller: Caller,
+    Path(mut name): Path<String>,
     Input(request): Input<ForkRequest>,
 ) -> Response {
     stream(node, "fork", move |node, report| {
+        name = node.pool.parent_for(&name, &caller)?;
         node.forks.fork(&name, &request, report)
     })
 }

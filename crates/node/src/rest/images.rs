@@ -1,7 +1,7 @@
 //! Images and views of them.
 
 use super::answer::{Args, Failure, Input, answer, stream};
-use crate::Node;
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ type Floe = State<Arc<Node>>;
 
 /// All images, newest first.
 #[utoipa::path(get, path = "/v1/images", tag = "images", responses((status = 200, body = ImageList)))]
-pub async fn list(State(node): Floe) -> Result<Json<ImageList>, Failure> {
-    answer(move || node.images.images()).await
+pub async fn list(State(node): Floe, caller: Caller) -> Result<Json<ImageList>, Failure> {
+    answer(move || node.pool.images_for(&caller)).await
 }
 
 /// One image.
@@ -19,9 +19,14 @@ pub async fn list(State(node): Floe) -> Result<Json<ImageList>, Failure> {
     responses((status = 200, body = ImageDetail), (status = 404, body = ApiError)))]
 pub async fn inspect(
     State(node): Floe,
-    Args(query): Args<ImageQuery>,
+    caller: Caller,
+    Args(mut query): Args<ImageQuery>,
 ) -> Result<Json<ImageDetail>, Failure> {
-    answer(move || node.images.image(&query.image)).await
+    answer(move || {
+        query.image = node.pool.image_for(&query.image, &caller)?;
+        node.images.image(&query.image)
+    })
+    .await
 }
 
 /// Imports disks and kernels as an image.
@@ -36,8 +41,13 @@ pub async fn import(State(node): Floe, Input(request): Input<ImportRequest>) -> 
 /// Reads and hashes all of an image.
 #[utoipa::path(post, path = "/v1/images/verify", tag = "images", request_body = ImageQuery,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Response {
+pub async fn verify(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut query): Input<ImageQuery>,
+) -> Response {
     stream(node, "verify", move |node, report| {
+        query.image = node.pool.image_for(&query.image, &caller)?;
         node.images.verify_image(&query.image, report)
     })
 }
@@ -45,8 +55,13 @@ pub async fn verify(State(node): Floe, Input(query): Input<ImageQuery>) -> Respo
 /// Arranges an image's packs anew, so that what its machines use together lies side by side.
 #[utoipa::path(post, path = "/v1/images/optimize", tag = "images", request_body = OptimizeRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>) -> Response {
+pub async fn optimize(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<OptimizeRequest>,
+) -> Response {
     stream(node, "optimize", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
         node.traces.optimize(&request, report)
     })
 }
@@ -55,18 +70,28 @@ pub async fn optimize(State(node): Floe, Input(request): Input<OptimizeRequest>)
 #[utoipa::path(post, path = "/v1/images/tag", tag = "images", request_body = TagRequest, responses((status = 200)))]
 pub async fn tag(
     State(node): Floe,
-    Input(request): Input<TagRequest>,
+    caller: Caller,
+    Input(mut request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.images.tag(&request)).await
+    answer(move || {
+        request.image = node.pool.image_for(&request.image, &caller)?;
+        node.images.tag(&request)
+    })
+    .await
 }
 
 /// Removes a name from an image.
 #[utoipa::path(post, path = "/v1/images/untag", tag = "images", request_body = TagRequest, responses((status = 200)))]
 pub async fn untag(
     State(node): Floe,
-    Input(request): Input<TagRequest>,
+    caller: Caller,
+    Input(mut request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.images.untag(&request.name)).await
+    answer(move || {
+        request.name = node.pool.image_for(&request.name, &caller)?;
+        node.images.untag(&request.name)
+    })
+    .await
 }
 
 /// Removes a name, and with the last one the image.
@@ -74,16 +99,26 @@ pub async fn untag(
     responses((status = 200, body = FreedReport), (status = 409, body = ApiError)))]
 pub async fn remove(
     State(node): Floe,
-    Input(request): Input<RemoveImageRequest>,
+    caller: Caller,
+    Input(mut request): Input<RemoveImageRequest>,
 ) -> Result<Json<FreedReport>, Failure> {
-    answer(move || node.images.remove_image(&request)).await
+    answer(move || {
+        request.image = node.pool.image_for(&request.image, &caller)?;
+        node.images.remove_image(&request)
+    })
+    .await
 }
 
 /// Writes a region of an image to a file.
 #[utoipa::path(post, path = "/v1/images/export", tag = "images", request_body = ExportRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> Response {
+pub async fn export(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<ExportRequest>,
+) -> Response {
     stream(node, "export", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
         node.images.export(&request, report)
     })
 }
@@ -91,8 +126,13 @@ pub async fn export(State(node): Floe, Input(request): Input<ExportRequest>) -> 
 /// Sends an image to a hub or a bucket, or writes it into a directory.
 #[utoipa::path(post, path = "/v1/images/push", tag = "images", request_body = PushRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Response {
+pub async fn push(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<PushRequest>,
+) -> Response {
     stream(node, "push", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
         node.images.push(&request, report)
     })
 }
@@ -100,8 +140,13 @@ pub async fn push(State(node): Floe, Input(request): Input<PushRequest>) -> Resp
 /// Copies an image between any two places.
 #[utoipa::path(post, path = "/v1/images/copy", tag = "images", request_body = CopyRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn copy(State(node): Floe, Input(request): Input<CopyRequest>) -> Response {
+pub async fn copy(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<CopyRequest>,
+) -> Response {
     stream(node, "copy", move |node, report| {
+        request.from = node.pool.image_for(&request.from, &caller)?;
         node.images.copy(&request, report)
     })
 }
@@ -109,8 +154,13 @@ pub async fn copy(State(node): Floe, Input(request): Input<CopyRequest>) -> Resp
 /// Fetches a whole image.
 #[utoipa::path(post, path = "/v1/images/pull", tag = "images", request_body = PullRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn pull(State(node): Floe, Input(request): Input<PullRequest>) -> Response {
+pub async fn pull(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<PullRequest>,
+) -> Response {
     stream(node, "pull", move |node, report| {
+        request.from = node.pool.image_for(&request.from, &caller)?;
         node.images.pull(&request, report)
     })
 }
@@ -126,9 +176,14 @@ pub async fn mounts(State(node): Floe) -> Result<Json<MountList>, Failure> {
     responses((status = 200, body = MountInfo)))]
 pub async fn mount(
     State(node): Floe,
-    Input(request): Input<MountRequest>,
+    caller: Caller,
+    Input(mut request): Input<MountRequest>,
 ) -> Result<Json<MountInfo>, Failure> {
-    answer(move || node.views.mount_view(&request)).await
+    answer(move || {
+        request.image = node.pool.image_for(&request.image, &caller)?;
+        node.views.mount_view(&request)
+    })
+    .await
 }
 
 /// Ends a view.

@@ -1,7 +1,7 @@
 //! Machines.
 
 use super::answer::{Args, Failure, Input, Path, answer, blocking, stream};
-use crate::{Node, logs};
+use crate::{Node, caller::Caller, logs};
 use axum::{
     Json,
     body::Body,
@@ -23,8 +23,13 @@ pub async fn list(State(node): Floe) -> Result<Json<MachineList>, Failure> {
 /// Creates a machine from an image and starts it.
 #[utoipa::path(post, path = "/v1/machines", tag = "machines", request_body = RunRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn run(State(node): Floe, Input(request): Input<RunRequest>) -> Response {
+pub async fn run(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<RunRequest>,
+) -> Response {
     stream(node, "run", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
         node.runs.run(&request, report)
     })
 }

@@ -121,6 +121,8 @@ pub fn router(node: Arc<Node>) -> Router {
             get(pool::inspect).delete(pool::remove),
         )
         .route("/v1/pool/substrates/{name}/activate", post(pool::activate))
+        .route("/v1/pool/substrates/{name}/export", post(pool::export))
+        .route("/v1/pool/import", post(pool::import))
         .route("/v1/pool/ensembles", post(pool::activate_ensemble))
         .route("/v1/machines/{name}/screenshot", post(machines::screenshot))
         .route("/v1/machines/{name}/vnc", get(screen::vnc))
@@ -222,6 +224,8 @@ pub fn router(node: Arc<Node>) -> Router {
         pool::inspect,
         pool::remove,
         pool::activate,
+        pool::export,
+        pool::import,
         pool::activate_ensemble,
         pool::expand,
         machines::screenshot,

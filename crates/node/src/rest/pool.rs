@@ -25,8 +25,8 @@ pub async fn dock(
 
 /// How full the pool is.
 #[utoipa::path(get, path = "/v1/pool", tag = "pool", responses((status = 200, body = PoolStatus)))]
-pub async fn status(State(node): Floe) -> Result<Json<PoolStatus>, Failure> {
-    answer(move || Ok(node.pool.status())).await
+pub async fn status(State(node): Floe, caller: Caller) -> Result<Json<PoolStatus>, Failure> {
+    answer(move || Ok(node.pool.status(&caller))).await
 }
 
 /// Changes how much memory substrates may take.
@@ -34,9 +34,10 @@ pub async fn status(State(node): Floe) -> Result<Json<PoolStatus>, Failure> {
     responses((status = 200, body = PoolStatus)))]
 pub async fn resize(
     State(node): Floe,
+    caller: Caller,
     Input(request): Input<PoolResizeRequest>,
 ) -> Result<Json<PoolStatus>, Failure> {
-    answer(move || node.pool.resize(&request)).await
+    answer(move || node.pool.resize(&request, &caller)).await
 }
 
 /// Reads and hashes the backups of substrates.
@@ -78,6 +79,35 @@ pub async fn remove(
     Path(name): Path<String>,
 ) -> Result<Json<FreedReport>, Failure> {
     answer(move || node.pool.remove(&name, &caller)).await
+}
+
+/// Sends a substrate to a hub, a bucket or a directory, or writes it to a file.
+#[utoipa::path(post, path = "/v1/pool/substrates/{name}/export", tag = "pool", params(("name" = String, Path)),
+    request_body = SubstrateExportRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn export(
+    State(node): Floe,
+    caller: Caller,
+    Path(name): Path<String>,
+    Input(request): Input<SubstrateExportRequest>,
+) -> Response {
+    stream(node, "export", move |node, report| {
+        node.pool.export(&name, &request, &caller, report)
+    })
+}
+
+/// Brings a substrate here from a hub, a bucket, a directory or a file.
+#[utoipa::path(post, path = "/v1/pool/import", tag = "pool", request_body = SubstrateImportRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn import(
+    State(node): Floe,
+    caller: Caller,
+    Input(mut request): Input<SubstrateImportRequest>,
+) -> Response {
+    stream(node, "import", move |node, report| {
+        request.from = node.pool.image_for(&request.from, &caller)?;
+        node.pool.import(&request, &caller, report)
+    })
 }
 
 /// Starts machines from a substrate.

@@ -1,7 +1,7 @@
 //! Screens: an image's at its capture, and a machine's current one (VNC in a WebSocket).
 
 use super::answer::{Failure, Path, blocking};
-use crate::{Node, error::at};
+use crate::{Node, caller::Caller, error::at};
 use axum::{
     extract::{
         State,
@@ -51,6 +51,7 @@ const HELD_EVERY: Duration = Duration::from_millis(20);
               (status = 404, body = ApiError)))]
 pub async fn picture(
     State(node): Floe,
+    caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
@@ -59,7 +60,11 @@ pub async fn picture(
     } else {
         Keep::Ask
     };
-    let (id, png) = blocking(move || node.images.thumbnail(&name)).await?;
+    let thumbnail = move || {
+        let name = node.pool.image_for(&name, &caller)?;
+        node.images.thumbnail(&name)
+    };
+    let (id, png) = blocking(thumbnail).await?;
     Ok(thumbnail::answer(&id, png, keep, &headers))
 }
 

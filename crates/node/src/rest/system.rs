@@ -1,7 +1,7 @@
 //! The node itself and its cache.
 
 use super::answer::{Args, Failure, Input, answer, line, ndjson, stream};
-use crate::{Node, core::event};
+use crate::{Node, caller::Caller, core::event};
 use axum::{
     Json,
     body::Body,
@@ -38,18 +38,17 @@ pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
 /// What happens on the node from now on, or since a time, one NodeEvent per line.
 #[utoipa::path(get, path = "/v1/events", tag = "node", params(EventsQuery),
     responses((status = 200, body = NodeEvent, content_type = "application/x-ndjson")))]
-pub async fn events(State(node): Floe, Args(query): Args<EventsQuery>) -> Response {
+pub async fn events(State(node): Floe, caller: Caller, Args(query): Args<EventsQuery>) -> Response {
     let (past, events) = match query.since_unix_ms {
         Some(since) => node.core.listen_since(since),
         None => (Vec::new(), node.core.listen()),
     };
-    let past = futures::stream::iter(past).map(|event| line(&event));
-    ndjson(Body::from_stream(past.chain(event_lines(events))))
+    let events = futures::stream::iter(past).chain(all_events(events));
+    let told = events.filter(move |event| std::future::ready(node.pool.tells(event, &caller)));
+    ndjson(Body::from_stream(told.map(|event| line(&event))))
 }
 
-fn event_lines(
-    events: Receiver<NodeEvent>,
-) -> impl Stream<Item = Result<bytes::Bytes, std::io::Error>> + use<> {
+fn all_events(events: Receiver<NodeEvent>) -> impl Stream<Item = NodeEvent> + use<> {
     futures::stream::unfold(events, |mut events| async move {
         let event = match events.recv().await {
             Ok(event) => event,
@@ -57,7 +56,7 @@ fn event_lines(
             Err(RecvError::Lagged(count)) => event(Happened::Missed, "", count.to_string()),
             Err(RecvError::Closed) => return None,
         };
-        Some((line(&event), events))
+        Some((event, events))
     })
 }
 

@@ -1,7 +1,7 @@
 //! Traces.
 
 use super::answer::{Failure, Input, answer};
-use crate::Node;
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State};
 use floe_api::*;
 use std::sync::Arc;
@@ -13,9 +13,14 @@ type Floe = State<Arc<Node>>;
     responses((status = 200, body = TraceList), (status = 404, body = ApiError)))]
 pub async fn list(
     State(node): Floe,
-    Input(request): Input<TracesRequest>,
+    caller: Caller,
+    Input(mut request): Input<TracesRequest>,
 ) -> Result<Json<TraceList>, Failure> {
-    answer(move || node.traces.list_traces(&request)).await
+    answer(move || {
+        request.image = node.pool.image_for(&request.image, &caller)?;
+        node.traces.list_traces(&request)
+    })
+    .await
 }
 
 /// One trace in figures.
@@ -23,9 +28,14 @@ pub async fn list(
     responses((status = 200, body = TraceDetail), (status = 404, body = ApiError)))]
 pub async fn show(
     State(node): Floe,
-    Input(request): Input<TraceRequest>,
+    caller: Caller,
+    Input(mut request): Input<TraceRequest>,
 ) -> Result<Json<TraceDetail>, Failure> {
-    answer(move || node.traces.show_trace(&request)).await
+    answer(move || {
+        request.of.image = node.pool.image_for(&request.of.image, &caller)?;
+        node.traces.show_trace(&request)
+    })
+    .await
 }
 
 /// Writes a trace to a file.
@@ -33,9 +43,14 @@ pub async fn show(
     responses((status = 200, body = TraceMoved), (status = 404, body = ApiError)))]
 pub async fn export(
     State(node): Floe,
-    Input(request): Input<TraceRequest>,
+    caller: Caller,
+    Input(mut request): Input<TraceRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
-    answer(move || node.traces.export_trace(&request)).await
+    answer(move || {
+        request.of.image = node.pool.image_for(&request.of.image, &caller)?;
+        node.traces.export_trace(&request)
+    })
+    .await
 }
 
 /// Reads a trace from a file and keeps it.
@@ -43,7 +58,12 @@ pub async fn export(
     responses((status = 200, body = TraceMoved), (status = 422, body = ApiError)))]
 pub async fn import(
     State(node): Floe,
-    Input(request): Input<TraceImportRequest>,
+    caller: Caller,
+    Input(mut request): Input<TraceImportRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
-    answer(move || node.traces.import_trace(&request)).await
+    answer(move || {
+        request.to.image = node.pool.image_for(&request.to.image, &caller)?;
+        node.traces.import_trace(&request)
+    })
+    .await
 }

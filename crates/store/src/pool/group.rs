@@ -106,6 +106,8 @@ pub struct Packing {
     /// The small parts' bytes, if there is no dictionary yet.
     sample: Vec<u8>,
     groups: Vec<Group>,
+    /// Bytes that the groups take.
+    packed_bytes: u64,
     /// Items that do not fill a group yet: chunks, small parts, segments.
     waiting: [Vec<(Hash, Vec<u8>)>; 3],
 }
@@ -123,6 +125,7 @@ impl Packing {
             dictionary,
             sample: Vec::new(),
             groups: Vec::new(),
+            packed_bytes: 0,
             waiting: Default::default(),
         }
     }
@@ -158,8 +161,15 @@ impl Packing {
             1 => (Kind::Chunk, self.dictionary.as_ref()),
             _ => (Kind::Segment, None),
         };
-        self.groups.push(Group::pack(kind, &items, dictionary)?);
+        let group = Group::pack(kind, &items, dictionary)?;
+        self.packed_bytes += group.memory_bytes();
+        self.groups.push(group);
         Ok(())
+    }
+
+    /// Returns how many bytes it takes so far: who compresses for a pool stops where that is more than there is room for.
+    pub fn packed_bytes(&self) -> u64 {
+        self.packed_bytes
     }
 
     /// Compresses the rest.

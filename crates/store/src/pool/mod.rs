@@ -12,13 +12,14 @@
 //! find(wants) -> groups and the rest, which is in the backup
 //! ```
 //! An item costs 49 bytes beside its compressed content, and four for each substrate that has it. A group of which half is not
-//! used any more is compressed anew without that half.
+//! used any more is compressed anew without that half, a few groups at a time ([`SubstratePool::thin_some`]): whoever holds the pool
+//! keeps page faults waiting.
 
 mod group;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use floe_image::{FormatError, Hash, Kind};
@@ -27,6 +28,8 @@ use hashbrown::HashTable;
 use group::{Dictionary, Group};
 pub use group::{Packed, Packing};
 
+/// How many groups are compressed anew at a time: some 30 ms of work.
+const THINNED_AT_ONCE_MAX: usize = 8;
 /// Bytes that an item takes in the table: a number, and a byte that the table keeps for it.
 const TABLE_ENTRY_BYTES: u64 = 5;
 
@@ -59,11 +62,11 @@ pub struct PoolUsage {
 /// What came of an admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Whether the substrate is in memory now. If not, the budget is smaller than this one substrate.
+    /// Whether the substrate is in memory now. If not, it alone takes more than it may.
     pub held: bool,
     /// The substrates that went for it.
     pub evicted: Vec<Hash>,
-    /// By how many bytes the memory grew for it, before others went.
+    /// By how many bytes the memory grew for it, before others went. If it is not in memory: how many it would take alone.
     pub added_bytes: u64,
 }
 
@@ -130,6 +133,8 @@ pub struct SubstratePool {
     by_hash: HashTable<u32>,
     groups: Vec<Option<GroupPlace>>,
     vacant_groups: Vec<u32>,
+    /// Groups of which half or more may be unused.
+    loose: BTreeSet<u32>,
     substrates: BTreeMap<Hash, Held>,
     dictionary: Option<Dictionary>,
     usage: PoolUsage,
@@ -151,6 +156,7 @@ impl SubstratePool {
             by_hash: HashTable::new(),
             groups: Vec::new(),
             vacant_groups: Vec::new(),
+            loose: BTreeSet::new(),
             substrates: BTreeMap::new(),
             dictionary: None,
             usage: PoolUsage::default(),
@@ -165,7 +171,7 @@ impl SubstratePool {
     /// Changes the budget; returns the substrates that went for it.
     pub fn resize(&mut self, budget_bytes: u64) -> Vec<Hash> {
         self.budget_bytes = budget_bytes;
-        self.make_room(None)
+        self.make_room(budget_bytes, None)
     }
 
     /// Returns what is in memory.
@@ -196,13 +202,22 @@ impl SubstratePool {
         )
     }
 
-    /// Takes a substrate in. Substrates that were used less recently go for it, unless it alone is more than the budget.
+    /// Lets substrates go, those that were used least recently first, until `bytes` are given back or nothing is left. Returns them.
+    pub fn give_back(&mut self, bytes: u64) -> Vec<Hash> {
+        let most = self.usage.bytes.saturating_sub(bytes);
+        self.make_room(most, None)
+    }
+
+    /// Takes a substrate in, if all of them take `bytes_max` then at most, and no more than the budget. Substrates that were used less
+    /// recently go for it, unless it alone is more than that.
     pub fn admit(
         &mut self,
         id: Hash,
         items: &[PoolItem],
         packed: Packed,
+        bytes_max: u64,
     ) -> Result<Admitted, Lacking> {
+        let bytes_max = bytes_max.min(self.budget_bytes);
         if self.touch(&id) {
             return Ok(Admitted {
                 held: true,
@@ -223,8 +238,9 @@ impl SubstratePool {
         if !lacking.is_empty() {
             return Err(Lacking(lacking));
         }
-        let alone: u64 = packed.groups.iter().map(Group::memory_bytes).sum();
-        if alone > self.budget_bytes {
+        // one that would not even fit alone sends nobody away
+        let alone = self.alone_bytes_max(items, &packed);
+        if alone > bytes_max {
             return Ok(Admitted {
                 held: false,
                 evicted: Vec::new(),
@@ -258,8 +274,8 @@ impl SubstratePool {
         let items = refs.into_boxed_slice();
         self.substrates.insert(id, Held { items, used_at });
         let added_bytes = self.usage.bytes - before;
-        let evicted = self.make_room(Some(&id));
-        let held = self.usage.bytes <= self.budget_bytes;
+        let evicted = self.make_room(bytes_max, Some(&id));
+        let held = self.usage.bytes <= bytes_max;
         if !held {
             self.release(&id);
         }
@@ -270,10 +286,28 @@ impl SubstratePool {
         })
     }
 
-    /// Lets substrates go, those that were used least recently first, until the budget suffices. `but` stays.
-    fn make_room(&mut self, but: Option<&Hash>) -> Vec<Hash> {
+    /// Returns the most bytes that a substrate takes if all others go: groups that it shares with them stay whole.
+    fn alone_bytes_max(&self, items: &[PoolItem], packed: &Packed) -> u64 {
+        let (mut seen, mut groups) = (HashSet::new(), HashSet::new());
+        for item in items.iter().filter(|item| seen.insert(item.hash)) {
+            if let Some(number) = self.lookup(item.kind, &item.hash) {
+                groups.insert(self.items[number as usize].group);
+            }
+        }
+        let there = groups.iter().map(|group| self.group(*group).memory_bytes());
+        there.sum::<u64>() + packed.growth_bytes_max(seen.len())
+    }
+
+    /// Lets substrates go, those that were used least recently first, until the rest takes `bytes_max` at most. `but` stays.
+    fn make_room(&mut self, bytes_max: u64, but: Option<&Hash>) -> Vec<Hash> {
         let mut gone = Vec::new();
-        while self.usage.bytes > self.budget_bytes {
+        let mut thinned = false;
+        while self.usage.bytes > bytes_max {
+            // what went may have left enough
+            if !gone.is_empty() && !std::mem::replace(&mut thinned, true) {
+                self.thin_some();
+                continue;
+            }
             let others = self.substrates.iter().filter(|(id, _)| Some(*id) != but);
             let Some(oldest) = others.min_by_key(|(_, held)| held.used_at) else {
                 break;
@@ -305,7 +339,10 @@ impl SubstratePool {
             }
         }
         for number in thinned {
-            self.thin(number);
+            match &self.groups[number as usize] {
+                Some(place) if place.live == 0 => self.thin(number),
+                _ => drop(self.loose.insert(number)),
+            }
         }
         if self.substrates.is_empty()
             && let Some(dictionary) = self.dictionary.take()
@@ -430,6 +467,17 @@ impl SubstratePool {
         }
     }
 
+    /// Compresses some groups anew of which half or more is unused. Returns whether there may be more.
+    pub fn thin_some(&mut self) -> bool {
+        for _ in 0..THINNED_AT_ONCE_MAX {
+            let Some(number) = self.loose.pop_first() else {
+                return false;
+            };
+            self.thin(number);
+        }
+        !self.loose.is_empty()
+    }
+
     /// Drops a group that has no items any more, and compresses one anew of which half is not used.
     fn thin(&mut self, number: u32) {
         let Some(place) = &self.groups[number as usize] else {
@@ -475,6 +523,16 @@ impl SubstratePool {
         if let Some(place) = &mut self.groups[number as usize] {
             place.group = Arc::new(smaller);
         }
+    }
+}
+
+impl Packed {
+    /// Returns by how many bytes the memory grows at most if a substrate of so many items is taken in with this.
+    pub fn growth_bytes_max(&self, items: usize) -> u64 {
+        let groups: u64 = self.groups.iter().map(Group::memory_bytes).sum();
+        let tables = items as u64 * (size_of::<Item>() as u64 + TABLE_ENTRY_BYTES);
+        let dictionary = self.dictionary.as_ref().map_or(0, |bytes| bytes.len());
+        groups + tables + held_bytes(items) + dictionary as u64
     }
 }
 

@@ -33,8 +33,14 @@ fn admit(pool: &mut SubstratePool, name: u8, chunks: &[u64]) -> Admitted {
         let n = chunks.iter().find(|n| chunk(**n).0 == *item).unwrap();
         packing.push(item, &chunk(*n).1).unwrap();
     }
-    pool.admit(id(name), &items, packing.finish().unwrap())
-        .unwrap()
+    let packed = packing.finish().unwrap();
+    let most = packed.growth_bytes_max(items.len());
+    let admitted = pool.admit(id(name), &items, packed, u64::MAX).unwrap();
+    assert!(
+        !admitted.held || admitted.added_bytes <= most,
+        "{admitted:?} {most}"
+    );
+    admitted
 }
 
 /// Returns the bytes of a chunk as the pool has it.
@@ -91,6 +97,7 @@ enum Op {
     Touch(u8),
     Release(u8),
     Resize(u64),
+    Thin,
     Read(u64),
 }
 
@@ -102,6 +109,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => name.clone().prop_map(Op::Touch),
         2 => name.prop_map(Op::Release),
         1 => (0..400_000u64).prop_map(Op::Resize),
+        1 => Just(Op::Thin),
         4 => (0..120u64).prop_map(Op::Read),
     ]
 }
@@ -138,7 +146,7 @@ proptest! {
                     if admitted.held {
                         model.push(entry);
                     } else {
-                        prop_assert!(known.is_none());
+                        prop_assert!(known.is_none() && admitted.evicted.is_empty());
                     }
                 }
                 Op::Touch(name) => {
@@ -159,6 +167,12 @@ proptest! {
                     let oldest: Vec<Hash> = model.iter().take(evicted.len()).map(|(name, _)| id(*name)).collect();
                     prop_assert_eq!(&oldest, &evicted);
                     model.drain(..evicted.len());
+                }
+                Op::Thin => {
+                    while pool.thin_some() {}
+                    prop_assert!(pool.loose.is_empty());
+                    let wasteful = |place: &GroupPlace| usize::from(place.live) * 2 <= place.group.hashes.len();
+                    prop_assert!(!pool.groups.iter().flatten().any(wasteful));
                 }
                 Op::Read(n) => {
                     let here = model.iter().any(|(_, chunks)| chunks.contains(&n));
@@ -207,8 +221,45 @@ fn a_budget_below_one_substrate_throws_nobody_else_out() {
     let all: Vec<u64> = (10..200).collect();
     let admitted = admit(&mut pool, 2, &all);
     assert_eq!((admitted.held, admitted.evicted), (false, vec![]));
+    // what it has in common with one that is here makes it no smaller once that one has gone
+    let mut shared = SubstratePool::new(1 << 30);
+    assert!(admit(&mut shared, 1, &(10..60).collect::<Vec<_>>()).held);
+    shared.resize(shared.usage().bytes + 1000);
+    let admitted = admit(&mut shared, 2, &(10..75).collect::<Vec<_>>());
+    assert_eq!((admitted.held, admitted.evicted), (false, vec![]));
+    assert!(shared.holds(&id(1)));
+    // and who compresses it sees early that it is too much
+    let items: Vec<PoolItem> = all.iter().map(|n| chunk(*n).0).collect();
+    let (_, mut packing) = pool.plan(&items);
+    let pushed = all.iter().take_while(|n| {
+        packing.push(&chunk(**n).0, &chunk(**n).1).unwrap();
+        packing.packed_bytes() <= pool.budget_bytes()
+    });
+    assert!(pushed.count() < all.len() - 32);
     assert!(pool.holds(&id(1)) && !pool.holds(&id(2)));
     assert_eq!(pool.find(&[(Kind::Chunk, chunk(10).0.hash)]).1.len(), 1);
+}
+
+#[test]
+fn who_needs_memory_gets_that_of_the_substrates_used_least_recently() {
+    let mut pool = SubstratePool::new(1 << 30);
+    for name in 1..=3 {
+        let first = u64::from(name) * 100;
+        let own: Vec<u64> = (first..first + 50).collect();
+        assert!(admit(&mut pool, name, &own).held);
+    }
+    pool.touch(&id(1));
+    let before = pool.usage().bytes;
+    assert_eq!(pool.give_back(1), [id(2)]);
+    assert!(pool.usage().bytes < before && pool.holds(&id(1)));
+    assert_eq!(pool.give_back(u64::MAX), [id(3), id(1)]);
+    assert_eq!(pool.usage(), PoolUsage::default());
+    // a host that is short of memory bounds what is taken in, whatever the budget is
+    let (items, mut packing) = pool.plan(&[chunk(1).0]);
+    packing.push(&items[0], &chunk(1).1).unwrap();
+    let packed = packing.finish().unwrap();
+    let refused = pool.admit(id(4), &items, packed, 100).unwrap();
+    assert!(!refused.held && pool.usage().bytes == 0, "{refused:?}");
 }
 
 #[test]
@@ -235,7 +286,7 @@ fn small_parts_that_resemble_earlier_ones_cost_little() {
         let before = pool.usage().compressed_bytes;
         let (lacking, mut packing) = pool.plan(&[item]);
         packing.push(&lacking[0], &bytes).unwrap();
-        pool.admit(id(salt), &[item], packing.finish().unwrap())
+        pool.admit(id(salt), &[item], packing.finish().unwrap(), u64::MAX)
             .unwrap();
         costs.push(pool.usage().compressed_bytes - before);
         let (pieces, _) = pool.find(&[(item.kind, item.hash)]);
@@ -259,7 +310,7 @@ fn an_item_that_went_after_the_plan_is_asked_for_again() {
     packing.push(&items[2], &chunk(3).1).unwrap();
     pool.release(&id(1));
     let refused = pool
-        .admit(id(2), &items, packing.finish().unwrap())
+        .admit(id(2), &items, packing.finish().unwrap(), u64::MAX)
         .unwrap_err();
     assert_eq!(refused.0, items[..2]);
     assert_eq!(pool.usage(), PoolUsage::default());

@@ -76,8 +76,17 @@ impl Repository {
     /// Returns the image with this `name`, `name:tag`, full id or unique prefix of an id (at least 6 hex digits). A name is
     /// looked up before a prefix.
     pub fn resolve(&self, name: &str) -> Result<Hash, StoreError> {
+        self.resolve_among(name, &|_| true)
+    }
+
+    /// Does the same as if the images that `sees` says no to did not exist.
+    pub fn resolve_among(
+        &self,
+        name: &str,
+        sees: &dyn Fn(&Hash) -> bool,
+    ) -> Result<Hash, StoreError> {
         if let Ok(id) = name.parse::<Hash>() {
-            return if self.contains(&id) {
+            return if self.contains(&id) && sees(&id) {
                 Ok(id)
             } else {
                 Err(self.no_image(format!("image {id}")))
@@ -86,13 +95,14 @@ impl Repository {
         let parsed = ImageName::parse(name);
         if let Ok(parsed) = &parsed
             && let Some((id, _)) = self.read_tag(parsed)?
+            && sees(&id)
         {
             return Ok(id);
         }
         let hex = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
         if name.len() >= PREFIX_DIGITS_MIN && name.len() < 64 && name.bytes().all(hex) {
             let mut matches = self.image_ids()?;
-            matches.retain(|id| id.to_string().starts_with(name));
+            matches.retain(|id| id.to_string().starts_with(name) && sees(id));
             matches.sort_unstable();
             match matches[..] {
                 [] => {}
