@@ -166,6 +166,9 @@ pub struct CloneInfo {
     /// Why it does not run; empty if it does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
+    /// Its address in its family's network, with the network's prefix length; absent if it is in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// Milliseconds from the request until its CPUs executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running_ms: Option<f64>,

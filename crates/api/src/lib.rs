@@ -146,6 +146,9 @@ pub struct Outcome {
     /// The result of changing a machine's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized: Option<ResizeReport>,
+    /// The disk that a machine was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<AttachedDisk>,
     /// The substrate that was docked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub substrate: Option<SubstrateInfo>,

@@ -220,6 +220,9 @@ pub struct MachineInfo {
     /// Network cards that it was given while it ran: `nic1`, `nic2` ...
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<String>,
+    /// What its user calls the disks that it was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<String>,
     /// `kvm` or `tcg`.
     pub accel: String,
     /// Ports of the host that are forwarded to the guest.
@@ -450,6 +453,9 @@ pub struct DiskInfo {
     pub name: String,
     /// Its size in bytes, as the guest sees it.
     pub bytes: u64,
+    /// What its user calls it, if it was given to the machine under a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
     /// Id of the image that the machine's disks stand on.
     pub image: String,
     /// How it is connected; absent if it is none of the machine's numbered disks.
@@ -461,7 +467,7 @@ pub struct DiskInfo {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeRequest {
-    /// The disk's name.
+    /// The disk's name, or what its user calls it.
     pub disk: String,
     /// Its new size in bytes, a multiple of 4096 and not smaller than before. The guest of a machine that runs is told of it.
     pub bytes: u64,

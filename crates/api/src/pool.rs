@@ -203,12 +203,19 @@ pub struct SubstrateImportRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ActivateRequest {
-    /// How many machines; 0 counts as 1.
+    /// How many machines, at most [`CLONES_MAX`](crate::CLONES_MAX); 0 counts as 1.
     #[serde(default)]
     pub machines: u32,
     /// Name of the machine, or the beginning of the names of several; by default that of the substrate.
     #[serde(default)]
     pub name: Option<String>,
+    /// Where they are to run: members of this node's cluster, by name or `https://ADDRESS:PORT`, or `here` for this node. If empty,
+    /// they run here. At most [`FORK_HOSTS_MAX`](crate::FORK_HOSTS_MAX).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+    /// Put them into a network of their own, together, instead of QEMU's user network: they see each other and nobody else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkRequest>,
     /// Start them even if this host has too little memory for them.
     #[serde(default)]
     pub overcommit: bool,
@@ -229,11 +236,20 @@ pub struct ActivateRequest {
 /// Default time that guests get to answer after their activation, in seconds. They run before that.
 pub const ACTIVATE_ANSWER_S_DEFAULT: u64 = 60;
 
+/// Longest time that another node's machines get to answer, in seconds: a day.
+pub const EXPAND_ANSWER_S_MAX: u64 = 86_400;
+
 /// A machine that was activated.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ActivatedInfo {
     /// Its name.
     pub name: String,
+    /// The host that it runs on; absent if it is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its address in the network of those that were activated with it, with the network's prefix length; absent if they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// From the request until its CPUs ran, in milliseconds.
     pub first_ms: f64,
     /// From the request until the agent in its guest answered and its network was there, in milliseconds. Absent if its guest has no
@@ -243,7 +259,8 @@ pub struct ActivatedInfo {
     /// From the request until it had the size that was asked for, in milliseconds. Absent if none was, or if it has not reached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_ms: Option<f64>,
-    /// Why it has not reached the size that was asked for, and what helps. The machine runs nevertheless.
+    /// Why it has not reached the size that was asked for, or why nobody knows: its host does not answer any more. And what helps. The
+    /// machine runs nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub short: Vec<ApiError>,
 }
@@ -255,6 +272,36 @@ pub struct ActivateReport {
     pub substrate: String,
     /// Whether it came from memory; otherwise from its backup on the disk.
     pub from_memory: bool,
-    /// The machines.
+    /// The machines that run.
     pub machines: Vec<ActivatedInfo>,
+    /// Those that do not, each with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<CloneInfo>,
+}
+
+/// Body of `POST /v1/clones/expand`: what a node that has activated machines here wants of them once they run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExpandRequest {
+    /// The id of the fork that they belong to; others are left alone.
+    pub fork: String,
+    /// Their names, at most [`CLONES_MAX`](crate::CLONES_MAX).
+    pub machines: Vec<String>,
+    /// How long to wait for the agents of their guests, in seconds, at most [`EXPAND_ANSWER_S_MAX`]; 0 for not at all.
+    pub answer_s: u64,
+    /// The size that each is brought to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<SizeRequest>,
+    /// Keep all of their image on that host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub independent: Option<Independent>,
+}
+
+/// Answer of `POST /v1/clones/expand`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ExpandReport {
+    /// Those of the machines that exist. Their times count from the request.
+    pub machines: Vec<ActivatedInfo>,
+    /// How long the request took there, in milliseconds.
+    pub took_ms: f64,
 }

@@ -1,4 +1,4 @@
-//! A machine's hardware, changed while it runs: its CPUs, its memory, its network cards.
+//! A machine's hardware, changed while it runs: its CPUs, its memory, its network cards, its disks.
 
 use super::*;
 
@@ -52,4 +52,33 @@ pub struct AttachedCard {
     pub card: String,
     /// Whether a driver in the guest uses it.
     pub in_use: bool,
+}
+
+/// Body of `POST /v1/machines/{name}/disks/{disk}`: what is to be on the new disk, which is one of both.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachDiskRequest {
+    /// Nothing: the disk is empty and has so many bytes, a multiple of 4096.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// What is in this file of the node's host, in any format that an import takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The file's format, whatever it looks like; by default it is found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<ImportFormat>,
+}
+
+/// A disk that a machine was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AttachedDisk {
+    /// What its user calls it.
+    pub name: String,
+    /// Its number (`disk1`): its serial number in the guest, and the name of its region in images.
+    pub disk: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Whether a driver in the guest uses it; absent if the machine is stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_use: Option<bool>,
 }

@@ -281,3 +281,244 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
     assert!(said.contains("floe agent install other"), "{said}");
     assert_eq!(has(&node, "other"), (2, 256));
 }
+
+/// The guest's name of the disk with this serial number, as a line of shell.
+fn device(disk: &str) -> String {
+    format!("for d in /sys/block/*; do grep -qsx {disk} $d/serial && echo /dev/${{d##*/}}; done")
+}
+
+/// The first word on a disk of a guest; empty if the guest has no such disk.
+fn first_word(node: &TestNode, name: &str, disk: &str) -> String {
+    let line = format!(
+        "D=$({}); [ -z \"$D\" ] || head -c 4 $D | tr '\\0' -",
+        device(disk)
+    );
+    sh(node, name, &line)
+}
+
+/// Writes a word of four letters to the beginning of a disk of a guest.
+fn write_word(node: &TestNode, name: &str, disk: &str, word: &str) {
+    let line = format!(
+        "printf {word} | dd of=$({}) conv=notrunc,fsync 2>/dev/null",
+        device(disk)
+    );
+    sh(node, name, &line);
+}
+
+/// What `floe disk ls` shows of a machine: names and numbers.
+fn disks(node: &TestNode, name: &str) -> Vec<(String, Option<String>)> {
+    let disks = node.client().disks(name).unwrap().disks.into_iter();
+    disks.map(|disk| (disk.name, disk.alias)).collect()
+}
+
+/// Changes the record of a machine, as a node may have left it that was killed between two steps.
+fn leave_in_the_record(node: &TestNode, name: &str, change: impl FnOnce(&mut serde_json::Value)) {
+    let path = node.home().join("machines").join(name).join("machine.json");
+    let mut record = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut record);
+    std::fs::write(&path, serde_json::to_vec(&record).unwrap()).unwrap();
+}
+
+fn named(disk: &str, alias: &str) -> (String, Option<String>) {
+    (disk.to_owned(), Some(alias.to_owned()))
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_disk_is_given_to_a_machine_that_runs_and_goes_wherever_it_goes() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    let said = floe_ends(&node, &["attach", "web", "--disk", "data=64M"], 0);
+    assert!(
+        said.contains("web has the disk data (64.0 MiB, disk1): in Linux"),
+        "{said}"
+    );
+    assert_eq!(first_word(&node, "web", "disk1"), "----");
+    write_word(&node, "web", "disk1", "kept");
+
+    // one with what is in a file, which stays as it is
+    let raw = node.home().join("db.raw");
+    std::fs::write(&raw, [b"file".as_slice(), &[0; 8188]].concat()).unwrap();
+    let file = node.home().join("db.qcow2");
+    let convert = ["convert", "-f", "raw", "-O", "qcow2"];
+    let mut qemu_img = std::process::Command::new("qemu-img");
+    assert!(
+        qemu_img
+            .args(convert)
+            .args([&raw, &file])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let file = file.to_str().unwrap();
+    floe_ends(&node, &["attach", "web", "--disk", file], 0);
+    assert_eq!(first_word(&node, "web", "disk2"), "file");
+    let both = [named("disk1", "data"), named("disk2", "db")];
+    assert_eq!(disks(&node, "web"), both);
+    assert_eq!(node.client().machine("web").unwrap().disks, ["data", "db"]);
+    let listed = floe_ends(&node, &["disk", "resize", "web", "data", "128M"], 0);
+    assert!(
+        listed.contains("data") && listed.contains("128.0 MiB"),
+        "{listed}"
+    );
+
+    // A node that is killed changes nothing. What one left that was killed between the steps of giving a machine a disk goes: of the first
+    // QEMU has never heard, the other was about to be plugged in.
+    node.end(Signal::KILL);
+    leave_in_the_record(&node, "web", |record| {
+        let own = |name: &str| serde_json::json!({"name": name, "bytes": 4096, "alias": name.replace("disk", "left")});
+        let owned = record["own_disks"].as_array_mut().unwrap();
+        owned.extend([own("disk3"), own("disk4")]);
+        record["next_disk"] = 5.into();
+        let disks = record["config"]["disks"].as_array_mut().unwrap();
+        disks.push("disk4".into());
+    });
+    node.start_again();
+    eventually("what was left of other disks is gone", || {
+        disks(&node, "web") == both
+    });
+    assert_eq!(first_word(&node, "web", "disk1"), "kept");
+
+    // It is in the machine's image, and in what is made of that.
+    let request = CaptureRequest {
+        name: Some("with".into()),
+        rehearse_s: Some(0),
+        ..Default::default()
+    };
+    finish(node.client().capture("web", &request).unwrap());
+    write_word(&node, "web", "disk1", "more");
+    node.run_named("with", "two");
+    assert_eq!(first_word(&node, "two", "disk1"), "kept");
+    assert_eq!(disks(&node, "two"), both);
+    let request = ForkRequest {
+        clones: 1,
+        ..Default::default()
+    };
+    finish(node.client().fork("web", &request).unwrap());
+    assert_eq!(first_word(&node, "web.1", "disk1"), "more");
+    assert_eq!(disks(&node, "web.1"), both);
+    write_word(&node, "web.1", "disk2", "mine");
+    assert_eq!(first_word(&node, "web", "disk2"), "file");
+    floe_ends(&node, &["rm", "--force", "web.1"], 0);
+
+    // While its guest uses it, it is not taken away. What is on it goes with it, and its name is free again.
+    sh(
+        &node,
+        "web",
+        &format!("mkswap $({0}) && swapon $({0})", device("disk1")),
+    );
+    let said = floe_ends(&node, &["detach", "web", "data", "--force"], 5);
+    assert!(
+        said.contains("is swap space") && said.contains("swapoff"),
+        "{said}"
+    );
+    sh(&node, "web", &format!("swapoff $({})", device("disk1")));
+    let said = floe_ends(&node, &["detach", "web", "data"], 2);
+    assert!(said.contains("nobody is there to be asked"), "{said}");
+    floe_ends(&node, &["detach", "web", "data", "--force"], 0);
+    assert_eq!(first_word(&node, "web", "disk1"), "");
+    assert_eq!(disks(&node, "web"), both[1..]);
+    let said = floe_ends(&node, &["attach", "web", "--disk", "data=32M"], 0);
+    assert!(said.contains("disk5"), "no number is used twice: {said}");
+    assert_eq!(first_word(&node, "web", "disk5"), "----");
+    write_word(&node, "web", "disk5", "anew");
+
+    // parked and woken, and started from its disks: it is there, and can still be taken away
+    floe_ends(&node, &["park", "web"], 0);
+    floe_ends(&node, &["wake", "web"], 0);
+    assert_eq!(first_word(&node, "web", "disk5"), "anew");
+    floe_ends(&node, &["restart", "web", "--force", "--wait", "agent"], 0);
+    assert_eq!(first_word(&node, "web", "disk5"), "anew");
+    floe_ends(&node, &["detach", "web", "db", "--force"], 0);
+    assert_eq!(first_word(&node, "web", "disk2"), "");
+    assert_eq!(first_word(&node, "web", "disk5"), "anew");
+    // also that of an image
+    floe_ends(&node, &["detach", "two", "data", "--force"], 0);
+    assert_eq!(disks(&node, "two"), both[1..]);
+    assert_eq!(first_word(&node, "two", "disk2"), "file");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_disk_that_cannot_be_given_or_taken_is_told_and_nothing_is_left_of_it() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    let first = ("disk0".to_owned(), None);
+
+    let said = floe_ends(&node, &["attach", "web", "--disk", "/no/such.qcow2"], 3);
+    assert!(said.contains("/no/such.qcow2"), "{said}");
+    let said = floe_ends(&node, &["attach", "web", "--disk", "20G"], 2);
+    assert!(said.contains("--disk data=20G"), "{said}");
+    let said = floe_ends(&node, &["attach", "web", "--disk", "disk1=20G"], 2);
+    assert!(said.contains("nothing like disk1"), "{said}");
+    let said = floe_ends(&node, &["attach", "web", "--disk", "data=0"], 2);
+    assert!(said.contains("no size of a disk"), "{said}");
+    // one that ends early
+    let whole = node.home().join("whole.qcow2");
+    let mut qemu_img = std::process::Command::new("qemu-img");
+    let create = ["create", "-q", "-f", "qcow2", "-o", "preallocation=full"];
+    assert!(
+        qemu_img
+            .args(create)
+            .arg(&whole)
+            .arg("8M")
+            .status()
+            .unwrap()
+            .success()
+    );
+    let file = std::fs::File::options().write(true).open(&whole).unwrap();
+    file.set_len(100 << 10).unwrap();
+    let cut = format!("data={}", whole.display());
+    let said = floe_ends(&node, &["attach", "web", "--disk", &cut], 5);
+    assert!(said.contains("whole.qcow2"), "{said}");
+    assert_eq!(disks(&node, "web"), std::slice::from_ref(&first));
+
+    let said = floe_ends(&node, &["detach", "web", "disk0", "--force"], 5);
+    assert!(said.contains("can't do without its disk disk0"), "{said}");
+    let said = floe_ends(&node, &["detach", "web", "data", "--force"], 3);
+    assert!(said.contains("it has disk0"), "{said}");
+    floe_ends(&node, &["attach", "web", "--disk", "data=4M"], 0);
+    let said = floe_ends(&node, &["attach", "web", "--disk", "data=8M"], 5);
+    assert!(said.contains("has a disk data already"), "{said}");
+
+    // a guest that stands still could neither take nor give one
+    floe_ends(&node, &["pause", "web"], 0);
+    let said = floe_ends(&node, &["attach", "web", "--disk", "more=4M"], 5);
+    assert!(said.contains("stands still for its user"), "{said}");
+    floe_ends(&node, &["resume", "web"], 0);
+    // one without the driver has it all the same, and uses it once it has the driver
+    floe_ends(&node, &["detach", "web", "data", "--force"], 0);
+    sh(
+        &node,
+        "web",
+        "echo 0000:00:08.0 >/sys/bus/pci/drivers/virtio-pci/unbind; rmmod virtio_blk",
+    );
+    let said = floe_ends(&node, &["attach", "web", "--disk", "late=4M"], 0);
+    assert!(
+        said.contains("no driver in its guest uses yet") && said.contains("modprobe virtio_blk"),
+        "{said}"
+    );
+    sh(
+        &node,
+        "web",
+        "insmod /modules/$(grep virtio_blk /modules/order)",
+    );
+    assert_eq!(first_word(&node, "web", "disk2"), "----");
+
+    // a machine that is stopped has them from its next start, up to the most that there can be
+    floe_ends(&node, &["stop", "--now", "web"], 0);
+    for number in 2..20 {
+        let disk = format!("more-{number}=4K");
+        floe_ends(&node, &["attach", "web", "--disk", &disk], 0);
+    }
+    let said = floe_ends(&node, &["attach", "web", "--disk", "most=4K"], 5);
+    assert!(said.contains("20 disks already"), "{said}");
+    floe_ends(&node, &["detach", "web", "more-7", "--force"], 0);
+    floe_ends(&node, &["start", "web", "--wait", "agent"], 0);
+    assert_eq!(sh(&node, "web", "ls -d /sys/block/vd* | wc -l"), "19");
+    assert_eq!(first_word(&node, "web", "disk2"), "----");
+    floe_ends(&node, &["detach", "web", "late", "--force"], 0);
+    assert_eq!(sh(&node, "web", "ls -d /sys/block/vd* | wc -l"), "18");
+}

@@ -20,6 +20,7 @@ pub mod chores;
 pub mod client;
 pub mod copy;
 pub mod exec;
+mod files;
 pub mod line;
 pub mod message;
 pub mod mpi;

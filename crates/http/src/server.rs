@@ -9,6 +9,7 @@ use hyper::header::{HOST, HeaderValue};
 use hyper::http::request::Builder;
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -20,6 +21,10 @@ use crate::address::shown;
 use crate::connection::{Connection, Sending};
 use crate::tls;
 
+/// How long nothing may come until the other host's kernel is asked whether it still knows the connection, and until it is asked again.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// How many such questions in a row may stay unanswered: a host that is gone is noticed after 35 s, a link that is down for less is not.
+const PROBES_MAX: u32 = 6;
 /// Largest buffer of a connection in bytes, and so the largest head of an answer. Heads from floe have some 200 bytes.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 
@@ -180,6 +185,7 @@ impl Server {
                 let tcp = tcp.await.map_err(|e| e.to_string())?;
                 // A request is one small write: waiting to fill a packet would mean waiting for a delayed acknowledgement.
                 tcp.set_nodelay(true).map_err(|e| e.to_string())?;
+                watch(&tcp).map_err(|e| e.to_string())?;
                 match tls {
                     None => speak(tcp).await,
                     Some((config, name)) => {
@@ -191,6 +197,14 @@ impl Server {
             }
         }
     }
+}
+
+/// Has the kernel end the connection if the other host is gone, which otherwise nobody would notice before the request's limit.
+fn watch(tcp: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, PROBE_EVERY)?;
+    sockopt::set_tcp_keepintvl(tcp, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(tcp, PROBES_MAX)
 }
 
 /// The two parts of a connection: one sends requests, the other is the task that moves the bytes.

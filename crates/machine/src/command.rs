@@ -98,19 +98,30 @@ pub fn complete(
     config.accel = Some(host.accel.name().into());
     config.cpu_flags = host.cpu.1.iter().cloned().collect();
     hardware::settle(&mut config, profile, own_kernel);
-    let cards = match profile {
+    let added = match profile {
         Profile::Fixed => Vec::new(),
-        Profile::Growable => devices::added_cards(&config.devices),
+        Profile::Growable => {
+            let mut added = devices::added_disks(&config);
+            added.extend(devices::added_cards(&config.devices));
+            added
+        }
     };
     let models = Models::of(&config)?;
     check_disks(&config.disks, models)?;
+    let is_added = |disk: &&String| devices::values(&added, "drive").any(|drive| drive == *disk);
+    let started: Vec<String> = config
+        .disks
+        .iter()
+        .filter(|disk| !is_added(disk))
+        .cloned()
+        .collect();
     config.devices = devices::canonical(
-        &config.disks,
+        &started,
         config.nic_mac.as_deref().unwrap_or_default(),
         profile,
         models,
     );
-    config.devices.extend(cards);
+    config.devices.extend(added);
     Ok(config)
 }
 

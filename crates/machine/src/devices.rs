@@ -5,6 +5,8 @@
 //! them. An image may come from anyone, and a `-device` string can read any file of the host (`loader,file=..`,
 //! `romfile=..`): only drivers, properties and values that floe itself writes are accepted.
 
+use std::collections::BTreeSet;
+
 use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, SPECIAL_DISKS};
 use serde_json::{Map, Value, json};
 
@@ -24,6 +26,10 @@ const PORT_SLOT: usize = 0x1c;
 pub(crate) const PLACES_BUS: &str = "places0";
 /// Number of places on that bus; the first is 1.
 pub(crate) const PLACES: u32 = 31;
+/// The id of the SCSI controller, which machines with SCSI disks have.
+pub(crate) const SCSI: &str = "scsi0";
+/// More disks than a machine can have in all.
+const SCSI_DISKS_MAX: u32 = 64;
 /// Longest device string that is accepted, in bytes.
 const DEVICE_BYTES_MAX: usize = 512;
 
@@ -64,7 +70,8 @@ pub fn canonical(disks: &[String], mac: &str, profile: Profile, models: Models) 
 /// Returns the devices for disks, CD-ROM and seed. A firmware and its variables are no devices.
 fn disk_devices(disks: &[String], models: Models) -> Vec<String> {
     let has = |name: &str| disks.iter().any(|disk| disk == name);
-    let numbered = disks.iter().filter(|disk| !is_special(disk)).count();
+    let numbers = numbers(disks);
+    let numbered = numbers.len();
     let boot_first = match models.cdrom_first && has(CDROM_REGION) {
         true => 2,
         false => 1,
@@ -85,25 +92,25 @@ fn disk_devices(disks: &[String], models: Models) -> Vec<String> {
         }
         DiskModel::Virtio | DiskModel::Sata | DiskModel::Nvme => {}
     }
-    for i in 0..numbered {
-        let drive = format!("drive=disk{i},serial=disk{i},bootindex={}", boot_first + i);
+    for (i, n) in numbers.into_iter().enumerate() {
+        let drive = format!("drive=disk{n},serial=disk{n},bootindex={}", boot_first + i);
         // If the disk under the overlay is full, the machine is paused and can continue later; a read that failed for
         // good is reported to the guest.
         let errors = "werror=stop,rerror=report";
         devices.push(match models.disk {
             DiskModel::Virtio => {
-                format!("virtio-blk-pci,id=vd{i},{drive},{errors},bus=pcie.0,addr={slot:#x}")
+                format!("virtio-blk-pci,id=vd{n},{drive},{errors},bus=pcie.0,addr={slot:#x}")
             }
             DiskModel::Scsi => {
-                format!("scsi-hd,id=sd{i},{drive},{errors},bus=scsi0.0,scsi-id={i},lun=0")
+                format!("scsi-hd,id=sd{n},{drive},{errors},bus=scsi0.0,scsi-id={i},lun=0")
             }
-            DiskModel::Sata => format!("ide-hd,id=sd{i},{drive},{errors},bus=ide.{i},unit=0"),
+            DiskModel::Sata => format!("ide-hd,id=sd{n},{drive},{errors},bus=ide.{i},unit=0"),
             DiskModel::Ide => {
                 let (channel, unit) = (i / 2, i % 2);
-                format!("ide-hd,id=hd{i},{drive},{errors},bus=legacy0.{channel},unit={unit}")
+                format!("ide-hd,id=hd{n},{drive},{errors},bus=legacy0.{channel},unit={unit}")
             }
             // it has no choice in what becomes of errors
-            DiskModel::Nvme => format!("nvme,id=nvme{i},{drive},bus=pcie.0,addr={slot:#x}"),
+            DiskModel::Nvme => format!("nvme,id=nvme{n},{drive},bus=pcie.0,addr={slot:#x}"),
         });
         if matches!(models.disk, DiskModel::Virtio | DiskModel::Nvme) {
             slot += 1;
@@ -130,6 +137,25 @@ fn disk_devices(disks: &[String], models: Models) -> Vec<String> {
         });
     }
     devices
+}
+
+/// Returns the numbers in the names of the machine's numbered disks, in order. After one was taken away they have gaps. Where names
+/// say nothing the disks are counted.
+fn numbers(disks: &[String]) -> Vec<usize> {
+    let numbered = disks.iter().filter(|disk| !is_special(disk));
+    let numbers: Option<Vec<usize>> = numbered.clone().map(|disk| disk_number(disk)).collect();
+    let different: Option<BTreeSet<usize>> =
+        numbers.as_ref().map(|all| all.iter().copied().collect());
+    match (numbers, different) {
+        (Some(all), Some(different)) if all.len() == different.len() => all,
+        _ => (0..numbered.count()).collect(),
+    }
+}
+
+/// Returns the number of a disk that is called `disk` and a number.
+pub fn disk_number(disk: &str) -> Option<usize> {
+    let number: usize = disk.strip_prefix("disk")?.parse().ok()?;
+    (disk == format!("disk{number}")).then_some(number)
 }
 
 /// Whether a disk of a machine is one that has a name, not a number.
@@ -171,6 +197,37 @@ pub(crate) fn disk(number: usize, place: u32) -> String {
     )
 }
 
+/// Returns the device for an additional disk behind the machine's SCSI controller. Unlike those of a cold start it has no place in the
+/// order in which disks are tried at boot.
+fn scsi_disk(number: usize, scsi_id: u32) -> String {
+    format!(
+        "scsi-hd,id=sd{number},drive=disk{number},serial=disk{number},werror=stop,rerror=report,bus={SCSI}.0,scsi-id={scsi_id},lun=0"
+    )
+}
+
+/// Returns the device for an additional disk where the machine has room for it; `None` if it has none: behind its SCSI controller, or
+/// at a place for cards and disks.
+pub(crate) fn added_disk(devices: &[String], number: usize) -> Option<String> {
+    if by_id(devices, SCSI).is_none() {
+        return free_place(devices)
+            .filter(|_| has_places(devices))
+            .map(|place| disk(number, place));
+    }
+    let ids = values(devices, "scsi-id").filter_map(|id| id.parse::<u32>().ok());
+    let taken: BTreeSet<u32> = ids.collect();
+    let free = (0..SCSI_DISKS_MAX).find(|id| !taken.contains(id))?;
+    Some(scsi_disk(number, free))
+}
+
+/// Returns the device of a disk that can be taken away while the machine runs.
+pub(crate) fn removable_disk<'a>(devices: &'a [String], disk: &str) -> Option<&'a String> {
+    let mut disks = devices.iter().filter(|device| {
+        let driver = device.split(',').next();
+        matches!(driver, Some("virtio-blk-pci" | "scsi-hd")) && is_removable(device)
+    });
+    disks.find(|device| property(device, "drive") == Some(disk))
+}
+
 /// Converts a device string to the arguments of QMP's `device_add`, which distinguishes numbers from text.
 pub(crate) fn arguments(device: &str) -> Value {
     let mut parts = device.split(',');
@@ -179,7 +236,9 @@ pub(crate) fn arguments(device: &str) -> Value {
     let is_memory = device.starts_with("pc-dimm,");
     for (key, value) in parts.filter_map(|part| part.split_once('=')) {
         let number = match key {
-            "socket-id" | "core-id" | "thread-id" | "slot" => value.parse::<u64>().ok(),
+            "socket-id" | "core-id" | "thread-id" | "slot" | "scsi-id" | "lun" => {
+                value.parse::<u64>().ok()
+            }
             // a device's address on its bus is text, a memory block's is a number
             "addr" if is_memory => u64::from_str_radix(value.trim_start_matches("0x"), 16).ok(),
             _ => None,
@@ -217,6 +276,11 @@ pub fn has_network_card(devices: &[String]) -> bool {
 
 /// Returns whether a device was added while the machine ran and can be removed again.
 pub(crate) fn is_removable(device: &str) -> bool {
+    is_placed(device) || device.starts_with("scsi-hd,") && property(device, "bootindex").is_none()
+}
+
+/// Returns whether a device takes one of the places for cards and disks.
+pub(crate) fn is_placed(device: &str) -> bool {
     property(device, "bus") == Some(PLACES_BUS)
 }
 
@@ -224,7 +288,7 @@ pub(crate) fn is_removable(device: &str) -> bool {
 pub(crate) fn free_place(devices: &[String]) -> Option<u32> {
     let taken: Vec<u32> = devices
         .iter()
-        .filter(|device| is_removable(device))
+        .filter(|device| is_placed(device))
         .filter_map(|device| {
             let place = property(device, "addr")?.strip_prefix("0x")?;
             u32::from_str_radix(place, 16).ok()
@@ -249,6 +313,13 @@ pub fn added_card_ids(devices: &[String]) -> Vec<String> {
     let cards = added_cards(devices);
     let ids = cards.iter().filter_map(|card| property(card, "id"));
     ids.map(str::to_owned).collect()
+}
+
+/// Returns the devices of disks that were added while the machine ran, of those of its disks that it still has.
+pub(crate) fn added_disks(config: &floe_image::MachineConfig) -> Vec<String> {
+    let disks = config.disks.iter();
+    let devices = disks.filter_map(|disk| removable_disk(&config.devices, disk));
+    devices.cloned().collect()
 }
 
 /// Properties of a network card.
@@ -495,6 +566,49 @@ mod tests {
             assert!(error.to_string().contains("refused"), "{error}");
         }
         check(&["VGA".to_string()], CPU_MODEL_DEFAULT).unwrap();
+    }
+
+    #[test]
+    fn a_disk_keeps_its_number_when_one_before_it_is_taken_away() {
+        let names: Vec<String> = ["disk0", "disk2", "seed", "disk7"]
+            .map(str::to_owned)
+            .into();
+        let models = Models::default();
+        let devices = canonical(&names, MAC, Profile::Growable, models);
+        let drives: Vec<&str> = values(&devices, "drive").collect();
+        assert_eq!(drives, ["disk0", "disk2", "disk7", "seed"]);
+        assert_eq!(values(&devices, "serial").collect::<Vec<_>>(), drives);
+        // names that say nothing
+        let odd: Vec<String> = ["disk1", "disk01", "diskette"].map(str::to_owned).into();
+        let devices = canonical(&odd, MAC, Profile::Growable, models);
+        let drives: Vec<&str> = values(&devices, "drive").collect();
+        assert_eq!(drives, ["disk0", "disk1", "disk2"]);
+    }
+
+    #[test]
+    fn a_disk_is_added_behind_the_controller_that_the_guest_has_a_driver_for() {
+        let of = |disk| Models {
+            disk,
+            ..Models::default()
+        };
+        let virtio = canonical(&disks(1), MAC, Profile::Growable, of(DiskModel::Virtio));
+        let added = added_disk(&virtio, 4).unwrap();
+        assert!(
+            added.starts_with("virtio-blk-pci,id=vd4,drive=disk4,serial=disk4"),
+            "{added}"
+        );
+        let fixed = canonical(&disks(1), MAC, Profile::Fixed, of(DiskModel::Virtio));
+        assert_eq!(added_disk(&fixed, 4), None);
+        for profile in [Profile::Fixed, Profile::Growable] {
+            let mut scsi = canonical(&disks(2), MAC, profile, of(DiskModel::Scsi));
+            let added = added_disk(&scsi, 4).unwrap();
+            assert!(added.contains("bus=scsi0.0,scsi-id=2,"), "{added}");
+            scsi.push(added.clone());
+            check(&scsi, CPU_MODEL_DEFAULT).unwrap();
+            assert_eq!(removable_disk(&scsi, "disk4"), Some(&added));
+            assert_eq!(removable_disk(&scsi, "disk1"), None);
+            assert_eq!(free_place(&scsi), Some(1), "it takes no place");
+        }
     }
 
     #[test]

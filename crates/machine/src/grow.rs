@@ -205,6 +205,16 @@ impl Machine {
         }
     }
 
+    /// Returns an error if there is no room for another disk.
+    pub fn check_room_for_disk(&self) -> Result<(), MachineError> {
+        let config = self.config();
+        self.check_limit("disks", config.disks.len() as u64, DISKS_MAX as u64, 1)?;
+        match devices::added_disk(&config.devices, 0) {
+            Some(_) => Ok(()),
+            None => self.free_place().map(drop),
+        }
+    }
+
     /// Returns a name for the next disk: `disk` and the first free number.
     pub fn free_disk_name(&self) -> String {
         let config = self.config();
@@ -218,11 +228,8 @@ impl Machine {
     pub fn add_disk(&self, name: &str, file: &Path) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
-        let number = name.strip_prefix("disk").and_then(|n| n.parse().ok());
-        let number: usize = match number {
-            Some(number) if name == format!("disk{number}") && disk_is_free(&config, name) => {
-                number
-            }
+        let number = match devices::disk_number(name) {
+            Some(number) if disk_is_free(&config, name) => number,
             _ => {
                 let free = self.free_disk_name();
                 let what = format!("a disk can't be called {name:?} here; {free} is free");
@@ -233,8 +240,11 @@ impl Machine {
             let what = format!("path {} must be absolute", file.display());
             return Err(GrowError::Bad { what }.into());
         }
-        self.check_limit("disks", config.disks.len() as u64, DISKS_MAX as u64, 1)?;
-        let place = self.free_place()?;
+        self.check_room_for_disk()?;
+        let device = match devices::added_disk(&config.devices, number) {
+            Some(device) => device,
+            None => devices::disk(number, self.free_place()?),
+        };
         let direct = json!({"direct": true});
         let file_node = json!({"driver": "file", "cache": direct, "discard": "unmap", "aio": "threads",
             "filename": file});
@@ -242,7 +252,6 @@ impl Machine {
             "cache": direct, "file": file_node});
         let _ = self.qmp.execute("blockdev-del", json!({"node-name": name}));
         self.ask("blockdev-add", node)?;
-        let device = devices::disk(number, place);
         let plugged = self.plug(&device, |record| {
             record.config.devices.push(device.clone());
             record.config.disks.push(name.to_owned());
@@ -257,13 +266,8 @@ impl Machine {
     pub fn remove_disk(&self, name: &str, limit: Duration) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
-        let mut disks = config.devices.iter().filter(|d| {
-            d.starts_with("virtio-blk-pci,")
-                && devices::is_removable(d)
-                && devices::property(d, "drive") == Some(name)
-        });
-        let id = disks.next().and_then(|d| devices::property(d, "id"));
-        match id {
+        let device = devices::removable_disk(&config.devices, name);
+        match device.and_then(|device| devices::property(device, "id")) {
             Some(id) => self.unplug(id, name, limit),
             None => Err(self.not_there(name)),
         }
@@ -278,7 +282,11 @@ impl Machine {
         let device = config.devices.iter().find(drive);
         let device = device.or_else(|| devices::by_id(&config.devices, id));
         let device = device.ok_or_else(|| self.not_there(id))?;
-        let id = devices::property(device, "id").unwrap_or_default();
+        let id = match device.starts_with("scsi-hd,") {
+            // it has no driver of its own: who drives the controller is told of each disk behind it
+            true => devices::SCSI,
+            false => devices::property(device, "id").unwrap_or_default(),
+        };
         loop {
             let seen = self.events.device_events();
             let answer = match devices::property(device, "bus") {

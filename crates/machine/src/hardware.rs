@@ -21,7 +21,7 @@ use crate::accel::Accel;
 use crate::devices;
 use crate::host::Incompatible;
 use crate::models::Models;
-use crate::spec::CPUS_MAX;
+use crate::spec::{CPUS_MAX, DISKS_MAX};
 
 /// Number of memory blocks that can be added to a machine of profile 2.
 pub const MEMORY_SLOTS: usize = 8;
@@ -93,7 +93,7 @@ impl Room {
         let cpus = config.cpus_now().unwrap_or_default();
         let memory_bytes = config.memory_bytes_now().unwrap_or_default();
         let slots = config.memory_bytes_max.map_or(0, |_| MEMORY_SLOTS);
-        let taken = config.devices.iter().filter(|d| devices::is_removable(d));
+        let taken = config.devices.iter().filter(|d| devices::is_placed(d));
         let places = match devices::has_places(&config.devices) {
             true => devices::PLACES as usize,
             false => 0,
@@ -119,6 +119,37 @@ pub fn set_size(config: &mut MachineConfig, cpus: Option<u32>, memory_bytes: Opt
         let driver = device.split(',').next().unwrap_or_default();
         driver != "pc-dimm" && !driver.ends_with(floe_image::CPU_DRIVER_SUFFIX)
     });
+}
+
+/// Gives a configuration another disk, which has a number (`disk1`), where one would be added while the machine runs: its next cold
+/// start has it, and it can be taken away again later. An error says why there is no room.
+pub fn give_disk(config: &mut MachineConfig, disk: &str) -> Result<(), String> {
+    let Some(number) = devices::disk_number(disk) else {
+        return Err(format!("{disk:?} is no name of a disk"));
+    };
+    if config.disks.len() >= DISKS_MAX {
+        return Err(format!(
+            "it has {DISKS_MAX} disks already, which is the most"
+        ));
+    }
+    // one without a device gets a place of its own at the start
+    config
+        .devices
+        .extend(devices::added_disk(&config.devices, number));
+    config.disks.push(disk.to_owned());
+    Ok(())
+}
+
+/// Takes a disk out of a configuration; its next cold start is without it.
+pub fn take_disk(config: &mut MachineConfig, disk: &str) {
+    config.disks.retain(|other| other != disk);
+    let of_it = |device: &String| devices::property(device, "drive") == Some(disk);
+    config.devices.retain(|device| !of_it(device));
+}
+
+/// Returns whether a machine with this configuration can lose the disk while it runs: it got it while it ran.
+pub fn is_removable_disk(config: &MachineConfig, disk: &str) -> bool {
+    devices::removable_disk(&config.devices, disk).is_some()
 }
 
 /// Makes what was added to a machine part of its start configuration, and gives it the room of its profile. `own_kernel`:

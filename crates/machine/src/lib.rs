@@ -63,13 +63,16 @@ pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
 pub use command::{RamBacking, give_mac, hardware_of, renew_mac};
-pub use devices::{VGA_MEMORY_MIB, added_card_ids, has_network_card, is_special};
+pub use devices::{VGA_MEMORY_MIB, added_card_ids, disk_number, has_network_card, is_special};
 pub use disk_size::disk_model;
 pub use error::{GrowError, MachineError};
 pub use exec::User;
 pub use grow::Reception;
 pub use guard::{CONSOLE_LOG_BYTES, HostAccess};
-pub use hardware::{MEMORY_SLOTS, MEMORY_STEP_BYTES, Profile, Room, set_size};
+pub use hardware::{
+    MEMORY_SLOTS, MEMORY_STEP_BYTES, Profile, Room, give_disk, is_removable_disk, set_size,
+    take_disk,
+};
 pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
 pub use launch::START_TIMEOUT;
 pub use machine::{Continuing, End, Machine, Status};

@@ -68,8 +68,8 @@ pub enum End {
 #[derive(Default)]
 pub(crate) struct EventLog {
     state: Mutex<Events>,
-    /// Notified of events about devices that the guest was given or asked to release.
-    devices: Condvar,
+    /// Notified of events about devices that the guest was given or asked to release, and when a state is loaded.
+    changed: Condvar,
 }
 
 #[derive(Default, Clone)]
@@ -82,6 +82,8 @@ struct Events {
     kept: Option<String>,
     /// Whether a program in the guest has the port to its node open; `None` if nothing was heard of that.
     floe_port_open: Option<bool>,
+    /// Whether it has loaded a state; `None` as long as it has not tried.
+    loaded: Option<bool>,
 }
 
 impl EventLog {
@@ -114,12 +116,17 @@ impl EventLog {
                 state.kept = event.data["device"].as_str().map(str::to_owned);
                 state.device_event();
             }
+            "MIGRATION" => match event.data["status"].as_str() {
+                Some("completed") => state.loaded = Some(true),
+                Some("failed") => state.loaded = Some(false),
+                _ => return,
+            },
             "VSERPORT_CHANGE" if event.data["id"] == devices::FLOE_PORT_ID => {
                 state.floe_port_open = event.data["open"].as_bool();
             }
             _ => return,
         }
-        self.devices.notify_all();
+        self.changed.notify_all();
     }
 
     /// Returns the number of events about devices so far, to be passed to [`EventLog::wait_device`].
@@ -130,8 +137,16 @@ impl EventLog {
     /// Waits until there are more events than `seen`, or until `until`.
     pub(crate) fn wait_device(&self, seen: u64, until: Instant) {
         let mut state = self.state.lock();
-        self.devices
+        self.changed
             .wait_while_until(&mut state, |state| state.device_events == seen, until);
+    }
+
+    /// Waits until a state is loaded (true) or can't be (false), at most until `until`.
+    pub(crate) fn wait_loaded(&self, until: Instant) -> Option<bool> {
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while_until(&mut state, |state| state.loaded.is_none(), until);
+        state.loaded
     }
 
     /// Returns whether the guest has refused to release this device, and forgets that.

@@ -5,7 +5,6 @@
 //! yet, the first half of it can be: a [`Blank`] is a QEMU that waits for a state of its hardware.
 
 use std::fs::File;
-use std::io::{Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -21,13 +20,15 @@ use crate::hardware::Profile;
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, launch};
 use crate::machine::{Machine, memfd};
-use crate::qmp::QmpError;
+use crate::memory::Span;
 use crate::spec::{PortForward, Spec};
 
 /// Longest time to load the device state: it touches pages of RAM, which may first have to cross a slow link.
 pub const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often QEMU is asked whether it has loaded the state.
-const LOAD_INTERVAL: Duration = Duration::from_micros(500);
+/// How often is looked whether a QEMU that says nothing has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// QEMU's name of the descriptor with the device state.
+const STATE: &str = "state";
 
 /// The state to restore.
 #[derive(Debug, Clone)]
@@ -61,8 +62,15 @@ pub struct Restored {
 
 /// A QEMU that was started before it is known which image it is to continue, as one of a hardware profile. It has mapped its
 /// memory's files and opened its disks, but has read nothing of its memory, and of a disk the first sector only, for the
-/// geometry that it tells its guest. Dropping it ends QEMU.
-pub struct Blank(Standby);
+/// geometry that it tells its guest. What can be asked of QEMU before there is a state has been asked: each question takes a
+/// millisecond of processor time, and many clones ask at once. Dropping it ends QEMU.
+pub struct Blank {
+    standby: Standby,
+    /// QEMU has this file already, still empty, and reads the device state from it.
+    state: File,
+    /// Where its video memory is, if it has any.
+    vram: Option<Span>,
+}
 
 /// A machine with its state loaded, waiting to be resumed. Dropping it ends QEMU.
 pub struct Standby {
@@ -142,16 +150,31 @@ impl Blank {
         let mut backings = memory.iter().cloned().map(RamBacking::File);
         let ram = backings.next().expect("there is at least one file");
         let machine = launch(&spec, config, ram, backings.collect(), true)?;
-        watch.stage("qemu");
-        Ok(Blank(Standby {
+        // from here on an error ends QEMU
+        let mut standby = Standby {
             machine: Some(machine),
-            stages: watch.stages,
-        }))
+            stages: Vec::new(),
+        };
+        let machine = standby.machine();
+        let state =
+            memfd("floe-device-state").map_err(MachineError::io("make a file for a state"))?;
+        let qmp = &machine.qmp;
+        qmp.execute_with_fd("getfd", json!({"fdname": STATE}), state.as_fd())?;
+        let tells = json!({"capabilities": [{"capability": "events", "state": true}]});
+        qmp.execute("migrate-set-capabilities", tells)?;
+        let vram = vram_span(machine)?;
+        watch.stage("qemu");
+        standby.stages = watch.stages;
+        Ok(Blank {
+            standby,
+            state,
+            vram,
+        })
     }
 
     /// Returns the waiting machine.
     pub fn machine(&self) -> &Machine {
-        self.0.machine()
+        self.standby.machine()
     }
 
     /// Returns whether the state of an image with this configuration can be loaded: the guest must find the hardware that it
@@ -181,7 +204,21 @@ impl Blank {
             ..config.clone()
         };
         machine.change(|record| record.config = config)?;
-        self.0.load(snapshot, network_down)
+        self.fill(snapshot, network_down)
+    }
+
+    /// Loads a state of its own hardware. An error ends the QEMU, with the value.
+    fn fill(mut self, snapshot: &Snapshot, network_down: bool) -> Result<Standby, MachineError> {
+        let mut watch = Stopwatch::start();
+        let machine = self.standby.machine();
+        load(machine, &self.state, &snapshot.device)?;
+        watch.stage("load");
+        write_vram(machine, self.vram.as_ref(), &snapshot.vram)?;
+        watch.stage("vram");
+        // the state contains whether the cable was connected at the capture
+        machine.set_network(!network_down)?;
+        self.standby.stages.append(&mut watch.stages);
+        Ok(self.standby)
     }
 }
 
@@ -191,21 +228,7 @@ impl Standby {
         let network_down = spec.network_down;
         let memory = std::iter::once(&snapshot.ram).chain(&snapshot.blocks);
         let memory: Vec<PathBuf> = memory.cloned().collect();
-        Blank::start(spec, &memory)?.0.load(snapshot, network_down)
-    }
-
-    /// An error ends the QEMU, with the value.
-    fn load(mut self, snapshot: &Snapshot, network_down: bool) -> Result<Standby, MachineError> {
-        let mut watch = Stopwatch::start();
-        let machine = self.machine();
-        load(machine, &snapshot.device)?;
-        watch.stage("load");
-        write_vram(machine, &snapshot.vram)?;
-        watch.stage("vram");
-        // the state contains whether the cable was connected at the capture
-        machine.set_network(!network_down)?;
-        self.stages.append(&mut watch.stages);
-        Ok(self)
+        Blank::start(spec, &memory)?.fill(snapshot, network_down)
     }
 
     /// Returns how the time of [`Standby::prepare`] was spent.
@@ -250,15 +273,11 @@ impl Drop for Standby {
     }
 }
 
-/// Passes the state to QEMU by descriptor: QEMU may start no process and needs no access to any file.
-fn load(machine: &Machine, device: &[u8]) -> Result<(), MachineError> {
-    let fill = || -> std::io::Result<File> {
-        let mut state = memfd("floe-device-state")?;
-        state.write_all(device)?;
-        state.rewind()?;
-        Ok(state)
-    };
-    let state = fill().map_err(MachineError::io("make a file of the device state"))?;
+/// Has QEMU load a state from a file that it has by descriptor: it may start no process and needs no access to any file.
+fn load(machine: &Machine, state: &File, device: &[u8]) -> Result<(), MachineError> {
+    // QEMU's descriptor stands at the beginning of the file, as ours does
+    let written = state.write_all_at(device, 0);
+    written.map_err(MachineError::io("make a file of the device state"))?;
     let refused = |reason: String| {
         machine.process().wait(Duration::from_millis(200));
         MachineError::Restore {
@@ -267,48 +286,49 @@ fn load(machine: &Machine, device: &[u8]) -> Result<(), MachineError> {
             log: launch::tail(machine.dir(), 0),
         }
     };
-    let qmp = &machine.qmp;
-    qmp.execute_with_fd("getfd", json!({"fdname": "state"}), state.as_fd())?;
-    let deadline = Instant::now() + LOAD_TIMEOUT;
-    qmp.execute_within("migrate-incoming", json!({"uri": "fd:state"}), LOAD_TIMEOUT)
+    let until = Instant::now() + LOAD_TIMEOUT;
+    let from = json!({"uri": format!("fd:{STATE}")});
+    machine
+        .qmp
+        .execute_within("migrate-incoming", from, LOAD_TIMEOUT)
         .map_err(|e| refused(e.to_string()))?;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let answer = match qmp.execute_within("query-migrate", json!({}), left) {
-            Ok(answer) => answer,
-            Err(QmpError::Timeout { .. }) => {
+        let look = (Instant::now() + LOOK_INTERVAL).min(until);
+        match machine.events.wait_loaded(look) {
+            Some(true) => return Ok(()),
+            Some(false) => return Err(refused(why_not_loaded(machine))),
+            None if !machine.process().is_alive() => return Err(refused("QEMU ended".into())),
+            None if Instant::now() < until => {}
+            None => {
                 return Err(MachineError::Timeout {
                     name: machine.name(),
                     what: "loading the device state",
                     limit: LOAD_TIMEOUT,
                 });
             }
-            Err(e) => return Err(refused(e.to_string())),
-        };
-        match answer["status"].as_str().unwrap_or_default() {
-            "completed" => return Ok(()),
-            "failed" => {
-                return Err(refused(
-                    answer["error-desc"]
-                        .as_str()
-                        .unwrap_or("it does not say why")
-                        .into(),
-                ));
-            }
-            _ if machine.process().wait(LOAD_INTERVAL) => return Err(refused("QEMU ended".into())),
-            _ => {}
         }
+    }
+}
+
+/// Returns what QEMU says of a state that it could not load.
+fn why_not_loaded(machine: &Machine) -> String {
+    let answer = machine.qmp.execute("query-migrate", json!({}));
+    let why = answer.map(|answer| answer["error-desc"].as_str().map(str::to_owned));
+    match why {
+        Ok(why) => why.unwrap_or_else(|| "it does not say why".into()),
+        Err(error) => error.to_string(),
     }
 }
 
 fn write_vram(
     machine: &Machine,
+    span: Option<&Span>,
     chunks: &[(u32, Box<[u8; CHUNK_SIZE]>)],
 ) -> Result<(), MachineError> {
     if chunks.is_empty() {
         return Ok(());
     }
-    let span = vram_span(machine)?.ok_or_else(|| MachineError::Untrusted {
+    let span = span.ok_or_else(|| MachineError::Untrusted {
         what: "it has video memory and no video device".into(),
     })?;
     let write = || -> std::io::Result<()> {

@@ -6,18 +6,18 @@ use crate::device::{self, Device};
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
-use crate::overlay::{Base, BaseRecord, Disk, remove_earlier_boots};
+use crate::overlay::{BaseRecord, remove_earlier_boots};
 use crate::trace::Trace;
 use crate::tree::{Kept, Node, Tree};
 use crate::{
     ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
     PushReport, Stats,
 };
-use crate::{abi, crew, owner, push, serve};
+use crate::{abi, crew, disks, owner, push, serve};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -41,7 +41,7 @@ pub struct Mount {
     /// The number that the planner will know the next region by.
     pub(crate) next_region: AtomicU32,
     threads: Vec<Task<()>>,
-    live_dir: PathBuf,
+    pub(crate) live_dir: PathBuf,
     open: bool,
 }
 
@@ -348,39 +348,12 @@ impl Mount {
         }
         floe_store::private::make_dirs(&spec.dir).map_err(MountError::io("make", &spec.dir))?;
         let image = spec.image.image.clone();
-        let (mut disks, mut traced) = (Vec::new(), Vec::new());
-        for disk in &spec.disks {
-            if !floe_image::region_name_is_valid(&disk.name) || is_shown(&disk.name) {
-                let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
-                return Err(MountError::Name {
-                    what: "disk",
-                    name: disk.name.clone(),
-                    reason,
-                });
-            }
-            let region = disk.base.as_ref().map(|name| {
-                image.region(name).ok_or_else(|| MountError::Unknown {
-                    what: "region",
-                    name: name.clone(),
-                })
-            });
-            let region = region.transpose()?;
-            let fresh = region.map(|region| Base {
-                image: image.clone(),
-                region,
-            });
-            let dir = Disk::dir(&spec.dir, &disk.name);
-            let find = |id: &Hash| self.core.images.read().get(id).cloned();
-            disks.push(Disk::open(
-                &dir,
-                &self.live_dir,
-                &disk.name,
-                disk.size,
-                fresh,
-                find,
-            )?);
-            traced.push(region.map(|r| r as u8));
-        }
+        let disks: Result<Vec<_>, _> = spec
+            .disks
+            .iter()
+            .map(|disk| self.open_disk(&spec.dir, &image, disk))
+            .collect();
+        let disks = RwLock::new(disks?);
         let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
         let machine = Arc::new(Machine {
             id: self.core.next_machine(),
@@ -389,8 +362,8 @@ impl Mount {
             uid: spec.uid,
             gid: spec.gid,
             image: image.clone(),
+            dir: spec.dir,
             disks,
-            traced,
             trace,
             progress: Mutex::default(),
             counters: machine::Counters::default(),
@@ -409,15 +382,12 @@ impl Mount {
                 ));
             }
         }
-        for (disk, d) in machine.disks.iter().enumerate() {
-            entries.push((
-                format!("{dir}/{}", d.name),
-                Some(Node::Disk {
-                    machine: machine.clone(),
-                    disk,
-                }),
-            ));
-        }
+        entries.extend(
+            machine
+                .disks()
+                .into_iter()
+                .map(|disk| disks::entry(&machine, disk)),
+        );
         self.core
             .tree
             .add(entries, Some((machine.uid, machine.gid)))?;
@@ -496,7 +466,7 @@ impl Mount {
         self.core.queues.inbox.call(gone);
         self.note_users();
         self.remove(&format!("machines/{name}"))?;
-        for disk in &machine.disks {
+        for disk in machine.disks() {
             disk.flush()
                 .map_err(MountError::io("flush disk", &disk.name))?;
             disk.close();
@@ -570,7 +540,7 @@ impl Mount {
     fn close(&mut self) -> Result<(), MountError> {
         self.open = false;
         for machine in self.core.machines.read().values() {
-            for disk in &machine.disks {
+            for disk in machine.disks() {
                 disk.flush()
                     .map_err(MountError::io("flush disk", &disk.name))?;
             }
@@ -617,7 +587,7 @@ impl Drop for Mount {
 }
 
 /// Returns whether a machine's directory shows this region of its image (its memory, not its disks).
-fn is_shown(region: &str) -> bool {
+pub(crate) fn is_shown(region: &str) -> bool {
     region == "vram" || floe_image::memory_block(region).is_some()
 }
 

@@ -156,7 +156,7 @@ impl Mount {
         self.core.queues.inbox.call(gone);
         let bind = || -> Result<MachineHandle, MountError> {
             // nothing was written to them: the record says that they stand on the blank
-            old.disks.iter().for_each(|disk| disk.close());
+            old.disks().iter().for_each(|disk| disk.close());
             let disks = spec.dir.join("disks");
             match std::fs::remove_dir_all(&disks) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -202,7 +202,7 @@ fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
         return Err("something has read of it and has seen zeros".into());
     }
     let written = machine::read(&old.counters.writes) != 0;
-    if written || !old.disks.iter().all(|disk| disk.is_untouched()) {
+    if written || !old.disks().iter().all(|disk| disk.is_untouched()) {
         return Err("something was written to its disks".into());
     }
     let memory = |image: &Image| -> Vec<(String, u64)> {
@@ -215,7 +215,8 @@ fn check(tree: &Tree, old: &Machine, spec: &MachineSpec) -> Result<(), String> {
     if memory(blank) != memory(image) {
         return Err("the image's memory has another size".into());
     }
-    let disks = old.disks.iter().map(|disk| (&disk.name, disk.size()));
+    let disks = old.disks();
+    let disks = disks.iter().map(|disk| (&disk.name, disk.size()));
     if !disks.eq(spec.disks.iter().map(|disk| (&disk.name, disk.size))) {
         return Err("the image has other disks".into());
     }

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::image::{Extra, First, Image, Reading};
 use crate::inbox::Message;
 use crate::machine::{self, Machine};
-use crate::overlay::Stop;
+use crate::overlay::{Disk, Stop};
 use crate::queue::Queued;
 use crate::tree::Tree;
 use floe_planner::{Event, RegionId};
@@ -69,7 +69,7 @@ impl Queued for Raw {
 #[derive(Clone)]
 pub(crate) enum Target {
     Region(Arc<Image>, usize),
-    Disk(Arc<Machine>, usize),
+    Disk(Arc<Machine>, Arc<Disk>),
 }
 
 /// A request that may have to wait for chunks.
@@ -81,13 +81,13 @@ pub(crate) enum Op {
     },
     Write {
         machine: Arc<Machine>,
-        disk: usize,
+        disk: Arc<Disk>,
         offset: u64,
         data: Vec<u8>,
     },
     Zero {
         machine: Arc<Machine>,
-        disk: usize,
+        disk: Arc<Disk>,
         offset: u64,
         len: u64,
     },
@@ -149,7 +149,7 @@ impl Op {
         match self {
             Op::Read { target, .. } => target.clone(),
             Op::Write { machine, disk, .. } | Op::Zero { machine, disk, .. } => {
-                Target::Disk(machine.clone(), *disk)
+                Target::Disk(machine.clone(), disk.clone())
             }
         }
     }
@@ -159,7 +159,7 @@ impl Op {
 fn image_of(target: &Target) -> Option<Arc<Image>> {
     match target {
         Target::Region(image, _) => Some(image.clone()),
-        Target::Disk(machine, disk) => machine.disks[*disk].chain().base_image(),
+        Target::Disk(_, disk) => disk.chain().base_image(),
     }
 }
 
@@ -212,7 +212,7 @@ impl Core {
                     Err(Stop::Needs)
                 }
             }
-            Target::Disk(machine, disk) => machine.disks[*disk].read(offset, out, reading),
+            Target::Disk(_, disk) => disk.read(offset, out, reading),
         }
     }
 
@@ -312,17 +312,11 @@ impl Core {
                 )
             }
             Op::Write {
-                machine,
-                disk,
-                offset,
-                data,
-            } => machine.disks[*disk].write(*offset, data, &mut reading),
+                disk, offset, data, ..
+            } => disk.write(*offset, data, &mut reading),
             Op::Zero {
-                machine,
-                disk,
-                offset,
-                len,
-            } => machine.disks[*disk].zero(*offset, *len, &mut reading),
+                disk, offset, len, ..
+            } => disk.zero(*offset, *len, &mut reading),
         };
         match result {
             Ok(()) => self.answer(parked, &mut buf, reading),
@@ -395,10 +389,9 @@ impl Core {
                     &machine.counters.faults,
                     (image.id == machine.image.id).then_some(usize::MAX),
                 ),
-                Target::Disk(_, disk) => (
-                    &machine.counters.disk_touches,
-                    machine.traced[*disk].map(usize::from),
-                ),
+                Target::Disk(_, disk) => {
+                    (&machine.counters.disk_touches, disk.traced.map(usize::from))
+                }
             };
             machine::add(counter, firsts.len() as u64);
             for first in firsts {

@@ -143,17 +143,13 @@ impl MachineHandle {
 
     /// Returns the path of a disk's file; `None` if the machine has no such disk.
     pub fn disk_path(&self, disk: &str) -> Option<PathBuf> {
-        self.machine
-            .disks
-            .iter()
-            .find(|d| d.name == disk)
-            .map(|d| self.dir.join(&d.name))
+        self.machine.disk(disk).map(|d| self.dir.join(&d.name))
     }
 
     /// Returns the paths of the disks' files, in the order of [`crate::MachineSpec::disks`].
     pub fn disk_paths(&self) -> Vec<PathBuf> {
         self.machine
-            .disks
+            .disks()
             .iter()
             .map(|d| self.dir.join(&d.name))
             .collect()
@@ -191,25 +187,26 @@ impl MachineHandle {
     pub fn freeze(&self) -> Result<FrozenLayers, MountError> {
         let disks = self
             .machine
-            .disks
+            .disks()
             .iter()
-            .map(Disk::freeze)
+            .map(|disk| disk.freeze())
             .collect::<Result<_, _>>()?;
         Ok(FrozenLayers { disks })
     }
 
     /// Returns whether any disk still has layers of this freeze: false once it, or a later freeze, was published and dropped.
     pub fn has_frozen(&self, frozen: &FrozenLayers) -> bool {
-        let pairs = self.machine.disks.iter().zip(&frozen.disks);
-        pairs
-            .into_iter()
-            .any(|(disk, frozen)| disk.has_frozen(frozen))
+        let has = |frozen: &FrozenDisk| {
+            let disk = self.machine.disk(frozen.name());
+            disk.is_some_and(|disk| disk.has_frozen(frozen))
+        };
+        frozen.disks.iter().any(has)
     }
 
     /// Returns what a freeze under an earlier node left, given the number of each disk's highest frozen layer, in the disks'
     /// order; `None` if a disk has nothing of it any more.
     pub fn frozen(&self, last_layers: &[u32]) -> Option<FrozenLayers> {
-        let disks = &self.machine.disks;
+        let disks = self.machine.disks();
         if disks.len() != last_layers.len() {
             return None;
         }
@@ -222,8 +219,8 @@ impl MachineHandle {
 
     /// Returns the number of layers of the disk that has most: each read searches that many.
     pub fn height(&self) -> usize {
-        let heights = self.machine.disks.iter().map(Disk::height);
-        heights.max().unwrap_or(0)
+        let disks = self.machine.disks();
+        disks.iter().map(|disk| disk.height()).max().unwrap_or(0)
     }
 
     /// Drops frozen layers, whose content `image` has now in regions of the disks' names: these become the disks' bases, and
@@ -233,7 +230,12 @@ impl MachineHandle {
         frozen: &FrozenLayers,
         image: &ImageHandle,
     ) -> Result<(), MountError> {
-        for (disk, frozen) in self.machine.disks.iter().zip(&frozen.disks) {
+        for frozen in &frozen.disks {
+            // one that was taken away since has no layers to drop, nor has another of its name
+            let disk = self.machine.disk(frozen.name());
+            let Some(disk) = disk.filter(|disk| disk.has_frozen(frozen)) else {
+                continue;
+            };
             let unknown = || MountError::Unknown {
                 what: "region",
                 name: disk.name.clone(),
@@ -253,8 +255,7 @@ impl MachineHandle {
     /// Makes a disk larger, also while a VMM has it open; a size in bytes below the disk's is refused. The new part reads as zeros. When
     /// this returns the new size is durable, and it is what the file's attributes say; a VMM must still be told to look at them.
     pub fn grow_disk(&self, disk: &str, bytes: u64) -> Result<(), MountError> {
-        let grown = self.machine.disks.iter().find(|d| d.name == disk);
-        let grown = grown.ok_or_else(|| MountError::Unknown {
+        let grown = self.machine.disk(disk).ok_or_else(|| MountError::Unknown {
             what: "disk",
             name: disk.to_owned(),
         })?;
@@ -270,14 +271,15 @@ impl MachineHandle {
 
     /// Returns the disks' names with their sizes in bytes, in the order of [`crate::MachineSpec::disks`].
     pub fn disk_sizes(&self) -> Vec<(String, u64)> {
-        let disks = self.machine.disks.iter();
-        disks.map(|d| (d.name.clone(), d.size())).collect()
+        let disks = self.machine.disks();
+        let sizes = disks.iter().map(|d| (d.name.clone(), d.size()));
+        sizes.collect()
     }
 
     /// Makes all completed writes durable.
     pub fn flush(&self) -> Result<(), MountError> {
-        let mut disks = self.machine.disks.iter();
-        disks.try_for_each(|d| {
+        let disks = self.machine.disks();
+        disks.iter().try_for_each(|d| {
             d.flush()
                 .map(|_| ())
                 .map_err(MountError::io("flush disk", &d.name))
@@ -287,7 +289,7 @@ impl MachineHandle {
     /// Returns the disks whose flushes fail because the host's disk under them failed. Each further flush tries to write again
     /// what may be lost, and succeeds when all of it was there.
     pub fn failed_disks(&self) -> Vec<FailedDisk> {
-        let failed = |d: &Disk| {
+        let failed = |d: &Arc<Disk>| {
             let failure = d.failure()?;
             Some(FailedDisk {
                 disk: d.name.clone(),
@@ -296,13 +298,14 @@ impl MachineHandle {
                 unknown: failure.unknown,
             })
         };
-        self.machine.disks.iter().filter_map(failed).collect()
+        self.machine.disks().iter().filter_map(failed).collect()
     }
 
     /// Accepts the disks as they are now, whatever was lost of what the guest wrote after its last flush. Only for a guest that
     /// starts anew, to which this is a power cut; never for one that goes on running.
     pub fn accept_losses(&self) {
-        self.machine.disks.iter().for_each(Disk::accept_losses);
+        let disks = self.machine.disks();
+        disks.iter().for_each(|disk| disk.accept_losses());
     }
 
     /// Returns the counters.

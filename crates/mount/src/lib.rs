@@ -24,6 +24,7 @@ mod chores;
 mod core;
 mod crew;
 mod device;
+mod disks;
 mod error;
 mod handles;
 mod image;

@@ -6,7 +6,8 @@ use crate::overlay::Disk;
 use crate::trace::Trace;
 use floe_planner::Progress;
 use floe_sched::{Class, MachineId, Purpose, Who};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,10 +19,11 @@ pub(crate) struct Machine {
     pub name: String,
     pub uid: u32,
     pub gid: u32,
+    /// The directory with its disks and its trace.
+    pub dir: PathBuf,
     pub image: Arc<Image>,
-    pub disks: Vec<Disk>,
-    /// For each disk the number of its region in the trace; `None` if it has no base.
-    pub traced: Vec<Option<u8>>,
+    /// In the order in which it got them; only `disks` changes this.
+    pub disks: RwLock<Vec<Arc<Disk>>>,
     pub trace: Trace,
     /// What is planned for it by the image's model; at most a quarter of a second old.
     pub progress: Mutex<Progress>,
@@ -52,14 +54,14 @@ pub(crate) fn read(counter: &AtomicU64) -> u64 {
 }
 
 /// Flushes a disk on a thread of its own, if so much was written to it without a flush that the room for checksums gets short.
-pub(crate) fn relieve(machine: &Arc<Machine>, disk: usize) {
-    if !machine.disks[disk].wants_flush() || machine.relieving.swap(true, Ordering::AcqRel) {
+pub(crate) fn relieve(machine: &Arc<Machine>, disk: &Arc<Disk>) {
+    if !disk.wants_flush() || machine.relieving.swap(true, Ordering::AcqRel) {
         return;
     }
-    let of = machine.clone();
+    let (of, disk) = (machine.clone(), disk.clone());
     let flush = move || {
-        if let Err(error) = of.disks[disk].flush() {
-            tracing::error!(machine = of.name, disk = of.disks[disk].name, %error, "a disk's flush failed");
+        if let Err(error) = disk.flush() {
+            tracing::error!(machine = of.name, disk = disk.name, %error, "a disk's flush failed");
         }
         of.relieving.store(false, Ordering::Release);
     };
@@ -78,9 +80,20 @@ impl Machine {
         }
     }
 
+    /// Returns the disk of this name.
+    pub(crate) fn disk(&self, name: &str) -> Option<Arc<Disk>> {
+        let disks = self.disks.read();
+        disks.iter().find(|disk| disk.name == name).cloned()
+    }
+
+    /// Returns its disks as they are now.
+    pub(crate) fn disks(&self) -> Vec<Arc<Disk>> {
+        self.disks.read().clone()
+    }
+
     pub(crate) fn stats(&self) -> MachineStats {
         let c = &self.counters;
-        let stored: Vec<(u64, u64)> = self.disks.iter().map(Disk::stored).collect();
+        let stored: Vec<(u64, u64)> = self.disks().iter().map(|disk| disk.stored()).collect();
         MachineStats {
             faults: read(&c.faults),
             disk_touches: read(&c.disk_touches),

@@ -356,10 +356,10 @@ impl Call<'_> {
                 Target::Region(image.clone(), region),
                 image.regions[region].size,
             ),
-            Node::Disk { machine, disk } => (
-                Target::Disk(machine.clone(), disk),
-                machine.disks[disk].size(),
-            ),
+            Node::Disk { machine, disk } => {
+                let size = disk.size();
+                (Target::Disk(machine, disk), size)
+            }
             Node::Dir { .. } => return self.errno(libc::EISDIR),
         };
         let len = size
@@ -449,15 +449,15 @@ impl Call<'_> {
             Node::Disk { machine, disk } => (machine, disk),
             _ => return self.refuse_write(offset, flags, data.len()),
         };
-        let Some(_slot) = self.slot(&Target::Disk(machine.clone(), disk)) else {
+        let Some(_slot) = self.slot(&Target::Disk(machine.clone(), disk.clone())) else {
             return self.hand_over(&machine, Purpose::Store, reply);
         };
         let mut reading = Reading::default();
-        match machine.disks[disk].write(offset, data, &mut reading) {
+        match disk.write(offset, data, &mut reading) {
             Ok(()) => {
                 self.reply(&abi::Out::default().u32(data.len() as u32).u32(0).0);
                 count_write(self.core, &machine, data.len() as u64);
-                machine::relieve(&machine, disk);
+                machine::relieve(&machine, &disk);
             }
             Err(Stop::Needs) => {
                 count_write(self.core, &machine, data.len() as u64);
@@ -470,10 +470,9 @@ impl Call<'_> {
                 self.core.park(op, self.asker(), reading);
             }
             Err(Stop::Errno(errno)) => {
-                let name = &machine.disks[disk].name;
                 tracing::error!(
                     machine = machine.name,
-                    disk = name,
+                    disk = disk.name,
                     errno,
                     "a disk's write failed"
                 );
@@ -512,14 +511,13 @@ impl Call<'_> {
         if self.serving {
             return self.hand_over(machine, Purpose::Store, reply);
         }
-        match machine.disks[*disk].flush() {
+        match disk.flush() {
             Ok(flushed) => {
                 machine::add(&machine.counters.flushes, u64::from(flushed));
                 self.errno(0);
             }
             Err(error) => {
-                let name = &machine.disks[*disk].name;
-                tracing::error!(machine = machine.name, disk = name, %error, "a disk's flush failed");
+                tracing::error!(machine = machine.name, disk = disk.name, %error, "a disk's flush failed");
                 self.fail(error.raw_os_error().unwrap_or(libc::EIO));
             }
         }
@@ -533,13 +531,13 @@ impl Call<'_> {
             // A balloon gives memory back: QEMU then drops its private copy, and the page is the image's again.
             Node::Region { .. } => return self.errno(0),
             Node::Dir { .. } => return self.errno(libc::EISDIR),
-            Node::Disk { machine, disk } => (machine, *disk),
+            Node::Disk { machine, disk } => (machine, disk),
         };
         let zeroing = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
         let keep = mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0;
         let within = offset
             .checked_add(len)
-            .is_some_and(|end| end <= machine.disks[disk].size());
+            .is_some_and(|end| end <= disk.size());
         if !within && (!keep || mode as i32 & zeroing == 0) {
             return self.errno(libc::EFBIG);
         }
@@ -551,12 +549,12 @@ impl Call<'_> {
             return self.hand_over(machine, Purpose::Store, reply);
         }
         let mut reading = Reading::default();
-        match machine.disks[disk].zero(offset, len, &mut reading) {
+        match disk.zero(offset, len, &mut reading) {
             Ok(()) => self.errno(0),
             Err(Stop::Needs) => {
                 let op = Op::Zero {
                     machine: machine.clone(),
-                    disk,
+                    disk: disk.clone(),
                     offset,
                     len,
                 };

@@ -5,6 +5,7 @@
 use crate::abi::Attr;
 use crate::image::Image;
 use crate::machine::Machine;
+use crate::overlay::Disk;
 use crate::{Keeper, MountError};
 use parking_lot::RwLock;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -41,7 +42,7 @@ pub(crate) enum Node {
     },
     Disk {
         machine: Arc<Machine>,
-        disk: usize,
+        disk: Arc<Disk>,
     },
 }
 
@@ -352,12 +353,9 @@ impl Tree {
                 self.uid,
                 self.gid,
             ),
-            Node::Disk { machine, disk } => (
-                machine.disks[*disk].size(),
-                libc::S_IFREG | 0o600,
-                machine.uid,
-                machine.gid,
-            ),
+            Node::Disk { machine, disk } => {
+                (disk.size(), libc::S_IFREG | 0o600, machine.uid, machine.gid)
+            }
         };
         let links = if matches!(node, Node::Dir { .. }) {
             2

@@ -287,6 +287,7 @@ fn services(
     let resizes = Arc::new(Resizes {
         core: core.clone(),
         inventory: inventory.clone(),
+        images: images.clone(),
         agents: agents.clone(),
         machines: machines.clone(),
     });
@@ -306,7 +307,6 @@ fn services(
     let captures = Arc::new(Captures {
         core: core.clone(),
         images: images.clone(),
-        traces: traces.clone(),
         inventory: inventory.clone(),
         machines: machines.clone(),
     });
@@ -420,6 +420,7 @@ fn begin(
     node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
+    node.forks.start_ending_owed()?;
     node.forks.start_watching_tickets()?;
     // a weak handle: a strong one would keep alive the service that the thread belongs to
     let tunnels = Arc::downgrade(&node.networks);

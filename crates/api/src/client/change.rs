@@ -18,6 +18,21 @@ impl Client {
     ) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/independent"), request)
     }
+    /// Gives a machine another disk under this name.
+    pub fn attach_disk(
+        &self,
+        name: &str,
+        disk: &str,
+        request: &AttachDiskRequest,
+    ) -> Result<Events, ClientError> {
+        let path = machine_path(name, &format!("/disks/{}", escape(disk)));
+        self.stream(&path, request)
+    }
+    /// Takes a disk away from a machine, and what is on it with it.
+    pub fn detach_disk(&self, name: &str, disk: &str) -> Result<(), ClientError> {
+        let path = machine_path(name, &format!("/disks/{}", escape(disk)));
+        self.send(Method::DELETE, &path, Bytes::new())?.discard()
+    }
     /// Gives a running machine another network card.
     pub fn attach_card(&self, name: &str) -> Result<AttachedCard, ClientError> {
         self.post(&machine_path(name, "/cards"), &AttachRequest {})

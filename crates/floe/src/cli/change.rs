@@ -53,7 +53,7 @@ first. A later capture has the new size too. A disk is never made smaller: what 
     Resize {
         /// The machine
         machine: String,
-        /// The disk: disk0, disk1 ...
+        /// The disk: disk0, disk1 ..., or the name that it was given
         disk: String,
         /// Its new size, such as 20G
         #[arg(value_parser = args::size)]
@@ -83,6 +83,11 @@ impl DiskCommand {
 
 /// Says what is left to do in the guest of a disk that has become larger.
 fn in_the_guest(machine: &str, disk: &str, list: &DiskList) -> String {
+    let named = list
+        .disks
+        .iter()
+        .find(|known| known.alias.as_deref() == Some(disk));
+    let disk = named.map_or(disk, |known| known.name.as_str());
     let Some((device, partition)) = device(disk, list) else {
         return "\nNow the guest's partition and file system can grow into it.\n".to_owned();
     };
@@ -118,9 +123,17 @@ fn device(disk: &str, list: &DiskList) -> Option<(String, String)> {
 }
 
 fn disks(list: &DiskList) -> String {
-    let row = |disk: &DiskInfo| vec![disk.name.clone(), bytes(disk.bytes), short(&disk.image)];
+    let name = |disk: &DiskInfo| disk.alias.clone().unwrap_or_default();
+    let row = |disk: &DiskInfo| {
+        vec![
+            disk.name.clone(),
+            name(disk),
+            bytes(disk.bytes),
+            short(&disk.image),
+        ]
+    };
     let rows: Vec<_> = list.disks.iter().map(row).collect();
-    table(&["DISK", ">SIZE", "STANDS ON"], &rows)
+    table(&["DISK", "NAME", ">SIZE", "STANDS ON"], &rows)
 }
 
 #[cfg(test)]
@@ -132,6 +145,7 @@ mod tests {
         let disk = |name: &str, model| DiskInfo {
             name: name.into(),
             bytes: 1 << 30,
+            alias: None,
             image: String::new(),
             model,
         };

@@ -319,6 +319,7 @@ mod tests {
             host: None,
             state,
             detail: String::new(),
+            address: None,
             running_ms: (state == CloneState::Running).then_some(41.6),
         }
     }

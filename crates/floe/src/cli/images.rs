@@ -210,7 +210,7 @@ pub struct Export {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum ImportAs {
+pub(super) enum ImportAs {
     /// The file's bytes are the disk's bytes
     Raw,
 }

@@ -122,6 +122,10 @@ Example: three machines, called blue.1 to blue.3
   floe activate shop-web -n 3 --name blue
 Example: larger than the machine was that was docked
   floe activate shop-web --cpus 4 --memory 4G
+Example: eight of them on this host and two others of its cluster (floe cluster --help)
+  floe activate shop-web -n 8 --hosts here,beta,gamma
+Example: in a network of their own
+  floe activate shop-web -n 3 --network
 Example: a cluster, machines of several substrates that reach each other by name
   floe activate --cluster shop.toml
 Example: when they executed first, and when their networks answered
@@ -129,7 +133,11 @@ Example: when they executed first, and when their networks answered
 
 Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
 of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory come once the
-guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.")]
+guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.
+
+Other hosts read the substrate from this one while their machines run, what several of them need only once for all. floe family and
+floe kill know the machines there, as clones of the substrate. A host that cannot take its machines leaves them to the others; the
+exit code is 0 only if all machines run and all hosts say how theirs are, and 4 if one fell silent after its machines ran.")]
 pub struct Activate {
     /// The substrate
     #[arg(required_unless_present = "file")]
@@ -143,6 +151,15 @@ pub struct Activate {
     /// Name of the machine, or the beginning of the names of several; by default that of the substrate
     #[arg(long)]
     name: Option<String>,
+    /// Hosts to run them on: members of this node's cluster by name or address (floe cluster members), or here
+    #[arg(long, value_delimiter = ',', value_name = "HOST")]
+    hosts: Vec<String>,
+    /// Put them into a network of their own, together: they see each other and nobody else, on all of their hosts
+    #[arg(long)]
+    network: bool,
+    /// Let that network reach ADDRESS[/BITS][:PORT] through their hosts (repeatable), such as 192.0.2.0/24:443
+    #[arg(long, value_name = "DESTINATION", requires = "network")]
+    allow: Vec<floe_api::Allow>,
     /// Start them even if this host has too little memory for them: when its memory is full, it may end machines
     #[arg(long)]
     overcommit: bool,
@@ -168,6 +185,11 @@ impl Activate {
         let request = floe_api::ActivateRequest {
             machines: self.count,
             name: self.name,
+            hosts: self.hosts,
+            network: self.network.then_some(floe_api::NetworkRequest {
+                allow: self.allow,
+                bytes_per_s: None,
+            }),
             overcommit: self.overcommit,
             answer_s: Some(self.answer),
             independent: self.independent.then(Default::default),
@@ -190,7 +212,7 @@ impl Activate {
             return Err(CliError::new(
                 ErrorCode::Failed,
                 format!("{running} of {} machines run", self.count),
-                "use those that do, or end them with floe rm --force",
+                "use those that do, or end them with floe kill",
             ));
         }
         let short = activated.machines.iter().flat_map(|machine| &machine.short);
@@ -208,16 +230,39 @@ fn told(activated: &ActivateReport) -> String {
         let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.0}")).unwrap_or_default();
         vec![
             machine.name.clone(),
+            machine.host.clone().unwrap_or_default(),
+            machine.address.clone().unwrap_or_default(),
             format!("{:.0}", machine.first_ms),
             ms(machine.network_ms),
             ms(machine.size_ms),
+            String::new(),
         ]
     };
-    let rows: Vec<_> = activated.machines.iter().map(row).collect();
-    let mut text = table(
-        &["NAME", ">RUNS MS", ">ANSWERS MS", ">HAS ITS SIZE MS"],
-        &rows,
-    );
+    let failed = |clone: &floe_api::CloneInfo| {
+        let none = String::new;
+        let why = clone.detail.clone();
+        vec![
+            clone.name.clone(),
+            none(),
+            none(),
+            none(),
+            none(),
+            none(),
+            why,
+        ]
+    };
+    let mut rows: Vec<_> = activated.machines.iter().map(row).collect();
+    rows.extend(activated.failed.iter().map(failed));
+    let head = [
+        "NAME",
+        "HOST",
+        "ADDRESS",
+        ">RUNS MS",
+        ">ANSWERS MS",
+        ">HAS ITS SIZE MS",
+        "",
+    ];
+    let mut text = table(&head, &rows);
     text += match activated.from_memory {
         true => "\nfrom memory\n",
         false => "\nfrom the backup on the disk\n",
@@ -419,13 +464,21 @@ mod tests {
             name: name.into(),
             first_ms: 41.6,
             network_ms,
-            size_ms: None,
-            short: Vec::new(),
+            ..Default::default()
         };
         let report = ActivateReport {
             substrate: "shop-web".into(),
             from_memory: true,
             machines: vec![machine("a.1", Some(812.2)), machine("a.2", None)],
+            failed: vec![floe_api::CloneInfo {
+                number: 3,
+                name: "a.3".into(),
+                host: None,
+                state: floe_api::CloneState::Failed,
+                detail: "https://b: no answer".into(),
+                address: None,
+                running_ms: None,
+            }],
         };
         let text = told(&report);
         let lines: Vec<&str> = text.lines().collect();
@@ -434,6 +487,10 @@ mod tests {
             "{text}"
         );
         assert!(lines[2].ends_with("42"), "{text}");
+        assert!(
+            lines[3].contains("a.3") && lines[3].ends_with("no answer"),
+            "{text}"
+        );
         assert!(text.ends_with("from memory\n"), "{text}");
     }
 }

@@ -265,6 +265,7 @@ pub(super) mod tests {
             pid: None,
             memory_bytes: 1 << 30,
             cards: Vec::new(),
+            disks: Vec::new(),
             cpus_max: 8,
             memory_bytes_max: 0,
             cpus: 1,

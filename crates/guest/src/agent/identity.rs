@@ -4,15 +4,18 @@
 //! network card has no carrier until the node was informed that all of it is in place.
 
 use super::{IDENTITY_PATH, sys};
+use crate::files::replace;
 use crate::message::{ENTROPY_BYTES, Identity, Place};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
 /// Longest host name that Linux accepts, in bytes.
 const HOSTNAME_BYTES_MAX: usize = 64;
+/// Mode of the files with the identity: everybody may know it.
+const MODE: u32 = 0o644;
 
 /// Sets everything, or returns what could not be set.
 pub(super) fn place(place: &Place) -> Result<(), String> {
@@ -32,8 +35,12 @@ pub(super) fn place(place: &Place) -> Result<(), String> {
     hostname(&identity.hostname).map_err(said("the host name can't be set"))?;
     machine_id(&identity.machine_id).map_err(said("/etc/machine-id can't be written"))?;
     card(identity)?;
-    replace(Path::new(IDENTITY_PATH), &describe(identity))
-        .map_err(said("/run/floe.identity can't be written"))
+    replace(
+        Path::new(IDENTITY_PATH),
+        describe(identity).as_bytes(),
+        MODE,
+    )
+    .map_err(said("/run/floe.identity can't be written"))
 }
 
 fn hostname(name: &str) -> io::Result<()> {
@@ -44,7 +51,7 @@ fn hostname(name: &str) -> io::Result<()> {
     sys::set_hostname(name)?;
     let file = Path::new("/etc/hostname");
     match file.exists() {
-        true => replace(file, &format!("{name}\n")),
+        true => replace(file, format!("{name}\n").as_bytes(), MODE),
         false => Ok(()),
     }
 }
@@ -57,7 +64,7 @@ fn machine_id(id: &str) -> io::Result<()> {
     for file in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
         // the second one is usually a link to the first
         if fs::symlink_metadata(file).is_ok_and(|found| found.is_file()) {
-            replace(Path::new(file), &format!("{id}\n"))?;
+            replace(Path::new(file), format!("{id}\n").as_bytes(), MODE)?;
         }
     }
     Ok(())
@@ -80,15 +87,6 @@ fn describe(identity: &Identity) -> String {
         }
     }
     text
-}
-
-/// Replaces a file atomically.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".floe");
-    let mut file = fs::File::create(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    fs::rename(&temporary, path)
 }
 
 /// Sets the network card's address and, if there is one, its IPv4 address and gateway.

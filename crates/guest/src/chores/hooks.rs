@@ -131,7 +131,10 @@ fn last_words(mut from: File) -> String {
         .seek(SeekFrom::End(-back))
         .and_then(|_| from.read_to_end(&mut bytes));
     match read {
-        Ok(_) => String::from_utf8_lossy(&bytes).trim().replace('\n', " "),
+        // control characters take six bytes each in the answer, which has a limit
+        Ok(_) => String::from_utf8_lossy(&bytes)
+            .trim()
+            .replace(char::is_control, " "),
         Err(_) => String::new(),
     }
 }

@@ -1,6 +1,7 @@
 //! Tells this machine the names of the others in its network, where every program looks for them: in `/etc/hosts`.
 
 use super::forget;
+use crate::files::replace;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::Ipv4Addr;
@@ -34,11 +35,13 @@ pub(super) fn write(root: &Path, given: &[&str]) -> Result<Hosts, String> {
     }
     block += &format!("{END}\n");
     // the name of the machine that it was docked from would lead those who ask for that one to this machine
-    forget::name_in_hosts(root)?;
+    if let Ok(name) = fs::read_to_string(root.join("etc/hostname")) {
+        forget::names(root, name.trim())?;
+    }
     let path = root.join("etc/hosts");
     let said = |error| format!("{}: {error}", path.display());
     let before = match fs::metadata(&path) {
-        Ok(found) if found.len() > forget::HOSTS_BYTES_MAX => {
+        Ok(found) if found.len() > forget::NAMES_BYTES_MAX => {
             return Err(format!("{} is too large to be changed", path.display()));
         }
         Ok(_) => fs::read_to_string(&path).map_err(said)?,
@@ -48,7 +51,7 @@ pub(super) fn write(root: &Path, given: &[&str]) -> Result<Hosts, String> {
         }
         Err(error) => return Err(said(error)),
     };
-    forget::replace(&path, (others(&before) + &block).as_bytes()).map_err(said)?;
+    replace(&path, (others(&before) + &block).as_bytes(), 0o644).map_err(said)?;
     Ok(Hosts {
         names: given.len() as u64,
     })

@@ -6,6 +6,7 @@
 
 mod account;
 mod cpus;
+mod disk;
 mod forget;
 mod hooks;
 mod hosts;
@@ -15,6 +16,7 @@ mod traffic;
 
 pub use account::Account;
 pub use cpus::Cpus;
+pub use disk::DiskUse;
 pub use forget::{FORGOTTEN, Forgotten};
 pub use hooks::{DIR as HOOKS_DIR, HOOK_LIMIT, HOOKS_MAX, Hooks, Ran};
 pub use hosts::{HOSTS_NAMES_MAX, Hosts};
@@ -49,6 +51,8 @@ pub mod names {
     pub const SETTLE: &str = "settle";
     /// Calls the hooks of [`HOOKS_DIR`](super::HOOKS_DIR) with its argument, `stop`, `start` or `joined`. Answers with [`Hooks`](super::Hooks).
     pub const HOOKS: &str = "hooks";
+    /// Looks what the disk with the serial number of its argument is used for. Answers with [`DiskUse`](super::DiskUse).
+    pub const DISK: &str = "disk";
     /// Makes the machine forget what it has from the one that it was copied from. Answers with [`Forgotten`](super::Forgotten).
     pub const FORGET: &str = "forget";
     /// Tells the machine the names of others, each an argument `NAME=ADDRESS`. Answers with [`Hosts`](super::Hosts).
@@ -78,7 +82,8 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         [names::ACCOUNT] => line(account::read(Path::new("/proc"))),
         [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
         [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
-        [names::FORGET] => line(forget::forget(Path::new("/"))),
+        [names::DISK, serial] => line(disk::look(Path::new("/"), serial)),
+        [names::FORGET] => line(forget::this_machine()),
         [names::HOSTS, ref given @ ..] => line(hosts::write(Path::new("/"), given)),
         _ => Err((
             UNKNOWN,

@@ -2,11 +2,12 @@
 //! a port, and lets a key in. Each is a process of its own, so that a slow disk delays nobody else.
 
 use crate::copy::{self, Form, Place};
+use crate::files::replace;
 use std::fs;
 use std::io::{self, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// How much of its input `receive` takes at a time, in bytes: the agent hands over as much at once.
@@ -131,16 +132,7 @@ fn authorize_in(dir: &Path, key: &str) -> io::Result<()> {
     }
     keys += key;
     keys.push('\n');
-    let partial = dir.join(format!(".authorized_keys.floe-{}", std::process::id()));
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&partial)?;
-    file.write_all(keys.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&partial, &path)
+    replace(&path, keys.as_bytes(), 0o600)
 }
 
 #[cfg(test)]

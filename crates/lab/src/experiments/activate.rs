@@ -1,90 +1,291 @@
 //! `activate`: from the call to the first instruction of a machine from the pool's memory, and to its guest's answer with the network in
-//! place. Compared with a cold boot of the same guest until it answers.
+//! place; the same of 1 to 8 machines on four hosts. Compared with a cold boot of the same guest until it answers, with QEMU's restore of
+//! the full state from a file that is not in memory, and with a live migration between two QEMUs.
 use super::dock::dock;
 use super::live::Node;
+use super::plain::PlainQemu;
 use super::wan;
+use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::link::Segment;
 use anyhow::{Context as _, ensure};
-use floe_api::{ActivateRequest, Event, RunRequest, Wait};
+use floe_api::{
+    ActivateReport, ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, Event, KillRequest,
+    RunRequest, Wait,
+};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Time for a waiting QEMU to start between two activations.
 const STANDBY_TIME: Duration = Duration::from_secs(3);
 /// Longest time until a guest answers, in seconds.
 const ANSWER_S_MAX: u64 = 300;
+/// Hosts that machines are dispatched to.
+const HOSTS: usize = 4;
+/// How many machines at once.
+const MACHINES: [u32; 4] = [1, 2, 4, 8];
+/// Port at which members of the cluster answer each other.
+const PORT: u16 = 7071;
+/// The substrate.
+const NAME: &str = "ready";
+
+/// Times of activations, in milliseconds.
+#[derive(Default)]
+struct Times {
+    first: Samples,
+    ready: Samples,
+    stages: BTreeMap<String, Samples>,
+}
+
+impl Times {
+    /// Adds one: until the last of its machines executed, and answered.
+    fn push(&mut self, activated: &Activated) -> anyhow::Result<()> {
+        let machines = &activated.report.machines;
+        let first = machines.iter().map(|machine| machine.first_ms);
+        self.first.push(first.fold(0.0, f64::max));
+        let mut last: f64 = 0.0;
+        for machine in machines {
+            let answered = machine.network_ms;
+            last = last.max(answered.with_context(|| format!("{} answers", machine.name))?);
+        }
+        self.ready.push(last);
+        for (stage, ms) in &activated.stages {
+            self.stages.entry(stage.clone()).or_default().push(*ms);
+        }
+        Ok(())
+    }
+
+    /// Reports the parts of the time under names that begin so.
+    fn tell_stages(&self, report: &mut Report, prefix: &str) {
+        for (stage, times) in &self.stages {
+            let name = stage.replace(' ', "_");
+            report.add(&format!("{prefix}part.{name}_ms"), "ms", times);
+        }
+    }
+}
+
+/// What an activation has told.
+struct Activated {
+    report: ActivateReport,
+    stages: BTreeMap<String, f64>,
+}
 
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("activate", context.quick);
     let (guest, memory) = wan::guest(context)?;
+    let one = here(context, &guest, memory, &mut report)?;
+    let (restores, migrations) = plain(context, &guest, memory)?;
+    let first_ms = one.first.median();
+    report
+        .add_value("restore_over_first", "x", restores.median() / first_ms)
+        .against("QEMU's restore", "ms", restores.median());
+    report
+        .add_value("migrate_over_first", "x", migrations.median() / first_ms)
+        .against("the live migration", "ms", migrations.median());
+    on_hosts(context, &guest, memory, &mut report)?;
+    super::cluster_ready::add(context, &mut report)?;
+    report.note(
+        "first_ms and ready_ms: one private machine from the pool's memory on this host; ready: its agent has answered, at the size that \
+         it was docked with",
+    );
+    report.note(format!(
+        "ready_ms_n: so many clones on {HOSTS} hosts, which are network namespaces of one machine and share its processors; until the \
+         last one has answered with its network in place"
+    ));
+    Ok(report)
+}
+
+/// Measures one machine on the host of the pool, and a cold boot.
+fn here(
+    context: &Context,
+    guest: &Guest,
+    memory: u64,
+    report: &mut Report,
+) -> anyhow::Result<Times> {
     let node = Node::start(None, &context.scratch.join("node"), true)?;
-    node.import_with(&guest, "guest", memory, 1)?;
+    node.import_with(guest, "guest", memory, 1)?;
     let mut boots = Samples::default();
     for round in 0..context.pick(3, 1) {
         let name = format!("boot{round}");
-        let request = RunRequest {
-            image: "guest".into(),
-            name: Some(name.clone()),
-            cold: true,
-            wait: Wait::Agent,
-            wait_timeout_s: Some(ANSWER_S_MAX),
-            ..RunRequest::default()
-        };
-        boots.push(node.run(&request, |_| {})?.total_ms);
+        boots.push(boot(&node, &name)?);
         node.remove(&name)?;
     }
-    node.boot("guest", "origin")?;
-    dock(&node, "origin", "ready")?;
-    node.remove("origin")?;
-    let (mut first, mut ready) = (Samples::default(), Samples::default());
-    let mut stages: BTreeMap<String, Samples> = BTreeMap::new();
+    dock_one(&node)?;
+    let mut times = Times::default();
     for round in 0..=context.pick(15, 3) {
         // what the last one has unpacked is not to be found on the disk: its chunks come from the pool's memory
         node.client.cache_gc()?;
         let name = format!("m{round}");
         let request = ActivateRequest {
             name: Some(name.clone()),
-            answer_s: Some(ANSWER_S_MAX),
             ..ActivateRequest::default()
         };
-        let mut parts: BTreeMap<String, f64> = BTreeMap::new();
-        let outcome = node.client.activate("ready", &request)?.finish(|event| {
-            if let Event::Stage { name, ms } = event {
-                *parts.entry(name.clone()).or_default() += ms;
-            }
-        })?;
-        let activated = outcome.activated.context("an activation is told")?;
-        ensure!(activated.from_memory, "it came from the disk");
-        let machine = activated.machines.first().context("a machine runs")?;
-        let network_ms = machine.network_ms.context("its guest answers")?;
+        let activated = activate(&node, request)?;
         // the first one has no QEMU that waits for it
         if round > 0 {
-            first.push(machine.first_ms);
-            ready.push(network_ms);
-            for (stage, ms) in parts {
-                stages.entry(stage).or_default().push(ms);
-            }
+            times.push(&activated)?;
         }
         node.remove(&name)?;
         std::thread::sleep(STANDBY_TIME);
     }
     let alternative = "a cold boot until its guest answers";
     report
-        .add("first_ms_p50", "ms", &first)
+        .add("first_ms_p50", "ms", &times.first)
         .against(alternative, "ms", boots.median());
     report
-        .add("ready_ms_p50", "ms", &ready)
+        .add("ready_ms_p50", "ms", &times.ready)
         .against(alternative, "ms", boots.median());
-    report.add_value("boot_over_ready", "x", boots.median() / ready.median());
-    for (stage, times) in &stages {
-        report.add(
-            &format!("stage_{}_ms", stage.replace(' ', "_")),
-            "ms",
-            times,
-        );
+    let ratio = boots.median() / times.ready.median();
+    report.add_value("boot_over_ready", "x", ratio);
+    times.tell_stages(report, "");
+    Ok(times)
+}
+
+/// Boots the guest until its agent answers. Returns how long that took, in milliseconds.
+fn boot(node: &Node, name: &str) -> anyhow::Result<f64> {
+    let request = RunRequest {
+        image: "guest".into(),
+        name: Some(name.into()),
+        cold: true,
+        wait: Wait::Agent,
+        wait_timeout_s: Some(ANSWER_S_MAX),
+        ..RunRequest::default()
+    };
+    Ok(node.run(&request, |_| {})?.total_ms)
+}
+
+/// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer.
+fn dock_one(node: &Node) -> anyhow::Result<()> {
+    boot(node, "origin")?;
+    dock(node, "origin", NAME)?;
+    node.remove("origin")
+}
+
+/// Activates the substrate and waits for its guests.
+fn activate(node: &Node, request: ActivateRequest) -> anyhow::Result<Activated> {
+    let wanted = request.machines.max(1) as usize;
+    let request = ActivateRequest {
+        answer_s: Some(ANSWER_S_MAX),
+        ..request
+    };
+    let mut stages: BTreeMap<String, f64> = BTreeMap::new();
+    let outcome = node.client.activate(NAME, &request)?.finish(|event| {
+        if let Event::Stage { name, ms } = event {
+            *stages.entry(name.clone()).or_default() += ms;
+        }
+    })?;
+    let report = outcome.activated.context("an activation is told")?;
+    ensure!(report.from_memory, "it came from the disk");
+    let running = report.machines.len();
+    ensure!(
+        running == wanted,
+        "{running} of {wanted} run: {:?}",
+        report.failed
+    );
+    Ok(Activated { report, stages })
+}
+
+/// Measures QEMU's own ways, in milliseconds: a restore from a file that is not in memory, and a live migration.
+fn plain(context: &Context, guest: &Guest, memory: u64) -> anyhow::Result<(Samples, Samples)> {
+    let (dir, state) = (context.scratch.join("plain"), context.scratch.join("state"));
+    let mut running = PlainQemu::boot(&dir, guest, memory)?;
+    running.save(&state)?;
+    let (mut restores, mut migrations) = (Samples::default(), Samples::default());
+    let rounds = context.pick(5, 1);
+    for round in 0..rounds {
+        let to = context.scratch.join(format!("moved{round}"));
+        running = running.migrate(&to, guest, memory)?;
+        migrations.push(running.started.as_secs_f64() * 1000.0);
     }
-    super::cluster_ready::add(context, &mut report)?;
-    report.note("one private machine from the pool's memory on this host; ready: its agent has answered, at the size that it was docked with");
-    Ok(report)
+    drop(running);
+    for _ in 0..rounds {
+        forget(&state)?;
+        let qemu = PlainQemu::load(&dir, guest, memory, &state)?;
+        restores.push(qemu.started.as_secs_f64() * 1000.0);
+    }
+    Ok((restores, migrations))
+}
+
+/// Has the kernel forget what it holds in memory of a file.
+fn forget(path: &std::path::Path) -> anyhow::Result<()> {
+    let file = std::fs::File::open(path)?;
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
+
+/// Measures 1 to 8 machines on four hosts.
+fn on_hosts(
+    context: &Context,
+    guest: &Guest,
+    memory: u64,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let segment = Segment::new(HOSTS).context("hosts of our own need root")?;
+    let mut nodes = Vec::new();
+    for number in 0..HOSTS {
+        segment.as_gigabit(number)?;
+        let home = context.scratch.join(format!("host{number}"));
+        nodes.push(Node::start(Some(segment.host(number)), &home, true)?);
+    }
+    join(&segment, &nodes)?;
+    let first = &nodes[0];
+    first.import_with(guest, "guest", memory, 1)?;
+    dock_one(first)?;
+    let mut all = BTreeMap::new();
+    for n in MACHINES {
+        let mut times = Times::default();
+        for round in 0..=context.pick(5, 1) {
+            for node in &nodes {
+                node.client.cache_gc()?;
+            }
+            let request = ActivateRequest {
+                machines: n,
+                hosts: (0..HOSTS).map(host_name).collect(),
+                ..ActivateRequest::default()
+            };
+            let activated = activate(first, request)?;
+            // the first one has no QEMUs that wait for it
+            if round > 0 {
+                times.push(&activated)?;
+            }
+            let killed = first.client.kill(NAME, &KillRequest { all: true })?;
+            ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
+            std::thread::sleep(STANDBY_TIME);
+        }
+        report.add(&format!("first_ms_n{n}"), "ms", &times.first);
+        report.add(&format!("ready_ms_n{n}"), "ms", &times.ready);
+        if n == MACHINES[MACHINES.len() - 1] {
+            times.tell_stages(report, &format!("n{n}."));
+        }
+        all.insert(n, times.ready.median());
+    }
+    report.add_value("n8_over_n1", "x", all[&8] / all[&1]);
+    Ok(())
+}
+
+fn host_name(number: usize) -> String {
+    format!("host-{number}")
+}
+
+/// Puts the hosts' nodes into one cluster.
+fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
+    let at = |number: usize| Some(SocketAddr::from((segment.address(number), PORT)));
+    nodes[0].client.cluster_init(&ClusterInit {
+        name: Some(host_name(0)),
+        listen: at(0),
+        ..ClusterInit::default()
+    })?;
+    for (number, node) in nodes.iter().enumerate().skip(1) {
+        let invited = nodes[0].client.cluster_invite(&ClusterInvite::default())?;
+        node.client.cluster_join(&ClusterJoin {
+            url: invited.url,
+            invitation: invited.invitation,
+            name: Some(host_name(number)),
+            listen: at(number),
+        })?;
+    }
+    Ok(())
 }

@@ -13,9 +13,13 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
+/// Name of a guest's disk in its directory.
+const DISK: &str = "disk.qcow2";
+
 /// A QEMU that was started without floe.
 pub struct PlainQemu {
     child: Child,
+    dir: PathBuf,
     monitor: BufReader<UnixStream>,
     /// Time from its start until the guest ran.
     pub started: Duration,
@@ -42,36 +46,57 @@ impl PlainQemu {
     /// Starts a QEMU from a state file and waits until the guest runs.
     pub fn load(dir: &Path, guest: &Guest, memory: u64, state: &Path) -> anyhow::Result<PlainQemu> {
         let start = Instant::now();
-        let mut qemu = PlainQemu::start(dir, guest, memory, Some(state))?;
+        let from = format!("exec:cat '{}'", state.display());
+        let mut qemu = PlainQemu::start(dir, guest, memory, Some(&from))?;
+        qemu.wait_until_it_runs(start)?;
+        Ok(qemu)
+    }
+
+    /// Moves the running guest to another QEMU, which is started for that, and waits until it runs there.
+    pub fn migrate(mut self, dir: &Path, guest: &Guest, memory: u64) -> anyhow::Result<PlainQemu> {
+        let disk = self.dir.join(DISK);
+        std::fs::create_dir_all(dir)?;
+        if disk.exists() {
+            std::os::unix::fs::symlink(disk.canonicalize()?, dir.join(DISK))?;
+        }
+        let start = Instant::now();
+        let at = format!("unix:{}", dir.join("incoming").display());
+        let mut qemu = PlainQemu::start(dir, guest, memory, Some(&at))?;
+        self.unbound_bandwidth()?;
+        self.ask("migrate", json!({ "uri": at }))?;
+        qemu.wait_until_it_runs(start)?;
+        Ok(qemu)
+    }
+
+    /// Waits until a QEMU that loads a state has done so and runs its guest.
+    fn wait_until_it_runs(&mut self, start: Instant) -> anyhow::Result<()> {
         loop {
-            let status = qemu.ask("query-status", json!({}))?;
-            // The guest was paused when it was saved, and is paused after loading.
+            let status = self.ask("query-status", json!({}))?;
+            // a guest that was paused when it was saved is paused after loading
             if status["status"] == "paused" {
-                qemu.ask("cont", json!({}))?;
+                self.ask("cont", json!({}))?;
             } else if status["status"] == "running" {
-                qemu.started = start.elapsed();
-                return Ok(qemu);
+                self.started = start.elapsed();
+                return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                bail!(
-                    "QEMU did not load {}: it is {}",
-                    state.display(),
-                    status["status"]
-                );
+                bail!("QEMU did not load a state: it is {}", status["status"]);
             }
             std::thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// By default, QEMU sends its state at 32 MB/s, as if it had to share a network.
+    fn unbound_bandwidth(&mut self) -> anyhow::Result<()> {
+        let bandwidth = json!({ "max-bandwidth": 1u64 << 40 });
+        self.ask("migrate-set-parameters", bandwidth).map(drop)
     }
 
     /// Pauses the guest, writes its whole state to a file, and resumes it. Returns how long it was paused.
     pub fn save(&mut self, to: &Path) -> anyhow::Result<Duration> {
         let start = Instant::now();
         self.ask("stop", json!({}))?;
-        // By default, QEMU saves at 32 MB/s, as if it had to share a network.
-        self.ask(
-            "migrate-set-parameters",
-            json!({ "max-bandwidth": 1u64 << 40 }),
-        )?;
+        self.unbound_bandwidth()?;
         self.ask(
             "migrate",
             json!({ "uri": format!("exec:cat > '{}'", to.display()) }),
@@ -93,7 +118,7 @@ impl PlainQemu {
         dir: &Path,
         guest: &Guest,
         memory: u64,
-        state: Option<&Path>,
+        incoming: Option<&str>,
     ) -> anyhow::Result<PlainQemu> {
         std::fs::create_dir_all(dir)?;
         let socket = dir.join("qmp");
@@ -143,11 +168,8 @@ impl PlainQemu {
                 ),
             ]);
         }
-        if let Some(state) = state {
-            command.args([
-                "-incoming".into(),
-                format!("exec:cat '{}'", state.display()),
-            ]);
+        if let Some(incoming) = incoming {
+            command.args(["-incoming", incoming]);
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut child = child
@@ -164,6 +186,7 @@ impl PlainQemu {
         };
         let mut qemu = PlainQemu {
             child,
+            dir: dir.to_owned(),
             monitor,
             started: Duration::ZERO,
         };
@@ -197,7 +220,7 @@ impl PlainQemu {
 
 /// Makes a disk on top of the guest's own, which stays unchanged.
 fn overlay(dir: &Path, disk: &Path) -> anyhow::Result<PathBuf> {
-    let path = dir.join("disk.qcow2");
+    let path = dir.join(DISK);
     if !path.exists() {
         let status = Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])

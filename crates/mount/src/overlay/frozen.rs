@@ -26,6 +26,15 @@ impl FrozenDisk {
         self.chain.top().number
     }
 
+    /// Returns whether a disk with these layers is the one that was frozen, and still has what was.
+    pub(super) fn is_of(&self, chain: &Chain) -> bool {
+        let last = self.chain.top();
+        chain
+            .layers
+            .iter()
+            .any(|layer| std::ptr::eq(&**layer, last))
+    }
+
     /// The disk's name.
     pub fn name(&self) -> &str {
         &self.name

@@ -263,6 +263,8 @@ impl Chain {
 /// A machine's disk.
 pub(crate) struct Disk {
     pub name: String,
+    /// The number of its region in its machine's trace, if that region is in the image that the machine began with.
+    pub traced: Option<u8>,
     /// In bytes, the top layer's. It only grows, after the layer with the new part was put on top.
     size: AtomicU64,
     dir: PathBuf,
@@ -300,6 +302,7 @@ impl Disk {
             )));
         }
         private::make_dirs(dir).map_err(MountError::io("make", dir))?;
+        let traced = fresh.as_ref().map(|base| base.region as u8);
         let (record, base) = match BaseRecord::read(dir)? {
             Some(record) => {
                 let base =
@@ -338,6 +341,7 @@ impl Disk {
         let layers = open_layers(dir, live_dir, record.first_layer, size)?;
         Ok(Self {
             name: name.to_owned(),
+            traced,
             size: AtomicU64::new(size),
             dir: dir.to_owned(),
             live_dir: live_dir.to_owned(),
@@ -544,7 +548,7 @@ impl Disk {
 
     /// Returns whether this disk still has any of the frozen layers.
     pub(crate) fn has_frozen(&self, frozen: &FrozenDisk) -> bool {
-        self.chain.read().layers[0].number <= frozen.last_layer()
+        frozen.is_of(&self.chain.read())
     }
 
     /// Makes `base` the disk's base, and drops the layers up to the last frozen one, whose content it has.
@@ -559,8 +563,8 @@ impl Disk {
         }
         let last = frozen.last_layer();
         let first_layer = last + 1;
-        if self.chain.read().layers[0].number >= first_layer {
-            // A later freeze was already published and dropped.
+        if !self.has_frozen(frozen) {
+            // A later freeze was already published and dropped, or it was a freeze of another disk of this name.
             return Ok(());
         }
         let record = BaseRecord {

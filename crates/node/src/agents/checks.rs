@@ -6,6 +6,7 @@ use floe_guest::exec::{
     frame::Outcome,
     request::{Request, What},
 };
+use floe_threads::Cancel;
 use std::time::Duration;
 
 /// How long after its limit a command's end is waited for: the agent ends what is late.
@@ -16,12 +17,14 @@ const SAID_BYTES_MAX: usize = 4 << 10;
 const TOLD_CHARS_MAX: usize = 200;
 
 impl Agents {
-    /// Runs a command in a machine's guest, as root; returns why it did not end with 0.
+    /// Runs a command in a machine's guest, as root; returns why it did not end with 0. `cancel`: nobody
+    /// wants to know any more.
     pub(crate) fn check_command(
         &self,
         entry: &Entry,
         words: &[String],
         limit: Duration,
+        cancel: &Cancel,
     ) -> Result<(), String> {
         let vm = entry.vm().map_err(|error| error.to_string())?;
         let request = Request {
@@ -36,7 +39,7 @@ impl Agents {
         };
         let begun = self.begin(entry.name.as_str(), &vm, &request);
         let mut process = begun.map_err(|error| error.to_api().message)?;
-        let said = process.outcome(limit + LAST_WORD, SAID_BYTES_MAX);
+        let said = process.outcome(limit + LAST_WORD, SAID_BYTES_MAX, cancel);
         let said = said.ok_or("nothing was heard of it")?;
         let errors = String::from_utf8_lossy(&said.errors);
         let errors: String = errors.trim().chars().take(TOLD_CHARS_MAX).collect();

@@ -14,10 +14,12 @@ use floe_guest::{
         request::{Request, What},
     },
 };
+use floe_threads::Cancel;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// How much longer than a chore may take the node waits for the word that it is over: an agent ends what is late.
+/// How much longer than a chore may take the node waits for the word that it is over, at most: an agent ends what is late. No longer than
+/// the chore itself, so that what is asked of many machines at once does not wait for one that hangs.
 const LAST_WORD: Duration = Duration::from_secs(30);
 
 /// Why a chore was not done.
@@ -68,6 +70,18 @@ impl Agents {
         arguments: &[&str],
         limit: Duration,
     ) -> Result<T, ChoreError> {
+        self.chore_unless(entry, chore, arguments, limit, &Cancel::default())
+    }
+
+    /// Does the same, until nobody waits for it any more: the guest may go on with it then.
+    pub(crate) fn chore_unless<T: DeserializeOwned>(
+        &self,
+        entry: &Entry,
+        chore: &str,
+        arguments: &[&str],
+        limit: Duration,
+        cancel: &Cancel,
+    ) -> Result<T, ChoreError> {
         let vm = entry.vm().map_err(ChoreError::Agent)?;
         let words = [&[WORD, chore], arguments].concat();
         let request = Request {
@@ -83,8 +97,14 @@ impl Agents {
         let mut process = self
             .begin(entry.name.as_str(), &vm, &request)
             .map_err(ChoreError::Agent)?;
-        let Some(said) = process.outcome(limit + LAST_WORD, ANSWER_BYTES_MAX) else {
-            let waited = (limit + LAST_WORD).as_secs();
+        let waits = limit + LAST_WORD.min(limit);
+        let Some(said) = process.outcome(waits, ANSWER_BYTES_MAX, cancel) else {
+            if cancel.is_cancelled() {
+                return Err(ChoreError::Unfinished(
+                    "nobody waits for it any more".into(),
+                ));
+            }
+            let waited = waits.as_secs();
             let why = format!("nothing was heard of {chore:?} for {waited} s");
             return Err(ChoreError::Unfinished(why));
         };

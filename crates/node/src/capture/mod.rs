@@ -26,7 +26,6 @@ use crate::{
     },
     machines::Machines,
     report::{Report, millis},
-    traces::Traces,
 };
 use floe_api::{
     CaptureRequest, Happened, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT,
@@ -40,10 +39,8 @@ use floe_machine::{Capture, CaptureOptions, Pages, Rest};
 use floe_mount::{FrozenLayers, MachineHandle, MountError};
 use floe_source::Fetcher;
 use floe_store::{Ingest, IngestOptions};
-use std::{borrow::Cow, collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, io, sync::Arc};
 
-/// How long QEMU may take to end after a capture that stops the machine.
-const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// Regions that a capture or a fork copies unchanged from its parent: a machine that resets starts cold with them.
 pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 
@@ -78,7 +75,6 @@ pub(crate) struct Taken {
 pub(crate) struct Captures {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
-    pub traces: Arc<Traces>,
     pub inventory: Arc<Inventory>,
     pub machines: Arc<Machines>,
 }
@@ -182,11 +178,12 @@ impl Captures {
         if let Some(paused) = paused {
             operation.drive(Event::Stops)?;
             paused.ended();
-            vm.quit(QUIT_WAIT)?;
+            // from here on the image is all that there is of its memory: nothing may fail, or whoever asked would take the image back
             drop((vm, disks));
-            self.traces.take_trace(operation);
-            self.machines.detach(operation)?;
-            operation.gone(Gone::Captured, "")?;
+            self.machines.end_quietly(operation);
+            if let Err(error) = operation.gone(Gone::Captured, "") {
+                tracing::warn!(machine = %operation.name, %error, "its record does not say yet that it has stopped");
+            }
         }
         Ok(Taken {
             id,

@@ -261,7 +261,7 @@ impl Ensembles {
                         "remove or rename it, or give the cluster another name",
                     ));
                 }
-                let address = Networks::address(number);
+                let address = Networks::address_of(number);
                 names.push(format!("{host}={address}"));
                 if member.count > 1 {
                     names.push(format!("{}={address}", member.name));
@@ -306,7 +306,7 @@ impl Ensembles {
         let members: Vec<(&str, u32)> = all
             .map(|one| (one.name.as_str(), one.place.number))
             .collect();
-        let places = self.networks.create_for(&request, &members)?;
+        let places = self.networks.create_with(&request, &members)?;
         let all = prepared.parts.iter_mut().flat_map(|part| &mut part.planned);
         for (one, place) in all.zip(places) {
             one.place = place;
@@ -444,7 +444,7 @@ impl Ensembles {
         let chore = chores::names::HOOKS;
         let hooks: Hooks = self
             .agents
-            .chore(&entry, chore, &["joined"], limit)
+            .chore_unless(&entry, chore, &["joined"], limit, running.over)
             .map_err(|error| format!("its hooks: {error}"))?;
         for hook in hooks.ran.into_iter().take(HOOKS_MAX) {
             if let Some(why) = hook.why {
@@ -452,7 +452,7 @@ impl Ensembles {
             }
         }
         loop {
-            let Err(why) = self.shows(&entry, planned, &part.member.ready) else {
+            let Err(why) = self.shows(&entry, planned, &part.member.ready, running.over) else {
                 return Ok(Event::Ready(machine));
             };
             if entry.vm().is_err() {
@@ -466,7 +466,13 @@ impl Ensembles {
     }
 
     /// Whether a machine shows the sign; returns why not.
-    fn shows(&self, entry: &Entry, planned: &Planned, sign: &Sign) -> Result<(), String> {
+    fn shows(
+        &self,
+        entry: &Entry,
+        planned: &Planned,
+        sign: &Sign,
+        over: &Cancel,
+    ) -> Result<(), String> {
         match sign {
             Sign::Answer => Ok(()),
             Sign::Port(port) => self
@@ -475,7 +481,7 @@ impl Ensembles {
                 .map_err(|error| format!("port {port}: {error}")),
             Sign::Command(words) => self
                 .agents
-                .check_command(entry, words, COMMAND_LIMIT)
+                .check_command(entry, words, COMMAND_LIMIT, over)
                 .map_err(|why| format!("{}: {why}", words[0])),
         }
     }
@@ -528,7 +534,7 @@ impl Ensembles {
                 name: planned.name.to_string(),
                 member: part.member.name.clone(),
                 host: planned.ensemble.host.clone(),
-                address: Networks::address(planned.place.number).to_string(),
+                address: Networks::address_of(planned.place.number).to_string(),
                 substrate: part.member.substrate.clone(),
                 forwards: planned.forwards.clone(),
                 runs: entry.is_ok_and(|entry| entry.vm().is_ok()),
@@ -616,7 +622,7 @@ fn numbers(members: &[Member]) -> Result<Vec<u32>, Wrong> {
             what,
             fix: "choose another one, or leave it out".into(),
         };
-        let (first, last) = (Networks::address(0), Ipv4Addr::new(10, 0, 2, 254));
+        let (first, last) = (Networks::address_of(0), Ipv4Addr::new(10, 0, 2, 254));
         let number = Networks::number_of(address)
             .ok_or_else(|| wrong(format!("{address} is not in {first} to {last}")))?;
         if let Some(other) = taken.insert(number, &member.name) {

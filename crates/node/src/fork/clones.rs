@@ -4,6 +4,7 @@
 use super::{
     Host, Planned, Start,
     decide::{CloneId, Event, Fault, HostId},
+    record::CloneRecord,
 };
 use crate::{
     error::{NodeError, refused, usage},
@@ -121,6 +122,14 @@ impl Forks {
                 why,
                 "a clone that nobody waits for may run"
             );
+            if let Some(host) = host.url() {
+                let host = Some(host.to_owned());
+                let clone = CloneRecord {
+                    host,
+                    ..place.clone()
+                };
+                self.records.owe(&record.id, clone);
+            }
         }
     }
 
@@ -248,6 +257,7 @@ impl Forks {
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
+                next_disk: 0,
                 own_layers: 0,
                 park_after_s: None,
                 small,

@@ -22,6 +22,7 @@ mod layer;
 mod layers;
 mod multicast;
 mod network;
+mod owed;
 mod parents;
 mod record;
 mod records;
@@ -56,8 +57,8 @@ use crate::{
 };
 use decide::{Fork, State};
 use floe_api::{
-    CLONES_MAX, CloneInfo, CloneState, ForkReport, ForkRequest, Happened, InEnsemble, Outcome,
-    PortForward,
+    CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, ForkReport, ForkRequest,
+    Happened, InEnsemble, NetworkRequest, Outcome, PortForward,
 };
 use floe_image::Hash;
 use hosts::no_room;
@@ -121,6 +122,8 @@ pub(crate) struct Purpose<'a> {
     pub called: Option<MachineName>,
     /// What each clone is to be, by its number from 1, if that is decided. They run on this host.
     pub planned: &'a [Planned],
+    /// The network that an image's clones get. Those of a machine are in its own.
+    pub network: Option<&'a NetworkRequest>,
 }
 
 /// A requested fork for which there is room.
@@ -133,6 +136,8 @@ struct Asked<'a> {
     hosts: &'a [Host],
     /// This host's resources for its share of the clones.
     room: &'a ForClones,
+    /// The network that an image's clones get.
+    network: Option<&'a NetworkRequest>,
     /// Called with the fork's id once the fork has its record.
     begun: &'a dyn Fn(&str),
     /// What each clone is to be, by its number from 1, if that is decided.
@@ -325,6 +330,7 @@ impl Forks {
             parent: &parent,
             hosts: &hosts,
             room: &reserved.room,
+            network: purpose.network,
             begun: purpose.begun.unwrap_or(&|_| ()),
             planned: purpose.planned,
         };
@@ -426,8 +432,12 @@ impl Forks {
             // after a crash during this, the clones' token must still open their parent's state
             self.records.save(record.clone())?;
         }
+        let left = |_: &NodeError| {
+            let clones = record.clones.iter();
+            clones.for_each(|clone| self.networks.leave_any(&clone.name));
+        };
         let places = match asked.planned.is_empty() {
-            true => self.places(asked.instant, record, hosts)?,
+            true => self.places(asked, record).inspect_err(left)?,
             false => asked.planned.iter().map(|one| one.place.clone()).collect(),
         };
         let start = Start {
@@ -443,6 +453,19 @@ impl Forks {
         let clones = self.start_clones(fork, &start, report);
         self.leave_vacant(record, &places, fork);
         clones
+    }
+
+    /// Has another host wait for the clones of a fork that run there, and bring them to their size.
+    pub(crate) fn expand_away(
+        &self,
+        host: &str,
+        request: &ExpandRequest,
+    ) -> Result<ExpandReport, String> {
+        let fork = self.records.get(&request.fork);
+        let token = fork.and_then(|fork| fork.hosts_token);
+        let remote = self.remote(host, token.as_deref());
+        let remote = remote.map_err(|error| error.to_api().to_string())?;
+        remote.expand(request)
     }
 
     /// Removes a fork's image if nobody needs it any more.

@@ -1,6 +1,6 @@
 //! A fork and its family's network: places for its clones, and connections between its hosts.
 
-use super::{Fork, Host, Instant, State, record::ForkRecord, remote::Remote};
+use super::{Asked, Fork, Host, State, record::ForkRecord, remote::Remote};
 use crate::{
     error::{NodeError, refused, usage},
     fork::Forks,
@@ -29,17 +29,17 @@ fn between(remote: &Remote) -> Result<(Ipv4Addr, Ipv4Addr), NodeError> {
 }
 
 impl Forks {
-    /// Assigns places to the clones of a parent that is in a network, and extends the network to all hosts of the fork.
+    /// Assigns places to the clones of a parent that is in a network, or to those that get one of their own, and extends the network
+    /// to all hosts of the fork.
     pub(super) fn places(
         &self,
-        instant: &Instant,
+        asked: &Asked<'_>,
         record: &ForkRecord,
-        hosts: &[Host],
     ) -> Result<Vec<Attachment>, NodeError> {
-        let parent = instant.parent.as_ref();
-        let Some(place) = parent.and_then(|parent| parent.entry.record().network) else {
+        let Some(network) = self.network_for(asked, record)? else {
             return Ok(Vec::new());
         };
+        let hosts = asked.hosts;
         let remotes = || {
             hosts.iter().filter_map(|host| match host {
                 Host::Here => None,
@@ -51,22 +51,45 @@ impl Forks {
             (0, _) => None,
             (all, Some(own)) if all == members.len() => {
                 let members = members.into_iter();
-                Some(self.networks.reach_members(&place.network, own, members)?)
+                Some(self.networks.reach_members(&network, own, members)?)
             }
             _ => {
                 let between: Vec<(Ipv4Addr, Ipv4Addr)> =
                     remotes().map(between).collect::<Result<_, _>>()?;
                 let local = between.first().map(|(local, _)| *local);
                 let there = between.iter().map(|(_, there)| *there);
-                let reach = |local| self.networks.reach(&place.network, local, there);
+                let reach = |local| self.networks.reach(&network, local, there);
                 local.map(reach).transpose()?
             }
         };
         if let Some(all) = all {
-            self.tell_hosts(&place.network, all);
+            self.tell_hosts(&network, all);
         }
         let names = record.clones.iter().map(|clone| clone.name.as_str());
-        self.networks.join(&place.network, names)
+        self.networks.join(&network, names)
+    }
+
+    /// Returns the network that a fork's clones are in, which is created if it is to be one of their own.
+    fn network_for(
+        &self,
+        asked: &Asked<'_>,
+        record: &ForkRecord,
+    ) -> Result<Option<String>, NodeError> {
+        if let Some(parent) = &asked.instant.parent {
+            return Ok(parent.entry.record().network.map(|place| place.network));
+        }
+        let Some(request) = asked.network else {
+            return Ok(None);
+        };
+        let devices = &asked.instant.found.manifest.config.devices;
+        if !devices.is_empty() && !floe_machine::has_network_card(devices) {
+            return Err(refused(
+                format!("a machine of {} has no network card", asked.parent),
+                "leave --network out",
+            ));
+        }
+        let names = record.clones.iter().map(|clone| clone.name.as_str());
+        self.networks.create_for(request, names).map(Some)
     }
 
     /// Tells the hosts of earlier forks about the family's new hosts.

@@ -33,6 +33,10 @@ pub(crate) struct ForkRecord {
     pub created_unix_s: u64,
     /// The clones by number, without those that could not be started.
     pub clones: Vec<CloneRecord>,
+    /// Clones that nobody waits for and that may run nevertheless, because their hosts fell silent while they started them. They are
+    /// ended once those answer again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unended: Vec<CloneRecord>,
 }
 
 /// A clone of a fork.
@@ -48,6 +52,11 @@ pub(crate) struct CloneRecord {
 }
 
 impl ForkRecord {
+    /// Whether nothing is left of it.
+    pub fn is_over(&self) -> bool {
+        self.clones.is_empty() && self.unended.is_empty()
+    }
+
     /// Whether a clone runs on another host.
     pub fn has_clones_away(&self) -> bool {
         self.clones.iter().any(|clone| clone.host.is_some())
@@ -65,10 +74,12 @@ impl ForkRecord {
         if record.id.len() > 64 || !record.id.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(format!("its id {:?} is no id", record.id));
         }
-        if record.clones.len() > CLONES_MAX as usize {
-            return Err(format!("it has {} clones", record.clones.len()));
+        let clones = record.clones.len() + record.unended.len();
+        // one that is still to be ended may be named as a clone, too, in what was written before all had started
+        if clones > 2 * CLONES_MAX as usize {
+            return Err(format!("it has {clones} clones"));
         }
-        for clone in &record.clones {
+        for clone in record.clones.iter().chain(&record.unended) {
             let name: Result<MachineName, NameError> = clone.name.parse();
             name.map_err(|e| e.to_string())?;
         }
@@ -96,6 +107,7 @@ mod tests {
                 name: "web.1".into(),
                 host: None,
             }],
+            unended: Vec::new(),
         };
         let text = |change: &dyn Fn(&mut serde_json::Value)| {
             let mut value = serde_json::to_value(&record).unwrap();

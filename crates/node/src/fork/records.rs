@@ -72,7 +72,9 @@ impl Records {
         taken: impl Iterator<Item = String>,
     ) -> Result<ForkRecord, NodeError> {
         let mut all = self.all.write();
-        let known = all.values().flat_map(|fork| &fork.clones);
+        let known = all
+            .values()
+            .flat_map(|fork| fork.clones.iter().chain(&fork.unended));
         let numbers = known.map(|clone| clone.name.clone()).chain(taken);
         let last = numbers.filter_map(|name| parent.number_of(&name)).max();
         let first = last.unwrap_or(0) + 1;
@@ -104,6 +106,7 @@ impl Records {
             multicast: None,
             created_unix_s,
             clones,
+            unended: Vec::new(),
         };
         self.starting.lock().insert(record.id.clone());
         // added at once, so that another fork of this parent uses other numbers
@@ -129,7 +132,11 @@ impl Records {
     pub fn finish(&self, mut record: ForkRecord) -> Result<(), NodeError> {
         let _writing = self.writing.lock();
         self.starting.lock().remove(&record.id);
-        let left = self.get(&record.id).map_or(Vec::new(), |fork| fork.clones);
+        let left = self.get(&record.id);
+        record.unended = left
+            .as_ref()
+            .map_or(Vec::new(), |fork| fork.unended.clone());
+        let left = left.map_or(Vec::new(), |fork| fork.clones);
         let is_left = |clone: &CloneRecord| left.iter().any(|left| left.name == clone.name);
         record.clones.retain(is_left);
         if !record.has_clones_away() {
@@ -138,9 +145,9 @@ impl Records {
         self.write(record)
     }
 
-    /// Stores a fork in memory and on the disk, or removes it if it has no clones. The caller holds `writing`.
+    /// Stores a fork in memory and on the disk, or removes it if nothing is left of it. The caller holds `writing`.
     fn write(&self, record: ForkRecord) -> Result<(), NodeError> {
-        if record.clones.is_empty() {
+        if record.is_over() {
             self.remove(&record.id);
             return Ok(());
         }
@@ -166,11 +173,48 @@ impl Records {
         }
     }
 
-    /// Removes a fork.
+    /// Removes a fork that has no clones, except for those that are still to be ended.
     pub fn forget(&self, id: &str) {
         let _writing = self.writing.lock();
         self.starting.lock().remove(id);
-        self.remove(id);
+        self.end_server(id);
+        let Some(mut record) = self.get(id) else {
+            return;
+        };
+        record.clones.clear();
+        if let Err(error) = self.write(record) {
+            tracing::error!(fork = id, %error, "a node that starts here later will not end what is left of it");
+        }
+    }
+
+    /// Notes that a clone may run on a host that does not answer, and is to be ended.
+    pub fn owe(&self, id: &str, clone: CloneRecord) {
+        let _writing = self.writing.lock();
+        let Some(mut record) = self.get(id) else {
+            return;
+        };
+        let name = clone.name.clone();
+        record.unended.push(clone);
+        if let Err(error) = self.write(record) {
+            tracing::error!(machine = name, %error, "a node that starts here later will not end it");
+        }
+    }
+
+    /// Notes that such a clone is no more.
+    pub fn is_ended(&self, id: &str, name: &str) -> Result<(), NodeError> {
+        let _writing = self.writing.lock();
+        let Some(mut record) = self.get(id) else {
+            return Ok(());
+        };
+        record.unended.retain(|clone| clone.name != name);
+        match self.starting.lock().contains(id) {
+            // its clones' record must stay until they all have started
+            true => {
+                self.all.write().insert(record.id.clone(), record);
+                Ok(())
+            }
+            false => self.write(record),
+        }
     }
 
     /// Removes a fork. The caller holds `writing`.
@@ -354,5 +398,42 @@ mod tests {
         }
         forks.finish(record).unwrap();
         assert_eq!(forks.all().len(), 1);
+    }
+
+    #[test]
+    fn what_is_still_to_be_ended_outlives_its_fork_and_its_node_and_keeps_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Records::open(&home).unwrap();
+        let owed = |record: &ForkRecord, index: usize| CloneRecord {
+            host: Some("https://b".into()),
+            ..record.clones[index].clone()
+        };
+        // one of two clones falls silent; the other runs, and ends
+        let first = begin(&forks, Some("0a"), 2, &[]);
+        forks.save(first.clone()).unwrap();
+        forks.owe("0a", owed(&first, 1));
+        let mut ran = first.clone();
+        ran.clones.truncate(1);
+        forks.finish(ran).unwrap();
+        assert!(forks.strike("web.1").unwrap());
+        // all of another fork's are taken back
+        let second = begin(&forks, Some("0b"), 1, &[]);
+        assert_eq!(names(&second), ["web.3"]);
+        forks.owe("0b", owed(&second, 0));
+        forks.forget("0b");
+        let again = Records::open(&home).unwrap();
+        let left = |forks: &Records| -> Vec<String> {
+            let all = forks.all().into_iter();
+            all.flat_map(|fork| fork.unended)
+                .map(|clone| clone.name)
+                .collect()
+        };
+        assert_eq!(left(&again), ["web.2", "web.3"]);
+        assert!(again.opens(&first.token, &first.image, false));
+        again.is_ended("0a", "web.2").unwrap();
+        again.is_ended("0b", "web.3").unwrap();
+        assert_eq!(again.all(), []);
+        assert_eq!(Records::open(&home).unwrap().all(), []);
     }
 }

@@ -6,8 +6,8 @@ use crate::{
     error::{NodeError, failed, usage},
 };
 use floe_api::{
-    ApiError, CloneRequest, ErrorCode, Family, KillReport, KillRequest, MachineInfo, NetworkHosts,
-    Room,
+    ApiError, CloneRequest, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandReport, ExpandRequest, Family,
+    KillReport, KillRequest, MachineInfo, NetworkHosts, Room,
 };
 use floe_http::{Method, Server, Url};
 use rustls::ClientConfig;
@@ -22,6 +22,18 @@ use std::{
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a clone may take to start: its device state touches pages that must first cross a link.
 const START_TIMEOUT: Duration = Duration::from_secs(130);
+
+/// How long a host may take to bring its machines to their size once their guests have answered, and to tell it.
+const EXPAND_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Whether there was something to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has been ended.
+    Ended,
+    /// There was no such machine.
+    Absent,
+}
 
 /// Another node that can run clones.
 #[derive(Clone)]
@@ -184,25 +196,37 @@ impl Remote {
         }
     }
 
+    /// Has it wait for clones of a fork and bring them to their size.
+    pub fn expand(&self, request: &ExpandRequest) -> Result<ExpandReport, String> {
+        let limit = EXPAND_TIMEOUT + Duration::from_secs(request.answer_s.min(EXPAND_ANSWER_S_MAX));
+        self.call(Method::POST, "/v1/clones/expand", Some(request), limit)
+            .map_err(|failed: Failed| failed.text())
+    }
+
     /// Ends a clone there. Succeeds also if the clone no longer exists.
     pub fn end(&self, name: &str) -> Result<(), String> {
+        self.end_told(name).map(drop)
+    }
+
+    /// Does the same, and returns whether there was one.
+    pub fn end_told(&self, name: &str) -> Result<End, String> {
         self.kill(name, false)
     }
 
     /// Ends all clones of a clone there.
     pub fn end_clones(&self, name: &str) -> Result<(), String> {
-        self.kill(name, true)
+        self.kill(name, true).map(drop)
     }
 
-    fn kill(&self, name: &str, all: bool) -> Result<(), String> {
+    fn kill(&self, name: &str, all: bool) -> Result<End, String> {
         let path = format!("/v1/machines/{name}/kill");
         let request = KillRequest { all };
         let ended: Result<KillReport, Failed> =
             self.call(Method::POST, &path, Some(&request), START_TIMEOUT);
         match ended {
-            Ok(report) if report.failed.is_empty() => Ok(()),
+            Ok(report) if report.failed.is_empty() => Ok(End::Ended),
             Ok(report) => Err(format!("{}: {}", self.url, report.failed.join("; "))),
-            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(()),
+            Err(Failed::Refused(error)) if error.code == ErrorCode::NotFound => Ok(End::Absent),
             Err(failed) => Err(format!("{}: {}", self.url, failed.text())),
         }
     }

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     error::NodeError,
     inventory::record::{Attachment, Family},
+    network::Networks,
     report::Report,
     resources::ForClones,
 };
@@ -250,6 +251,10 @@ fn info(
         host: on,
         state,
         detail,
+        address: start
+            .network_of(number)
+            .filter(|_| state == CloneState::Running)
+            .map(|place| Networks::address(&place)),
         running_ms: times.get(&number).copied(),
     }
 }

@@ -38,6 +38,22 @@ impl Images {
             )),
         }
     }
+
+    /// Opens a disk that a machine is to be given, in any format that an import takes; in a raw file.
+    pub(crate) fn open_data_disk(
+        &self,
+        path: &Path,
+        as_raw: bool,
+        report: &mut Report,
+    ) -> Result<super::RawDisk, NodeError> {
+        if !path.is_absolute() {
+            return Err(usage(
+                format!("{} is no absolute path", path.display()),
+                "give the whole path",
+            ));
+        }
+        self.open_raw(path, as_raw, report)
+    }
 }
 
 /// What Linux calls the first disk of a model.

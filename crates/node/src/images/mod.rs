@@ -23,6 +23,7 @@ mod transfers;
 mod unpack;
 mod uploads;
 
+pub(crate) use agent::RawDisk;
 pub use agent::installed as installed_agent;
 pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
@@ -32,7 +33,7 @@ use crate::{
     error::{NodeError, at, busy, refused, usage},
     files::{beside, put_in_place},
     images::{
-        agent::{Agent, RawDisk},
+        agent::Agent,
         disk_boot::DiskBoot,
         disk_format::Format,
         disk_import::{open_disk, open_input},

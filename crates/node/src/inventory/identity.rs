@@ -77,7 +77,7 @@ impl Entry {
     }
 
     /// Sets or removes the labels that say what is known of the guest in an image: whether clones have an agent that puts their identity
-    /// in place, what it has of its hardware, and what was taken from it to make it small.
+    /// in place, what it has of its hardware, what its disks are called, and what was taken from it to make it small.
     pub fn label_guest(&self, config: &mut MachineConfig) {
         match self.state().guest.agent {
             true => config.labels.insert(AGENT_LABEL.into(), "1".into()),
@@ -85,6 +85,7 @@ impl Entry {
         };
         let state = self.state();
         state.record.given.label(config);
+        state.record.label_disks(config);
         state.record.small.label(config);
         Fresh::unlabel(config);
     }

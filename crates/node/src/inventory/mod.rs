@@ -6,6 +6,7 @@
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 pub(crate) mod afterwards;
+mod disks;
 pub(crate) mod given;
 mod identity;
 pub(crate) mod lifecycle;
@@ -15,6 +16,7 @@ mod pauses;
 pub mod record;
 pub(crate) mod small;
 
+pub(crate) use disks::check_alias;
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use named::Named;
 pub(crate) use parts::HeldPort;
@@ -534,6 +536,7 @@ mod tests {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            next_disk: 0,
             own_layers: 0,
             park_after_s: None,
             small: Default::default(),

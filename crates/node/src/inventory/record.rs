@@ -83,9 +83,14 @@ pub struct Record {
     /// What becomes of it once it has ended.
     #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
     pub afterwards: Afterwards,
-    /// Disks that it got at its cold start and that [`Record::image`] does not have: its CD-ROM, its firmware, its seed.
+    /// Disks that [`Record::image`] does not have: those that its cold start made (its CD-ROM, its firmware, its seed), and those that it
+    /// was given later. One that [`Record::config`] does not name is not, or no longer, a disk of the machine: what is left of it goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
+    /// The least number that its next disk may have: none is ever used again, so that nothing that was kept of a disk (in a fork's frozen
+    /// layers, in an image) is taken for another's.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub next_disk: usize,
     /// Unless this is 0, [`Record::image`] is this machine's alone: its memory of when it was parked. Its disks are not in it. The number is
     /// how many such images, each over the one before, that one was made with, the first of them over [`Record::disk_base`].
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -150,10 +155,13 @@ impl Afterwards {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OwnDisk {
-    /// Its name, one of [`floe_image::SPECIAL_DISKS`].
+    /// Its name: one of [`floe_image::SPECIAL_DISKS`], or `disk` and a number.
     pub name: String,
-    /// Its size in bytes.
+    /// Its size in bytes when it was made.
     pub bytes: u64,
+    /// What its user calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
 }
 
 /// A place in a family's network.
@@ -181,6 +189,10 @@ pub struct Family {
     /// Whether its guest knows who it is.
     #[serde(default, skip_serializing_if = "Identity::is_foreign")]
     pub identity: Identity,
+}
+
+fn is_none_yet(number: &usize) -> bool {
+    *number == 0
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -285,8 +297,10 @@ impl Record {
                 record.place
             ));
         }
-        let special = |disk: &OwnDisk| floe_image::SPECIAL_DISKS.contains(&disk.name.as_str());
-        if let Some(disk) = record.own_disks.iter().find(|disk| !special(disk)) {
+        let known = |disk: &OwnDisk| {
+            floe_machine::is_special(&disk.name) || floe_machine::disk_number(&disk.name).is_some()
+        };
+        if let Some(disk) = record.own_disks.iter().find(|disk| !known(disk)) {
             return Err(format!("{:?} is no disk of a machine's own", disk.name));
         }
         Ok(record)
@@ -357,6 +371,7 @@ pub(crate) mod tests {
             limits: Limits::default(),
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
+            next_disk: 0,
             own_layers: 0,
             park_after_s: None,
             small: Small::default(),

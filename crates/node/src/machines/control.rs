@@ -174,6 +174,7 @@ impl Machines {
         self.resources.count(&record.mount_name, &mut stats);
         let image = record.shown_image();
         let has = record.given.of(&record.config);
+        let disks = record.disk_aliases();
         let most = floe_machine::Room::of(&record.config);
         MachineInfo {
             name: record.name,
@@ -193,6 +194,7 @@ impl Machines {
             cpus: has.cpus,
             cpus_max: most.cpus_max,
             cards: floe_machine::added_card_ids(&record.config.devices),
+            disks,
             accel: record
                 .config
                 .accel

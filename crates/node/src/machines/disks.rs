@@ -11,6 +11,7 @@ use crate::{
 use floe_api::{DiskInfo, DiskList, DiskModel, ResizeRequest, size_text};
 use floe_image::CHUNK_SIZE;
 use floe_mount::Mount;
+use std::collections::BTreeSet;
 
 impl Machines {
     /// Returns a machine's disks.
@@ -28,6 +29,7 @@ impl Machines {
             .map_or_else(|_| record.config.clone(), |vm| vm.config());
         let disks = sizes.into_iter().map(|(name, bytes)| DiskInfo {
             model: floe_machine::disk_model(&config, &name).map(disk_model),
+            alias: record.disk_alias(&name).map(str::to_owned),
             name,
             bytes,
             image: record.disk_base.to_string(),
@@ -42,16 +44,9 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Resize)?;
         let disks = self.disks_of(&operation)?.disks;
-        let Some(disk) = disks.iter().find(|disk| disk.name == request.disk) else {
-            let known: Vec<&str> = disks.iter().map(|disk| disk.name.as_str()).collect();
-            return Err(not_found(
-                format!("machine {name} has no disk {}", request.disk),
-                match known.as_slice() {
-                    [] => "it has no disks at all".to_owned(),
-                    known => format!("it has {}", known.join(", ")),
-                },
-            ));
-        };
+        let called = disk_called(&operation, &request.disk)?;
+        let disk = disks.iter().find(|disk| disk.name == called);
+        let disk = disk.ok_or_else(|| no_disk(&operation, &request.disk))?;
         if floe_machine::is_special(&disk.name) {
             return Err(refused(
                 format!(
@@ -122,11 +117,61 @@ impl Machines {
         })
     }
 
+    /// Removes what is left of disks that a machine no longer has, or never got: its record and what was written to it. A node may have
+    /// ended between the steps of giving it one, and a guest may let one go at any time after it was asked to.
+    pub(crate) fn drop_lost_disks(&self, entry: &Entry) -> Result<(), NodeError> {
+        let record = entry.record();
+        let dir = self.disk_dir(&record);
+        let is_lost = |name: &str| {
+            let given = floe_machine::disk_number(name).is_some_and(|number| number > 0);
+            given && !record.config.disks.iter().any(|disk| disk == name)
+        };
+        let mut lost: BTreeSet<String> = Mount::recorded_sizes(&dir)?.into_keys().collect();
+        lost.extend(record.own_disks.iter().map(|own| own.name.clone()));
+        lost.retain(|name| is_lost(name));
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let shown = entry.mounted().ok();
+        for disk in &lost {
+            match shown.as_ref().and_then(|shown| shown.disk_path(disk)) {
+                Some(_) => self
+                    .images
+                    .with_mount(|mount| mount.remove_disk(&record.mount_name, disk))?,
+                None => Mount::discard_disk(&dir, disk)?,
+            }
+        }
+        // what was written is gone first: while the record names a disk, it is looked for
+        entry.update(|record| record.own_disks.retain(|own| !lost.contains(&own.name)))
+    }
+
     /// Tells a machine's QEMU of disks that have grown: just now, or under a node that ended before it could.
     pub(crate) fn settle_disks(&self, entry: &Entry) -> Result<(), NodeError> {
         let sizes = entry.mounted()?.disk_sizes();
         Ok(entry.vm()?.settle_disks(&sizes)?)
     }
+}
+
+/// Returns the name of a machine's disk that its user calls so.
+pub(crate) fn disk_called(entry: &Entry, called: &str) -> Result<String, NodeError> {
+    let found = entry.record().disk_called(called);
+    found.ok_or_else(|| no_disk(entry, called))
+}
+
+fn no_disk(entry: &Entry, called: &str) -> NodeError {
+    let record = entry.record();
+    let shown = |disk: &String| match record.disk_alias(disk) {
+        Some(alias) => format!("{alias} ({disk})"),
+        None => disk.clone(),
+    };
+    let known: Vec<String> = record.config.disks.iter().map(shown).collect();
+    not_found(
+        format!("machine {} has no disk {called}", entry.name),
+        match known.is_empty() {
+            true => "it has no disks at all".to_owned(),
+            false => format!("it has {}", known.join(", ")),
+        },
+    )
 }
 
 fn disk_model(model: floe_machine::DiskModel) -> DiskModel {

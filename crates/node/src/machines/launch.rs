@@ -63,6 +63,9 @@ impl Machines {
 
     /// Puts a machine and its images onto the mount.
     pub(crate) fn attach(&self, entry: &Entry) -> Result<(), NodeError> {
+        if let Err(error) = self.drop_lost_disks(entry) {
+            tracing::warn!(machine = %entry.name, %error, "a disk that it no longer has is not removed");
+        }
         let record = entry.record();
         let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
         let fetcher = self.images.sources.fetcher(&record.origin)?;
@@ -158,7 +161,12 @@ impl Machines {
         );
         spec.emulator_cache_mib = Some(self.core.options.emulator_cache_mib).filter(|&mib| mib > 0);
         spec.config = record.config.clone();
-        spec.disks = disks.disk_paths();
+        spec.disks = record
+            .config
+            .disks
+            .iter()
+            .filter_map(|disk| disks.disk_path(disk))
+            .collect();
         spec.cgroup = self
             .resources
             .group_of(&record.mount_name, &record.limits)?;
@@ -515,6 +523,7 @@ mod tests {
         record.own_disks = vec![crate::inventory::record::OwnDisk {
             name: "seed".into(),
             bytes: 8192,
+            alias: None,
         }];
         let seed = DiskSpec {
             name: "seed".into(),

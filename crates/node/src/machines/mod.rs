@@ -29,6 +29,7 @@ mod stopped;
 mod watching;
 
 pub(crate) use control::end_vm;
+pub(crate) use disks::disk_called;
 pub(crate) use room::WORK_BYTES;
 pub(crate) use standby::DIR as STANDBY_DIR;
 

@@ -72,6 +72,7 @@ impl OwnDisks {
         let record = |(name, content): &(&str, Content)| OwnDisk {
             name: (*name).to_owned(),
             bytes: bytes(content),
+            alias: None,
         };
         self.0.iter().map(record).collect()
     }

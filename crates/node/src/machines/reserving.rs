@@ -76,7 +76,9 @@ impl Machines {
         let record = entry.record();
         let link = self.link_bytes_per_s(&record);
         self.resources.resized(&record, vm.own_added_bytes(), link);
-        settled
+        settled?;
+        // a guest may let a disk go long after it was asked to
+        self.drop_lost_disks(entry)
     }
 
     fn link_bytes_per_s(&self, record: &Record) -> u64 {

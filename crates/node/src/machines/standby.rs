@@ -322,6 +322,7 @@ impl Machines {
             limits: Default::default(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
+            next_disk: 0,
             own_layers: 0,
             park_after_s: None,
             small: Default::default(),

@@ -5,11 +5,12 @@
 use super::namespace::{Namespace, guest_address};
 use crate::error::{NodeError, at, failed, usage};
 use floe_api::{PortForward, Protocol};
+use floe_threads::{Cancel, Ready};
 use parking_lot::Mutex;
 use std::{
     io,
     net::{Shutdown, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -22,11 +23,24 @@ const CONNECTIONS_MAX: usize = 256;
 /// How long to wait after a connection could not be accepted: this process may have too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
-/// A port that is open until this is dropped.
+/// A port that is open until this is dropped, and the connections that came through it.
 pub(super) struct Inbound {
     pub forward: PortForward,
-    listener: Arc<TcpListener>,
+    /// The socket that is listened at; none while somebody else has it.
+    listener: Option<Listener>,
     connections: Arc<Connections>,
+}
+
+/// A socket at which a thread accepts connections until this is dropped.
+struct Listener {
+    socket: Arc<TcpListener>,
+    over: Cancel,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.over.cancel();
+    }
 }
 
 impl Inbound {
@@ -37,25 +51,57 @@ impl Inbound {
         forward: &PortForward,
         socket: Option<OwnedFd>,
     ) -> Result<Inbound, NodeError> {
-        let listener = match socket {
+        let mut inbound = Inbound {
+            forward: forward.clone(),
+            listener: None,
+            connections: Arc::default(),
+        };
+        let socket = match socket {
             Some(socket) => TcpListener::from(socket),
             None => listen(forward)?,
         };
-        listener
-            .set_nonblocking(false)
-            .map_err(at(format!("cannot listen for {forward}")))?;
-        let listener = Arc::new(listener);
-        let connections = Arc::new(Connections::default());
-        let (accepting, counted) = (listener.clone(), connections.clone());
-        let (namespace, guest_port) = (namespace.clone(), forward.guest_port);
+        inbound.accept_at(namespace, number, socket)?;
+        Ok(inbound)
+    }
+
+    /// Accepts connections at a socket from now on.
+    pub fn accept_at(
+        &mut self,
+        namespace: &Namespace,
+        number: u32,
+        socket: TcpListener,
+    ) -> Result<(), NodeError> {
+        let cannot = || at(format!("cannot listen for {}", self.forward));
+        // one that has left between its being seen and its being accepted must not be waited for
+        socket.set_nonblocking(true).map_err(cannot())?;
+        let (socket, over) = (Arc::new(socket), Cancel::default());
+        over.descriptor().map_err(cannot())?; // the thread will need it, and could tell nobody
+        let (accepting, counted) = (socket.clone(), self.connections.clone());
+        let (namespace, guest_port) = (namespace.clone(), self.forward.guest_port);
+        let ends = over.clone();
         floe_threads::keep_running("inbound", move || {
-            accept(&accepting, &counted, &namespace, (number, guest_port));
+            accept(
+                &accepting,
+                &ends,
+                &counted,
+                &namespace,
+                (number, guest_port),
+            );
         })?;
-        Ok(Inbound {
-            forward: forward.clone(),
-            listener,
-            connections,
-        })
+        self.listener = Some(Listener { socket, over });
+        Ok(())
+    }
+
+    /// Stops accepting, and gives the socket away: who connects from now on waits at it. Connections that are open stay so.
+    /// Returns `None` if it was given away already.
+    pub fn take(&mut self) -> Option<io::Result<OwnedFd>> {
+        let taken = self.listener.take()?;
+        Some(taken.socket.try_clone().map(OwnedFd::from))
+    }
+
+    /// Whether its socket was given away.
+    pub fn is_taken(&self) -> bool {
+        self.listener.is_none()
     }
 
     /// Returns an error if a port cannot be opened.
@@ -66,9 +112,11 @@ impl Inbound {
 
 impl Drop for Inbound {
     fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            // nobody else has it: the port is free at once, and not only when the thread has noticed
+            let _ = rustix::net::shutdown(&*listener.socket, rustix::net::Shutdown::Both);
+        }
         self.connections.end();
-        // wakes the thread that accepts: Linux ends `accept` on a socket that is shut down
-        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
     }
 }
 
@@ -118,10 +166,6 @@ impl Connections {
         open.pairs.retain(|known| !Arc::ptr_eq(known, pair));
     }
 
-    fn is_over(&self) -> bool {
-        self.open.lock().over
-    }
-
     /// Ends all connections: a guest that is gone would never do so, and the family's namespace stays while one is open.
     fn end(&self) {
         let mut open = self.open.lock();
@@ -134,19 +178,27 @@ impl Connections {
 
 fn accept(
     listener: &TcpListener,
+    over: &Cancel,
     connections: &Arc<Connections>,
     namespace: &Namespace,
     (number, port): (u32, u16),
 ) {
     loop {
-        let client = match listener.accept() {
+        let accepted = match floe_threads::ready(&[listener.as_fd()], None, Some(over)) {
+            Ok(Ready::Cancelled) => return,
+            Ok(_) => listener.accept(),
+            Err(error) => Err(error),
+        };
+        let client = match accepted {
             Ok((client, _)) => client,
-            Err(_) if connections.is_over() => return,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => {
                 tracing::warn!(port, %error, "a connection into a family network was not accepted");
                 // nothing tells when descriptors are to be had again
-                std::thread::sleep(ACCEPT_AGAIN);
-                continue;
+                match over.sleep(ACCEPT_AGAIN) {
+                    true => continue,
+                    false => return,
+                }
             }
         };
         if connections.threads.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {

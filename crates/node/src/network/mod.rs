@@ -28,7 +28,7 @@ use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
 use sealed::mixed;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs,
+    fs, io,
     net::{IpAddr, Ipv4Addr},
     os::fd::OwnedFd,
     path::PathBuf,
@@ -94,60 +94,53 @@ impl Networks {
         parent: &str,
         mac: Option<&str>,
     ) -> Result<(Attachment, String), NodeError> {
-        let members = [(parent.to_owned(), 0)].into();
-        let network = self.begin(request, members, mac)?;
+        let mut network = new(request, mac)?;
+        network.members.insert(parent.to_owned(), 0);
         let attachment = Attachment {
-            network: network.id,
+            network: network.id.clone(),
             number: 0,
         };
-        Ok((attachment, network.parent_mac))
+        let mac = network.parent_mac.clone();
+        self.begin(network)?;
+        Ok((attachment, mac))
     }
 
-    /// Creates a network for machines that have no parent in it. Returns their places, in the order of the names. Each is in it from
-    /// now on, and leaves it with [`Networks::leave`].
-    pub fn create_for(
+    /// Creates a network for clones that have no parent, with their places in it. Returns its id.
+    pub fn create_for<'a>(
+        &self,
+        request: &NetworkRequest,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Result<String, NodeError> {
+        let mut network = new(request, None)?;
+        for name in names {
+            let number = network.free_number(name).ok_or_else(full)?;
+            network.members.insert(name.to_owned(), number);
+        }
+        let id = network.id.clone();
+        self.begin(network)?;
+        Ok(id)
+    }
+
+    /// Creates a network for machines that have no parent in it, each with its number. Returns their places, in the same order. Each is
+    /// in it from now on, and leaves it with [`Networks::leave`].
+    pub fn create_with(
         &self,
         request: &NetworkRequest,
         members: &[(&str, u32)],
     ) -> Result<Vec<Attachment>, NodeError> {
+        let mut network = new(request, None)?;
         let by_name = members.iter().map(|(name, at)| ((*name).to_owned(), *at));
-        let network = self.begin(request, by_name.collect(), None)?;
+        network.members = by_name.collect();
+        let id = network.id.clone();
+        self.begin(network)?;
         let place = |(_, number): &(&str, u32)| Attachment {
-            network: network.id.clone(),
+            network: id.clone(),
             number: *number,
         };
         Ok(members.iter().map(place).collect())
     }
 
-    /// Creates a network with these members, by their numbers. `mac`: the address of the card of number 0, if it has one.
-    fn begin(
-        &self,
-        request: &NetworkRequest,
-        members: BTreeMap<String, u32>,
-        mac: Option<&str>,
-    ) -> Result<Network, NodeError> {
-        if request.allow.len() > NETWORK_ALLOW_MAX {
-            return Err(usage(
-                format!("{} destinations", request.allow.len()),
-                format!("allow at most {NETWORK_ALLOW_MAX}"),
-            ));
-        }
-        let id = format!("{:08x}", rand::random::<u32>());
-        let random: [u8; 3] = rand::random();
-        let [a, b, c] = random;
-        let network = Network {
-            version: NETWORK_VERSION,
-            parent_mac: mac.map_or_else(
-                || format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
-                str::to_owned,
-            ),
-            allow: request.allow.clone(),
-            bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
-            members,
-            overlay: None,
-            sealed: None,
-            id,
-        };
+    fn begin(&self, network: Network) -> Result<(), NodeError> {
         network
             .check()
             .map_err(|why| failed(format!("a network: {why}"), "report this"))?;
@@ -157,8 +150,8 @@ impl Networks {
             self.namespace(&network.id).remove();
             return Err(error);
         }
-        all.insert(network.id.clone(), network.clone());
-        Ok(network)
+        all.insert(network.id.clone(), network);
+        Ok(())
     }
 
     /// Returns the member's number that has an address, if there is one.
@@ -167,7 +160,7 @@ impl Networks {
     }
 
     /// Returns the address of a member by its number.
-    pub fn address(number: u32) -> Ipv4Addr {
+    pub fn address_of(number: u32) -> Ipv4Addr {
         Network::address(number)
     }
 
@@ -194,12 +187,7 @@ impl Networks {
         let mut changed = known.clone();
         let mut places = Vec::new();
         for name in names {
-            let number = changed.free_number(name).ok_or_else(|| {
-                refused(
-                    format!("a family's network has room for {MEMBERS_MAX} clones"),
-                    "end clones that are no longer needed (floe kill)",
-                )
-            })?;
+            let number = changed.free_number(name).ok_or_else(full)?;
             changed.members.insert(name.to_owned(), number);
             places.push(Attachment {
                 network: network.to_owned(),
@@ -419,13 +407,18 @@ impl Networks {
         Some(all.get(&place.network)?.mac(place.number))
     }
 
+    /// Returns a member's address, with the network's prefix length.
+    pub fn address(place: &Attachment) -> String {
+        format!("{}/{BITS}", Network::address(place.number))
+    }
+
     /// Returns a member's place as it is shown.
     pub fn info(&self, place: &Attachment) -> NetworkInfo {
         let all = self.all.lock();
         let network = all.get(&place.network);
         NetworkInfo {
             id: place.network.clone(),
-            address: format!("{}/{BITS}", Network::address(place.number)),
+            address: Networks::address(place),
             mac: network
                 .map(|network| network.mac(place.number))
                 .unwrap_or_default(),
@@ -464,13 +457,31 @@ impl Networks {
         socket: Option<OwnedFd>,
     ) -> Result<(), NodeError> {
         let namespace = self.namespace(&place.network);
-        let opened = Inbound::open(&namespace, place.number, forward, socket)?;
-        self.inbound
-            .lock()
-            .entry(machine.to_owned())
-            .or_default()
-            .push(opened);
+        let mut all = self.inbound.lock();
+        let ports = all.entry(machine.to_owned()).or_default();
+        let taken = ports.iter_mut().find(|port| port.forward == *forward);
+        match (taken.filter(|port| port.is_taken()), socket) {
+            (Some(port), Some(socket)) => {
+                port.accept_at(&namespace, place.number, socket.into())?;
+            }
+            (_, socket) => {
+                let opened = Inbound::open(&namespace, place.number, forward, socket)?;
+                ports.push(opened);
+            }
+        }
         Ok(())
+    }
+
+    /// Takes the socket of a port that leads to a member: who connects waits there. Connections that are open stay so. Returns
+    /// `None` if the port is not open.
+    pub fn take_inbound(
+        &self,
+        machine: &str,
+        forward: &PortForward,
+    ) -> Option<io::Result<OwnedFd>> {
+        let mut all = self.inbound.lock();
+        let mut ports = all.get_mut(machine)?.iter_mut();
+        ports.find(|port| port.forward == *forward)?.take()
     }
 
     /// Closes one port, or all ports of a machine.
@@ -485,6 +496,37 @@ impl Networks {
             }
         }
     }
+}
+
+/// Returns a network without members.
+fn new(request: &NetworkRequest, mac: Option<&str>) -> Result<Network, NodeError> {
+    if request.allow.len() > NETWORK_ALLOW_MAX {
+        return Err(usage(
+            format!("{} destinations", request.allow.len()),
+            format!("allow at most {NETWORK_ALLOW_MAX}"),
+        ));
+    }
+    let [a, b, c]: [u8; 3] = rand::random();
+    Ok(Network {
+        version: NETWORK_VERSION,
+        id: format!("{:08x}", rand::random::<u32>()),
+        parent_mac: mac.map_or_else(
+            || format!("52:54:00:{a:02x}:{b:02x}:{c:02x}"),
+            str::to_owned,
+        ),
+        allow: request.allow.clone(),
+        bytes_per_s: request.bytes_per_s.unwrap_or(NETWORK_BYTES_PER_S),
+        members: BTreeMap::new(),
+        overlay: None,
+        sealed: None,
+    })
+}
+
+fn full() -> NodeError {
+    refused(
+        format!("a family's network has room for {MEMBERS_MAX} clones"),
+        "end clones that are no longer needed (floe kill)",
+    )
 }
 
 /// Parses addresses of hosts.

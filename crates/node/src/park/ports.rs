@@ -134,20 +134,25 @@ impl Parks {
         self.ports.watch(entry);
     }
 
-    /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU.
+    /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU, or from its network.
     pub(super) fn take_ports(&self, entry: &Entry, vm: &Machine) -> Vec<HeldPort> {
         let record = entry.record();
-        if record.network.is_some() {
-            return Vec::new(); // the node has them, and closes them with its QEMU
-        }
-        let take = |forward: &PortForward| {
-            let taken = machine_forward(forward).and_then(|at| Ok(vm.take_port(&at)?));
-            match taken.and_then(|socket| HeldPort::of(forward, socket)) {
-                Ok(port) => Some(port),
-                Err(error) => {
-                    tracing::warn!(machine = %entry.name, %forward, %error, "the port is closed for a moment");
-                    None
-                }
+        let socket_of = |forward: &PortForward| match record.network {
+            None => machine_forward(forward).and_then(|at| Ok(vm.take_port(&at)?)),
+            Some(_) => {
+                let socket = self.networks.take_inbound(entry.name.as_str(), forward);
+                let closed = || Err(io::ErrorKind::NotConnected.into());
+                let socket = socket.unwrap_or_else(closed);
+                socket.map_err(at(format!("{forward} was not open")))
+            }
+        };
+        let take = |forward: &PortForward| match socket_of(forward)
+            .and_then(|socket| HeldPort::of(forward, socket))
+        {
+            Ok(port) => Some(port),
+            Err(error) => {
+                tracing::warn!(machine = %entry.name, %forward, %error, "the port is closed for a moment");
+                None
             }
         };
         record.forwards.iter().filter_map(take).collect()
@@ -175,9 +180,18 @@ impl Parks {
 
     /// Gives them back to a machine that could not be parked.
     pub(super) fn give_back(&self, entry: &Entry, vm: &Machine, held: Vec<HeldPort>) {
-        for port in held {
-            let given = machine_forward(&port.forward)
-                .and_then(|at| Ok(vm.give_port(at, port.socket.as_fd())?));
+        let place = entry.record().network;
+        for HeldPort { forward, socket } in held {
+            let given = match &place {
+                None => {
+                    machine_forward(&forward).and_then(|at| Ok(vm.give_port(at, socket.as_fd())?))
+                }
+                Some(place) => {
+                    let name = entry.name.as_str();
+                    self.networks
+                        .open_inbound(name, place, &forward, Some(socket))
+                }
+            };
             if let Err(error) = given {
                 tracing::warn!(machine = %entry.name, %error, "a port is not open");
                 let why = error.to_api().to_string();

@@ -96,13 +96,14 @@ impl Parks {
         held: &[HeldPort],
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        self.machines.reserve_resources(operation, overcommit)?;
         if !operation.drive(Event::Loads)? {
             return Err(busy(
                 format!("machine {} is not parked", operation.name),
                 "see `floe ps`",
             ));
         }
+        // after that, so that a lack of memory is told to whoever follows the machine
+        self.machines.reserve_resources(operation, overcommit)?;
         let record = operation.record();
         let found = Found {
             id: record.image,

@@ -1,26 +1,49 @@
 //! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
 
-use super::{Pool, record::SubstrateRecord};
+use super::{Pool, dispatch::Away, record::SubstrateRecord};
 use crate::{
     MachineName,
     caller::Caller,
-    error::{NodeError, usage},
+    error::{NodeError, busy, usage},
     fork::Purpose,
     images::sources::Found,
     independence,
-    inventory::{AGENT_LABEL, is_pending},
+    inventory::{AGENT_LABEL, is_pending, record::Independent},
     report::{Report, millis},
     unix_now,
 };
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
-    CloneState, ForkRequest, Happened, Outcome, RunRequest, Visibility,
+    CloneInfo, CloneState, ExpandRequest, ForkRequest, Happened, Outcome, RunRequest, Visibility,
 };
-use floe_threads::Waited;
+use floe_image::Hash;
+use floe_threads::{Cancel, Waited};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+
+/// An image that nobody removes while machines are started from it. Dropping this lets it go.
+struct Held<'a> {
+    pool: &'a Pool,
+    image: Hash,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut activating = self.pool.activating.lock();
+        let left = activating.get_mut(&self.image).map_or(0, |count| {
+            *count -= 1;
+            *count
+        });
+        if left == 0 {
+            activating.remove(&self.image);
+        }
+    }
+}
+
+/// What came of starting machines: those that run, and those that do not.
+type Started = (Outcome, Vec<ActivatedInfo>, Vec<CloneInfo>);
 
 impl Pool {
     /// Starts machines from a substrate. Its chunks come from memory while they run, or from its backup.
@@ -44,48 +67,119 @@ impl Pool {
             .transpose()
             .map_err(|error| usage(error.to_string(), ""))?;
         let independent = independence::asked(request.independent.as_ref())?;
-        let record = self.visible(name, caller)?;
+        let (record, _held) = self.hold(name, caller)?;
         let size = self.wanted_size(&record, request)?;
         let from_memory = self.stock.with(|stock| stock.touch(&record.image));
         if !from_memory {
             report.note("the substrate is not in memory; it comes from its backup on the disk");
         }
-        let started = match (record.visibility, count) {
-            (Visibility::Private, 1) => self.run_one(&record, called, request, report),
+        let started = match (record.visibility, count, request.hosts.is_empty()) {
+            (Visibility::Private, 1, true) => self.run_one(&record, called, request, report),
             _ => self.run_clones(&record, called, count, request, report),
         };
-        let (mut outcome, mut machines) = started?;
-        for machine in machines.iter().filter(|_| independent.is_some()) {
-            let entry = self.inventory.get(&machine.name)?;
-            entry.update(|record| record.independence = independent)?;
+        let (mut outcome, mut machines, failed) = started?;
+        if independent.is_some() {
+            let here = machines.iter_mut().filter(|machine| machine.host.is_none());
+            here.for_each(|machine| self.note_independent(machine, independent));
         }
         self.shrinks.look_now();
         self.change(name, |record| record.activated_unix_s = Some(unix_now()));
         if !from_memory {
             self.take_in_later(record.clone());
         }
-        let count = machines.len();
         self.core.tell(
             Happened::SubstrateActivated,
             name,
-            format!("{count} machines run"),
+            format!("{} machines run", machines.len()),
         );
         let limit_s = request.answer_s.unwrap_or(ACTIVATE_ANSWER_S_DEFAULT);
-        if limit_s > 0 && self.has_agent(&record) {
-            let until = began + Duration::from_secs(limit_s);
-            self.wait_for_networks(&mut machines, began, until, report)?;
-            report.stage("network")?;
-        }
-        if let Some(size) = size {
-            self.bring_to_size(&mut machines, &size, began, &report.cancel());
-            report.stage("size")?;
-        }
+        let further = ExpandRequest {
+            fork: outcome
+                .fork
+                .as_ref()
+                .map_or_else(String::new, |fork| fork.id.clone()),
+            machines: Vec::new(),
+            answer_s: if self.has_agent(&record) { limit_s } else { 0 },
+            size,
+            independent: request.independent.clone(),
+        };
+        self.go_on(&mut machines, &further, began, report)
+            .inspect_err(|_| self.end_all(&machines))?;
         outcome.activated = Some(ActivateReport {
             substrate: name.to_owned(),
             from_memory,
             machines,
+            failed,
         });
         Ok(outcome)
+    }
+
+    /// Returns a substrate that exists for this caller, and keeps its image until what is returned is dropped.
+    fn hold(&self, name: &str, caller: &Caller) -> Result<(SubstrateRecord, Held<'_>), NodeError> {
+        let image = self.visible(name, caller)?.image;
+        *self.activating.lock().entry(image).or_default() += 1;
+        let held = Held { pool: self, image };
+        // it may have been removed before it was held
+        let record = self.visible(name, caller)?;
+        match record.image == image {
+            true => Ok((record, held)),
+            false => Err(busy(
+                format!("substrate {name} was replaced just now"),
+                "activate it again",
+            )),
+        }
+    }
+
+    fn note_independent(&self, machine: &mut ActivatedInfo, wish: Option<Independent>) {
+        let entry = self.inventory.get(&machine.name);
+        let noted = entry.and_then(|entry| entry.update(|record| record.independence = wish));
+        if let Err(error) = noted {
+            machine.short.push(error.to_api());
+        }
+    }
+
+    /// Ends machines that were activated for a caller who has gone.
+    fn end_all(&self, machines: &[ActivatedInfo]) {
+        for machine in machines {
+            let ended = match self.inventory.get(&machine.name) {
+                Ok(entry) if entry.record().family.is_none() => {
+                    self.machines.remove_machine(&machine.name, true)
+                }
+                _ => self.forks.end_a_clone(&machine.name),
+            };
+            if let Err(error) = ended {
+                tracing::warn!(machine = machine.name, %error, "its caller has gone and it runs on");
+            }
+        }
+    }
+
+    /// Waits for the guests of machines that run, here and on other hosts, and brings them to their size.
+    fn go_on(
+        self: &Arc<Self>,
+        machines: &mut [ActivatedInfo],
+        further: &ExpandRequest,
+        began: Instant,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let is_something =
+            further.answer_s > 0 || further.size.is_some() || further.independent.is_some();
+        let away = is_something.then(|| self.ask_hosts(machines, further));
+        let here = machines.iter_mut().filter(|machine| machine.host.is_none());
+        let mut here: Vec<&mut ActivatedInfo> = here.collect();
+        if further.answer_s > 0 && !here.is_empty() {
+            let until = began + Duration::from_secs(further.answer_s);
+            self.wait_for_networks(&mut here, began, until, &report.cancel())?;
+            report.stage("network")?;
+        }
+        if let (Some(size), false) = (&further.size, here.is_empty()) {
+            self.bring_to_size(&mut here, size, began, &report.cancel());
+            report.stage("size")?;
+        }
+        if let Some(away) = away.filter(Away::is_some) {
+            self.hear_hosts(away, machines, began, &report.cancel())?;
+            report.stage("other hosts")?;
+        }
+        Ok(())
     }
 
     pub(super) fn has_agent(&self, record: &SubstrateRecord) -> bool {
@@ -100,7 +194,7 @@ impl Pool {
         called: Option<MachineName>,
         request: &ActivateRequest,
         report: &mut Report,
-    ) -> Result<(Outcome, Vec<ActivatedInfo>), NodeError> {
+    ) -> Result<Started, NodeError> {
         self.core.check_passable()?;
         let origin = Default::default();
         let found = Found {
@@ -114,19 +208,19 @@ impl Pool {
         let run = RunRequest {
             image: record.name.clone(),
             overcommit: request.overcommit,
+            network: request.network.clone(),
             ..Default::default()
         };
         let outcome = self.runs.run_found(called, &run, found, report)?;
         let first_ms = report.elapsed_ms();
         let machines = outcome.machine.iter().map(|machine| ActivatedInfo {
             name: machine.name.clone(),
+            address: machine.network.as_ref().map(|place| place.address.clone()),
             first_ms,
-            network_ms: None,
-            size_ms: None,
-            short: Vec::new(),
+            ..Default::default()
         });
         let machines = machines.collect();
-        Ok((outcome, machines))
+        Ok((outcome, machines, Vec::new()))
     }
 
     /// Runs clones of a substrate.
@@ -137,38 +231,42 @@ impl Pool {
         count: u32,
         request: &ActivateRequest,
         report: &mut Report,
-    ) -> Result<(Outcome, Vec<ActivatedInfo>), NodeError> {
+    ) -> Result<Started, NodeError> {
         let fork = ForkRequest {
             clones: count,
+            hosts: request.hosts.clone(),
             overcommit: request.overcommit,
             ..Default::default()
         };
         let purpose = Purpose {
             called: called.or_else(|| record.name.parse().ok()),
+            network: request.network.as_ref(),
             ..Default::default()
         };
         let image = record.image.to_string();
         let outcome = self.forks.fork_for(&image, &fork, purpose, report)?;
         let clones = outcome.fork.iter().flat_map(|fork| &fork.clones);
-        let running = clones.filter(|clone| clone.state == CloneState::Running);
-        let machines = running.map(|clone| ActivatedInfo {
+        let (running, failed): (Vec<&CloneInfo>, Vec<&CloneInfo>) =
+            clones.partition(|clone| clone.state == CloneState::Running);
+        let machines = running.into_iter().map(|clone| ActivatedInfo {
             name: clone.name.clone(),
+            host: clone.host.clone(),
+            address: clone.address.clone(),
             first_ms: clone.running_ms.unwrap_or_default(),
-            network_ms: None,
-            size_ms: None,
-            short: Vec::new(),
+            ..Default::default()
         });
         let machines = machines.collect();
-        Ok((outcome, machines))
+        let failed = failed.into_iter().cloned().collect();
+        Ok((outcome, machines, failed))
     }
 
     /// Notes when the agent in each machine's guest has answered and its network is there. Those that take longer go without.
-    fn wait_for_networks(
+    pub(super) fn wait_for_networks(
         &self,
-        machines: &mut [ActivatedInfo],
+        machines: &mut [&mut ActivatedInfo],
         began: Instant,
         until: Instant,
-        report: &Report,
+        cancel: &Cancel,
     ) -> Result<(), NodeError> {
         let look = || {
             let mut waits = false;
@@ -185,11 +283,10 @@ impl Pool {
             }
             (!waits).then_some(())
         };
-        let cancel = report.cancel();
         match self
             .inventory
             .changed()
-            .wait_for(Some(until), Some(&cancel), look)
+            .wait_for(Some(until), Some(cancel), look)
         {
             Waited::Cancelled => Err(NodeError::Cancelled),
             Waited::Come(()) | Waited::TimedOut => Ok(()),

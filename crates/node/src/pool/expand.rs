@@ -59,7 +59,7 @@ impl Pool {
     /// Brings each machine to this size, and notes when it had it, or why not.
     pub(super) fn bring_to_size(
         &self,
-        machines: &mut [ActivatedInfo],
+        machines: &mut [&mut ActivatedInfo],
         size: &SizeRequest,
         began: Instant,
         cancel: &Cancel,

@@ -9,9 +9,10 @@
 //! activated from their backups. What is its own is found by content ([`made_of`]).
 //!
 //! Locks: `admitting`, held while one substrate is read and compressed, so that memory for that is needed once; then `records`,
-//! `writing` (a record is written), `docking` and the stock's own, none of which is held while another is taken, except the stock's.
+//! `writing` (a record is written), `docking`, `activating` and the stock's own, none of which is held while another is taken, except the stock's.
 
 mod activate;
+mod dispatch;
 mod expand;
 mod made_of;
 mod member;
@@ -133,6 +134,8 @@ pub(crate) struct Pool {
     writing: Mutex<()>,
     /// Names of substrates that are being docked.
     docking: Mutex<BTreeSet<String>>,
+    /// Images that are being activated, and how often.
+    activating: Mutex<BTreeMap<Hash, usize>>,
     /// Held while a substrate is taken into memory.
     admitting: Mutex<()>,
     warmth: Mutex<Warmth>,
@@ -152,6 +155,9 @@ impl Drop for Taken<'_> {
 
 impl ImageUser for Pool {
     fn user_of(&self, image: &Hash) -> Option<String> {
+        if self.activating.lock().contains_key(image) {
+            return Some("a substrate that is being activated".to_owned());
+        }
         let records = self.records.read();
         let record = records.values().find(|record| record.image == *image)?;
         Some(format!("substrate {}", record.name))
@@ -162,8 +168,10 @@ impl ImageUser for Pool {
     }
 
     fn images(&self) -> Vec<Hash> {
+        let activating: Vec<Hash> = self.activating.lock().keys().copied().collect();
         let records = self.records.read();
-        records.values().map(|record| record.image).collect()
+        let known = records.values().map(|record| record.image);
+        known.chain(activating).collect()
     }
 }
 
@@ -206,6 +214,7 @@ impl Pool {
             stock,
             writing: Mutex::default(),
             docking: Mutex::default(),
+            activating: Mutex::default(),
             admitting: Mutex::default(),
             warmth: Mutex::default(),
         });

@@ -11,13 +11,15 @@ use std::time::Duration;
 
 /// How long a guest may take to set a card up: one that is emulated on a loaded host takes seconds.
 const RECEPTION_LIMIT: Duration = Duration::from_secs(60);
-/// How long a guest may take to let a card go: its hot-plug controller waits five seconds before it begins.
-const RELEASE_LIMIT: Duration = Duration::from_secs(60);
+/// How long a guest may take to let a card or disk go: its hot-plug controller waits five seconds before it begins.
+pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
 impl Resizes {
     /// Gives a running machine another network card, on a user network of its own.
     pub(crate) fn attach_card(&self, name: &str) -> Result<AttachedCard, NodeError> {
         let entry = self.inventory.get(name)?;
+        // until its guest is somebody of its own it is on no network: its first card's cable is pulled, and a second one's is not
+        entry.wait_for_identity()?;
         let operation = entry.begin(Task::Attach)?;
         let vm = operation.vm()?;
         self.check_executes(&operation, &vm)?;
@@ -29,12 +31,13 @@ impl Resizes {
         }
         let card = vm.add_card(None)?;
         self.machines.settle_size(&operation, None)?;
-        let reception = vm.reception(&card, RECEPTION_LIMIT)?;
+        // whatever is not known of the guest, the machine has it
+        let reception = vm.reception(&card, RECEPTION_LIMIT);
         self.core
             .tell(Happened::MachineAttached, name, card.clone());
         Ok(AttachedCard {
             card,
-            in_use: reception == Reception::Taken,
+            in_use: matches!(reception, Ok(Reception::Taken)),
         })
     }
 

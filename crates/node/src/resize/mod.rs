@@ -1,4 +1,5 @@
-//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start; network cards (`cards`).
+//! Machines that become larger and smaller: CPUs and memory, while they run or for their next start; network cards (`cards`) and
+//! disks (`disks`).
 //!
 //! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
 //! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`).
@@ -7,12 +8,15 @@
 
 mod balloon;
 mod cards;
+mod disks;
 mod size;
+mod sparse;
 
 use crate::{
     agents::Agents,
     core::Core,
     error::{NodeError, busy, refused, usage},
+    images::Images,
     inventory::{
         Inventory, Operation,
         lifecycle::{Phase, Task},
@@ -33,6 +37,7 @@ const MEMORY_LEAST_BYTES: u64 = 32 << 20;
 pub(crate) struct Resizes {
     pub core: Arc<Core>,
     pub inventory: Arc<Inventory>,
+    pub images: Arc<Images>,
     pub agents: Arc<Agents>,
     pub machines: Arc<Machines>,
 }
@@ -124,9 +129,10 @@ impl Resizes {
         let done = self.bring(operation, &vm, (before, wanted), report, &mut short);
         // whatever was done is written down
         let cpus = *done.as_ref().unwrap_or(&None);
-        self.machines.settle_size(operation, cpus)?;
+        let settled = self.machines.settle_size(operation, cpus);
         let after = size_of(&operation.record());
-        self.limits_follow(operation, largest, after)?;
+        let followed = self.limits_follow(operation, largest, after);
+        settled.and(followed)?;
         done?;
         Ok(ResizeReport {
             before,
@@ -171,7 +177,7 @@ impl Resizes {
         };
         Err(refused(
             format!("machine {name} stands still{why}: its guest can't take or give anything"),
-            format!("floe start {name} lets it go on; or floe stop {name}, and resize it then"),
+            format!("floe start {name} lets it go on; or floe stop {name}, and do it then"),
         ))
     }
 

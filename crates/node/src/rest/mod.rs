@@ -37,6 +37,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/clones", post(forks::receive))
         .route("/v1/clones/room", get(forks::room))
+        .route("/v1/clones/expand", post(pool::expand))
         .route("/v1/machines/{name}/family", get(forks::family))
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
@@ -93,6 +94,10 @@ pub fn router(node: Arc<Node>) -> Router {
             "/v1/machines/{name}/independent",
             post(independent::independent),
         )
+        .route(
+            "/v1/machines/{name}/disks/{disk}",
+            post(resize::attach_disk).delete(resize::detach_disk),
+        )
         .route("/v1/machines/{name}/cards", post(resize::attach_card))
         .route(
             "/v1/machines/{name}/cards/{card}",
@@ -133,6 +138,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/clones", post(forks::receive))
         .route("/v1/clones/room", get(forks::room))
+        .route("/v1/clones/expand", post(pool::expand))
         .route("/v1/hosts", get(forks::hosts))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
         .route("/v1/cluster", get(cluster::info))
@@ -200,6 +206,8 @@ pub fn router(node: Arc<Node>) -> Router {
         independent::independent,
         resize::attach_card,
         resize::detach_card,
+        resize::attach_disk,
+        resize::detach_disk,
         watching::wait,
         system::usage,
         system::prune,
@@ -219,6 +227,7 @@ pub fn router(node: Arc<Node>) -> Router {
         pool::export,
         pool::import,
         pool::activate_ensemble,
+        pool::expand,
         machines::screenshot,
         screen::picture,
         screen::vnc,

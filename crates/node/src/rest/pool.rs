@@ -137,3 +137,14 @@ pub async fn activate_ensemble(
         node.ensembles.activate(&request, &caller, report)
     })
 }
+
+/// Waits until clones of another node's substrate answer, and brings them to their size: the request that an activation with `hosts`
+/// sends to those.
+#[utoipa::path(post, path = "/v1/clones/expand", tag = "pool", request_body = ExpandRequest,
+    responses((status = 200, body = ExpandReport), (status = 400, body = ApiError)))]
+pub async fn expand(
+    State(node): Floe,
+    Input(request): Input<ExpandRequest>,
+) -> Result<Json<ExpandReport>, Failure> {
+    answer(move || node.pool.expand(&request)).await
+}

@@ -1,4 +1,4 @@
-//! What a machine has: its size, and its network cards.
+//! What a machine has: its size, its network cards and its disks.
 
 use super::answer::{Failure, Input, Path, answer, stream};
 use crate::Node;
@@ -43,4 +43,29 @@ pub async fn detach_card(
     Path((name, card)): Path<(String, String)>,
 ) -> Result<Json<()>, Failure> {
     answer(move || node.resizes.detach_card(&name, &card)).await
+}
+
+/// Gives a machine another disk, while it runs or for its next start.
+#[utoipa::path(post, path = "/v1/machines/{name}/disks/{disk}", tag = "machines",
+    params(("name" = String, Path), ("disk" = String, Path)), request_body = AttachDiskRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn attach_disk(
+    State(node): Floe,
+    Path((name, disk)): Path<(String, String)>,
+    Input(request): Input<AttachDiskRequest>,
+) -> Response {
+    stream(node, "attach", move |node, report| {
+        node.resizes.attach_disk(&name, &disk, &request, report)
+    })
+}
+
+/// Takes a disk away from a machine, and what is on it with it: once its guest has let it go if it runs.
+#[utoipa::path(delete, path = "/v1/machines/{name}/disks/{disk}", tag = "machines",
+    params(("name" = String, Path), ("disk" = String, Path)),
+    responses((status = 200), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn detach_disk(
+    State(node): Floe,
+    Path((name, disk)): Path<(String, String)>,
+) -> Result<Json<()>, Failure> {
+    answer(move || node.resizes.detach_disk(&name, &disk)).await
 }

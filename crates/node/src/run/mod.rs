@@ -191,6 +191,7 @@ impl Runs {
                     ..Default::default()
                 },
                 own_disks: own.records(),
+                next_disk: 0,
                 own_layers: 0,
                 park_after_s: request.park_after_s,
                 small,

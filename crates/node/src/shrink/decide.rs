@@ -164,15 +164,15 @@ impl Watch {
 
 impl Shrink {
     /// Begins with a machine of so much memory, in bytes, of which its guest has `given_bytes` outside of the balloon, whose guest
-    /// uses so many CPUs; `link` is whether it has a cable in.
-    pub fn new(all_bytes: u64, given_bytes: u64, cpus: u32, link: bool) -> Shrink {
+    /// uses so many CPUs; `link` is whether it has a cable in. `owed` is what was taken from it before and not given back yet.
+    pub fn new(all_bytes: u64, given_bytes: u64, cpus: u32, link: bool, owed: Small) -> Shrink {
         Shrink {
             all: all_bytes,
             full: given_bytes.min(all_bytes),
             cpus,
             link,
             at: In::Account,
-            small: Small::default(),
+            small: owed,
             target: given_bytes,
             margin: MARGIN_BYTES_MIN,
             watch: Watch::default(),
@@ -213,7 +213,7 @@ impl Shrink {
                 }
                 In::Settle | In::SettleAgain => Step::Settle,
                 In::Balloon { aim } | In::Loosen { aim } => {
-                    self.small.memory = Some(self.full);
+                    self.small.memory.get_or_insert(self.full);
                     Step::Balloon { bytes: aim }
                 }
                 In::Watch { .. } | In::Loosening { .. } => Step::Look,
@@ -222,7 +222,7 @@ impl Shrink {
                     continue;
                 }
                 In::Cpu => {
-                    self.small.cpus = Some(self.cpus);
+                    self.small.cpus.get_or_insert(self.cpus);
                     Step::Cpus(1)
                 }
                 In::Link if !self.link => {

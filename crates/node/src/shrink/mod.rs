@@ -103,7 +103,8 @@ impl Shrinks {
         let cpus = record.given.of(&config).cpus;
         let link = vm.has_network() && !is_pending(&record);
         let given = vm.memory_given()?;
-        let mut shrink = Shrink::new(room.memory_bytes, given, cpus, link);
+        let owed = record.small;
+        let mut shrink = Shrink::new(room.memory_bytes, given, cpus, link, owed.clone());
         let began = Instant::now();
         let cancel = report.cancel();
         let mut no_agent = None;
@@ -132,7 +133,7 @@ impl Shrinks {
                 is_gone: false,
             });
         };
-        let nothing_done = shrink.small().is_nothing();
+        let nothing_done = *shrink.small() == owed;
         self.give_back(operation, &mut shrink);
         shrink.notes().for_each(|note| report.note(note));
         if cancel.is_cancelled() {
@@ -159,12 +160,12 @@ impl Shrinks {
         }
         let vm = operation.vm()?;
         let mut back = Expand::new(small);
-        let (began, never, mut no_agent) = (Instant::now(), Cancel::default(), None);
+        let (began, over, mut no_agent) = (Instant::now(), self.core.threads.over(), None);
         while let Some(step) = back.step() {
-            if self.core.threads.over().is_cancelled() {
+            if over.is_cancelled() {
                 return Ok(()); // the next node goes on
             }
-            let heard = self.carry_out(operation, &vm, step, &never, &mut no_agent);
+            let heard = self.carry_out(operation, &vm, step, over, &mut no_agent);
             back.heard(began.elapsed().as_millis() as u64, heard);
         }
         for note in &back.notes {
@@ -217,10 +218,13 @@ impl Shrinks {
 
     /// The way back of a machine that was to be made small.
     fn give_back(&self, operation: &Operation, shrink: &mut Shrink) {
-        let (began, never, mut no_agent) = (Instant::now(), Cancel::default(), None);
+        let (began, over, mut no_agent) = (Instant::now(), self.core.threads.over(), None);
         // if its QEMU has ended, there is nothing to be given back
         while let (Ok(vm), Some(step)) = (operation.vm(), shrink.step()) {
-            let heard = self.carry_out(operation, &vm, step, &never, &mut no_agent);
+            if over.is_cancelled() {
+                break; // it is written down, and the next node goes on
+            }
+            let heard = self.carry_out(operation, &vm, step, over, &mut no_agent);
             shrink.heard(began.elapsed().as_millis() as u64, heard);
         }
         if let Err(error) = operation.becomes_small(shrink.small()) {
@@ -228,7 +232,8 @@ impl Shrinks {
         }
     }
 
-    /// Does one step. `no_agent` gets the error if there is no agent that can do it.
+    /// Does one step. `no_agent` gets the error if there is no agent that can do it. Only what may go on in the guest beside the next
+    /// step is left to itself if nobody waits for it any more.
     fn carry_out(
         &self,
         entry: &Entry,
@@ -238,12 +243,11 @@ impl Shrinks {
         no_agent: &mut Option<NodeError>,
     ) -> Heard {
         let done = match step {
-            Step::Account => self.account(entry),
+            Step::Account => self.account(entry, cancel),
             Step::Hooks { stop } => self.hooks(entry, stop),
             Step::Settle => {
-                let settled = self
-                    .agents
-                    .chore(entry, chores::names::SETTLE, &[], SETTLE_LIMIT);
+                let (chore, limit) = (chores::names::SETTLE, SETTLE_LIMIT);
+                let settled = self.agents.chore_unless(entry, chore, &[], limit, cancel);
                 settled.map(|settled: Settled| {
                     if let Some(why) = settled.kept {
                         tracing::info!(machine = %entry.name, why, "its guest keeps its caches");
@@ -283,9 +287,9 @@ impl Shrinks {
         })
     }
 
-    fn account(&self, entry: &Entry) -> Result<Heard, ChoreError> {
+    fn account(&self, entry: &Entry, cancel: &Cancel) -> Result<Heard, ChoreError> {
         let (chore, limit) = (chores::names::ACCOUNT, ACCOUNT_LIMIT);
-        let said: Account = self.agents.chore(entry, chore, &[], limit)?;
+        let said: Account = self.agents.chore_unless(entry, chore, &[], limit, cancel)?;
         tracing::debug!(machine = %entry.name, ?said, "its guest's memory");
         Ok(Heard::Memory(Memory {
             total: said.total,

@@ -96,7 +96,7 @@ fn expand(mut back: Expand, guest: &mut Guest) -> Expand {
 #[test]
 fn a_guest_keeps_what_it_uses_and_a_margin_and_comes_back_whole() {
     let mut guest = Guest::new(GIB, 150 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     drive(&mut shrink, |_, step| guest.answer(step));
     assert_eq!((shrink.why(), shrink.notes().count()), (None, 0));
     assert!(guest.balloon > guest.used && guest.balloon < guest.used + 20 * MIB);
@@ -115,9 +115,27 @@ fn a_guest_keeps_what_it_uses_and_a_margin_and_comes_back_whole() {
 }
 
 #[test]
+fn what_is_still_owed_to_a_machine_that_is_made_small_again_is_not_forgotten() {
+    let mut guest = Guest::new(GIB, 150 * MIB);
+    let mut first = Shrink::new(GIB, GIB, 4, true, Small::default());
+    drive(&mut first, |_, step| guest.answer(step));
+    let owed = first.small().clone();
+    // no agent has answered since, and what its programs need has become less
+    guest.used = 100 * MIB;
+    let given = guest.balloon;
+    let mut second = Shrink::new(GIB, given, 4, true, owed.clone());
+    drive(&mut second, |_, step| guest.answer(step));
+    assert!(second.why().is_none() && guest.balloon < given);
+    assert_eq!(second.small(), &owed);
+    second.give_up("the pool is full".into());
+    drive(&mut second, |_, step| guest.answer(step));
+    assert!(guest.is_whole() && second.small().is_nothing());
+}
+
+#[test]
 fn a_guest_that_lies_about_what_it_uses_keeps_what_it_needs() {
     let mut guest = Guest::new(GIB, 700 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     drive(&mut shrink, |_, step| match step {
         Step::Account => Heard::Memory(Memory {
             total: GIB,
@@ -135,7 +153,7 @@ fn a_guest_that_lies_about_what_it_uses_keeps_what_it_needs() {
 fn an_account_that_cannot_be_true_leaves_the_machine_as_it_was() {
     for (total, available) in [(2 * GIB, GIB), (0, 0), (GIB, GIB + 1)] {
         let mut guest = Guest::new(GIB, 100 * MIB);
-        let mut shrink = Shrink::new(GIB, GIB, 4, true);
+        let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
         drive(&mut shrink, |_, step| match step {
             Step::Account => Heard::Memory(Memory {
                 total,
@@ -152,7 +170,7 @@ fn an_account_that_cannot_be_true_leaves_the_machine_as_it_was() {
 #[test]
 fn a_guest_that_begins_to_use_more_meanwhile_gets_some_back() {
     let mut guest = Guest::new(GIB, 100 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     drive(&mut shrink, |_, step| {
         if guest.balloon < 400 * MIB && guest.used == 100 * MIB {
             guest.used = 250 * MIB;
@@ -168,7 +186,7 @@ fn a_guest_that_begins_to_use_more_meanwhile_gets_some_back() {
 #[test]
 fn a_guest_whose_kernel_ends_programs_is_brought_back() {
     let mut guest = Guest::new(GIB, 100 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     drive(&mut shrink, |_, step| {
         guest.kills = u64::from(guest.balloon < 500 * MIB);
         guest.answer(step)
@@ -180,7 +198,7 @@ fn a_guest_whose_kernel_ends_programs_is_brought_back() {
 #[test]
 fn a_hook_that_fails_ends_it_and_all_hooks_are_told_to_start() {
     let mut guest = Guest::new(GIB, 100 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     let mut steps = Vec::new();
     drive(&mut shrink, |_, step| {
         steps.push(step);
@@ -203,7 +221,7 @@ fn a_hook_that_fails_ends_it_and_all_hooks_are_told_to_start() {
 #[test]
 fn what_cannot_be_given_back_stays_written_down_and_the_rest_is_given_back() {
     let mut guest = Guest::new(GIB, 100 * MIB);
-    let mut shrink = Shrink::new(GIB, GIB, 4, true);
+    let mut shrink = Shrink::new(GIB, GIB, 4, true, Small::default());
     drive(&mut shrink, |_, step| guest.answer(step));
     shrink.give_up("the pool is full".into());
     drive(&mut shrink, |_, step| match step {
@@ -247,7 +265,7 @@ proptest! {
         let mut guest = Guest::new(GIB, used);
         guest.cpus = cpus;
         guest.link = link;
-        let mut shrink = Shrink::new(GIB, GIB, cpus, link);
+        let mut shrink = Shrink::new(GIB, GIB, cpus, link, Small::default());
         let mut taken = Small::default();
         for (at, odd) in odd.into_iter().enumerate() {
             let before_back = shrink.why().is_none();

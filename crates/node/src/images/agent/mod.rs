@@ -97,7 +97,7 @@ impl Agent {
 }
 
 /// A raw disk whose file the node has opened.
-pub(super) struct RawDisk {
+pub(crate) struct RawDisk {
     pub file: File,
     /// Its name in messages.
     pub shown: String,

@@ -1,0 +1,52 @@
+//! Files that are replaced: whoever reads one finds the old content or the new one, also after a power cut.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Replaces a file, or makes it. It keeps the mode that it has; a new one gets `mode`.
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    // of this process alone: another may replace the same file at the same time
+    temporary.push(format!(".floe-{}", std::process::id()));
+    let write = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(mode)
+            .open(&temporary)?;
+        if let Ok(found) = fs::metadata(path) {
+            file.set_permissions(found.permissions())?;
+        }
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&temporary); // the reason is the other error
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_file_keeps_its_mode_and_nothing_is_left_of_one_that_can_not_be_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("seed");
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        replace(&path, b"one", 0o600).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), mode()), (b"one".to_vec(), 0o600));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        replace(&path, b"two", 0o600).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), mode()), (b"two".to_vec(), 0o640));
+        let busy = dir.path().join("busy");
+        fs::create_dir_all(busy.join("full")).unwrap();
+        assert!(replace(&busy, b"", 0o600).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+}

@@ -1,0 +1,109 @@
+//! Disks of a machine on the mount: those that it is added with, and those that it is given and that are taken away while its VMM runs.
+
+use crate::api::is_shown;
+use crate::image::Image;
+use crate::machine::Machine;
+use crate::overlay::{Base, Disk};
+use crate::tree::Node;
+use crate::{DiskSpec, Mount, MountError};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Returns where a disk is shown, and as what.
+pub(crate) fn entry(machine: &Arc<Machine>, disk: Arc<Disk>) -> (String, Option<Node>) {
+    let path = format!("machines/{}/{}", machine.name, disk.name);
+    let machine = machine.clone();
+    (path, Some(Node::Disk { machine, disk }))
+}
+
+impl Mount {
+    /// Opens a disk of a machine of this image with this directory, or makes a new one.
+    pub(crate) fn open_disk(
+        &self,
+        dir: &Path,
+        image: &Arc<Image>,
+        spec: &DiskSpec,
+    ) -> Result<Arc<Disk>, MountError> {
+        let name = &spec.name;
+        if !floe_image::region_name_is_valid(name) || is_shown(name) {
+            let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
+            return Err(MountError::Name {
+                what: "disk",
+                name: name.clone(),
+                reason,
+            });
+        }
+        let region = spec.base.as_ref().map(|name| {
+            image.region(name).ok_or_else(|| MountError::Unknown {
+                what: "region",
+                name: name.clone(),
+            })
+        });
+        let fresh = region.transpose()?.map(|region| Base {
+            image: image.clone(),
+            region,
+        });
+        let find = |id: &floe_image::Hash| self.core.images.read().get(id).cloned();
+        let dir = Disk::dir(dir, name);
+        let disk = Disk::open(&dir, &self.live_dir, name, spec.size, fresh, find)?;
+        Ok(Arc::new(disk))
+    }
+
+    fn machine_of(&self, name: &str) -> Result<Arc<Machine>, MountError> {
+        let machine = self.core.machines.read().get(name).cloned();
+        machine.ok_or_else(|| MountError::Unknown {
+            what: "machine",
+            name: name.to_owned(),
+        })
+    }
+
+    /// Gives a machine that is on the mount another disk, the last of its disks. When this returns its file is there, and its record
+    /// is durable.
+    pub fn add_disk(&self, machine: &str, spec: &DiskSpec) -> Result<(), MountError> {
+        let machine = self.machine_of(machine)?;
+        let mut disks = machine.disks.write();
+        if disks.iter().any(|disk| disk.name == spec.name) {
+            return Err(MountError::Name {
+                what: "disk",
+                name: spec.name.clone(),
+                reason: "the machine has one of that name; remove it first",
+            });
+        }
+        let disk = self.open_disk(&machine.dir, &machine.image, spec)?;
+        let owner = Some((machine.uid, machine.gid));
+        self.core
+            .tree
+            .add(vec![entry(&machine, disk.clone())], owner)?;
+        disks.push(disk);
+        Ok(())
+    }
+
+    /// Takes a disk of a machine off the mount, and removes what was written to it. A VMM that still has it open gets errors.
+    pub fn remove_disk(&self, machine: &str, disk: &str) -> Result<(), MountError> {
+        let machine = self.machine_of(machine)?;
+        let mut disks = machine.disks.write();
+        let Some(at) = disks.iter().position(|known| known.name == disk) else {
+            return Err(MountError::Unknown {
+                what: "disk",
+                name: disk.to_owned(),
+            });
+        };
+        self.remove(&format!("machines/{}/{disk}", machine.name))?;
+        disks.remove(at).close();
+        drop(disks);
+        Mount::discard_disk(&machine.dir, disk)
+    }
+
+    /// Removes what was written to a disk of a machine with this directory, whose disk is not on a mount. It is no error if there is
+    /// nothing.
+    pub fn discard_disk(dir: &Path, disk: &str) -> Result<(), MountError> {
+        let dir = Disk::dir(dir, disk);
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(MountError::io("remove", &dir)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
