@@ -48,6 +48,8 @@ mod api {
     mod forward;
     #[path = "hardware.rs"]
     mod hardware;
+    #[path = "images.rs"]
+    mod images;
     #[path = "independent.rs"]
     mod independent;
     #[path = "machines.rs"]
@@ -64,6 +66,7 @@ mod api {
     pub use forks::*;
     pub use forward::*;
     pub use hardware::*;
+    pub use images::*;
     pub use independent::*;
     pub use machines::*;
     pub use network::*;

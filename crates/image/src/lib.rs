@@ -40,7 +40,7 @@ pub use manifest::{
     CDROM_REGION, CONFIG_BYTES_MAX, CONFIG_LIST_MAX, CONFIG_STRING_MAX, CPU_DRIVER_SUFFIX,
     FIRMWARE_REGION, IMAGE_BYTES_MAX, MANIFEST_BYTES_MAX, MachineConfig, Manifest, NVRAM_REGION,
     PATCHES_MAX, Patch, REGION_NAME_MAX, REGIONS_MAX, Region, SEED_REGION, SPECIAL_DISKS,
-    memory_block, memory_region, region_name_is_valid,
+    disk_number, is_special_disk, memory_block, memory_region, region_name_is_valid,
 };
 pub use name::{ImageName, NAME_BYTES_MAX, NameError, TAG_BYTES_MAX};
 pub use over::Over;

@@ -189,6 +189,17 @@ pub const SEED_REGION: &str = "seed";
 /// Disks of a machine that are not numbered, in the order in which they follow those that are.
 pub const SPECIAL_DISKS: [&str; 4] = [FIRMWARE_REGION, NVRAM_REGION, CDROM_REGION, SEED_REGION];
 
+/// Returns the number of a disk that is called `disk` and a number.
+pub fn disk_number(disk: &str) -> Option<usize> {
+    let number: usize = disk.strip_prefix("disk")?.parse().ok()?;
+    (disk == format!("disk{number}")).then_some(number)
+}
+
+/// Whether a disk of a machine is one that has a name, not a number.
+pub fn is_special_disk(disk: &str) -> bool {
+    SPECIAL_DISKS.contains(&disk)
+}
+
 /// How the name of a vCPU's driver ends, after the name of the CPU model.
 pub const CPU_DRIVER_SUFFIX: &str = "-x86_64-cpu";
 

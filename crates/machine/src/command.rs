@@ -127,7 +127,9 @@ pub fn complete(
 
 /// Refuses disks that this hardware cannot have.
 fn check_disks(disks: &[String], models: Models) -> Result<(), MachineError> {
-    let numbered = disks.iter().filter(|disk| !devices::is_special(disk));
+    let numbered = disks
+        .iter()
+        .filter(|disk| !floe_image::is_special_disk(disk));
     let (count, most) = (numbered.count(), models.disk.disks_max());
     if let Some(most) = most.filter(|most| count > *most) {
         let what = format!(
@@ -467,8 +469,9 @@ pub(crate) fn netdevs(config: &MachineConfig) -> impl Iterator<Item = &str> {
 /// Returns QEMU's names for the machine's disks, in the order of `config.disks`.
 pub(crate) fn disk_nodes(config: &MachineConfig) -> Vec<String> {
     // after a removal, the numbers have gaps
-    let mut drives = devices::values(&config.devices, "drive").filter(|d| !devices::is_special(d));
-    let node = |disk: &String| match devices::is_special(disk) {
+    let mut drives =
+        devices::values(&config.devices, "drive").filter(|d| !floe_image::is_special_disk(d));
+    let node = |disk: &String| match floe_image::is_special_disk(disk) {
         true => disk.clone(),
         false => drives.next().unwrap_or(disk).to_owned(),
     };

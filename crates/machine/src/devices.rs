@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, SPECIAL_DISKS};
+use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, disk_number, is_special_disk};
 use serde_json::{Map, Value, json};
 
 use crate::error::MachineError;
@@ -142,7 +142,7 @@ fn disk_devices(disks: &[String], models: Models) -> Vec<String> {
 /// Returns the numbers in the names of the machine's numbered disks, in order. After one was taken away they have gaps. Where names
 /// say nothing the disks are counted.
 fn numbers(disks: &[String]) -> Vec<usize> {
-    let numbered = disks.iter().filter(|disk| !is_special(disk));
+    let numbered = disks.iter().filter(|disk| !is_special_disk(disk));
     let numbers: Option<Vec<usize>> = numbered.clone().map(|disk| disk_number(disk)).collect();
     let different: Option<BTreeSet<usize>> =
         numbers.as_ref().map(|all| all.iter().copied().collect());
@@ -150,17 +150,6 @@ fn numbers(disks: &[String]) -> Vec<usize> {
         (Some(all), Some(different)) if all.len() == different.len() => all,
         _ => (0..numbered.count()).collect(),
     }
-}
-
-/// Returns the number of a disk that is called `disk` and a number.
-pub fn disk_number(disk: &str) -> Option<usize> {
-    let number: usize = disk.strip_prefix("disk")?.parse().ok()?;
-    (disk == format!("disk{number}")).then_some(number)
-}
-
-/// Whether a disk of a machine is one that has a name, not a number.
-pub fn is_special(disk: &str) -> bool {
-    SPECIAL_DISKS.contains(&disk)
 }
 
 /// Returns the device for an additional vCPU of this model. The machine has one socket with a core for each possible
@@ -490,7 +479,7 @@ mod tests {
                         uefi: true,
                     };
                     let mut names = disks(disk.disks_max().unwrap_or(DISKS_MAX - 4));
-                    names.extend(SPECIAL_DISKS.map(str::to_owned));
+                    names.extend(floe_image::SPECIAL_DISKS.map(str::to_owned));
                     let devices = canonical(&names, MAC, Profile::Growable, models);
                     check(&devices, CPU_MODEL_DEFAULT).unwrap();
                     let unique = |key: &[&str]| {

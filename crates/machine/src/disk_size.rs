@@ -26,7 +26,7 @@ fn device_of<'a>(config: &'a MachineConfig, disk: &str) -> Option<&'a str> {
 
 /// Returns how a machine with this configuration has the disk; `None` if it is no disk that a guest writes to.
 pub fn disk_model(config: &MachineConfig, disk: &str) -> Option<DiskModel> {
-    let device = device_of(config, disk).filter(|_| !devices::is_special(disk))?;
+    let device = device_of(config, disk).filter(|_| !floe_image::is_special_disk(disk))?;
     let legacy = devices::property(device, "bus").is_some_and(|bus| bus.starts_with("legacy"));
     match device.split(',').next()? {
         "virtio-blk-pci" => Some(DiskModel::Virtio),

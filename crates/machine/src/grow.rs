@@ -228,7 +228,7 @@ impl Machine {
     pub fn add_disk(&self, name: &str, file: &Path) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
-        let number = match devices::disk_number(name) {
+        let number = match floe_image::disk_number(name) {
             Some(number) if disk_is_free(&config, name) => number,
             _ => {
                 let free = self.free_disk_name();

@@ -124,7 +124,7 @@ pub fn set_size(config: &mut MachineConfig, cpus: Option<u32>, memory_bytes: Opt
 /// Gives a configuration another disk, which has a number (`disk1`), where one would be added while the machine runs: its next cold
 /// start has it, and it can be taken away again later. An error says why there is no room.
 pub fn give_disk(config: &mut MachineConfig, disk: &str) -> Result<(), String> {
-    let Some(number) = devices::disk_number(disk) else {
+    let Some(number) = floe_image::disk_number(disk) else {
         return Err(format!("{disk:?} is no name of a disk"));
     };
     if config.disks.len() >= DISKS_MAX {

@@ -4,9 +4,9 @@ use crate::error::{NodeError, refused, usage};
 use floe_api::{BootFirst, Firmware, Hardware, RunRequest};
 use floe_image::{
     CDROM_REGION, FIRMWARE_REGION, MachineConfig, Manifest, NVRAM_REGION, SEED_REGION,
-    SPECIAL_DISKS,
+    SPECIAL_DISKS, is_special_disk,
 };
-use floe_machine::{DiskModel, Models, NetworkModel, is_special};
+use floe_machine::{DiskModel, Models, NetworkModel};
 
 /// RAM of a machine in bytes if neither image nor user name a size: enough for a small Debian.
 pub const MEMORY_DEFAULT: u64 = 1 << 30;
@@ -205,9 +205,9 @@ fn own_disks(
 
 /// Returns all disks of a cold start, in order.
 fn cold_disks(regions: Vec<String>, own: &[&str], hardware: &MachineConfig) -> Vec<String> {
-    let is_special = |name: &String| SPECIAL_DISKS.contains(&name.as_str());
-    let (special, mut disks): (Vec<String>, Vec<String>) =
-        regions.into_iter().partition(is_special);
+    let (special, mut disks): (Vec<String>, Vec<String>) = regions
+        .into_iter()
+        .partition(|name: &String| is_special_disk(name));
     let is_flash = |name: &str| [FIRMWARE_REGION, NVRAM_REGION].contains(&name);
     disks.extend(SPECIAL_DISKS.into_iter().filter_map(|name| {
         let there = own.contains(&name) || special.iter().any(|region| region == name);
@@ -345,7 +345,7 @@ fn cold_option(request: &RunRequest) -> Option<&'static str> {
 
 fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
     let has_cdrom = plan.disks.iter().any(|disk| disk == CDROM_REGION);
-    let is_bootable = |disk: &String| disk == CDROM_REGION || !is_special(disk);
+    let is_bootable = |disk: &String| disk == CDROM_REGION || !is_special_disk(disk);
     if !plan.disks.iter().any(is_bootable) && !plan.kernel {
         return Err(refused(
             format!("{} has neither a disk nor a kernel to boot", request.image),
@@ -359,7 +359,11 @@ fn check_boot(request: &RunRequest, plan: &Plan) -> Result<(), NodeError> {
         ));
     }
     let models = Models::of(&plan.hardware)?;
-    let numbered = plan.disks.iter().filter(|disk| !is_special(disk)).count();
+    let numbered = plan
+        .disks
+        .iter()
+        .filter(|disk| !is_special_disk(disk))
+        .count();
     if let Some(most) = models.disk.disks_max().filter(|most| numbered > *most) {
         return Err(refused(
             format!(

@@ -1,11 +1,12 @@
 //! A part of `activate`: a web server, a PHP application and a database that were docked while they ran, activated as one cluster, until
 //! the first web request that goes through all three is answered.
 use super::dock::dock;
+use super::exec::Floe;
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
-use floe_api::{EnsembleRequest, ForkRequest, ImportRequest};
+use floe_api::{EnsembleRequest, ForkRequest, ImportRequest, RunRequest, Wait, WaitFor, WaitQuery};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -54,7 +55,15 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
         ..ImportRequest::default()
     };
     node.client.import(&request)?.finish(|_| {})?;
-    node.boot("shop", "base")?;
+    let request = RunRequest {
+        image: "shop".into(),
+        name: Some("base".into()),
+        wait: Wait::Agent,
+        wait_timeout_s: Some(LONG.as_secs()),
+        ..RunRequest::default()
+    };
+    node.run(&request, |_| {})?;
+    let floe = Floe::new(&node)?;
     let fork = ForkRequest {
         clones: PARTS.len() as u32,
         ..ForkRequest::default()
@@ -62,8 +71,12 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
     node.client.fork("base", &fork)?.finish(|_| {})?;
     for (number, (substrate, script)) in PARTS.iter().enumerate() {
         let machine = format!("base.{}", number + 1);
-        let work = format!("cat > /tmp/part.sh <<'PART'\n{script}PART\nsh -e /tmp/part.sh");
-        node.tell(&machine, &work, LONG)?;
+        let answers = WaitQuery {
+            what: WaitFor::Answers,
+            timeout_s: Some(LONG.as_secs()),
+        };
+        node.client.wait(&machine, &answers)?;
+        floe.timed(&["exec", &machine, "--", "sh", "-ec", script])?;
         dock(&node, &machine, substrate)?;
         node.remove(&machine)?;
     }

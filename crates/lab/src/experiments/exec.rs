@@ -20,13 +20,13 @@ const LOCAL: u32 = 50;
 const KEY_EVERY: Duration = Duration::from_millis(15);
 
 /// The floe command, and the node that it is to speak with.
-struct Floe {
+pub(super) struct Floe {
     program: PathBuf,
     socket: PathBuf,
 }
 
 impl Floe {
-    fn new(node: &Node) -> anyhow::Result<Floe> {
+    pub fn new(node: &Node) -> anyhow::Result<Floe> {
         let program = std::env::current_exe()?.with_file_name("floe");
         if !program.exists() {
             bail!("{} is missing: make build", program.display());
@@ -45,7 +45,7 @@ impl Floe {
     }
 
     /// Runs it to its end, which must be a good one. Returns the time in ms.
-    fn timed(&self, args: &[&str]) -> anyhow::Result<f64> {
+    pub fn timed(&self, args: &[&str]) -> anyhow::Result<f64> {
         let began = Instant::now();
         let status = self.command(args).status()?;
         if !status.success() {

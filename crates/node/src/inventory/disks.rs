@@ -32,7 +32,7 @@ fn is_alias(alias: &str) -> bool {
         && alias.bytes().all(plain)
         && !counted("disk")
         && !counted("nic")
-        && !floe_machine::is_special(alias)
+        && !floe_image::is_special_disk(alias)
 }
 
 impl Record {
@@ -69,7 +69,7 @@ impl Record {
     pub(crate) fn free_disk(&self) -> usize {
         let own = self.own_disks.iter().map(|own| &own.name);
         let numbers = self.config.disks.iter().chain(own);
-        let numbers = numbers.filter_map(|disk| floe_machine::disk_number(disk));
+        let numbers = numbers.filter_map(|disk| floe_image::disk_number(disk));
         let most = numbers.max().unwrap_or(0);
         self.next_disk.max(most + 1)
     }

@@ -298,7 +298,7 @@ impl Record {
             ));
         }
         let known = |disk: &OwnDisk| {
-            floe_machine::is_special(&disk.name) || floe_machine::disk_number(&disk.name).is_some()
+            floe_image::is_special_disk(&disk.name) || floe_image::disk_number(&disk.name).is_some()
         };
         if let Some(disk) = record.own_disks.iter().find(|disk| !known(disk)) {
             return Err(format!("{:?} is no disk of a machine's own", disk.name));

@@ -90,7 +90,7 @@ impl Terms {
 /// Returns whom a QEMU must wait for to become this machine; `None` if none can: the host's end of a family's network is passed to
 /// QEMU at its start and has a member's number, and a UEFI firmware and its variables are read whole then.
 fn whose(record: &Record) -> Option<Whose> {
-    let special = |disk: &String| floe_machine::is_special(disk);
+    let special = |disk: &String| floe_image::is_special_disk(disk);
     if record.network.is_some() || record.config.disks.iter().any(special) {
         return None;
     }

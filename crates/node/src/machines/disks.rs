@@ -47,7 +47,7 @@ impl Machines {
         let called = disk_called(&operation, &request.disk)?;
         let disk = disks.iter().find(|disk| disk.name == called);
         let disk = disk.ok_or_else(|| no_disk(&operation, &request.disk))?;
-        if floe_machine::is_special(&disk.name) {
+        if floe_image::is_special_disk(&disk.name) {
             return Err(refused(
                 format!(
                     "{} of {name} is made for what is on it, and has no other size",
@@ -123,7 +123,7 @@ impl Machines {
         let record = entry.record();
         let dir = self.disk_dir(&record);
         let is_lost = |name: &str| {
-            let given = floe_machine::disk_number(name).is_some_and(|number| number > 0);
+            let given = floe_image::disk_number(name).is_some_and(|number| number > 0);
             given && !record.config.disks.iter().any(|disk| disk == name)
         };
         let mut lost: BTreeSet<String> = Mount::recorded_sizes(&dir)?.into_keys().collect();

@@ -101,7 +101,7 @@ impl Pool {
             machines: Vec::new(),
             answer_s: if self.has_agent(&record) { limit_s } else { 0 },
             size,
-            independent: request.independent.clone(),
+            independent: request.independent,
         };
         self.go_on(&mut machines, &further, began, report)
             .inspect_err(|_| self.end_all(&machines))?;

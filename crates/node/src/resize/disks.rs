@@ -238,7 +238,7 @@ impl Resizes {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Attach)?;
         let disk = disk_called(&operation, called)?;
-        if !floe_machine::disk_number(&disk).is_some_and(|number| number > 0) {
+        if floe_image::disk_number(&disk).is_none_or(|number| number == 0) {
             return Err(refused(
                 format!("machine {name} can't do without its disk {disk}: it was started with it"),
                 "disks that it was given later can be taken away: see floe disk ls",
