@@ -551,6 +551,7 @@ mod tests {
             small: Default::default(),
             fresh: None,
             given: Default::default(),
+            resizing: None,
             independence: None,
             ensemble: None,
         }
