@@ -238,12 +238,12 @@ export const api = {
   park: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/park`, null, tell),
   capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/capture`, { name: as || null }, tell, signal),
-  resize: (name: string, size: Size, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+  resize: (name: string, size: Partial<Size>, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/size`, size, tell, signal),
   attachDisk: (
     name: string,
     disk: string,
-    content: { bytes: number } | { path: string },
+    content: { bytes: number } | { path: string; format?: "raw" },
     tell: (step: Step) => void,
     signal: AbortSignal,
   ): Promise<Outcome> => long(`${machinePath(name)}/disks/${encodeURIComponent(disk)}`, content, tell, signal),

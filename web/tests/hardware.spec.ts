@@ -31,6 +31,13 @@ test("a machine is given processors, memory, disks and a card in its drawer, and
   await expect(size).toHaveCount(0);
   expect(has()).toMatchObject({ cpus: 2, memory_bytes: 384 << 20 });
 
+  // and down, with the other one as it is
+  await drawer.getByRole("button", { name: "Size" }).click();
+  await size.getByLabel("CPUs").fill("1");
+  await size.getByRole("button", { name: "Change" }).click();
+  await expect(size).toHaveCount(0);
+  expect(has()).toMatchObject({ cpus: 1, memory_bytes: 384 << 20 });
+
   // an empty disk, and one from this browser's host
   await drawer.getByRole("button", { name: "Attach" }).click();
   const attach = page.getByRole("dialog", { name: "Attach to web" });
@@ -48,6 +55,10 @@ test("a machine is given processors, memory, disks and a card in its drawer, and
   // what is refused stands in the dialog
   await expect(attach.getByRole("alert")).toContainText("has a disk data already");
   await attach.getByLabel("Name").fill("words");
+  await attach.getByRole("button", { name: "Attach" }).click();
+  await expect(attach.getByRole("alert")).toContainText("nothing that looks like a disk");
+  await attach.getByLabel("Raw bytes").check();
+  expect(await barriers(page)).toEqual([]);
   await attach.getByRole("button", { name: "Attach" }).click();
   await expect(attach).toHaveCount(0);
   expect(has().disks).toEqual(["data", "words"]);
