@@ -53,10 +53,10 @@ test("a machine is given processors, memory, disks and a card in its drawer, and
   await attach.getByLabel("File (qcow2, raw, vmdk, vdi)").setInputFiles(file);
   await attach.getByRole("button", { name: "Attach" }).click();
   // what is refused stands in the dialog
-  await expect(attach.getByRole("alert")).toContainText("has a disk data already");
+  await expect(attach.locator("form").getByRole("alert")).toContainText("has a disk data already");
   await attach.getByLabel("Name").fill("words");
   await attach.getByRole("button", { name: "Attach" }).click();
-  await expect(attach.getByRole("alert")).toContainText("nothing that looks like a disk");
+  await expect(attach.locator("form").getByRole("alert")).toContainText("nothing that looks like a disk");
   await attach.getByLabel("Raw bytes").check();
   expect(await barriers(page)).toEqual([]);
   await attach.getByRole("button", { name: "Attach" }).click();

@@ -161,9 +161,16 @@ async function detachCard(machine: Machine, card: string): Promise<void> {
 export function Hardware({ machine }: { machine: Machine }) {
   const [disks, setDisks] = useState<Disk[]>([]);
   const [open, setOpen] = useState<"size" | "attach" | null>(null);
+  // its guest may take a while to let it go
+  const [leaving, setLeaving] = useState(false);
+  const detach = (done: Promise<void>): void => {
+    setLeaving(true);
+    void done.finally(() => setLeaving(false));
+  };
   useEffect(() => {
     let ended = false;
-    api.disks(machine.name).then((list) => !ended && setDisks(list), complain);
+    // a machine that is just being removed has none
+    api.disks(machine.name).then((list) => !ended && setDisks(list), () => undefined);
     return () => {
       ended = true;
     };
@@ -179,14 +186,14 @@ export function Hardware({ machine }: { machine: Machine }) {
           <li key={disk.name}>
             <span>{disk.alias ? `${disk.alias} (${disk.name})` : disk.name}, {bytes(disk.bytes)}</span>
             {/^disk[1-9]/.test(disk.name) && (
-              <button aria-label={`Detach ${disk.alias ?? disk.name}`} onClick={() => void detachDisk(machine, disk)}>Detach</button>
+              <button disabled={leaving} aria-label={`Detach ${disk.alias ?? disk.name}`} onClick={() => detach(detachDisk(machine, disk))}>Detach</button>
             )}
           </li>
         ))}
         {cards.map((card) => (
           <li key={card}>
             <span>{card}</span>
-            <button aria-label={`Detach ${card}`} onClick={() => void detachCard(machine, card)}>Detach</button>
+            <button disabled={leaving} aria-label={`Detach ${card}`} onClick={() => detach(detachCard(machine, card))}>Detach</button>
           </li>
         ))}
       </ul>
