@@ -266,7 +266,9 @@ fn a_connection_to_a_parked_machine_wakes_it_is_answered_and_none_is_refused() {
     let told = page(port).map(|answer| answer.len());
     assert!(matches!(told, Ok(0)) || told.is_err(), "{told:?}");
     eventually("that is told", || node.log().contains("machine.not-woken"));
-    eventually("it is parked still", || status(&node) == MachineStatus::Parked);
+    eventually("it is parked still", || {
+        status(&node) == MachineStatus::Parked
+    });
     std::fs::remove_dir(&images).unwrap();
     std::fs::rename(&away, &images).unwrap();
     eventually("its server answers", || answers(port));

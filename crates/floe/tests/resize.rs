@@ -542,7 +542,10 @@ fn a_disk_is_given_to_a_machine_that_runs_and_goes_wherever_it_goes() {
     write_word(&node, "web", "disk5", "anew");
 
     // parked and woken, and started from its disks: it is there, and can still be taken away
-    floe_ends(&node, &["park", "web"], 0);
+    // once what its clone was made of is stored, or given up
+    eventually("it is parked", || {
+        ends(floe(&node, &["park", "web"])).status.success()
+    });
     floe_ends(&node, &["wake", "web"], 0);
     assert_eq!(first_word(&node, "web", "disk5"), "anew");
     floe_ends(&node, &["restart", "web", "--force", "--wait", "agent"], 0);
