@@ -42,7 +42,12 @@ export interface Machine {
   image_name: string;
   restored: boolean;
   memory_bytes: number;
+  /** The most that it can be given while it runs; so for processors. */
+  memory_bytes_max: number;
   cpus: number;
+  cpus_max: number;
+  /** Network cards that it was given while it ran. */
+  cards?: string[];
   accel: string;
   created_unix_s: number;
   sources: string[];
@@ -98,6 +103,20 @@ export interface Outcome {
   image?: Image;
   pause_ms?: number;
   fork?: { clones: Clone[] };
+  /** What a guest has not done of what was asked for. */
+  resized?: { after: Size; short?: Problem[] };
+  disk?: { name: string; disk: string; bytes: number; in_use?: boolean };
+}
+
+export interface Size {
+  cpus: number;
+  memory_bytes: number;
+}
+
+export interface Disk {
+  name: string;
+  alias?: string;
+  bytes: number;
 }
 
 /** What became of one clone of a fork. */
@@ -197,6 +216,13 @@ export const api = {
   image: (image: string): Promise<ImageDetail> => json("GET", `/v1/image?image=${encodeURIComponent(image)}`),
   face: (name: string): Promise<Face | null> =>
     json<{ face?: Face }>("GET", `${machinePath(name)}/console`).then((answer) => answer.face ?? null),
+  disks: (name: string): Promise<Disk[]> =>
+    json<{ disks: Disk[] }>("GET", `${machinePath(name)}/disks`).then((list) => list.disks),
+  attachCard: (name: string): Promise<{ card: string; in_use: boolean }> => json("POST", `${machinePath(name)}/cards`, {}),
+  detachCard: (name: string, card: string): Promise<null> =>
+    json("DELETE", `${machinePath(name)}/cards/${encodeURIComponent(card)}`),
+  detachDisk: (name: string, disk: string): Promise<null> =>
+    json("DELETE", `${machinePath(name)}/disks/${encodeURIComponent(disk)}`),
   pause: (name: string): Promise<Machine> => json("POST", `${machinePath(name)}/pause`),
   resume: (name: string): Promise<Machine> => json("POST", `${machinePath(name)}/resume`),
   stop: (name: string, now: boolean): Promise<Machine> => json("POST", `${machinePath(name)}/stop`, { now }),
@@ -212,6 +238,15 @@ export const api = {
   park: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/park`, null, tell),
   capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/capture`, { name: as || null }, tell, signal),
+  resize: (name: string, size: Partial<Size>, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long(`${machinePath(name)}/size`, size, tell, signal),
+  attachDisk: (
+    name: string,
+    disk: string,
+    content: { bytes: number } | { path: string; format?: "raw" },
+    tell: (step: Step) => void,
+    signal: AbortSignal,
+  ): Promise<Outcome> => long(`${machinePath(name)}/disks/${encodeURIComponent(disk)}`, content, tell, signal),
   fork: (name: string, clones: number, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/fork`, { clones }, tell, signal),
   pull: (from: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>

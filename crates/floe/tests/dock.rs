@@ -273,6 +273,7 @@ hostname web; echo web > /etc/hostname
 cat > /usr/bin/ssh-keygen <<'END'
 #!/bin/sh
 while [ ! -e /go ]; do sleep 0.1; done
+[ ! -e /no ] || exit 1
 for key; do :; done
 head -c 32 /dev/urandom | md5sum > $key
 END
@@ -291,7 +292,7 @@ chmod 755 /usr/bin/ssh-keygen"#;
         "{shown}"
     );
 
-    ok(&node, &["activate", "pub", "-n", "2", "--answer", "0"]);
+    ok(&node, &["activate", "pub", "-n", "3", "--answer", "0"]);
     let mut all = vec![parent.clone()];
     for machine in ["pub.1", "pub.2"] {
         sh(&node, machine, "[ $(hostname) != web ]");
@@ -312,6 +313,14 @@ chmod 755 /usr/bin/ssh-keygen"#;
             assert!(shared.is_empty(), "{shared:?} of {one:?} and {other:?}");
         }
     }
+
+    // one that can't forget gets no network by another card either
+    sh(&node, "pub.3", "touch /no /go");
+    let card = fails(&node, &["attach", "pub.3", "--network"]);
+    assert!(card.contains("identity of pub.3 is not in place"), "{card}");
+    let no_network =
+        "[ $(ls /sys/class/net | grep -c eth) = 1 ] && ! grep -qx 1 /sys/class/net/eth0/carrier";
+    sh(&node, "pub.3", no_network);
 
     ok(&node, &["activate", "own", "--name", "mine"]);
     let mine = lines(sh(&node, "mine", who));

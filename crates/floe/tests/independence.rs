@@ -237,6 +237,21 @@ fn a_machine_of_a_hub_becomes_independent_through_cuts_kills_and_a_full_disk() {
         stands(&node, "web").is_some_and(|now| now.done_bytes >= half)
     });
 
+    // Stored memory of another machine goes meanwhile, once that is parked anew.
+    node.import_tiny("tiny", None);
+    node.run_named("tiny", "other");
+    node.wait_console("other", "floe-guest ready");
+    let before = node.images_stored();
+    for verb in ["park", "wake", "park"] {
+        floe_ends(&node, &[verb, "other"], 0);
+    }
+    eventually("one memory is stored", || {
+        node.images_stored() == before + 1
+    });
+    floe_ends(&node, &["rm", "other"], 0);
+    eventually("none is stored", || node.images_stored() == before);
+    assert_eq!(state(&node, "web"), Some(IndependenceState::Copying));
+
     // The way to the hub is cut: that is told, and it goes on by itself.
     way.cut();
     eventually("the source is missed", || {

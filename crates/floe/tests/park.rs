@@ -40,16 +40,6 @@ fn refused(node: &TestNode, arguments: &[&str], words: &[&str]) {
     }
 }
 
-/// How many images the repository has, those that no list shows among them.
-fn images_stored(node: &TestNode) -> usize {
-    let images = std::fs::read_dir(node.home().join("repo/images")).unwrap();
-    let manifests = images.filter(|image| {
-        let name = image.as_ref().unwrap().file_name();
-        name.to_str().unwrap().parse::<floe_image::Hash>().is_ok()
-    });
-    manifests.count()
-}
-
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make system"]
 fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
@@ -112,7 +102,7 @@ fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
         }
         succeeds(&node, &["park", "shop"]);
         // what was stored before has gone
-        eventually("one memory is stored", || images_stored(&node) == 2);
+        eventually("one memory is stored", || node.images_stored() == 2);
     }
     let twice = ends(floe(&node, &["wake", "nosuch", "shop"]));
     assert_eq!(twice.status.code(), Some(3), "{}", said(&twice));
@@ -140,7 +130,7 @@ fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
 
     // its memory can be thrown away; its disks are not
     succeeds(&node, &["stop", "--now", "shop"]);
-    eventually("its memory is gone", || images_stored(&node) == 2);
+    eventually("its memory is gone", || node.images_stored() == 2);
     succeeds(&node, &["start", "shop", "--wait", "agent"]);
     node.type_and_wait(
         "shop",
@@ -149,7 +139,7 @@ fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
     );
     succeeds(&node, &["park", "shop"]);
     succeeds(&node, &["rm", "shop"]);
-    eventually("nothing is left", || images_stored(&node) == 2);
+    eventually("nothing is left", || node.images_stored() == 2);
     let log = node.log();
     assert!(
         log.contains("machine.parked") && log.contains("machine.woken"),
@@ -176,7 +166,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Parks a machine again and again while somebody connects to it all the time, who is never refused and wakes it.
+/// Parks a machine again and again while somebody connects to it all the time, who is never refused and wakes it. Who connects once
+/// its memory is being stored is answered.
 fn never_refused(node: &TestNode, name: &str, port: u16, rounds: usize) {
     let over = AtomicBool::new(false);
     let asked = std::thread::scope(|scope| {
@@ -195,7 +186,19 @@ fn never_refused(node: &TestNode, name: &str, port: u16, rounds: usize) {
         });
         let ends = Ends(&over);
         for _ in 0..rounds {
-            succeeds(node, &["park", name]);
+            let mut later = Vec::new();
+            let parked = node.client().park(name).unwrap().finish(|event| {
+                let kept = ["capture", "store", "qemu end"];
+                if matches!(event, Event::Stage { name, .. } if kept.contains(&name.as_str())) {
+                    later.push(scope.spawn(|| page(port)));
+                }
+            });
+            parked.unwrap();
+            assert_eq!(later.len(), 3);
+            for client in later {
+                let answer = client.join().unwrap();
+                assert!(is_page(&answer), "{answer:?}\n{}", node.log());
+            }
             let runs = || machine(node, name).status == MachineStatus::Running;
             eventually("it is woken", runs);
         }
@@ -205,8 +208,13 @@ fn never_refused(node: &TestNode, name: &str, port: u16, rounds: usize) {
     assert!(asked >= rounds, "{asked}");
 }
 
+fn is_page(answer: &std::io::Result<String>) -> bool {
+    let answer = answer.as_ref();
+    answer.is_ok_and(|answer| answer.contains("floe tiny guest"))
+}
+
 fn answers(port: u16) -> bool {
-    page(port).is_ok_and(|answer| answer.contains("floe tiny guest"))
+    is_page(&page(port))
 }
 
 #[test]
@@ -435,7 +443,7 @@ fn a_node_killed_at_any_step_of_parking_or_waking_leaves_it_parked_or_running() 
     }
     // what was stored in vain has gone
     succeeds(&node, &["park", "web"]);
-    eventually("one memory is stored", || images_stored(&node) == 2);
+    eventually("one memory is stored", || node.images_stored() == 2);
     assert_eq!(machine(&node, "web").pid, None);
 }
 

@@ -5,8 +5,9 @@ mod node;
 
 use command::{ends, floe, said};
 use floe_api::*;
+use floe_machine::qmp::Qmp;
 use node::{PATIENCE, Setup, Signal, TestNode, eventually, finish};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -282,6 +283,123 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
     assert_eq!(has(&node, "other"), (2, 256));
 }
 
+/// Has a machine's QEMU do something, whether a node is there or not.
+fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
+    let record = node.home().join("machines").join(name).join("machine.json");
+    let record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
+    let place = node.home().join(record["place"].as_str().unwrap());
+    let spare = Qmp::connect(&place.join("vm/run/qmp-spare.sock"), None, |_| {}).unwrap();
+    spare.execute(command, serde_json::json!({})).unwrap()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_guest_that_reboots_has_all_cpus_of_its_machine_and_that_is_shown_whoever_saw_it() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    floe_ends(&node, &["resize", "web", "--cpus", "3"], 0);
+    for node_is_there in [true, false] {
+        floe_ends(&node, &["resize", "web", "--cpus", "1"], 0);
+        assert_eq!(
+            (sh(&node, "web", "nproc").as_str(), has(&node, "web").0),
+            ("1", 1)
+        );
+        if node_is_there {
+            let _console = node.type_line("web", "reboot -f");
+            eventually("it is told", || has(&node, "web").0 == 3);
+        } else {
+            node.end(Signal::KILL);
+            qmp(&node, "web", "system_reset");
+            node.start_again();
+            eventually("it is noticed", || has(&node, "web").0 == 3);
+        }
+        assert_eq!(sh(&node, "web", "nproc"), "3");
+        let told = "3 CPUs and 256.0 MiB of memory; it had 1 CPU and";
+        assert!(node.log().contains(told), "{}", node.log());
+    }
+    floe_ends(&node, &["resize", "web", "--cpus", "2"], 0);
+    assert_eq!(sh(&node, "web", "nproc"), "2");
+}
+
+/// Whether record, ledger and limits of a machine say what its QEMU and its guest have. `limits`: processor time for each CPU in
+/// thousandths of a core, and memory beyond that of the guest in bytes.
+fn agree(node: &TestNode, name: &str, limits: (u32, u64)) -> Result<(), String> {
+    let info = node.client().machine(name).unwrap();
+    let given = qmp(node, name, "query-balloon")["actual"].as_u64().unwrap();
+    let cpus: u32 = sh(node, name, "nproc").parse().unwrap();
+    let promise = format!("promised {}", size_text(info.memory_bytes + 48 * MIB));
+    let wanted = Limits {
+        cpu_millicores: Some(limits.0 * cpus),
+        memory_max_bytes: Some(given + limits.1),
+    };
+    let agree = (info.cpus, info.memory_bytes) == (cpus, given)
+        && info.limits == wanted
+        && promised(node).contains(&promise);
+    let said = || format!("{given} bytes, {cpus} CPUs, {}: {info:?}", promised(node));
+    agree.then_some(()).ok_or_else(said)
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make system"]
+fn a_node_killed_at_any_step_of_a_resize_leaves_a_machine_of_which_all_say_the_same() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    let limits = (2000, 512 * MIB);
+    let limit = ["limit", "web", "--cpu-quota", "2", "--memory-max", "768M"];
+    floe_ends(&node, &limit, 0);
+    let steps = [
+        (3, 384, "at once"),
+        (1, 256, "at once"),
+        (3, 512, "cpus"),
+        (2, 192, "cpus"),
+        (3, 320, "memory"),
+        (1, 128, "giving"),
+        (2, 256, "memory"),
+        (1, 256, "cpus"),
+    ];
+    for (cpus, mib, at) in steps {
+        let request = SizeRequest {
+            cpus: Some(cpus),
+            memory_bytes: Some(mib * MIB),
+            ..Default::default()
+        };
+        let resize = node.client().resize("web", &request).unwrap();
+        if at == "at once" {
+            node.signal(Signal::KILL);
+        }
+        // it is cut off, or was over
+        let _ = resize.finish(|event| {
+            let now = match event {
+                Event::Stage { name, .. } => *name == at,
+                Event::Progress { name, .. } => at == "giving" && *name == "memory",
+                _ => false,
+            };
+            if now {
+                node.signal(Signal::KILL);
+            }
+        });
+        node.end(Signal::KILL);
+        node.start_again();
+        let until = Instant::now() + PATIENCE;
+        while let Err(said) = agree(&node, "web", limits) {
+            assert!(
+                Instant::now() < until,
+                "{cpus} CPUs, {mib} MiB, killed {at}: {said}\n{}",
+                node.log()
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let (_, now) = has(&node, "web");
+        assert!((128..=512).contains(&now), "{now}");
+    }
+    // and it is resized as ever
+    let resize = ["resize", "web", "--cpus", "2", "--memory", "300M"];
+    floe_ends(&node, &resize, 0);
+    assert_eq!(has(&node, "web"), (2, 300));
+    agree(&node, "web", limits).unwrap();
+}
+
 /// The guest's name of the disk with this serial number, as a line of shell.
 fn device(disk: &str) -> String {
     format!("for d in /sys/block/*; do grep -qsx {disk} $d/serial && echo /dev/${{d##*/}}; done")
@@ -424,7 +542,10 @@ fn a_disk_is_given_to_a_machine_that_runs_and_goes_wherever_it_goes() {
     write_word(&node, "web", "disk5", "anew");
 
     // parked and woken, and started from its disks: it is there, and can still be taken away
-    floe_ends(&node, &["park", "web"], 0);
+    // once what its clone was made of is stored, or given up
+    eventually("it is parked", || {
+        ends(floe(&node, &["park", "web"])).status.success()
+    });
     floe_ends(&node, &["wake", "web"], 0);
     assert_eq!(first_word(&node, "web", "disk5"), "anew");
     floe_ends(&node, &["restart", "web", "--force", "--wait", "agent"], 0);

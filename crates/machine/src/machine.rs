@@ -80,6 +80,8 @@ struct Events {
     device_events: u64,
     /// The last device that the guest refused to release.
     kept: Option<String>,
+    /// How often the guest was reset.
+    resets: u64,
     /// Whether a program in the guest has the port to its node open; `None` if nothing was heard of that.
     floe_port_open: Option<bool>,
     /// Whether it has loaded a state; `None` as long as it has not tried.
@@ -111,6 +113,7 @@ impl EventLog {
                 );
             }
             "RESUME" => state.io_error = None,
+            "RESET" => state.resets += 1,
             "DEVICE_DELETED" | "ACPI_DEVICE_OST" => state.device_event(),
             "DEVICE_UNPLUG_GUEST_ERROR" => {
                 state.kept = event.data["device"].as_str().map(str::to_owned);
@@ -477,6 +480,11 @@ impl Machine {
     /// second; `None` if there was none since this machine was started or adopted.
     pub fn floe_port_is_open(&self) -> Option<bool> {
         self.events.state.lock().floe_port_open
+    }
+
+    /// Returns how often the guest was reset and booted anew in this QEMU, as far as QEMU has told this process.
+    pub fn resets(&self) -> u64 {
+        self.events.state.lock().resets
     }
 
     /// Returns whether the machine has a port for floe's agent.

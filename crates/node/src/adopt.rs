@@ -272,7 +272,7 @@ impl Adoption {
                 tracing::warn!(machine = %operation.name, %error, "its guest may not know how large its disks are");
             }
             self.parks.settle_ports(operation, &machine);
-            if let Err(error) = self.machines.settle_size(operation, None) {
+            if let Err(error) = self.machines.settle_left_size(operation) {
                 tracing::warn!(machine = %operation.name, %error, "its record may not say how much memory its guest has");
             }
             self.machines.continue_stopped(operation)?;

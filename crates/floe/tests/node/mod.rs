@@ -241,6 +241,17 @@ impl TestNode {
         }
     }
 
+    #[allow(dead_code, reason = "as above")]
+    /// How many images its repository has, those that no list shows among them.
+    pub fn images_stored(&self) -> usize {
+        let images = fs::read_dir(self.home().join("repo/images")).unwrap();
+        let manifests = images.filter(|image| {
+            let name = image.as_ref().unwrap().file_name();
+            name.to_str().unwrap().parse::<floe_image::Hash>().is_ok()
+        });
+        manifests.count()
+    }
+
     #[allow(dead_code, reason = "not every file of tests ends a node")]
     /// Ends the process: `KILL` as a crash would, `TERM` as systemd does.
     pub fn end(&mut self, signal: Signal) {

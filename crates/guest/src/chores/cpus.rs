@@ -16,6 +16,24 @@ pub struct Cpus {
     pub refused: Vec<Refused>,
 }
 
+/// Counts the CPUs.
+pub(super) fn count(system: &Path) -> Result<Cpus, String> {
+    let dir = system.join("cpu");
+    let all = numbers(&dir, "cpu")?;
+    let online = all.iter().filter(|number| is_online(&dir, number)).count();
+    Ok(Cpus {
+        online: online as u32,
+        present: all.len() as u32,
+        refused: Vec::new(),
+    })
+}
+
+fn is_online(dir: &Path, number: &u32) -> bool {
+    let state = fs::read_to_string(dir.join(format!("cpu{number}/online")));
+    // the CPU that the guest began on has no such file in most kernels: it is always online
+    state.map_or(true, |state| state.trim() == "1")
+}
+
 /// Brings so many CPUs online, the lowest first, and takes the highest of the others offline.
 pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
     let wanted: u32 = match count.parse() {
@@ -24,11 +42,7 @@ pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
     };
     let dir = system.join("cpu");
     let all = numbers(&dir, "cpu")?;
-    let is_online = |number: &u32| {
-        let state = fs::read_to_string(dir.join(format!("cpu{number}/online")));
-        // the CPU that the guest began on has no such file in most kernels: it is always online
-        state.map_or(true, |state| state.trim() == "1")
-    };
+    let is_online = |number: &u32| is_online(&dir, number);
     let mut refused = Vec::new();
     let mut set = |number: &u32, online: &str| {
         let file = dir.join(format!("cpu{number}/online"));
@@ -99,6 +113,7 @@ mod tests {
             assert_eq!((cpus.online, cpus.present), (online, 5), "{wanted}");
             assert!(cpus.refused.is_empty(), "{cpus:?}");
             assert_eq!(states(&guest, 5), expected, "{wanted}");
+            assert_eq!(count(guest.path()).unwrap(), cpus);
         }
         assert!(bring(guest.path(), "0").is_err());
     }

@@ -39,7 +39,8 @@ const UNKNOWN: u8 = 1;
 
 /// The names of the chores.
 pub mod names {
-    /// Brings as many CPUs online as its argument says, and takes the others offline. Answers with [`Cpus`](super::Cpus).
+    /// Brings as many CPUs online as its argument says, and takes the others offline; without one it counts them. Answers with
+    /// [`Cpus`](super::Cpus).
     pub const CPUS: &str = "cpus";
     /// Brings all memory online. Answers with [`Memory`](super::Memory).
     pub const MEMORY: &str = "memory";
@@ -76,6 +77,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let system = Path::new("/sys/devices/system");
     match words[..] {
+        [names::CPUS] => line(cpus::count(system)),
         [names::CPUS, count] => line(cpus::bring(system, count)),
         [names::MEMORY] => line(memory::bring(system)),
         [names::TRAFFIC] => line(traffic::count(Path::new("/sys/class/net"))),
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn an_unknown_chore_is_told_apart_from_one_that_failed() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        for unknown in ["dishes", "cpus", "cpus 1 2"] {
+        for unknown in ["dishes", "memory 1", "cpus 1 2"] {
             let (code, why) = run(&words(unknown)).unwrap_err();
             assert!(code == UNKNOWN && why.contains("unknown"), "{why}");
         }

@@ -263,6 +263,7 @@ impl Forks {
                 small,
                 fresh,
                 given: Default::default(),
+                resizing: None,
                 independence: None,
                 ensemble: planned.map(|planned| planned.ensemble.clone()),
             };

@@ -15,6 +15,7 @@ mod calls;
 mod ledger;
 mod meter;
 mod session;
+mod size;
 
 use crate::{
     MachineName,

@@ -127,6 +127,7 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
     else {
         return;
     };
+    let mut resets = vm.resets();
     while guests.strong_count() > 0 && !over.is_cancelled() && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
@@ -137,7 +138,7 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                 continue;
             }
         };
-        match converse(guests, entry, vm, stream) {
+        match converse(guests, entry, vm, stream, &mut resets) {
             Ok(Ended::NodeGone) => return,
             Ok(Ended::Flooded) => {
                 if let Some(guests) = guests.upgrade() {
@@ -161,6 +162,7 @@ fn converse(
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
     mut stream: UnixStream,
+    resets: &mut u64,
 ) -> std::io::Result<Ended> {
     stream.set_read_timeout(Some(LOOK_EVERY))?;
     stream.set_write_timeout(Some(WRITE_WAIT))?;
@@ -175,7 +177,7 @@ fn converse(
             None => return Ok(Ended::NodeGone),
         },
     });
-    let ended = listen(guests, entry, vm, &link, &mut stream);
+    let ended = listen(guests, entry, vm, &link, &mut stream, resets);
     // with session 0, answers of calls under way are dropped
     *link.session.lock() = 0;
     link.streams.lose("the connection to its agent ended");
@@ -190,6 +192,7 @@ fn listen(
     vm: &Arc<Machine>,
     link: &Arc<Link>,
     stream: &mut UnixStream,
+    resets: &mut u64,
 ) -> std::io::Result<Ended> {
     link.hello()?;
     let began = Instant::now();
@@ -209,6 +212,10 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
+        let now = vm.resets();
+        if std::mem::replace(resets, now) != now {
+            guests.was_reset(entry, vm);
+        }
         let is_open = vm.floe_port_is_open();
         if std::mem::replace(&mut was_open, is_open) != is_open && is_open == Some(false) {
             // one that starts anew says so, and is greeted then
@@ -275,6 +282,7 @@ fn heard(
                     .core
                     .tell(Happened::MachineAnswers, entry.name.as_str(), told);
             }
+            guests.count_cpus(entry, vm);
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
         }

@@ -37,7 +37,7 @@ use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use floe_threads::{Pulse, Waited};
+use floe_threads::{Cancel, Pulse, Waited};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::{
     collections::BTreeMap,
@@ -267,6 +267,15 @@ impl Entry {
             ));
         }
         Ok(Operation {
+            entry: self.clone(),
+        })
+    }
+
+    /// Begins an operation as soon as none is under way, however long that takes. Returns `None` if `over` is thrown first.
+    pub fn begin_when_free(self: &Arc<Self>, what: Task, over: &Cancel) -> Option<Operation> {
+        let free = || self.life.lock().begin(what).ok();
+        let begun = self.changed.wait_for(None, Some(over), free);
+        begun.come().map(|()| Operation {
             entry: self.clone(),
         })
     }
@@ -542,6 +551,7 @@ mod tests {
             small: Default::default(),
             fresh: None,
             given: Default::default(),
+            resizing: None,
             independence: None,
             ensemble: None,
         }

@@ -8,7 +8,7 @@ use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
-    RestartPolicy,
+    RestartPolicy, Size,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
@@ -107,12 +107,25 @@ pub struct Record {
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
+    /// What it had before a change of its size that is under way, or in which a node was killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resizing: Option<Resizing>,
     /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independent>,
     /// Of which ensemble it is, if it was activated as a part of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
+}
+
+/// What a machine had before its size is changed: its limits follow from that and from the size that it reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resizing {
+    /// Its limits.
+    pub limits: Limits,
+    /// What its guest had.
+    pub size: Size,
 }
 
 /// What a machine's record says of its independence from other places.
@@ -273,6 +286,11 @@ impl Origin {
 }
 
 impl Record {
+    /// Returns what its guest has.
+    pub fn size(&self) -> Size {
+        self.given.of(&self.config)
+    }
+
     /// Decodes a record, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Record, String> {
         #[derive(Deserialize)]
@@ -377,6 +395,7 @@ pub(crate) mod tests {
             small: Small::default(),
             fresh: None,
             given: Given::default(),
+            resizing: None,
             independence: None,
             ensemble: None,
         }

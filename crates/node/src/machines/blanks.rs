@@ -388,10 +388,17 @@ impl Machines {
     }
 
     fn end_blanks_soon(self: &Arc<Self>, gone: Vec<WaitingBlank>) {
-        if !gone.is_empty() {
-            self.on_a_thread(move |machines| {
-                gone.into_iter().for_each(|gone| machines.end_blank(gone));
-            });
+        if gone.is_empty() {
+            return;
+        }
+        let gone = Arc::new(Mutex::new(gone));
+        let end = |machines: &Machines, gone: &Mutex<Vec<WaitingBlank>>| {
+            let gone = std::mem::take(&mut *gone.lock());
+            gone.into_iter().for_each(|gone| machines.end_blank(gone));
+        };
+        let there = gone.clone();
+        if !self.on_a_thread(move |machines| end(machines, &there)) {
+            end(self, &gone);
         }
     }
 
@@ -403,17 +410,18 @@ impl Machines {
         self.clear_standby(&place, &dir);
     }
 
-    /// Does something on a thread that the node's end waits for.
-    fn on_a_thread(self: &Arc<Self>, work: impl FnOnce(&Arc<Machines>) + Send + 'static) {
+    /// Does something on a thread that the node's end waits for. Returns false, and drops `work`, if there is no thread for it.
+    fn on_a_thread(self: &Arc<Self>, work: impl FnOnce(&Arc<Machines>) + Send + 'static) -> bool {
         self.blanks.inner.lock().threads += 1;
         let over = Over(self.clone());
         let spawned = floe_threads::spawn("standby", move || {
-            let over = over; // also after a panic
+            let over = over; // also after a panic, and if the thread can't be started
             work(&over.0);
         });
-        if let Err(error) = spawned {
+        if let Err(error) = &spawned {
             tracing::warn!(%error, "no thread for QEMUs that wait");
         }
+        spawned.is_ok()
     }
 }
 

@@ -173,7 +173,7 @@ impl Machines {
         }
         self.resources.count(&record.mount_name, &mut stats);
         let image = record.shown_image();
-        let has = record.given.of(&record.config);
+        let has = record.size();
         let disks = record.disk_aliases();
         let most = floe_machine::Room::of(&record.config);
         MachineInfo {

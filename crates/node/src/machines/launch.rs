@@ -240,6 +240,7 @@ impl Machines {
             record.small = Default::default();
             // a guest that boots has all
             record.given = Given::default();
+            record.resizing = None;
             change(record);
         })
     }

@@ -24,6 +24,7 @@ mod renaming;
 mod reserving;
 pub(crate) mod restore;
 mod room;
+mod sizes;
 pub(crate) mod standby;
 mod stopped;
 mod watching;
@@ -31,6 +32,7 @@ mod watching;
 pub(crate) use control::end_vm;
 pub(crate) use disks::disk_called;
 pub(crate) use room::WORK_BYTES;
+pub(crate) use sizes::size_words;
 pub(crate) use standby::DIR as STANDBY_DIR;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use crate::{
     error::NodeError,
-    inventory::{Entry, Operation, given::Given, record::Record},
+    inventory::{Entry, Operation, record::Record},
     machines::Machines,
     resources::More,
 };
@@ -58,30 +58,7 @@ impl Machines {
             .reserve_more(&record, has, largest, overcommit, give_way)
     }
 
-    /// Notes in a running machine's record, and in the ledger, what hardware it has and what its guest has of that. `cpus`: how many of
-    /// them are online in it, if that is known.
-    pub(crate) fn settle_size(&self, entry: &Entry, cpus: Option<u32>) -> Result<(), NodeError> {
-        let vm = entry.vm()?;
-        let (config, memory_bytes) = (vm.config(), vm.memory_given()?);
-        let before = entry.record();
-        let has = Size {
-            cpus: cpus.or(before.given.cpus).unwrap_or(u32::MAX),
-            memory_bytes,
-        };
-        let given = Given::new(&config, has);
-        let settled = entry.update(|record| {
-            record.config = config;
-            record.given = given;
-        });
-        let record = entry.record();
-        let link = self.link_bytes_per_s(&record);
-        self.resources.resized(&record, vm.own_added_bytes(), link);
-        settled?;
-        // a guest may let a disk go long after it was asked to
-        self.drop_lost_disks(entry)
-    }
-
-    fn link_bytes_per_s(&self, record: &Record) -> u64 {
+    pub(super) fn link_bytes_per_s(&self, record: &Record) -> u64 {
         let place = record.network.as_ref();
         place.map_or(0, |place| self.networks.way_out_bytes_per_s(place))
     }

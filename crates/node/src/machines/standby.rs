@@ -328,6 +328,7 @@ impl Machines {
             small: Default::default(),
             fresh: None,
             given: Default::default(),
+            resizing: None,
             independence: None,
             ensemble: None,
         };

@@ -13,7 +13,8 @@
 //! Its forwarded ports stay with the node meanwhile (`ports`): the first connection wakes it. Machines that are idle are parked by
 //! themselves if their users wish that (`watch`; `decide` says when).
 //!
-//! Locks: those of the images' set and of the ports, which are only held for a moment.
+//! Locks: `unnamed` while a machine is parked, before the images' `storing`; those of the images' set and of the ports, which are only
+//! held for a moment.
 
 mod decide;
 mod ports;
@@ -36,7 +37,7 @@ use crate::{
 };
 use floe_api::PauseReason;
 use floe_image::Hash;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 /// How often is looked for stored memory that no machine needs any more.
@@ -58,6 +59,8 @@ pub(crate) struct Parks {
     ports: Arc<ports::Ports>,
     /// The images that are some machine's memory, or were.
     stored: Mutex<BTreeSet<Hash>>,
+    /// Held for reading from when a machine's memory is stored until its record names it.
+    unnamed: RwLock<()>,
 }
 
 impl Parks {
@@ -94,6 +97,7 @@ impl Parks {
             forks,
             ports: Arc::new(ports::Ports::new().map_err(at("cannot ask the kernel who connects"))?),
             stored: Mutex::new(stored),
+            unnamed: RwLock::new(()),
         }))
     }
 
@@ -106,16 +110,15 @@ impl Parks {
     }
 
     fn tidy(&self) {
-        // while a machine is being parked, its record does not name what is stored yet
-        let Some(_alone) = self.images.storing.try_write() else {
-            return;
+        let Some(all_named) = self.unnamed.try_write() else {
+            return; // a machine is being parked
         };
         let stored: Vec<Hash> = self.stored.lock().iter().copied().collect();
         let unused = stored
             .into_iter()
             .filter(|id| self.images.user_of(id).is_none());
         let unused: Vec<Hash> = unused.collect();
-        drop(_alone);
+        drop(all_named);
         for id in unused {
             match self.images.discard(&id) {
                 Ok(_) => drop(self.stored.lock().remove(&id)),

@@ -1,11 +1,14 @@
 //! The forwarded ports of parked machines. The node keeps their sockets and accepts nothing: connections wait in the kernel's queue,
 //! as many as [`WAITING_MAX`], each with as many bytes as the kernel buffers. The first of them wakes the machine, and its QEMU gets
 //! the sockets with all that waits. If the machine can't be woken, those that wait are ended, so that nobody waits for ever.
+//!
+//! Sockets are watched, and taken from the watch, by whoever has the machine's operation. A connection that comes meanwhile, such as
+//! one that came while the machine was still being parked, waits for the end of that.
 
 use super::Parks;
 use crate::{
     error::{NodeError, at},
-    inventory::{Entry, HeldPort},
+    inventory::{Entry, HeldPort, lifecycle::Task},
     machines::launch::machine_forward,
     report::Report,
 };
@@ -57,6 +60,7 @@ impl Ports {
     /// Waits for the first connection to any port of a machine.
     fn watch(&self, entry: &Arc<Entry>) {
         let mut watched = self.watched.lock();
+        watched.forget(entry);
         for port in &entry.state().held {
             watched.next += 1;
             let number = watched.next;
@@ -71,17 +75,18 @@ impl Ports {
         }
     }
 
-    /// Waits no more: the sockets are about to be somebody else's.
-    fn unwatch(&self, entry: &Arc<Entry>) {
-        for port in &entry.state().held {
+    /// Waits no more, and takes the sockets: they are about to be somebody else's.
+    pub(super) fn take(&self, entry: &Arc<Entry>) -> Vec<HeldPort> {
+        let held = entry.take_ports();
+        for port in &held {
             let _ = epoll::delete(&self.epoll, &port.socket); // one that could not be watched
         }
-        let mut watched = self.watched.lock();
-        let others = |of: &Weak<Entry>| of.upgrade().is_some_and(|of| !Arc::ptr_eq(&of, entry));
-        watched.machines.retain(|_, of| others(of));
+        self.watched.lock().forget(entry);
+        held
     }
 
-    /// Returns machines to whose ports somebody connects, after a moment at most.
+    /// Returns machines to whose ports somebody connects, after a moment at most. Each is returned once, however many of its ports
+    /// that concerns, until its ports are watched again.
     fn wait(&self) -> Vec<Arc<Entry>> {
         let long = Timespec::try_from(LOOK_MAX).expect("a second is short enough");
         let mut events = Vec::with_capacity(EVENTS);
@@ -91,11 +96,23 @@ impl Ports {
             Err(error) => tracing::error!(%error, "the kernel does not tell who connects"),
         }
         let mut watched = self.watched.lock();
-        let numbers = events.iter().map(|event| event.data.u64());
-        let of = |number| watched.machines.remove(&number)?.upgrade();
-        let mut wanted: Vec<Arc<Entry>> = numbers.filter_map(of).collect();
-        wanted.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let mut wanted = Vec::new();
+        for event in &events {
+            let of = watched.machines.get(&event.data.u64());
+            if let Some(entry) = of.and_then(Weak::upgrade) {
+                watched.forget(&entry);
+                wanted.push(entry);
+            }
+        }
         wanted
+    }
+}
+
+impl Watched {
+    /// Forgets the ports of a machine, and those of machines that are gone.
+    fn forget(&mut self, entry: &Arc<Entry>) {
+        let others = |of: &Weak<Entry>| of.upgrade().is_some_and(|of| !Arc::ptr_eq(&of, entry));
+        self.machines.retain(|_, of| others(of));
     }
 }
 
@@ -123,15 +140,13 @@ impl Parks {
     fn wake_for_caller(self: Arc<Self>, entry: &Arc<Entry>) {
         // nobody reads it
         let (mut report, _events) = Report::new();
-        let Err(error) = self.wake_entry(entry, false, &mut report) else {
-            return;
+        // who has it may be about to have parked it, to end it, or to wake it
+        let Some(operation) = entry.begin_when_free(Task::Wake, self.core.threads.over()) else {
+            return; // the next node listens
         };
-        tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it is not woken");
-        for port in &entry.state().held {
-            turn_away(port);
+        if let Err(error) = self.wake_machine(&operation, false, &mut report) {
+            tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it is not woken");
         }
-        self.ports.unwatch(entry);
-        self.ports.watch(entry);
     }
 
     /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU, or from its network.
@@ -201,7 +216,7 @@ impl Parks {
         }
     }
 
-    /// Listens at the ports of a parked machine: those that were taken from its QEMU, and the others anew.
+    /// Listens at the ports of a parked machine, under an operation: those that were taken from its QEMU, and the others anew.
     pub(super) fn hold_ports(&self, entry: &Arc<Entry>, mut held: Vec<HeldPort>) {
         for forward in entry.record().forwards {
             if held.iter().any(|port| port.forward == forward) {
@@ -224,11 +239,6 @@ impl Parks {
     /// Listens again for a machine that an earlier node has parked, and that has no QEMU any more.
     pub(crate) fn hold_again(&self, entry: &Arc<Entry>) {
         self.hold_ports(entry, Vec::new());
-    }
-
-    /// Stops to wait for connections to a machine that is being woken: its QEMU gets the sockets.
-    pub(super) fn let_ports_go(&self, entry: &Arc<Entry>) {
-        self.ports.unwatch(entry);
     }
 }
 
@@ -256,7 +266,7 @@ fn open(forward: &PortForward) -> Result<OwnedFd, NodeError> {
 }
 
 /// Ends the connections that wait at a port, and forgets its datagrams.
-fn turn_away(port: &HeldPort) {
+pub(super) fn turn_away(port: &HeldPort) {
     for _ in 0..WAITING_MAX {
         let gone = match port.forward.protocol {
             Protocol::Tcp => rustix::net::accept(&port.socket).map(drop),

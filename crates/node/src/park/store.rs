@@ -39,13 +39,16 @@ impl Parks {
             let vm = operation.vm()?;
             // from here on who connects waits, and is not accepted by a guest that is about to stand still
             let held = self.take_ports(&operation, &vm);
-            match self.park_alone(&operation, vm.clone(), report) {
+            match self.store_machine(&operation, &vm, report) {
                 Ok((stored, pause_ms)) => done = (Some(stored), Some(pause_ms)),
                 Err(error) => {
                     self.give_back(&operation, &vm, held);
                     return Err(error);
                 }
             }
+            // from here on it is parked, whatever fails
+            self.end_stored(&operation, vm);
+            report.stage_at("qemu end", std::time::Instant::now());
             self.hold_ports(&operation.entry, held);
         }
         Ok(Outcome {
@@ -56,23 +59,25 @@ impl Parks {
         })
     }
 
+    /// Stores a machine's memory and writes down that it is parked. After an error it goes on as it was.
     // Long: the steps in their order, each beside what undoes it if a later one fails.
-    fn park_alone(
+    fn store_machine(
         &self,
         operation: &Operation,
-        vm: Arc<Machine>,
+        vm: &Arc<Machine>,
         report: &mut Report,
     ) -> Result<(StoredReport, f64), NodeError> {
         let disks = operation.mounted()?;
+        let _unnamed = self.unnamed.read();
         let _storing = self.images.storing.read();
-        let thumb = self.images.take_thumbnail(&vm);
+        let thumb = self.images.take_thumbnail(vm);
         let options = CaptureOptions {
             stay_paused: true,
             bytes_max: self.machines.resources.capture_bytes_max(),
             ..Default::default()
         };
         operation.stop_buffering()?;
-        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        let paused = operation.pausing(vm, PauseReason::Capture)?;
         // its disks are flushed in the pause: on them is then what its memory knows of, whatever happens to this host
         let captured = vm.capture(options, || disks.flush())?;
         // it goes on if it can't be stored, or if this node is killed before it is
@@ -90,20 +95,21 @@ impl Parks {
         // from here on it is parked: whatever is killed, the next node ends its QEMU
         operation.drive_with(Event::Parks, |record| becomes_parked(record, id, config))?;
         paused.ended();
-        self.end(operation, &vm);
+        Ok((stored, pause_ms))
+    }
+
+    /// Ends the QEMU of a machine that is stored.
+    fn end_stored(&self, operation: &Operation, vm: Arc<Machine>) {
+        if let Err(error) = vm.quit(QUIT_WAIT) {
+            tracing::warn!(machine = %operation.name, %error, "its QEMU is killed");
+            self.machines.end_qemu(operation);
+        }
         drop(vm);
         if let Err(error) = self.machines.detach(operation) {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
-        operation.drive(Event::Parked)?;
-        report.stage_at("qemu end", std::time::Instant::now());
-        Ok((stored, pause_ms))
-    }
-
-    fn end(&self, operation: &Operation, vm: &Machine) {
-        if let Err(error) = vm.quit(QUIT_WAIT) {
-            tracing::warn!(machine = %operation.name, %error, "its QEMU is killed");
-            self.machines.end_qemu(operation);
+        if let Err(error) = operation.drive(Event::Parked) {
+            tracing::warn!(machine = %operation.name, %error, "its record is behind");
         }
     }
 

@@ -1,11 +1,11 @@
 //! Wakes a parked machine: a QEMU loads its memory, and its guest goes on.
 
-use super::Parks;
+use super::{Parks, ports::turn_away};
 use crate::{
     error::{NodeError, busy},
     images::sources::Found,
     inventory::{
-        Entry, HeldPort, Operation,
+        HeldPort, Operation,
         lifecycle::{Event, Gone, Phase, Task},
     },
     machines::restore::Loaded,
@@ -28,46 +28,47 @@ impl Parks {
         let entry = self.inventory.get(name)?;
         awaited_port(request.wait, request.wait_port, &entry.record().forwards)?;
         let console_before = ConsoleLog::position(&self.machines.console_dir(&entry.record()));
-        if !self.wake_entry(&entry, request.overcommit, report)? {
+        let operation = entry.begin(Task::Wake)?;
+        if !self.wake_machine(&operation, request.overcommit, report)? {
             return Err(busy(
                 format!("machine {name} is not parked"),
                 "see `floe ps`",
             ));
         }
+        drop(operation);
         self.runs
             .wait_for_woken(&entry, request, console_before, report)
     }
 
-    /// Wakes a parked machine; returns false if it is not parked.
-    pub(super) fn wake_entry(
+    /// Wakes the parked machine of an operation; returns false if it is not parked. If it can't be woken, those who have connected to
+    /// it are turned away.
+    pub(super) fn wake_machine(
         self: &Arc<Self>,
-        entry: &Arc<Entry>,
+        operation: &Operation,
         overcommit: bool,
         report: &mut Report,
     ) -> Result<bool, NodeError> {
-        let operation = entry.begin(Task::Wake)?;
         if !operation.is_parked() {
             return Ok(false);
         }
-        self.core.check_passable()?;
-        // whatever comes of it, these sockets listen on: who has connected is served, or turned away by whoever wakes it
-        self.let_ports_go(entry);
-        let mut held = entry.take_ports();
-        let woken = self.load(&operation, overcommit, &held, report);
+        // whatever comes of it, these sockets listen on
+        let mut held = self.ports.take(&operation.entry);
+        let woken = self.load(operation, overcommit, &held, report);
         let loaded = woken.inspect_err(|error| {
-            self.machines.end_quietly(&operation);
+            self.machines.end_quietly(operation);
             let why = error.to_api().to_string();
             // false if not even the start of its QEMU could be noted
             if let Err(error) = operation.drive(Event::NotWoken(why)) {
                 tracing::warn!(machine = %operation.name, %error, "its record is behind");
             }
-            self.hold_ports(entry, std::mem::take(&mut held));
+            held.iter().for_each(turn_away);
+            self.hold_ports(&operation.entry, std::mem::take(&mut held));
         })?;
         if operation.record().network.is_some() {
-            entry.holds_ports(held); // the node goes on listening
+            operation.holds_ports(held); // the node goes on listening
         }
         let gone = self.machines.let_go(
-            &operation,
+            operation,
             "where it was parked",
             loaded,
             &Coming::default(),
@@ -75,7 +76,7 @@ impl Parks {
         );
         if let Err(error) = gone {
             // nobody knows whether its guest has executed, so what is stored must not be used again
-            self.machines.end_quietly(&operation);
+            self.machines.end_quietly(operation);
             let why = format!("it could not be woken: {}", error.to_api());
             let gone = Gone::ByItself { bad: true, why };
             if operation.life().phase() != Phase::Stopped
@@ -96,6 +97,7 @@ impl Parks {
         held: &[HeldPort],
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
+        self.core.check_passable()?;
         if !operation.drive(Event::Loads)? {
             return Err(busy(
                 format!("machine {} is not parked", operation.name),

@@ -11,6 +11,7 @@ use crate::{
 };
 use floe_api::Happened;
 use floe_machine::Machine;
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
@@ -28,6 +29,8 @@ struct Watched {
     connections: HashMap<u64, u64>,
     /// Bytes that they have carried, those that are closed among them.
     carried: u64,
+    /// Why it was idle and could not be parked when that was last tried: it is told once.
+    refused: Arc<Mutex<String>>,
 }
 
 impl Parks {
@@ -61,12 +64,13 @@ impl Parks {
                 idleness: Idleness::default(),
                 connections: HashMap::new(),
                 carried: 0,
+                refused: Arc::default(),
             });
             match self.see(&entry, &vm, &mut watched) {
                 Ok(seen) => {
                     let after = Duration::from_secs(after_s);
                     if watched.idleness.look(now, seen, after) {
-                        self.park_idle(&entry);
+                        self.park_idle(&entry, watched.refused.clone());
                     }
                 }
                 // it is just ending
@@ -104,7 +108,7 @@ impl Parks {
         })
     }
 
-    fn park_idle(self: &Arc<Self>, entry: &Arc<Entry>) {
+    fn park_idle(self: &Arc<Self>, entry: &Arc<Entry>, refused: Arc<Mutex<String>>) {
         let (parks, entry) = (self.clone(), entry.clone());
         let name = entry.name.to_string();
         let park = move || {
@@ -113,7 +117,9 @@ impl Parks {
             let name = entry.name.to_string();
             if let Err(error) = parks.park(&name, &mut report) {
                 let why = format!("it is idle, and can't be parked: {}", error.to_api());
-                parks.core.tell(Happened::MachineNotParked, &name, why);
+                if std::mem::replace(&mut *refused.lock(), why.clone()) != why {
+                    parks.core.tell(Happened::MachineNotParked, &name, why);
+                }
             }
         };
         if let Err(error) = self.core.threads.start("park-idle", park) {

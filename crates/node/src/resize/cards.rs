@@ -1,6 +1,6 @@
 //! Network cards that a running machine is given, and that are taken away again.
 
-use super::Resizes;
+use super::{RECEPTION_LIMIT, Resizes};
 use crate::{
     error::{NodeError, not_found, refused},
     inventory::lifecycle::Task,
@@ -9,8 +9,6 @@ use floe_api::{AttachedCard, Happened};
 use floe_machine::Reception;
 use std::time::Duration;
 
-/// How long a guest may take to set a card up: one that is emulated on a loaded host takes seconds.
-const RECEPTION_LIMIT: Duration = Duration::from_secs(60);
 /// How long a guest may take to let a card or disk go: its hot-plug controller waits five seconds before it begins.
 pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 

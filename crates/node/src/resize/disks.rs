@@ -7,7 +7,7 @@
 //! A disk is the machine's as soon, and as long, as the hardware in its record names it: what a node that ended has left of any other is
 //! removed (`drop_lost_disks`). Where QEMU goes on it decides: the next node asks it what it has.
 
-use super::{Resizes, cards::RELEASE_LIMIT, sparse};
+use super::{RECEPTION_LIMIT, Resizes, cards::RELEASE_LIMIT, sparse};
 use crate::{
     error::{NodeError, at, busy, refused, usage},
     images::RawDisk,
@@ -26,8 +26,6 @@ use floe_machine::{Machine, Reception};
 use floe_mount::DiskSpec;
 use std::{fs::File, path::Path, time::Duration};
 
-/// How long a guest may take to set a disk up: one that is emulated on a loaded host takes seconds.
-const RECEPTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long a guest's agent may take to look what a disk is used for.
 const LOOK_LIMIT: Duration = Duration::from_secs(30);
 

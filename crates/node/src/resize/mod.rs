@@ -2,7 +2,8 @@
 //! disks (`disks`).
 //!
 //! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
-//! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`).
+//! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`), CPUs by that of its
+//! agent (`guest/size.rs`). What it had before is in its record meanwhile, so that its limits follow whatever was reached.
 //!
 //! Locks: none of its own. A machine has one operation at a time.
 
@@ -20,18 +21,23 @@ use crate::{
     inventory::{
         Inventory, Operation,
         lifecycle::{Phase, Task},
+        record::Resizing,
     },
-    machines::Machines,
+    machines::{Machines, size_words},
     plan,
     report::Report,
 };
-use floe_api::{Happened, Limits, Outcome, ResizeReport, Size, SizeRequest, size_text};
+use floe_api::{Happened, Outcome, ResizeReport, Size, SizeRequest, size_text};
 use floe_machine::{Machine, Status};
-use size::{Short, block_of, size_of};
-use std::sync::Arc;
+use size::{Short, block_of};
+use std::{sync::Arc, time::Duration};
 
 /// Least memory in bytes that a guest is brought to: less holds no kernel with its tables.
 const MEMORY_LEAST_BYTES: u64 = 32 << 20;
+
+/// How long a guest may take to notice hardware that it was given, and to set it up: one that is emulated on a loaded host takes
+/// seconds.
+const RECEPTION_LIMIT: Duration = Duration::from_secs(30);
 
 /// The service that changes what machines have.
 pub(crate) struct Resizes {
@@ -66,7 +72,7 @@ impl Resizes {
         }?;
         let (before, after) = (resized.before, resized.after);
         if before != after {
-            let told = format!("{}; it had {}", words(after), words(before));
+            let told = format!("{}; it had {}", size_words(after), size_words(before));
             self.core.tell(Happened::MachineResized, name, told);
         }
         Ok(Outcome {
@@ -82,7 +88,7 @@ impl Resizes {
         operation: &Operation,
         request: &SizeRequest,
     ) -> Result<ResizeReport, NodeError> {
-        let before = size_of(&operation.record());
+        let before = operation.record().size();
         let wanted = wanted_of(before, request);
         plan::check_size(wanted.cpus, wanted.memory_bytes)?;
         operation.update(|record| {
@@ -92,7 +98,7 @@ impl Resizes {
         Ok(ResizeReport {
             before,
             wanted,
-            after: size_of(&operation.record()),
+            after: operation.record().size(),
             short: Vec::new(),
         })
     }
@@ -108,7 +114,7 @@ impl Resizes {
         self.check_executes(operation, &vm)?;
         // what a guest has done since by itself counts
         self.machines.settle_size(operation, None)?;
-        let before = size_of(&operation.record());
+        let before = operation.record().size();
         let wanted = wanted_of(before, request);
         self.check_running(operation, &vm, before, wanted)?;
         let largest = Size {
@@ -124,14 +130,19 @@ impl Resizes {
                 )
             }
         };
-        self.limits_follow(operation, before, largest)?;
+        let base = Resizing {
+            limits: operation.record().limits,
+            size: before,
+        };
+        self.machines
+            .limits_follow(operation, base, largest, true)?;
         let mut short = Short::new();
         let done = self.bring(operation, &vm, (before, wanted), report, &mut short);
         // whatever was done is written down
         let cpus = *done.as_ref().unwrap_or(&None);
         let settled = self.machines.settle_size(operation, cpus);
-        let after = size_of(&operation.record());
-        let followed = self.limits_follow(operation, largest, after);
+        let after = operation.record().size();
+        let followed = self.machines.limits_follow(operation, base, after, false);
         settled.and(followed)?;
         done?;
         Ok(ResizeReport {
@@ -241,88 +252,11 @@ impl Resizes {
         }
         Ok(())
     }
-
-    /// Lets the limit of a machine's memory follow its size. Its QEMU needs what its guest has, so the limit never falls below that.
-    fn limits_follow(
-        &self,
-        operation: &Operation,
-        before: Size,
-        after: Size,
-    ) -> Result<(), NodeError> {
-        let limits = operation.record().limits;
-        let followed = following(limits, before, after);
-        if followed == limits {
-            return Ok(());
-        }
-        let mut record = operation.record();
-        record.limits = followed;
-        self.machines.resources.limit(&record)?;
-        operation.update(|record| record.limits = followed)
-    }
-}
-
-/// Returns the limits of a machine that gets another size.
-fn following(limits: Limits, before: Size, after: Size) -> Limits {
-    let memory = limits.memory_max_bytes.map(|max| {
-        let grown = after.memory_bytes.saturating_sub(before.memory_bytes);
-        let shrunk = before.memory_bytes.saturating_sub(after.memory_bytes);
-        let least = after.memory_bytes.saturating_add(crate::STANDBY_BYTES);
-        match shrunk {
-            0 => max.saturating_add(grown),
-            shrunk => max.min(max.saturating_sub(shrunk).max(least)),
-        }
-    });
-    let cpus = limits.cpu_millicores.map(|millicores| {
-        let scaled = u64::from(millicores) * u64::from(after.cpus) / u64::from(before.cpus.max(1));
-        u32::try_from(scaled)
-            .unwrap_or(u32::MAX)
-            .clamp(floe_api::CPU_MILLICORES_MIN, floe_api::CPU_MILLICORES_MAX)
-    });
-    Limits {
-        cpu_millicores: cpus,
-        memory_max_bytes: memory,
-    }
 }
 
 fn wanted_of(before: Size, request: &SizeRequest) -> Size {
     Size {
         cpus: request.cpus.unwrap_or(before.cpus),
         memory_bytes: request.memory_bytes.unwrap_or(before.memory_bytes),
-    }
-}
-
-fn words(size: Size) -> String {
-    let cpus = match size.cpus {
-        1 => "1 CPU".to_owned(),
-        cpus => format!("{cpus} CPUs"),
-    };
-    format!("{cpus} and {} of memory", size_text(size.memory_bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_follow_a_machines_size_and_never_fall_below_what_it_needs() {
-        let size = |cpus, mib: u64| Size {
-            cpus,
-            memory_bytes: mib << 20,
-        };
-        let limits = |millicores, mib: u64| Limits {
-            cpu_millicores: Some(millicores),
-            memory_max_bytes: Some(mib << 20),
-        };
-        let none = Limits::default();
-        assert_eq!(following(none, size(1, 256), size(4, 1024)), none);
-        let grown = following(limits(500, 512), size(1, 256), size(4, 1024));
-        assert_eq!(grown, limits(2000, 512 + 768));
-        assert_eq!(
-            following(grown, size(4, 1024), size(1, 256)),
-            limits(500, 512)
-        );
-        // one that is tight already is not made tighter
-        let tight = following(limits(500, 300), size(1, 1024), size(1, 512));
-        assert_eq!(tight, limits(500, 300));
     }
 }

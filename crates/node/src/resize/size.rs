@@ -8,7 +8,7 @@
 //! guest's back, with one exception: a guest that can't give memory is not pressed for it any further.
 
 use super::{
-    Resizes,
+    RECEPTION_LIMIT, Resizes,
     balloon::{Balloon, Next},
 };
 use crate::{
@@ -17,13 +17,11 @@ use crate::{
     inventory::Operation,
     report::Report,
 };
-use floe_api::{ApiError, Size, size_text};
+use floe_api::{ApiError, size_text};
 use floe_guest::chores::{Cpus, Memory, Refused, names};
 use floe_machine::{MEMORY_STEP_BYTES, Machine, Reception};
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to notice hardware that was added: one that is emulated on a loaded host takes seconds.
-const RECEPTION_LIMIT: Duration = Duration::from_secs(30);
 /// How long a guest's agent may take to bring CPUs or memory online.
 const CHORE_LIMIT: Duration = Duration::from_secs(60);
 /// How often a balloon is looked at.
@@ -277,9 +275,4 @@ fn report_unknown(name: &str, short: &mut Short) {
         format!("the guest of {name} was given the memory; whether it uses it is not known, since no agent answers in it"),
         format!("floe agent install {name}; or look in it: grep MemTotal /proc/meminfo"),
     ));
-}
-
-/// The sizes that a guest has, for reports.
-pub(super) fn size_of(record: &crate::inventory::record::Record) -> Size {
-    record.given.of(&record.config)
 }

@@ -197,6 +197,7 @@ impl Runs {
                 small,
                 fresh,
                 given: Default::default(),
+                resizing: None,
                 independence: independent,
                 ensemble: None,
             };

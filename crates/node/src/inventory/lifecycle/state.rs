@@ -100,6 +100,8 @@ pub(crate) enum Task {
     Wake,
     /// It was made small, and gets back what was taken from it.
     Expand,
+    /// What its guest has is noted, since that has begun anew, or its node has.
+    Look,
 }
 
 impl Task {
@@ -107,7 +109,13 @@ impl Task {
     pub fn is_short(self) -> bool {
         matches!(
             self,
-            Task::Fork | Task::Adopt | Task::Pause | Task::Continue | Task::Wake | Task::Expand
+            Task::Fork
+                | Task::Adopt
+                | Task::Pause
+                | Task::Continue
+                | Task::Wake
+                | Task::Expand
+                | Task::Look
         )
     }
 
@@ -123,6 +131,7 @@ impl Task {
                 | Task::Rename
                 | Task::Size
                 | Task::Expand
+                | Task::Look
                 | Task::Attach
         )
     }
@@ -151,6 +160,7 @@ impl Display for Task {
             Task::Park => "park",
             Task::Wake => "wake",
             Task::Expand => "expansion",
+            Task::Look => "a look at its size",
         })
     }
 }
