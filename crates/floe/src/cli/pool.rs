@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use super::error::CliError;
 use super::login::Access;
 use super::output::{age, bytes, fields, table};
-use super::{Context, args, ensembles, images, pool_moving, progress};
+use super::{Context, args, attach, ensembles, images, pool_moving, progress};
 use floe_api::{
     ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
 };
@@ -124,6 +124,8 @@ Example: larger than the machine was that was docked
   floe activate shop-web --cpus 4 --memory 4G
 Example: eight of them on this host and two others of its cluster (floe cluster --help)
   floe activate shop-web -n 8 --hosts here,beta,gamma
+Example: with an empty disk of 20 GiB, and one with what is in a file; each machine gets its own
+  floe activate shop-web -n 3 --disk data=20G --disk db.qcow2
 Example: in a network of their own
   floe activate shop-web -n 3 --network
 Example: a cluster, machines of several substrates that reach each other by name
@@ -132,8 +134,9 @@ Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
 Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
-of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory come once the
-guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.
+of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory, and disks, come
+once the guest answers, as with floe resize and floe attach; if a machine does not get all of it, that is said, and the exit code is
+that of those commands. Machines on other hosts can be given empty disks only.
 
 Other hosts read the substrate from this one while their machines run, what several of them need only once for all. floe family and
 floe kill know the machines there, as clones of the substrate. A host that cannot take its machines leaves them to the others; the
@@ -175,6 +178,12 @@ pub struct Activate {
     /// How much memory each gets, such as 2G; by default as much as the machine had that was docked
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory: Option<u64>,
+    /// A disk for each (repeatable): NAME=SIZE for an empty one, FILE or NAME=FILE for one with what is in the file
+    #[arg(long = "disk", value_name = "NAME=SIZE|FILE")]
+    disks: Vec<String>,
+    /// Assume this format for the disks' files, whatever they look like
+    #[arg(long, value_enum, requires = "disks")]
+    format: Option<images::ImportAs>,
 }
 
 impl Activate {
@@ -182,6 +191,11 @@ impl Activate {
         let Some(substrate) = &self.substrate else {
             return self.cluster.run(cx, self.overcommit);
         };
+        let disks = self.disks.iter().map(|disk| {
+            let (name, content) = attach::new_disk(disk, self.format)?;
+            Ok(floe_api::NamedDisk { name, content })
+        });
+        let disks = disks.collect::<Result<_, CliError>>()?;
         let request = floe_api::ActivateRequest {
             machines: self.count,
             name: self.name,
@@ -195,6 +209,7 @@ impl Activate {
             independent: self.independent.then(Default::default),
             cpus: self.cpus,
             memory_bytes: self.memory,
+            disks,
         };
         let events = cx.client()?.activate(substrate, &request)?;
         let done = progress::follow(cx.out, events)?;
@@ -263,6 +278,10 @@ fn told(activated: &ActivateReport) -> String {
         "",
     ];
     let mut text = table(&head, &rows);
+    for machine in &activated.machines {
+        let disks = machine.disks.iter();
+        text.extend(disks.map(|disk| attach::told(&machine.name, disk)));
+    }
     text += match activated.from_memory {
         true => "\nfrom memory\n",
         false => "\nfrom the backup on the disk\n",

@@ -1,6 +1,6 @@
 //! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
 
-use super::{Pool, dispatch::Away, record::SubstrateRecord};
+use super::{Pool, dispatch::Away, expand::Gains, record::SubstrateRecord};
 use crate::{
     MachineName,
     caller::Caller,
@@ -14,7 +14,8 @@ use crate::{
 };
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
-    CloneInfo, CloneState, ExpandRequest, ForkRequest, Happened, Outcome, RunRequest, Visibility,
+    CloneInfo, CloneState, ExpandRequest, ForkRequest, HERE, Happened, Outcome, RunRequest,
+    SizeRequest, Visibility,
 };
 use floe_image::Hash;
 use floe_threads::{Cancel, Waited};
@@ -69,6 +70,7 @@ impl Pool {
         let independent = independence::asked(request.independent.as_ref())?;
         let (record, _held) = self.hold(name, caller)?;
         let size = self.wanted_size(&record, request)?;
+        let gains = self.wanted_gains(size, request, report)?;
         let from_memory = self.stock.with(|stock| stock.touch(&record.image));
         if !from_memory {
             report.note("the substrate is not in memory; it comes from its backup on the disk");
@@ -101,9 +103,10 @@ impl Pool {
             machines: Vec::new(),
             answer_s: if self.has_agent(&record) { limit_s } else { 0 },
             size,
+            disks: request.disks.clone(),
             independent: request.independent,
         };
-        self.go_on(&mut machines, &further, began, report)
+        self.go_on(&mut machines, &further, &gains, began, report)
             .inspect_err(|_| self.end_all(&machines))?;
         outcome.activated = Some(ActivateReport {
             substrate: name.to_owned(),
@@ -112,6 +115,27 @@ impl Pool {
             failed,
         });
         Ok(outcome)
+    }
+
+    /// Returns what machines here are to get once they answer.
+    fn wanted_gains(
+        &self,
+        size: Option<SizeRequest>,
+        request: &ActivateRequest,
+        report: &mut Report,
+    ) -> Result<Gains, NodeError> {
+        if request.answer_s == Some(0) && (size.is_some() || !request.disks.is_empty()) {
+            return Err(usage(
+                "a size or disks, and no wait for the guest's answer",
+                "leave out --answer 0: a guest takes what it is given only once it answers",
+            ));
+        }
+        let only_here = request.hosts.iter().all(|host| host == HERE);
+        let gains = self.gains(size, &request.disks, only_here, report)?;
+        if !request.disks.is_empty() {
+            report.stage("disks")?;
+        }
+        Ok(gains)
     }
 
     /// Returns a substrate that exists for this caller, and keeps its image until what is returned is dropped.
@@ -158,11 +182,12 @@ impl Pool {
         self: &Arc<Self>,
         machines: &mut [ActivatedInfo],
         further: &ExpandRequest,
+        gains: &Gains,
         began: Instant,
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let is_something =
-            further.answer_s > 0 || further.size.is_some() || further.independent.is_some();
+            further.answer_s > 0 || !gains.are_none() || further.independent.is_some();
         let away = is_something.then(|| self.ask_hosts(machines, further));
         let here = machines.iter_mut().filter(|machine| machine.host.is_none());
         let mut here: Vec<&mut ActivatedInfo> = here.collect();
@@ -171,8 +196,8 @@ impl Pool {
             self.wait_for_networks(&mut here, began, until, &report.cancel())?;
             report.stage("network")?;
         }
-        if let (Some(size), false) = (&further.size, here.is_empty()) {
-            self.bring_to_size(&mut here, size, began, &report.cancel());
+        if !gains.are_none() && !here.is_empty() {
+            self.bring_gains(&mut here, gains, began, &report.cancel());
             report.stage("size")?;
         }
         if let Some(away) = away.filter(Away::is_some) {
