@@ -231,6 +231,15 @@ pub struct ActivateRequest {
     /// To how much RAM in bytes, whole MiB, each is brought then; by default to as much as the machine had that was docked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// The address of a pool on another host that has the substrate, such as `https://pool.example:4500`; by default it is this node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Token for that pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// File with the certificate authority of that pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
     /// Disks that each is given then, one of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<NamedDisk>,
@@ -289,8 +298,11 @@ pub struct ActivatedInfo {
 pub struct ActivateReport {
     /// The substrate.
     pub substrate: String,
-    /// Whether it came from memory; otherwise from its backup on the disk.
+    /// Whether it came from this node's memory; otherwise from its backup on the disk, or from a pool on another host.
     pub from_memory: bool,
+    /// The pool on another host that it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// The machines that run.
     pub machines: Vec<ActivatedInfo>,
     /// Those that do not, each with the reason.

@@ -1,6 +1,6 @@
 //! Brings machines that were activated to the size that was asked for, and gives them disks. They run meanwhile.
 
-use super::{Pool, record::SubstrateRecord};
+use super::Pool;
 use crate::{
     error::{NodeError, refused, usage},
     plan,
@@ -10,6 +10,7 @@ use crate::{
 use floe_api::{
     ACTIVATE_DISKS_MAX, ActivateRequest, ActivatedInfo, NamedDisk, SizeRequest, size_text,
 };
+use floe_image::Manifest;
 use floe_machine::Room;
 use floe_threads::Cancel;
 use parking_lot::Mutex;
@@ -74,7 +75,8 @@ impl Pool {
     /// Returns the size that is asked for, if one is. Fails if no machine of this substrate can have it.
     pub(super) fn wanted_size(
         &self,
-        record: &SubstrateRecord,
+        name: &str,
+        manifest: &Manifest,
         request: &ActivateRequest,
     ) -> Result<Option<SizeRequest>, NodeError> {
         let size = SizeRequest {
@@ -85,7 +87,7 @@ impl Pool {
         if size.cpus.is_none() && size.memory_bytes.is_none() {
             return Ok(None);
         }
-        let room = Room::of(&self.images.repo.manifest(&record.image)?.config);
+        let room = Room::of(&manifest.config);
         let (cpus, memory) = (
             size.cpus.unwrap_or(room.cpus),
             size.memory_bytes.unwrap_or(room.memory_bytes),
@@ -94,8 +96,7 @@ impl Pool {
         if cpus > room.cpus_max || memory > room.memory_bytes_max {
             return Err(refused(
                 format!(
-                    "machines of substrate {} can have {} CPUs and {} of memory at most",
-                    record.name,
+                    "machines of substrate {name} can have {} CPUs and {} of memory at most",
                     room.cpus_max,
                     size_text(room.memory_bytes_max)
                 ),
