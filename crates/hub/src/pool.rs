@@ -9,7 +9,7 @@
 //! the budget (those that were read least recently go, whole), or with this process, after which those that were published last come
 //! back. Who may read an image is decided before anything here is asked, and only items of that image are looked up.
 //!
-//! Locks: `known`, `queue`, the stock's. None is held while another is taken, or while something is read or compressed.
+//! Locks: `known`, `queue`, the stock's. None is held while another is taken, or while something is read, compressed or unpacked.
 
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
@@ -40,6 +40,8 @@ struct Known {
     machine: String,
     cpus: u32,
     memory_bytes: u64,
+    /// It does not fit the budget, or can't be read: it is not tried again before it is published again.
+    stays_out: bool,
 }
 
 impl Known {
@@ -49,6 +51,7 @@ impl Known {
             machine: machine.chars().take(64).collect(),
             cpus: config.cpus_now().unwrap_or(1),
             memory_bytes: config.memory_bytes_now().unwrap_or_default(),
+            stays_out: false,
         })
     }
 }
@@ -98,8 +101,15 @@ impl Pool {
 
     /// Notes that an image is read. A substrate that is not in memory comes back into it.
     pub fn used(&self, id: &Hash) {
-        if self.known.read().contains_key(id) && !self.stock.lock().touch(id) {
+        let may_be_there = matches!(self.known.read().get(id), Some(known) if !known.stays_out);
+        if may_be_there && !self.stock.lock().touch(id) {
             self.want(id);
+        }
+    }
+
+    fn leave_out(&self, id: &Hash) {
+        if let Some(known) = self.known.write().get_mut(id) {
+            known.stays_out = true;
         }
     }
 
@@ -179,8 +189,9 @@ impl Pool {
 
     /// Takes a substrate into memory if it fits. `in_free_room`: only into what no other substrate takes.
     fn take_in(&self, hub: &Hub, id: &Hash, in_free_room: bool) -> ApiResult<bool> {
-        if !self.known.read().contains_key(id) || self.stock.lock().touch(id) {
-            return Ok(false); // it was removed meanwhile, or is there
+        let is_known = self.known.read().contains_key(id);
+        if !is_known || self.stock.lock().touch(id) {
+            return Ok(is_known); // it was removed meanwhile, or is there
         }
         let Some(holding) = hub.catalogue.any_holding(id) else {
             return Ok(false);
@@ -408,8 +419,12 @@ pub(crate) async fn keep(hub: Arc<Hub>) {
             Some(pool) => pool.take_in(hub, &id, false),
             None => Ok(false),
         });
-        if let Err(error) = taken.await {
+        let held = taken.await.unwrap_or_else(|error| {
             stays(&id, &error);
+            false
+        });
+        if !held {
+            pool.leave_out(&id);
         }
     }
 }
