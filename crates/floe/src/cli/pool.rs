@@ -367,21 +367,21 @@ impl PoolCommand {
         match self {
             PoolCommand::Serve(serve) => {
                 serve.run(cx)?;
-                return Ok(ExitCode::SUCCESS);
+                Ok(ExitCode::SUCCESS)
             }
             PoolCommand::Status(pool_host::At {
                 pool: Some(pool),
                 access,
             }) => {
                 pool_host::status(cx, &pool, &access)?;
-                return Ok(ExitCode::SUCCESS);
+                Ok(ExitCode::SUCCESS)
             }
             PoolCommand::Ls(pool_host::At {
                 pool: Some(pool),
                 access,
             }) => {
                 pool_host::list(cx, &pool, &access)?;
-                return Ok(ExitCode::SUCCESS);
+                Ok(ExitCode::SUCCESS)
             }
             PoolCommand::Show {
                 substrate,
@@ -392,7 +392,7 @@ impl PoolCommand {
                     },
             } => {
                 pool_host::show(cx, &pool, &access, &substrate)?;
-                return Ok(ExitCode::SUCCESS);
+                Ok(ExitCode::SUCCESS)
             }
             here => here.run_here(cx),
         }
