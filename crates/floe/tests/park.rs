@@ -258,7 +258,9 @@ fn a_connection_to_a_parked_machine_wakes_it_is_answered_and_none_is_refused() {
     let told = page(port).map(|answer| answer.len());
     assert!(matches!(told, Ok(0)) || told.is_err(), "{told:?}");
     eventually("that is told", || node.log().contains("machine.not-woken"));
-    assert_eq!(status(&node), MachineStatus::Parked);
+    eventually("it is parked still", || {
+        status(&node) == MachineStatus::Parked
+    });
     std::fs::remove_dir(&images).unwrap();
     std::fs::rename(&away, &images).unwrap();
     eventually("its server answers", || answers(port));
@@ -521,7 +523,7 @@ fn parks_that_meet_are_told_and_who_connects_does_not_wait_for_a_machine_without
         assert!(matches!(told, Ok(0)) || told.is_err(), "{told:?}");
     }
     eventually("that is told", || node.log().contains("machine.not-woken"));
-    assert_eq!(status(), MachineStatus::Parked);
+    eventually("it is parked still", || status() == MachineStatus::Parked);
     refused(&node, &["wake", "web"], &["other", "--overcommit"]);
     succeeds(&node, &["rm", "--force", "other"]);
 

@@ -36,7 +36,7 @@ fn sh(node: &TestNode, machine: &str, script: &str) -> String {
         }
         // only a guest that does not answer yet is asked again: a script that failed may have done its half
         let told = said(&done);
-        let waits = told.contains("agent") && Instant::now() < until;
+        let waits = told.contains("no agent answers") && Instant::now() < until;
         assert!(
             waits,
             "{machine}: {told}\n{}\n{}",

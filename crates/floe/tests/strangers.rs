@@ -293,17 +293,25 @@ fn what_guests_and_images_say_does_not_steer_a_terminal() {
     node.run_named("tiny", "web");
     node.wait_console("web", "floe-guest ready");
     // a title, a colour, a question to the terminal, C1 in both encodings, the other direction
-    let say = r"printf '\033]0;owned\007 \033[31mred \033[6n \302\233\062J \233\062J a\342\200\256b\342\201\246c said-%d\n' $((40+2))";
-    node.type_and_wait("web", say, "said-42");
-
-    let (shown, _) = floe(node.home(), &["logs", "web"]);
-    assert_harmless(&shown);
-    for seen in [
-        r"\x1b]0;owned\x07 \x1b[31mred \x1b[6n",
-        r"\x9b2J \x9b2J a\u{202e}b\u{2066}c said-42",
-    ] {
-        assert!(shown.contains(seen), "{seen}: {shown}");
-    }
+    let say = r"printf '\033]0;owned\007 \033[31mred \033[6n \302\233\062J \233\062J a\342\200\256b\342\201\246c said-%d\n'";
+    let shown = |round: u32| {
+        node.type_and_wait(
+            "web",
+            &format!("{say} $((40+{round}))"),
+            &format!("said-{}", 40 + round),
+        );
+        let (shown, _) = floe(node.home(), &["logs", "web"]);
+        assert_harmless(&shown);
+        let seen = [
+            r"\x1b]0;owned\x07 \x1b[31mred \x1b[6n".into(),
+            format!(r"\x9b2J \x9b2J a\u{{202e}}b\u{{2066}}c said-{}", 40 + round),
+        ];
+        let whole = seen.iter().all(|seen| shown.contains(seen));
+        whole.then_some(()).ok_or(shown)
+    };
+    // an emulated serial line on a busy host has been seen to give a character twice
+    let said = shown(2).or_else(|_| shown(3)).or_else(|_| shown(4));
+    said.unwrap();
     let (json, _) = floe(node.home(), &["logs", "web", "--json"]);
     assert_harmless(&json);
     let raw = Command::new(env!("CARGO_BIN_EXE_floe"))

@@ -169,6 +169,8 @@ impl Inner {
             reason,
         })?;
         let mut client = Client::connect(&self.socket)?;
+        // one that is just ending still accepts who connects, and answers nobody
+        client.list()?;
         let mut held = self.held.lock();
         for (name, fd) in &held.descriptors {
             match client.put(name, fd) {

@@ -35,8 +35,9 @@ use tokio::{
 
 /// How long a call waits for an agent that has not answered yet: the node, or the machine, may have just started.
 const AGENT_WAIT: Duration = Duration::from_secs(5);
-/// How long an agent has to answer a request: it may have died without a word, and a busy guest starts processes slowly.
-const ANSWER_WAIT: Duration = Duration::from_secs(20);
+/// How long an agent has to answer a request: it may have died without a word, and a busy guest starts processes slowly; a clone's, which
+/// gives it an identity of its own first, later still.
+const ANSWER_WAIT: Duration = Duration::from_secs(60);
 /// How many bytes are handed to the port at a time.
 const BATCH_BYTES: usize = 32 << 10;
 /// How many bytes of a user are read at a time.
