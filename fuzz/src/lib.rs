@@ -60,6 +60,8 @@ mod api {
     mod pool;
     #[path = "resize.rs"]
     mod resize;
+    #[path = "visible.rs"]
+    mod visible;
     pub use afterwards::*;
     pub use ensembles::*;
     pub use errors::*;
@@ -72,6 +74,7 @@ mod api {
     pub use network::*;
     pub use pool::*;
     pub use resize::*;
+    pub use visible::*;
 }
 #[allow(dead_code)]
 #[path = "../../crates/api/src/credentials.rs"]
@@ -575,9 +578,9 @@ pub fn fork_record(data: &[u8]) {
 /// A substrate's record names what could be named, and users only where they mean something; so does the label of its image.
 pub fn substrate_record(data: &[u8]) {
     if let Ok(label) = std::str::from_utf8(data)
-        && let Ok((visibility, users)) = node::pool::of_label(label)
+        && let Ok((visibility, users)) = visibility_of_label(label)
     {
-        assert_eq!(node::pool::label_of(visibility, &users), label);
+        assert_eq!(label_of_visibility(visibility, &users), label);
     }
     if let Some(record) = same_again(data, node::pool::SubstrateRecord::parse) {
         assert!(record.name.parse::<node::MachineName>().is_ok());

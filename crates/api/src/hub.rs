@@ -59,6 +59,42 @@ pub struct Visibility {
     pub public: bool,
 }
 
+/// A substrate on a hub that is a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PooledSubstrate {
+    /// Its name; empty if it has none.
+    pub name: String,
+    /// Id of its image: 64 hex digits.
+    pub image: String,
+    /// Name of the user who docked it.
+    pub owner: String,
+    /// Who may see it.
+    #[schema(inline)]
+    pub visibility: crate::Visibility,
+    /// The users of the hub who may see it if it is restricted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
+    /// When it was docked, Unix time in seconds.
+    pub docked_unix_s: u64,
+    /// The machine that it was docked from.
+    pub machine: String,
+    /// vCPUs of that machine.
+    pub cpus: u32,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Bytes of the packs that hold it on the disk, including packs that other images share.
+    pub stored_bytes: u64,
+    /// Whether it is in memory. If not, it is read from the disk.
+    pub in_memory: bool,
+}
+
+/// The substrates of a pool that the client may read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PooledSubstrates {
+    /// By name.
+    pub substrates: Vec<PooledSubstrate>,
+}
+
 /// A name for an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -31,6 +31,7 @@ pub mod paths;
 mod pool;
 mod resize;
 mod traces;
+mod visible;
 mod watching;
 pub use afterwards::RestartPolicy;
 pub use cluster::*;
@@ -48,6 +49,7 @@ pub use network::*;
 pub use pool::*;
 pub use resize::*;
 pub use traces::*;
+pub use visible::*;
 pub use watching::*;
 
 /// Version of this interface: part of every path (`/v1/...`).

@@ -231,6 +231,31 @@ pub struct ActivateRequest {
     /// To how much RAM in bytes, whole MiB, each is brought then; by default to as much as the machine had that was docked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// The address of a pool on another host that has the substrate, such as `https://pool.example:4500`; by default it is this node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
+    /// Token for that pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<String>,
+    /// File with the certificate authority of that pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<String>,
+    /// Disks that each is given then, one of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<NamedDisk>,
+}
+
+/// Most disks that a machine is given at its activation.
+pub const ACTIVATE_DISKS_MAX: usize = 16;
+
+/// A disk that each of the machines is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedDisk {
+    /// What its user calls it.
+    pub name: String,
+    /// What is on it.
+    pub content: AttachDiskRequest,
 }
 
 /// Default time that guests get to answer after their activation, in seconds. They run before that.
@@ -259,8 +284,11 @@ pub struct ActivatedInfo {
     /// From the request until it had the size that was asked for, in milliseconds. Absent if none was, or if it has not reached it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_ms: Option<f64>,
-    /// Why it has not reached the size that was asked for, or why nobody knows: its host does not answer any more. And what helps. The
-    /// machine runs nevertheless.
+    /// The disks that it was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<AttachedDisk>,
+    /// Why it has not reached the size or has not all disks that were asked for, or why nobody knows: its host does not answer any more.
+    /// And what helps. The machine runs nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub short: Vec<ApiError>,
 }
@@ -270,8 +298,11 @@ pub struct ActivatedInfo {
 pub struct ActivateReport {
     /// The substrate.
     pub substrate: String,
-    /// Whether it came from memory; otherwise from its backup on the disk.
+    /// Whether it came from this node's memory; otherwise from its backup on the disk, or from a pool on another host.
     pub from_memory: bool,
+    /// The pool on another host that it comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// The machines that run.
     pub machines: Vec<ActivatedInfo>,
     /// Those that do not, each with the reason.
@@ -292,6 +323,9 @@ pub struct ExpandRequest {
     /// The size that each is brought to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<SizeRequest>,
+    /// Empty disks that each is given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<NamedDisk>,
     /// Keep all of their image on that host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independent: Option<Independent>,

@@ -70,7 +70,21 @@ fn machines_of_a_substrate_run_on_many_hosts_in_one_network_and_end_with_one_com
         "--hosts",
         "here,node-1,node-2",
     ];
-    let more = ["--network", "--cpus", "2", "--answer", "300", "--json"];
+    // what is in a file of this host is not on others
+    let file = here.home().join("secret");
+    std::fs::write(&file, "x").unwrap();
+    let refused = ends(floe(
+        here,
+        &[
+            &wanted[..],
+            &["--disk", &format!("data={}", file.display())],
+        ]
+        .concat(),
+    ));
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(said(&refused).contains("empty disks"), "{}", said(&refused));
+    let more = ["--network", "--cpus", "2", "--disk", "data=32M"];
+    let more = [&more[..], &["--answer", "300", "--json"]].concat();
     let report = told(&ok(here, &[&wanted[..], &more].concat()));
     assert!(report.from_memory && report.failed.is_empty(), "{report:?}");
     let places: Vec<_> = report
@@ -90,6 +104,7 @@ fn machines_of_a_substrate_run_on_many_hosts_in_one_network_and_end_with_one_com
         let size = size.unwrap_or_else(|| panic!("{machine:?}\n{log}"));
         assert!(machine.first_ms < network && network < size, "{machine:?}");
         let name = machine.name.as_str();
+        assert_eq!(machine.disks.len(), 1, "{machine:?}\n{log}");
         let line = "cat /www/mark; nproc; hostname";
         let seen = ok(node, &["exec", name, "--", "sh", "-c", line]);
         let lines: Vec<&str> = seen.lines().collect();

@@ -127,11 +127,22 @@ fn a_machine_is_made_small_docked_and_gone_and_is_whole_again_when_activated() {
     // and larger than it ever was
     let many = fails(&node, &["activate", "again", "--cpus", "99"]);
     assert!(many.contains("can have 8 CPUs"), "{many}");
+    // each with disks of its own
+    let file = node.home().join("db.raw");
+    let file = file.to_str().unwrap();
+    std::fs::write(file, [&b"file"[..], &[0; 4092]].concat()).unwrap();
+    let disks = ["--disk", "data=64M", "--disk", file, "--format", "raw"];
+    let clash = fails(
+        &node,
+        &[&["activate", "again", "--disk", "db=1M"][..], &disks].concat(),
+    );
+    assert!(clash.contains("two disks are called db"), "{clash}");
     let larger = ["--cpus", "3", "--memory", "384M", "--json"];
     let told = ok(
         &node,
         &[
             &["activate", "again", "-n", "2", "--name", "big"][..],
+            &disks,
             &larger,
         ]
         .concat(),
@@ -142,6 +153,14 @@ fn a_machine_is_made_small_docked_and_gone_and_is_whole_again_when_activated() {
         let memory = "[ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 320000 ]";
         sh(&node, machine, memory);
         is_kept(&node, machine, &kept);
+        let named = node.client().machine(machine).unwrap().disks;
+        assert_eq!(named, ["data", "db"], "{told}");
+        let db =
+            "$(for d in /sys/block/*; do grep -qsx disk2 $d/serial && echo /dev/${d##*/}; done)";
+        assert_eq!(sh(&node, machine, &format!("head -c 4 {db}")), "file");
+        // which the next one does not see
+        let write = format!("printf mine | dd of={db} conv=notrunc,fsync 2>/dev/null");
+        sh(&node, machine, &write);
     }
 }
 

@@ -139,6 +139,51 @@ fn write_group<W: Write>(
     written.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?
 }
 
+/// What answers a group without the disk.
+enum Ready {
+    /// Its frame.
+    Frame(Arc<Frame>),
+    /// The wanted items of it, from the pool's memory.
+    Items(Vec<Hash>, Vec<Vec<u8>>),
+}
+
+/// Returns what a group is answered with if it is in memory.
+fn ready(hub: &Hub, pack: &Pack, group: &Group) -> Option<Ready> {
+    if let (Some(pool), Some(info)) = (&hub.pool, pack.index.frame(group.frame)) {
+        let hashes = pack.index.frame_hashes(group.frame).iter().enumerate();
+        let wanted = hashes.filter(|(slot, _)| group.mask & (1 << slot) != 0);
+        let wanted: Vec<Hash> = wanted.map(|(_, hash)| *hash).collect();
+        if let Some(items) = pool.items(info.kind, &wanted) {
+            return Some(Ready::Items(wanted, items));
+        }
+    }
+    hub.shelf.cached(pack, group.frame).map(Ready::Frame)
+}
+
+fn write_ready<W: Write>(
+    out: &mut ResponseEncoder<W>,
+    pack: &Pack,
+    group: &Group,
+    ready: &Ready,
+    encoding: Encoding,
+) -> io::Result<()> {
+    let (wanted, items) = match ready {
+        Ready::Frame(frame) => return write_group(out, pack, group, frame, encoding),
+        Ready::Items(wanted, items) => (wanted, items),
+    };
+    let Some(info) = pack.index.frame(group.frame) else {
+        return Ok(());
+    };
+    let slices: Vec<&[u8]> = items.iter().map(Vec::as_slice).collect();
+    match encoding {
+        Encoding::Raw => out.frame(info.kind, wanted, encoding, &slices.concat()),
+        Encoding::Zstd => {
+            let packed = compress_frame(info.kind, &slices, LEVEL);
+            out.frame(info.kind, wanted, encoding, &packed)
+        }
+    }
+}
+
 /// Writes records that say that a group's items are missing.
 fn write_lost<W: Write>(
     out: &mut ResponseEncoder<W>,
@@ -155,22 +200,22 @@ fn write_lost<W: Write>(
 
 /// Returns the whole answer if all of it is in memory.
 fn from_memory(hub: &Hub, plan: &Plan) -> Option<Vec<u8>> {
-    let frames: Option<Vec<_>> = plan
+    let all: Option<Vec<_>> = plan
         .groups
         .iter()
-        .map(|group| hub.shelf.cached(plan.pack(group), group.frame))
+        .map(|group| ready(hub, plan.pack(group), group))
         .collect();
     let mut answer =
         Vec::with_capacity(plan.raw_bytes + 64 + 64 * (plan.groups.len() + plan.missing.len()));
     let mut write = || {
         let mut out = ResponseEncoder::new(&mut answer)?;
-        for (group, frame) in plan.groups.iter().zip(frames.iter().flatten()) {
-            write_group(&mut out, plan.pack(group), group, frame, plan.encoding)?;
+        for (group, ready) in plan.groups.iter().zip(all.iter().flatten()) {
+            write_ready(&mut out, plan.pack(group), group, ready, plan.encoding)?;
         }
         write_missing(&mut out, plan)?;
         out.finish().map(|_| ())
     };
-    frames.as_ref()?;
+    all.as_ref()?;
     // Writing to memory fails only if an item is outside of its frame, which no verified pack has.
     write().ok().map(|()| answer)
 }
@@ -211,6 +256,10 @@ impl Sending {
                 self.open = (group.pack, None);
             }
             let pack = self.plan.pack(group);
+            if let Some(ready @ Ready::Items(..)) = ready(&self.hub, pack, group) {
+                write_ready(&mut out, pack, group, &ready, self.plan.encoding)?;
+                continue;
+            }
             match self.hub.shelf.frame(pack, group.frame, &mut self.open.1) {
                 Ok(frame) => write_group(&mut out, pack, group, &frame, self.plan.encoding)?,
                 // A damaged pack: another source may have its items, and the answer continues.
@@ -298,6 +347,9 @@ pub(crate) async fn read(
         )
     })?;
     let wants = request.wants;
+    if let Some(pool) = &hub.pool {
+        pool.used(&id);
+    }
 
     let plan = match hub.shelf.scope(&id, &holding.owner) {
         Some(scope) => {

@@ -10,7 +10,7 @@
 //! the file.
 
 use super::quota::{Opened, Used, used};
-use super::{HubError, Quota};
+use super::{HubError, Quota, readers, schema};
 use floe_image::{Hash, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
@@ -20,8 +20,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Version of the catalogue's schema, in SQLite's `user_version`.
-const VERSION: i64 = 2;
 /// How long a writer waits for another process's write to end.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of random bytes in a token.
@@ -29,40 +27,13 @@ const TOKEN_BYTES: usize = 32;
 /// Prefix of every token, so that secret scanners find leaked ones.
 const TOKEN_PREFIX: &str = "floe_";
 
-const SCHEMA: &str = "
-CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
-CREATE TABLE tokens (hash BLOB PRIMARY KEY, user TEXT NOT NULL REFERENCES users(name), created INTEGER NOT NULL) STRICT;
-CREATE TABLE images (id BLOB NOT NULL, owner TEXT NOT NULL REFERENCES users(name), public INTEGER NOT NULL,
-    created INTEGER NOT NULL, pushed INTEGER NOT NULL, raw_bytes INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
-    PRIMARY KEY (id, owner)) STRICT;
-CREATE TABLE packs (id BLOB PRIMARY KEY, file_bytes INTEGER NOT NULL, index_offset INTEGER NOT NULL,
-    index_bytes INTEGER NOT NULL) STRICT;
-CREATE TABLE image_packs (image BLOB NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL,
-    pack BLOB NOT NULL REFERENCES packs(id), PRIMARY KEY (image, owner, seq),
-    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
-CREATE INDEX image_packs_by_pack ON image_packs(pack);
-CREATE TABLE tags (owner TEXT NOT NULL, name TEXT NOT NULL, tag TEXT NOT NULL, image BLOB NOT NULL,
-    moved INTEGER NOT NULL, PRIMARY KEY (owner, name, tag),
-    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
-CREATE INDEX tags_by_name ON tags(name, tag);
-CREATE TABLE uploads (key TEXT PRIMARY KEY, owner TEXT NOT NULL REFERENCES users(name), image BLOB NOT NULL,
-    created INTEGER NOT NULL, touched INTEGER NOT NULL, UNIQUE (owner, image)) STRICT;
-CREATE TABLE upload_packs (upload TEXT NOT NULL REFERENCES uploads(key) ON DELETE CASCADE,
-    pack BLOB NOT NULL REFERENCES packs(id), staged INTEGER NOT NULL, PRIMARY KEY (upload, pack)) STRICT;
-CREATE INDEX upload_packs_by_pack ON upload_packs(pack);
-";
-
-/// What version 2 adds to the schema.
-const SCHEMA_2: &str = "
-CREATE TABLE quotas (user TEXT PRIMARY KEY REFERENCES users(name), bytes INTEGER, images INTEGER, traces INTEGER) STRICT;
-CREATE TABLE damaged (pack BLOB PRIMARY KEY) STRICT;
-";
-
 /// One owner's copy of an image, with what read requests need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub owner: Arc<str>,
     pub public: bool,
+    /// Further users who may read it.
+    pub readers: Vec<Arc<str>>,
 }
 
 /// One owner's copy of an image, with what lists show.
@@ -84,6 +55,8 @@ pub(crate) struct Publication<'a> {
     pub id: Hash,
     pub owner: &'a str,
     pub public: bool,
+    /// Further users who may read it.
+    pub readers: &'a [String],
     pub created_unix_s: u64,
     pub raw_bytes: u64,
     pub packs: &'a [PackRef],
@@ -121,7 +94,7 @@ pub(crate) struct Catalogue {
     pub(super) db: Mutex<Connection>,
     /// For reading alone: who reads does not wait while a change is synced to the disk.
     pub(super) reads: Mutex<Connection>,
-    holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
+    pub(super) holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
     /// Bytes of each owner's images, as counted since the last change.
     pub(super) stored: Mutex<HashMap<String, u64>>,
 }
@@ -141,26 +114,12 @@ impl Catalogue {
         db.pragma_update(None, "journal_mode", "WAL")?;
         db.pragma_update(None, "synchronous", "FULL")?;
         db.pragma_update(None, "foreign_keys", true)?;
-        let version =
-            |db: &Connection| db.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
-        if version(&db)? < VERSION {
-            let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            let before = version(&change)?; // another process may have created the schema first
-            if before == 0 {
-                change.execute_batch(SCHEMA)?;
-            }
-            if before < VERSION {
-                change.execute_batch(SCHEMA_2)?;
-                change.pragma_update(None, "user_version", VERSION)?;
-            }
-            change.commit()?;
-        }
-        let found = version(&db)?;
-        if found != VERSION {
+        let found = schema::bring_up(&mut db)?;
+        if found != schema::VERSION {
             return Err(HubError::CatalogueVersion {
                 path: path.to_owned(),
                 found,
-                known: VERSION,
+                known: schema::VERSION,
             });
         }
         let reads = Connection::open(path)?;
@@ -179,6 +138,7 @@ impl Catalogue {
         let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
         {
             let db = self.reads.lock();
+            let mut readers = readers::all(&db)?;
             let mut rows =
                 db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
             let rows = rows.query_map([], |row| {
@@ -187,11 +147,14 @@ impl Catalogue {
                     Holding {
                         owner: row.get::<_, String>(1)?.into(),
                         public: row.get(2)?,
+                        readers: Vec::new(),
                     },
                 ))
             })?;
             for row in rows {
-                let (id, holding) = row?;
+                let (id, mut holding) = row?;
+                let key = (id, holding.owner.to_string());
+                holding.readers = readers.remove(&key).unwrap_or_default();
                 held.entry(id).or_default().push(holding);
             }
         }
@@ -285,12 +248,15 @@ impl Catalogue {
 
     // ---- images
 
-    /// Returns the holding of image `id` that `viewer` may read: the viewer's own, or a public one.
+    /// Returns the holding of image `id` that `viewer` may read: the viewer's own, or a public one, or one that names the viewer.
     pub fn readable(&self, id: &Hash, viewer: Option<&str>) -> Option<Holding> {
         let held = self.holdings.read();
         let holdings = held.get(id)?;
         let own = holdings.iter().find(|h| Some(&*h.owner) == viewer);
-        own.or_else(|| holdings.iter().find(|h| h.public)).cloned()
+        let names = |h: &&Holding| h.readers.iter().any(|reader| Some(&**reader) == viewer);
+        let other = || holdings.iter().find(|h| h.public);
+        let other = own.or_else(other).or_else(|| holdings.iter().find(names));
+        other.cloned()
     }
 
     /// Returns whether `owner` holds the image.
@@ -310,7 +276,7 @@ impl Catalogue {
         let db = self.reads.lock();
         let mut rows = db.prepare(
             "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
-             WHERE public OR owner = ?1 ORDER BY pushed DESC, id",
+             WHERE public OR owner = ?1 OR (id, owner, ?1) IN readers ORDER BY pushed DESC, id",
         )?;
         let mut tags = db.prepare(
             "SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag",
@@ -351,7 +317,8 @@ impl Catalogue {
             .lock()
             .query_row(
                 "SELECT t.image FROM tags t JOIN images i ON i.id = t.image AND i.owner = t.owner
-                 WHERE t.name = ?1 AND t.tag = ?2 AND (?3 IS NULL OR t.owner = ?3) AND (i.public OR t.owner = ?4)
+                 WHERE t.name = ?1 AND t.tag = ?2 AND (?3 IS NULL OR t.owner = ?3)
+                 AND (i.public OR t.owner = ?4 OR (i.id, i.owner, ?4) IN readers)
                  ORDER BY t.owner IS ?4 DESC, t.moved, t.owner LIMIT 1",
                 params![name, tag, owner, viewer],
                 |row| hash(row, 0),
@@ -377,7 +344,7 @@ impl Catalogue {
             .prepare_cached(
                 "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM packs p WHERE p.id = ?1 AND EXISTS
                  (SELECT 1 FROM image_packs ip JOIN images i ON i.id = ip.image AND i.owner = ip.owner
-                  WHERE ip.pack = p.id AND (i.public OR i.owner = ?2))",
+                  WHERE ip.pack = p.id AND (i.public OR i.owner = ?2 OR (i.id, i.owner, ?2) IN readers))",
             )?
             .query_row(params![pack.as_bytes(), viewer], |row| pack_ref(row, 0))
             .optional()
@@ -390,7 +357,7 @@ impl Catalogue {
         let mut rows = db.prepare(
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM images i
              JOIN image_packs ip ON ip.image = i.id AND ip.owner = i.owner JOIN packs p ON p.id = ip.pack
-             WHERE i.public OR i.owner = ?1 GROUP BY p.id
+             WHERE i.public OR i.owner = ?1 OR (i.id, i.owner, ?1) IN readers GROUP BY p.id
              ORDER BY max(i.id IS ?2) DESC, max(i.owner = ?1) DESC, max(i.pushed) DESC, p.id",
         )?;
         let rows = rows.query_map(
@@ -438,6 +405,7 @@ impl Catalogue {
                     params![new.id.as_bytes(), new.owner, seq as i64, pack.id.as_bytes()],
                 )?;
             }
+            readers::set(&db, new)?;
             if let Some((name, tag)) = new.name {
                 move_tag(&db, new.owner, name, tag, &new.id)?;
             }

@@ -3,7 +3,7 @@
 //! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> one of `batch` (many
 //! chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs become an image),
 //! `traces` (what machines touched, and the models made of it). These use the `catalogue` (SQLite: who may read what) and
-//! the `shelf` (packs on disk, frames in memory). [`serve`] starts all of it on its own threads.
+//! the `shelf` (packs on disk, frames in memory); a hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
 //! the image becomes visible; no text of a request becomes part of a path.
@@ -16,9 +16,12 @@ mod files;
 mod lock;
 mod login;
 mod options;
+mod pool;
 mod publish;
 mod quota;
+mod readers;
 mod routes;
+mod schema;
 mod shelf;
 mod state;
 mod thumbnail;
@@ -159,6 +162,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     let bounds = bounds(&options.limits);
     let serve = move || {
         runtime.spawn(state::housekeeping(hub.clone()));
+        runtime.spawn(pool::keep(hub.clone()));
         runtime.block_on(async {
             // On a worker thread, not on this one: `block_on` takes longer to wake up.
             let served = tokio::spawn(floe_front::run(

@@ -19,6 +19,8 @@ pub struct HubOptions {
     pub anonymous: Anonymous,
     /// Whether a trace of a public image is accepted without a token.
     pub anonymous_traces: bool,
+    /// Memory for substrates, in bytes, if the hub is a pool (`floe pool serve`).
+    pub pool_bytes: Option<u64>,
     /// Sizes, counts and times that the hub enforces.
     pub limits: Limits,
 }
@@ -32,6 +34,7 @@ impl HubOptions {
             tls: Tls::Off,
             anonymous: Anonymous::ReadPublic,
             anonymous_traces: false,
+            pool_bytes: None,
             limits: Limits::default(),
         }
     }

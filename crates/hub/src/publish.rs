@@ -22,11 +22,11 @@ use std::path::{Path, PathBuf};
 const LEVEL: i32 = 3;
 
 /// The items of each frame of each pack that an image uses.
-struct Used {
+pub(crate) struct Used {
     /// Masks by pack and frame: one bit per item.
-    masks: Vec<Vec<u16>>,
+    pub masks: Vec<Vec<u16>>,
     /// Raw bytes of these items.
-    bytes: u64,
+    pub bytes: u64,
 }
 
 impl Used {
@@ -55,7 +55,7 @@ impl Used {
 }
 
 /// Walks the tree from the manifest down. Returns the used items; an error if any is missing or wrong.
-fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
+pub(crate) fn walk(hub: &Hub, manifest: &Manifest, scope: &Scope) -> ApiResult<Used> {
     let mut used = Used::new(scope);
     let mut missing = 0u64;
     let mut first_missing = None;
@@ -169,7 +169,7 @@ fn assemble(
     hub: &Hub,
     manifest: &Manifest,
     scope: &Scope,
-    public: bool,
+    shared: bool,
     folder: &Path,
 ) -> ApiResult<Assembled> {
     let used = walk(hub, manifest, scope)?;
@@ -184,7 +184,7 @@ fn assemble(
             .iter()
             .zip(masks)
             .all(|(frame, mask)| mask.count_ones() == u32::from(frame.items));
-        let kept = if !public || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
+        let kept = if !shared || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
             pack.reference
         } else {
             floe_store::private::make_dirs(folder)?;
@@ -238,6 +238,8 @@ fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> 
 pub(crate) struct Wish<'a> {
     pub owner: &'a str,
     pub public: bool,
+    /// Further users who may read it.
+    pub readers: &'a [String],
     pub name: Option<(&'a str, &'a str)>,
     pub upload: Option<&'a str>,
 }
@@ -254,7 +256,8 @@ pub(crate) fn publish(
     let manifest = Manifest::decode_verified(manifest_bytes, id)
         .map_err(|e| ApiError::invalid(e.to_string()))?;
     let publishing = hub.publishing.lock();
-    let assembled = assemble(hub, &manifest, scope, wish.public, folder)?;
+    let shared = wish.public || !wish.readers.is_empty();
+    let assembled = assemble(hub, &manifest, scope, shared, folder)?;
     for pack in &assembled.packs {
         let (from, to) = (
             folder.join(format!("{}.pack", pack.id)),
@@ -282,6 +285,7 @@ pub(crate) fn publish(
         id: *id,
         owner: wish.owner,
         public: wish.public,
+        readers: wish.readers,
         created_unix_s: manifest.created_unix_s,
         raw_bytes: assembled.raw_bytes,
         packs: &assembled.packs,
@@ -292,6 +296,9 @@ pub(crate) fn publish(
     published.map_err(|used| quota::exceeded(wish.owner, &used, &quota))?;
     hub.shelf.forget_scope(id, wish.owner);
     drop(publishing);
+    if let Some(pool) = &hub.pool {
+        pool.note(id, &manifest);
+    }
     Ok(assembled.raw_bytes)
 }
 
@@ -327,6 +334,7 @@ pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) ->
         &Wish {
             owner,
             public,
+            readers: &[],
             name: None,
             upload: None,
         },
@@ -348,6 +356,9 @@ pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
             hub.traces.remove(id, owner)?;
         }
         if removed && !hub.catalogue.held(id) {
+            if let Some(pool) = &hub.pool {
+                pool.forget(id);
+            }
             let path = hub.manifest_path(id);
             for path in [path.with_extension("layout"), path] {
                 match std::fs::remove_file(&path) {

@@ -5,7 +5,7 @@ use super::access::admit;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking, blocking_long};
 use super::wire::{Args, Path, json, parse_id, parse_name};
-use super::{batch, files, login, publish, thumbnail, traces, uploads};
+use super::{batch, files, login, pool, publish, thumbnail, traces, uploads};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -228,7 +228,7 @@ async fn untag(
     info(
         title = "floe hub",
         description = "Images of running machines: catalogue, packs, batch reads, uploads and traces. \
-        Authorization is a bearer token; a private image looks absent to everybody but its owner."
+        Authorization is a bearer token; a private image looks absent to everybody but its owner and those whom it names."
     ),
     paths(
         healthz,
@@ -245,6 +245,8 @@ async fn untag(
         files::pack,
         files::statically,
         batch::read,
+        pool::status,
+        pool::list,
         uploads::open,
         uploads::have,
         uploads::put_pack,
@@ -294,6 +296,8 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
             get(traces::one).delete(traces::remove),
         )
         .route("/v1/images/{id}/model", get(traces::model))
+        .route("/v1/pool", get(pool::status))
+        .route("/v1/pool/substrates", get(pool::list))
         .route("/v1/packs/{id}", get(files::pack))
         .route("/v1/static/{*path}", get(files::statically))
         .route("/v1/tags", put(tag).delete(untag))

@@ -3,6 +3,7 @@
 use super::access::Tokens;
 use super::catalogue::{Catalogue, Holding, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
+use super::pool::Pool;
 use super::shelf::{Scope, Shelf};
 use super::{HubOptions, Limits};
 use floe_front::turns::Room;
@@ -51,6 +52,8 @@ pub(crate) struct Hub {
     pub thumbnails: super::thumbnail::Known,
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
+    /// Substrates in memory, if this hub is a pool.
+    pub pool: Option<Pool>,
     /// Held while files are moved into or out of the published folders, so that removing unused packs never runs
     /// beside a commit. It is held while they are synced: it only orders changes, no reader takes it.
     pub publishing: Mutex<()>,
@@ -104,6 +107,7 @@ impl Hub {
         let hub = Hub {
             traces,
             trainer,
+            pool: options.pool_bytes.map(Pool::new),
             shelf: Shelf::new(
                 dir.join("repo/packs"),
                 limits.cache_bytes,

@@ -10,6 +10,7 @@ use super::catalogue::Upload;
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
 use super::quota::{self, Opened};
+use super::readers;
 use super::shelf::{Scope, verify_pack};
 use super::state::{Hub, Remembered, blocking, blocking_long, write_durably};
 use super::wire::{Path, collect_body, json, parse_id, parse_name};
@@ -345,9 +346,15 @@ pub(crate) async fn commit(
         let public = request
             .public
             .unwrap_or_else(|| own.is_some_and(|holding| holding.public));
+        let readers = match public {
+            true => Vec::new(),
+            false => Manifest::decode_verified(&manifest, &upload.image)
+                .map_or(Vec::new(), |manifest| readers::named_by(&manifest.config)),
+        };
         let wish = Wish {
             owner: &upload.owner,
             public,
+            readers: &readers,
             name: name.as_ref().map(|name| (name.name(), name.tag())),
             upload: Some(&upload.key),
         };

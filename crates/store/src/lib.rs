@@ -26,7 +26,10 @@ pub use cache::{Cache, CacheReport, CacheStats, Pin};
 pub use durable::{Durability, replace_file};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats, next_data};
-pub use pool::{Admitted, Lacking, Packed, Packing, PoolItem, PoolPiece, PoolUsage, SubstratePool};
+pub use pool::{
+    Admitted, Lacking, Packed, Packing, PoolItem, PoolPiece, PoolUsage,
+    SMALL_REGIONS as POOL_SMALL_REGIONS, SubstratePool,
+};
 pub use repository::{
     Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
     Rearranged, RegionInfo, Repository, Scope, TagEntry, VERSION_TEXT, VerifyReport,

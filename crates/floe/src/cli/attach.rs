@@ -62,8 +62,7 @@ impl Attach {
                 ),
             });
         };
-        let (name, mut request) = new_disk(disk)?;
-        request.format = self.format.map(|ImportAs::Raw| ImportFormat::Raw);
+        let (name, request) = new_disk(disk, self.format)?;
         let events = client.attach_disk(machine, &name, &request)?;
         let done = progress::follow(cx.out, events)?;
         match done.outcome.disk.filter(|_| !cx.out.json) {
@@ -74,7 +73,7 @@ impl Attach {
 }
 
 /// Says what came of giving a machine a disk.
-fn told(machine: &str, disk: &AttachedDisk) -> String {
+pub(super) fn told(machine: &str, disk: &AttachedDisk) -> String {
     let AttachedDisk {
         name,
         disk,
@@ -92,15 +91,18 @@ fn told(machine: &str, disk: &AttachedDisk) -> String {
     }
 }
 
-/// Reads `NAME=SIZE`, `FILE` or `NAME=FILE`.
-pub(super) fn new_disk(text: &str) -> Result<(String, AttachDiskRequest), CliError> {
+/// Reads `NAME=SIZE`, `FILE` or `NAME=FILE`. `format` is that of a file.
+pub(super) fn new_disk(
+    text: &str,
+    format: Option<ImportAs>,
+) -> Result<(String, AttachDiskRequest), CliError> {
     if let Some((name, what)) = text.split_once('=').filter(|(name, _)| !name.contains('/')) {
         let request = match args::size(what) {
             Ok(bytes) => AttachDiskRequest {
                 bytes: Some(bytes),
                 ..Default::default()
             },
-            Err(_) => file(Path::new(what))?,
+            Err(_) => file(Path::new(what), format)?,
         };
         return Ok((name.to_owned(), request));
     }
@@ -116,12 +118,13 @@ pub(super) fn new_disk(text: &str) -> Result<(String, AttachDiskRequest), CliErr
         .and_then(|name| name.to_str())
         .unwrap_or_default();
     let name = name.split('.').next().unwrap_or_default().to_lowercase();
-    Ok((name, file(path)?))
+    Ok((name, file(path, format)?))
 }
 
-fn file(path: &Path) -> Result<AttachDiskRequest, CliError> {
+fn file(path: &Path, format: Option<ImportAs>) -> Result<AttachDiskRequest, CliError> {
     Ok(AttachDiskRequest {
         path: Some(args::existing(path)?),
+        format: format.map(|ImportAs::Raw| ImportFormat::Raw),
         ..Default::default()
     })
 }
@@ -175,19 +178,25 @@ mod tests {
         let path = dir.path().join("Db.tar.qcow2");
         std::fs::write(&path, "x").unwrap();
         let path = path.to_str().unwrap();
-        let (name, request) = new_disk("data=20G").unwrap();
+        let (name, request) = new_disk("data=20G", None).unwrap();
         assert_eq!(
             (name.as_str(), request.bytes, request.path),
             ("data", Some(20 << 30), None)
         );
         for (text, expected) in [(path.to_owned(), "db"), (format!("logs={path}"), "logs")] {
-            let (name, request) = new_disk(&text).unwrap();
+            let (name, request) = new_disk(&text, None).unwrap();
             assert_eq!((name.as_str(), request.bytes), (expected, None));
             assert!(request.path.unwrap().ends_with("/Db.tar.qcow2"));
         }
-        assert!(new_disk("20G").unwrap_err().0.fix.contains("data=20G"));
-        assert!(new_disk("/no/such=file").is_err());
-        assert!(new_disk("data=/no/such").is_err());
+        assert!(
+            new_disk("20G", None)
+                .unwrap_err()
+                .0
+                .fix
+                .contains("data=20G")
+        );
+        assert!(new_disk("/no/such=file", None).is_err());
+        assert!(new_disk("data=/no/such", None).is_err());
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub struct Cluster {
     /// Start the machines that this TOML file describes, of several substrates and in one network (see docs/pools.md). If only some of
     /// them become ready the exit code is 7
     #[arg(long = "cluster", value_name = "FILE", conflicts_with_all = [
-        "substrate", "count", "name", "answer", "independent", "cpus", "memory"])]
+        "substrate", "pool", "count", "name", "hosts", "network", "answer", "independent", "cpus", "memory", "disks"])]
     file: Option<PathBuf>,
     /// With --cluster: if one machine does not become ready, remove all of them again
     #[arg(long, requires = "file")]

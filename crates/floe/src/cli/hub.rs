@@ -229,7 +229,7 @@ impl Answers {
 impl Hub {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         match self {
-            Hub::Serve(serve) => serve.run(cx),
+            Hub::Serve(serve) => serve.run(cx, None),
             Hub::Token(token) => token.run(cx),
             Hub::Quota(quota) => quota.run(cx),
         }
@@ -237,7 +237,8 @@ impl Hub {
 }
 
 impl Serve {
-    fn run(self, cx: &Context) -> Result<(), CliError> {
+    /// Serves until a signal. `pool_bytes`: the memory for substrates, if it is a pool.
+    pub(super) fn run(self, cx: &Context, pool_bytes: Option<u64>) -> Result<(), CliError> {
         init_logs(&LogOptions {
             json: self.log_json,
             verbosity: cx.verbose,
@@ -260,6 +261,7 @@ impl Serve {
             options.anonymous = Anonymous::Denied;
         }
         options.anonymous_traces = self.anonymous_traces;
+        options.pool_bytes = pool_bytes;
         let open = options.tls == Tls::Off && !options.listen.ip().is_loopback();
         floe_store::private::set_umask();
         let hub = floe_hub::serve(options)?;

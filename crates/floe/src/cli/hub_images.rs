@@ -12,9 +12,11 @@ use floe_api::hub::{ImageEntry, ImageList};
 use floe_node::transfer::{Cancel, HubClient, TransferError};
 
 /// A hub, and what of it an address names.
-struct Named {
-    client: HubClient,
-    hub: HubAddress,
+pub struct Named {
+    /// The hub's client.
+    pub client: HubClient,
+    /// The hub.
+    pub hub: HubAddress,
     /// The rest of the address: an image's name or id; empty for all.
     name: String,
 }
@@ -24,7 +26,8 @@ pub fn is_hub(text: &str) -> bool {
     HubAddress::of(text).is_some()
 }
 
-fn open(cx: &Context, address: &str, access: &Access) -> Result<Named, CliError> {
+/// Returns the hub that an address names, with the token for it.
+pub fn open(cx: &Context, address: &str, access: &Access) -> Result<Named, CliError> {
     let hub = HubAddress::of(address).ok_or_else(|| {
         CliError::usage(
             format!("{address:?} is no hub's address"),
@@ -47,7 +50,7 @@ fn open(cx: &Context, address: &str, access: &Access) -> Result<Named, CliError>
 }
 
 /// Turns a hub's refusal into an error that names the way out.
-fn told(hub: &HubAddress, error: TransferError) -> CliError {
+pub fn told(hub: &HubAddress, error: TransferError) -> CliError {
     let login = format!("floe login {hub} keeps the token of the image's owner");
     match error {
         TransferError::Refused {

@@ -36,6 +36,7 @@ mod man;
 pub(crate) mod output;
 mod park;
 mod pool;
+mod pool_host;
 mod pool_moving;
 mod power;
 mod progress;

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use super::error::CliError;
 use super::login::Access;
 use super::output::{age, bytes, fields, table};
-use super::{Context, args, ensembles, images, pool_moving, progress};
+use super::{Context, args, attach, ensembles, images, pool_host, pool_moving, progress};
 use floe_api::{
     ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
 };
@@ -25,9 +25,9 @@ Example: made small first, and gone once it is in the pool
 Example: and back, as one machine or as three
   floe activate shop-web
   floe activate shop-web -n 3
-Example: into a pool on a host of its own, which is a hub, and back from there on any host
-  floe dock web --as shop-web --pool https://hub.example
-  floe run https://hub.example/shop-web
+Example: into a pool on a host of its own (floe pool serve --help), and out of it on any host
+  floe dock web --as shop-web --pool https://pool.example
+  floe activate https://pool.example/shop-web
 
 The guest notices nothing, unless it is to be made small: then it runs the hooks in its /etc/floe/dock.d, drops its caches, and keeps no
 more memory than it uses. Whatever fails, the machine is as it was. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
@@ -51,7 +51,7 @@ pub struct Dock {
     /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
     #[arg(long)]
     convert: bool,
-    /// Keep it on this hub, or in this bucket or directory, and not on this host
+    /// Keep it in this pool on another host, or on a hub, or in a bucket or directory, and not on this host
     #[arg(long, value_name = "ADDRESS")]
     pool: Option<String>,
     #[command(flatten)]
@@ -124,24 +124,32 @@ Example: larger than the machine was that was docked
   floe activate shop-web --cpus 4 --memory 4G
 Example: eight of them on this host and two others of its cluster (floe cluster --help)
   floe activate shop-web -n 8 --hosts here,beta,gamma
+Example: with an empty disk of 20 GiB, and one with what is in a file; each machine gets its own
+  floe activate shop-web -n 3 --disk data=20G --disk db.qcow2
 Example: in a network of their own
   floe activate shop-web -n 3 --network
+Example: from a pool on another host (floe pool serve --help), from which it is read while it runs
+  floe activate shop-web --pool https://pool.example
+  floe activate https://pool.example/shop-web --independent
 Example: a cluster, machines of several substrates that reach each other by name
   floe activate --cluster shop.toml
 Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
 Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
-of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory come once the
-guest answers, as with floe resize; if a guest does not take all of it, that is said, and the exit code is 5.
+of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory, and disks, come
+once the guest answers, as with floe resize and floe attach; if a machine does not get all of it, that is said, and the exit code is
+that of those commands. Machines on other hosts can be given empty disks only.
 
 Other hosts read the substrate from this one while their machines run, what several of them need only once for all. floe family and
 floe kill know the machines there, as clones of the substrate. A host that cannot take its machines leaves them to the others; the
 exit code is 0 only if all machines run and all hosts say how theirs are, and 4 if one fell silent after its machines ran.")]
 pub struct Activate {
-    /// The substrate
+    /// The substrate: its name, or its address in a pool on another host
     #[arg(required_unless_present = "file")]
     substrate: Option<String>,
+    #[command(flatten)]
+    at: pool_host::At,
     #[command(flatten)]
     cluster: ensembles::Cluster,
     /// How many machines
@@ -175,6 +183,12 @@ pub struct Activate {
     /// How much memory each gets, such as 2G; by default as much as the machine had that was docked
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory: Option<u64>,
+    /// A disk for each (repeatable): NAME=SIZE for an empty one, FILE or NAME=FILE for one with what is in the file
+    #[arg(long = "disk", value_name = "NAME=SIZE|FILE")]
+    disks: Vec<String>,
+    /// Assume this format for the disks' files, whatever they look like
+    #[arg(long, value_enum, requires = "disks")]
+    format: Option<images::ImportAs>,
 }
 
 impl Activate {
@@ -182,6 +196,13 @@ impl Activate {
         let Some(substrate) = &self.substrate else {
             return self.cluster.run(cx, self.overcommit);
         };
+        let (pool, substrate) = pool_host::place_of(substrate, self.at.pool.as_deref())?;
+        let asked = pool.as_deref().map(|pool| self.at.access.token_for(pool));
+        let disks = self.disks.iter().map(|disk| {
+            let (name, content) = attach::new_disk(disk, self.format)?;
+            Ok(floe_api::NamedDisk { name, content })
+        });
+        let disks = disks.collect::<Result<_, CliError>>()?;
         let request = floe_api::ActivateRequest {
             machines: self.count,
             name: self.name,
@@ -195,8 +216,15 @@ impl Activate {
             independent: self.independent.then(Default::default),
             cpus: self.cpus,
             memory_bytes: self.memory,
+            disks,
+            ca: match &pool {
+                Some(_) => self.at.access.ca()?,
+                None => None,
+            },
+            token: asked.transpose()?.flatten(),
+            pool,
         };
-        let events = cx.client()?.activate(substrate, &request)?;
+        let events = cx.client()?.activate(&substrate, &request)?;
         let done = progress::follow(cx.out, events)?;
         let Some(activated) = &done.outcome.activated else {
             return Err(CliError::failed(
@@ -263,9 +291,14 @@ fn told(activated: &ActivateReport) -> String {
         "",
     ];
     let mut text = table(&head, &rows);
-    text += match activated.from_memory {
-        true => "\nfrom memory\n",
-        false => "\nfrom the backup on the disk\n",
+    for machine in &activated.machines {
+        let disks = machine.disks.iter();
+        text.extend(disks.map(|disk| attach::told(&machine.name, disk)));
+    }
+    text += &match (&activated.pool, activated.from_memory) {
+        (Some(pool), _) => format!("\nfrom the pool {pool}\n"),
+        (None, true) => "\nfrom memory\n".to_owned(),
+        (None, false) => "\nfrom the backup on the disk\n".to_owned(),
     };
     text
 }
@@ -276,17 +309,25 @@ fn told(activated: &ActivateReport) -> String {
     after_help = "Example:\n  floe dock web --as shop-web\n  floe pool ls\n  floe activate shop-web"
 )]
 pub enum PoolCommand {
+    Serve(pool_host::ServePool),
     /// How much memory substrates take, and may take
-    #[command(after_help = "Example:\n  floe pool status --json | jq .used_bytes")]
-    Status,
+    #[command(
+        after_help = "Example:\n  floe pool status --json | jq .used_bytes\nExample: of a pool on another host\n  \
+        floe pool status --pool https://pool.example"
+    )]
+    Status(pool_host::At),
     /// List the substrates
-    #[command(after_help = "Example:\n  floe pool ls")]
-    Ls,
+    #[command(
+        after_help = "Example:\n  floe pool ls\nExample: of a pool on another host\n  floe pool ls --pool https://pool.example"
+    )]
+    Ls(pool_host::At),
     /// Show a substrate, and what its bytes are made of
     #[command(after_help = "Example:\n  floe pool show shop-web")]
     Show {
         /// The substrate
         substrate: String,
+        #[command(flatten)]
+        at: pool_host::At,
     },
     /// Remove substrates with their backups
     #[command(after_help = "Example:\n  floe pool rm shop-web")]
@@ -322,13 +363,50 @@ pub enum PoolCommand {
 
 impl PoolCommand {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        // a pool on another host is asked directly: no node is needed
+        match self {
+            PoolCommand::Serve(serve) => {
+                serve.run(cx)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            PoolCommand::Status(pool_host::At {
+                pool: Some(pool),
+                access,
+            }) => {
+                pool_host::status(cx, &pool, &access)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            PoolCommand::Ls(pool_host::At {
+                pool: Some(pool),
+                access,
+            }) => {
+                pool_host::list(cx, &pool, &access)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            PoolCommand::Show {
+                substrate,
+                at:
+                    pool_host::At {
+                        pool: Some(pool),
+                        access,
+                    },
+            } => {
+                pool_host::show(cx, &pool, &access, &substrate)?;
+                Ok(ExitCode::SUCCESS)
+            }
+            here => here.run_here(cx),
+        }
+    }
+
+    fn run_here(self, cx: &Context) -> Result<ExitCode, CliError> {
         let client = cx.client()?;
         match self {
+            PoolCommand::Serve(_) => {}
             PoolCommand::Export(export) => export.run(cx)?,
             PoolCommand::Import(import) => import.run(cx)?,
-            PoolCommand::Status => cx.out.value(&client.pool()?, status)?,
-            PoolCommand::Ls => cx.out.value(&client.substrates()?, list)?,
-            PoolCommand::Show { substrate } => {
+            PoolCommand::Status(_) => cx.out.value(&client.pool()?, status)?,
+            PoolCommand::Ls(_) => cx.out.value(&client.substrates()?, list)?,
+            PoolCommand::Show { substrate, .. } => {
                 cx.out.value(&client.substrate(&substrate)?, show)?;
             }
             PoolCommand::Rm { substrates } => {
@@ -358,7 +436,7 @@ impl PoolCommand {
     }
 }
 
-fn status(status: &PoolStatus) -> String {
+pub(super) fn status(status: &PoolStatus) -> String {
     let warm = match (status.warming, status.warm_ms) {
         (true, _) => "under way".to_owned(),
         (false, Some(ms)) => format!("after {:.1} s", ms / 1e3),
@@ -381,7 +459,7 @@ fn status(status: &PoolStatus) -> String {
     ])
 }
 
-fn visibility(visibility: Visibility) -> &'static str {
+pub(super) fn visibility(visibility: Visibility) -> &'static str {
     match visibility {
         Visibility::Private => "private",
         Visibility::Restricted => "restricted",
@@ -469,6 +547,7 @@ mod tests {
         let report = ActivateReport {
             substrate: "shop-web".into(),
             from_memory: true,
+            pool: None,
             machines: vec![machine("a.1", Some(812.2)), machine("a.2", None)],
             failed: vec![floe_api::CloneInfo {
                 number: 3,

@@ -8,6 +8,7 @@ mod disks;
 mod faults;
 mod hostile;
 mod listed;
+mod pool;
 mod quotas;
 mod reads;
 mod strangers;

@@ -17,9 +17,7 @@ use crate::{
     core::Core,
     error::{NodeError, failed, usage},
     files::save_manifest,
-    images::{
-        FORK_LABEL, Images, SUBSTRATE_LABEL, VISIBLE_LABEL, finish, parse_name, sources::Found,
-    },
+    images::{FORK_LABEL, Images, finish, parse_name, sources::Found},
     inventory::{
         Inventory, Operation,
         lifecycle::{Event, Gone, Task},
@@ -29,7 +27,7 @@ use crate::{
 };
 use floe_api::{
     CaptureRequest, Happened, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT,
-    REHEARSE_S_MAX, StoredReport,
+    REHEARSE_S_MAX, SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL,
 };
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{

@@ -36,6 +36,19 @@ pub(crate) fn no_parent(name: &str) -> NodeError {
     )
 }
 
+impl Instant {
+    /// Returns the state of an image that holds a running machine, and what its clones are called after.
+    pub fn of_image(found: Found, name: &str) -> (Instant, MachineName) {
+        let instant = Instant {
+            found,
+            layer: None,
+            parent: None,
+            pause_ms: None,
+        };
+        (instant, MachineName::from_image(name, |_| false))
+    }
+}
+
 impl Forks {
     /// Returns the state to clone: a machine's as it is now, or an image's.
     pub(super) fn instant(
@@ -68,13 +81,7 @@ impl Forks {
                 origin,
                 loads: Arc::default(),
             };
-            let instant = Instant {
-                found,
-                layer: None,
-                parent: None,
-                pause_ms: None,
-            };
-            return Ok((instant, MachineName::from_image(name, |_| false)));
+            return Ok(Instant::of_image(found, name));
         };
         let parent = entry.name.clone();
         Ok((self.take_instant(entry, report)?, parent))

@@ -46,7 +46,7 @@ use crate::{
     cluster::Cluster,
     core::Core,
     error::{NodeError, usage},
-    images::{FORK_LABEL, ImageUser, Images},
+    images::{FORK_LABEL, ImageUser, Images, sources::Found},
     inventory::{Inventory, record::Attachment},
     machines::{Kin, Machines},
     network::Networks,
@@ -124,6 +124,8 @@ pub(crate) struct Purpose<'a> {
     pub planned: &'a [Planned],
     /// The network that an image's clones get. Those of a machine are in its own.
     pub network: Option<&'a NetworkRequest>,
+    /// The image to clone if it is not in this node's repository; what is forked is called by its id then.
+    pub found: Option<&'a Found>,
 }
 
 /// A requested fork for which there is room.
@@ -321,7 +323,10 @@ impl Forks {
             return Err(no_room(&fork));
         }
         report.stage("hosts")?;
-        let (instant, parent) = self.instant(name, report)?;
+        let (instant, parent) = match purpose.found {
+            Some(found) => Instant::of_image(found.clone(), name),
+            None => self.instant(name, report)?,
+        };
         let parent = purpose.called.unwrap_or(parent);
         let asked = Asked {
             request,

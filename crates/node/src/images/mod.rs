@@ -61,10 +61,6 @@ use std::{
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
-/// Label of an image that is a substrate, with the name of the machine that it was docked from.
-pub(crate) const SUBSTRATE_LABEL: &str = "floe.substrate";
-/// Label of such an image: who may see the substrate.
-pub(crate) const VISIBLE_LABEL: &str = "floe.visible";
 /// Label of an image that is the memory of a parked machine: it is in no list, and goes with that machine.
 pub(crate) const PARK_LABEL: &str = "floe.park";
 /// Most disks that an import may have.

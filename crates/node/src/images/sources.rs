@@ -44,6 +44,7 @@ pub fn bind_token<'a>(
 }
 
 /// An image that was found.
+#[derive(Clone)]
 pub struct Found {
     /// Its id.
     pub id: Hash,

@@ -1,22 +1,24 @@
 //! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
 
-use super::{Pool, dispatch::Away, record::SubstrateRecord};
+use super::{Pool, dispatch::Away, expand::Gains, record::SubstrateRecord};
 use crate::{
     MachineName,
     caller::Caller,
-    error::{NodeError, busy, usage},
+    error::{NodeError, busy, not_found, refused, usage},
     fork::Purpose,
     images::sources::Found,
     independence,
     inventory::{AGENT_LABEL, is_pending, record::Independent},
+    plan,
     report::{Report, millis},
     unix_now,
 };
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
-    CloneInfo, CloneState, ExpandRequest, ForkRequest, Happened, Outcome, RunRequest, Visibility,
+    CloneInfo, CloneState, ErrorCode, ExpandRequest, ForkRequest, HERE, Happened, Outcome,
+    RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility, visibility_of_label,
 };
-use floe_image::Hash;
+use floe_image::{Hash, Manifest};
 use floe_threads::{Cancel, Waited};
 use std::{
     sync::Arc,
@@ -40,6 +42,19 @@ impl Drop for Held<'_> {
             activating.remove(&self.image);
         }
     }
+}
+
+/// What machines are activated from.
+struct Basis<'a> {
+    found: Found,
+    visibility: Visibility,
+    /// What this node knows of it, if it is in this node's pool.
+    record: Option<(SubstrateRecord, Held<'a>)>,
+}
+
+/// Whether the agent of a machine's guest had answered when the machine was docked.
+pub(super) fn has_agent(manifest: &Manifest) -> bool {
+    manifest.config.labels.contains_key(AGENT_LABEL)
 }
 
 /// What came of starting machines: those that run, and those that do not.
@@ -67,15 +82,20 @@ impl Pool {
             .transpose()
             .map_err(|error| usage(error.to_string(), ""))?;
         let independent = independence::asked(request.independent.as_ref())?;
-        let (record, _held) = self.hold(name, caller)?;
-        let size = self.wanted_size(&record, request)?;
-        let from_memory = self.stock.with(|stock| stock.touch(&record.image));
-        if !from_memory {
+        let basis = match &request.pool {
+            Some(pool) => self.basis_elsewhere(pool, name, request, report)?,
+            None => self.basis_here(name, caller)?,
+        };
+        let manifest = &basis.found.manifest;
+        let size = self.wanted_size(name, manifest, request)?;
+        let gains = self.wanted_gains(size, request, report)?;
+        let from_memory = self.stock.with(|stock| stock.touch(&basis.found.id));
+        if !from_memory && basis.record.is_some() {
             report.note("the substrate is not in memory; it comes from its backup on the disk");
         }
-        let started = match (record.visibility, count, request.hosts.is_empty()) {
-            (Visibility::Private, 1, true) => self.run_one(&record, called, request, report),
-            _ => self.run_clones(&record, called, count, request, report),
+        let started = match (basis.visibility, count, request.hosts.is_empty()) {
+            (Visibility::Private, 1, true) => self.run_one(name, &basis, called, request, report),
+            _ => self.run_clones(name, &basis, called, count, request, report),
         };
         let (mut outcome, mut machines, failed) = started?;
         if independent.is_some() {
@@ -83,15 +103,7 @@ impl Pool {
             here.for_each(|machine| self.note_independent(machine, independent));
         }
         self.shrinks.look_now();
-        self.change(name, |record| record.activated_unix_s = Some(unix_now()));
-        if !from_memory {
-            self.take_in_later(record.clone());
-        }
-        self.core.tell(
-            Happened::SubstrateActivated,
-            name,
-            format!("{} machines run", machines.len()),
-        );
+        self.note_activated(name, &basis, from_memory, machines.len());
         let limit_s = request.answer_s.unwrap_or(ACTIVATE_ANSWER_S_DEFAULT);
         let further = ExpandRequest {
             fork: outcome
@@ -99,19 +111,42 @@ impl Pool {
                 .as_ref()
                 .map_or_else(String::new, |fork| fork.id.clone()),
             machines: Vec::new(),
-            answer_s: if self.has_agent(&record) { limit_s } else { 0 },
+            answer_s: if has_agent(manifest) { limit_s } else { 0 },
             size,
+            disks: request.disks.clone(),
             independent: request.independent,
         };
-        self.go_on(&mut machines, &further, began, report)
+        self.go_on(&mut machines, &further, &gains, began, report)
             .inspect_err(|_| self.end_all(&machines))?;
         outcome.activated = Some(ActivateReport {
             substrate: name.to_owned(),
             from_memory,
+            pool: request.pool.clone(),
             machines,
             failed,
         });
         Ok(outcome)
+    }
+
+    /// Returns what machines here are to get once they answer.
+    fn wanted_gains(
+        &self,
+        size: Option<SizeRequest>,
+        request: &ActivateRequest,
+        report: &mut Report,
+    ) -> Result<Gains, NodeError> {
+        if request.answer_s == Some(0) && (size.is_some() || !request.disks.is_empty()) {
+            return Err(usage(
+                "a size or disks, and no wait for the guest's answer",
+                "leave out --answer 0: a guest takes what it is given only once it answers",
+            ));
+        }
+        let only_here = request.hosts.iter().all(|host| host == HERE);
+        let gains = self.gains(size, &request.disks, only_here, report)?;
+        if !request.disks.is_empty() {
+            report.stage("disks")?;
+        }
+        Ok(gains)
     }
 
     /// Returns a substrate that exists for this caller, and keeps its image until what is returned is dropped.
@@ -158,11 +193,12 @@ impl Pool {
         self: &Arc<Self>,
         machines: &mut [ActivatedInfo],
         further: &ExpandRequest,
+        gains: &Gains,
         began: Instant,
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let is_something =
-            further.answer_s > 0 || further.size.is_some() || further.independent.is_some();
+            further.answer_s > 0 || !gains.are_none() || further.independent.is_some();
         let away = is_something.then(|| self.ask_hosts(machines, further));
         let here = machines.iter_mut().filter(|machine| machine.host.is_none());
         let mut here: Vec<&mut ActivatedInfo> = here.collect();
@@ -171,8 +207,8 @@ impl Pool {
             self.wait_for_networks(&mut here, began, until, &report.cancel())?;
             report.stage("network")?;
         }
-        if let (Some(size), false) = (&further.size, here.is_empty()) {
-            self.bring_to_size(&mut here, size, began, &report.cancel());
+        if !gains.are_none() && !here.is_empty() {
+            self.bring_gains(&mut here, gains, began, &report.cancel());
             report.stage("size")?;
         }
         if let Some(away) = away.filter(Away::is_some) {
@@ -182,20 +218,9 @@ impl Pool {
         Ok(())
     }
 
-    pub(super) fn has_agent(&self, record: &SubstrateRecord) -> bool {
-        let manifest = self.images.repo.manifest(&record.image);
-        manifest.is_ok_and(|manifest| manifest.config.labels.contains_key(AGENT_LABEL))
-    }
-
-    /// Runs a substrate's machine as it was.
-    fn run_one(
-        self: &Arc<Self>,
-        record: &SubstrateRecord,
-        called: Option<MachineName>,
-        request: &ActivateRequest,
-        report: &mut Report,
-    ) -> Result<Started, NodeError> {
-        self.core.check_passable()?;
+    /// Returns a substrate of this node's pool that exists for this caller.
+    fn basis_here(&self, name: &str, caller: &Caller) -> Result<Basis<'_>, NodeError> {
+        let (record, held) = self.hold(name, caller)?;
         let origin = Default::default();
         let found = Found {
             id: record.image,
@@ -204,14 +229,98 @@ impl Pool {
             origin,
             loads: Arc::default(),
         };
+        Ok(Basis {
+            found,
+            visibility: record.visibility,
+            record: Some((record, held)),
+        })
+    }
+
+    /// Returns a substrate of a pool on another host. Its machines read it from there while they run.
+    fn basis_elsewhere(
+        &self,
+        pool: &str,
+        name: &str,
+        request: &ActivateRequest,
+        report: &mut Report,
+    ) -> Result<Basis<'_>, NodeError> {
+        if !request.hosts.is_empty() {
+            return Err(usage(
+                "a pool on another host, and hosts to run on",
+                "activate it on those hosts, each from the pool; or bring it here first with floe pool import",
+            ));
+        }
+        let at = format!("{}/{name}", pool.trim_end_matches('/'));
+        let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
+        let found = self
+            .images
+            .sources
+            .find(&at, token, ca, |stage| report.stage(stage));
+        let found = found.map_err(|error| match error.code() {
+            ErrorCode::NotFound => not_found(
+                format!("there is no substrate {name} in the pool {pool}"),
+                format!("see `floe pool ls --pool {pool}`"),
+            ),
+            _ => error,
+        })?;
+        let labels = &found.manifest.config.labels;
+        if !labels.contains_key(SUBSTRATE_LABEL) || !plan::is_live(&found.manifest) {
+            return Err(refused(
+                format!("{at} is no substrate"),
+                "floe run starts machines of an image; floe dock makes a substrate of one",
+            ));
+        }
+        // without a label that makes sense it is its owner's alone
+        let label = labels
+            .get(VISIBLE_LABEL)
+            .map(|text| visibility_of_label(text));
+        let visibility = label.and_then(Result::ok).unwrap_or_default().0;
+        Ok(Basis {
+            found,
+            visibility,
+            record: None,
+        })
+    }
+
+    /// Notes that machines of a substrate run: it is used now, and comes back into memory.
+    fn note_activated(
+        self: &Arc<Self>,
+        name: &str,
+        basis: &Basis<'_>,
+        from_memory: bool,
+        count: usize,
+    ) {
+        let Some((record, _)) = &basis.record else {
+            return;
+        };
+        self.change(name, |record| record.activated_unix_s = Some(unix_now()));
+        if !from_memory {
+            self.take_in_later(record.clone());
+        }
+        let told = format!("{count} machines run");
+        self.core.tell(Happened::SubstrateActivated, name, told);
+    }
+
+    /// Runs a substrate's machine as it was.
+    fn run_one(
+        self: &Arc<Self>,
+        name: &str,
+        basis: &Basis<'_>,
+        called: Option<MachineName>,
+        request: &ActivateRequest,
+        report: &mut Report,
+    ) -> Result<Started, NodeError> {
+        self.core.check_passable()?;
         report.stage("manifest")?;
         let run = RunRequest {
-            image: record.name.clone(),
+            image: name.to_owned(),
             overcommit: request.overcommit,
             network: request.network.clone(),
             ..Default::default()
         };
-        let outcome = self.runs.run_found(called, &run, found, report)?;
+        let outcome = self
+            .runs
+            .run_found(called, &run, basis.found.clone(), report)?;
         let first_ms = report.elapsed_ms();
         let machines = outcome.machine.iter().map(|machine| ActivatedInfo {
             name: machine.name.clone(),
@@ -226,7 +335,8 @@ impl Pool {
     /// Runs clones of a substrate.
     fn run_clones(
         self: &Arc<Self>,
-        record: &SubstrateRecord,
+        name: &str,
+        basis: &Basis<'_>,
         called: Option<MachineName>,
         count: u32,
         request: &ActivateRequest,
@@ -239,11 +349,12 @@ impl Pool {
             ..Default::default()
         };
         let purpose = Purpose {
-            called: called.or_else(|| record.name.parse().ok()),
+            called: called.or_else(|| name.parse().ok()),
             network: request.network.as_ref(),
+            found: basis.record.is_none().then_some(&basis.found),
             ..Default::default()
         };
-        let image = record.image.to_string();
+        let image = basis.found.id.to_string();
         let outcome = self.forks.fork_for(&image, &fork, purpose, report)?;
         let clones = outcome.fork.iter().flat_map(|fork| &fork.clones);
         let (running, failed): (Vec<&CloneInfo>, Vec<&CloneInfo>) =

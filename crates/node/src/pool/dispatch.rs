@@ -6,7 +6,7 @@ use super::Pool;
 use crate::{
     error::{NodeError, usage},
     independence,
-    report::millis,
+    report::{Report, millis},
 };
 use floe_api::{
     ActivatedInfo, ApiError, CLONES_MAX, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandReport,
@@ -49,6 +49,8 @@ impl Pool {
             return Err(usage(format!("{} machines", request.machines.len()), ""));
         }
         let independent = independence::asked(request.independent.as_ref())?;
+        let (mut alone, _) = Report::new();
+        let gains = self.gains(request.size, &request.disks, false, &mut alone)?;
         let mut machines = Vec::new();
         for name in &request.machines {
             let Ok(entry) = self.inventory.get(name) else {
@@ -75,8 +77,8 @@ impl Pool {
             let until = began + Duration::from_secs(limit_s);
             self.wait_for_networks(&mut all, began, until, &nobody_cancels)?;
         }
-        if let Some(size) = &request.size {
-            self.bring_to_size(&mut all, size, began, &nobody_cancels);
+        if !gains.are_none() {
+            self.bring_gains(&mut all, &gains, began, &nobody_cancels);
         }
         Ok(ExpandReport {
             machines,
@@ -167,6 +169,7 @@ fn note(
                     machine.network_ms = told.network_ms.map(|ms| asked_ms + ms);
                     machine.size_ms = told.size_ms.map(|ms| asked_ms + ms);
                     machine.short = told.short.clone();
+                    machine.disks = told.disks.clone();
                 }
                 None => machine.short.push(short(
                     format!("machine {name} ran on {host} and is no more"),

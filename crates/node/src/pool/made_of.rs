@@ -7,13 +7,11 @@
 use crate::error::NodeError;
 use floe_api::MadeOf;
 use floe_image::{CHUNK_SIZE, Hash, Kind, Manifest, Region, SEGMENT_BYTES, Segment};
-use floe_store::{PoolItem, Repository, Scope};
+use floe_store::{POOL_SMALL_REGIONS, PoolItem, Repository, Scope};
 use std::collections::HashSet;
 
 /// How many tables are read at once: 2 MiB.
 const TABLES_AT_ONCE: usize = 64;
-/// Regions that are small and much alike in all machines.
-const SMALL_REGIONS: [&str; 3] = ["device", "vram", "thumb"];
 
 /// An image's own part.
 pub(super) struct Own {
@@ -35,7 +33,7 @@ fn part_of(region: &str) -> Part {
     let digits = region.strip_prefix("ram");
     match digits {
         Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => Part::Memory,
-        _ if SMALL_REGIONS.contains(&region) => Part::Small,
+        _ if POOL_SMALL_REGIONS.contains(&region) => Part::Small,
         _ => Part::Disk,
     }
 }

@@ -1,6 +1,6 @@
 //! Activation for who has decided what each machine is to be: an ensemble's members.
 
-use super::{Pool, record::SubstrateRecord};
+use super::{Pool, activate::has_agent, record::SubstrateRecord};
 use crate::{
     caller::Caller,
     error::{NodeError, refused},
@@ -28,7 +28,8 @@ impl Pool {
         caller: &Caller,
     ) -> Result<Basis, NodeError> {
         let record = self.visible(name, caller)?;
-        if !self.has_agent(&record) {
+        let manifest = self.images.repo.manifest(&record.image)?;
+        if !has_agent(&manifest) {
             return Err(refused(
                 format!(
                     "no agent ran in the guest of substrate {name}: its machines could not take their own addresses"
@@ -36,7 +37,7 @@ impl Pool {
                 "install it (floe agent install MACHINE), and dock the machine again",
             ));
         }
-        let size = self.wanted_size(&record, request)?;
+        let size = self.wanted_size(name, &manifest, request)?;
         Ok(Basis { record, size })
     }
 

@@ -34,7 +34,7 @@ use crate::{
     error::{NodeError, busy, failed, not_found, refused, usage},
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
     fork::Forks,
-    images::{FORK_LABEL, ImageUser, Images, SUBSTRATE_LABEL},
+    images::{FORK_LABEL, ImageUser, Images},
     inventory::{Inventory, Operation, lifecycle::Task},
     machines::Machines,
     names::similar,
@@ -47,14 +47,14 @@ use crate::{
 };
 use floe_api::{
     DockRequest, FreedReport, Happened, MadeOf, Outcome, PoolResizeRequest, PoolStatus,
-    SubstrateInfo, SubstrateList, Visibility, paths::Home, size_text,
+    SUBSTRATE_LABEL, SubstrateInfo, SubstrateList, Visibility, check_users, paths::Home, size_text,
 };
 use floe_guest::chores::FORGOTTEN;
 use floe_image::Hash;
 use floe_machine::MEMORY_BYTES_DEFAULT;
 use made_of::{Own, own_part};
 use parking_lot::{Mutex, RwLock};
-use record::{SUBSTRATE_VERSION, SubstrateRecord, check_users};
+use record::{SUBSTRATE_VERSION, SubstrateRecord};
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},

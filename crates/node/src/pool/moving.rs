@@ -11,13 +11,13 @@ use crate::{
     caller::Caller,
     error::{NodeError, at, at_named, busy, refused, usage},
     files::{beside, put_in_place},
-    images::{SUBSTRATE_LABEL, VISIBLE_LABEL},
     inventory::small::{FORGETS_LABEL, Fresh},
-    pool::record::{check_users, label_of, of_label},
     report::Report,
 };
 use floe_api::{
-    Happened, Outcome, PushRequest, SubstrateExportRequest, SubstrateImportRequest, Visibility,
+    Happened, Outcome, PushRequest, SUBSTRATE_LABEL, SubstrateExportRequest,
+    SubstrateImportRequest, VISIBLE_LABEL, Visibility, check_users, label_of_visibility,
+    visibility_of_label,
 };
 use floe_guest::chores::FORGOTTEN;
 use floe_image::{Hash, MachineConfig};
@@ -46,7 +46,7 @@ pub(super) fn labels(machine: &str, options: &DockOptions) -> BTreeMap<String, S
         (SUBSTRATE_LABEL.to_owned(), machine.to_owned()),
         (
             VISIBLE_LABEL.to_owned(),
-            label_of(options.visibility, &options.users),
+            label_of_visibility(options.visibility, &options.users),
         ),
     ]);
     if !options.reset.is_empty() {
@@ -73,7 +73,7 @@ fn options_of(
     let (visibility, users) = match request.visibility {
         Some(visibility) => (visibility, request.users.clone()),
         None => match labels.get(VISIBLE_LABEL) {
-            Some(label) => of_label(label).map_err(|why| {
+            Some(label) => visibility_of_label(label).map_err(|why| {
                 refused(
                     format!("what it says of who may see it makes no sense: {why}"),
                     "say who may: --private, --restricted or --public",

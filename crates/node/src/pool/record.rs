@@ -1,7 +1,7 @@
 //! The content of a substrate's file. No I/O.
 
 use crate::{MachineName, NameError};
-use floe_api::{MadeOf, SUBSTRATE_USER_BYTES_MAX, SUBSTRATE_USERS_MAX, SubstrateInfo, Visibility};
+use floe_api::{MadeOf, SubstrateInfo, Visibility, check_users};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 
@@ -96,57 +96,6 @@ impl SubstrateRecord {
             in_memory,
             pool_bytes: self.pool_bytes,
         }
-    }
-}
-
-/// Returns in words who may see a substrate: what a label of its image says wherever that goes.
-pub(crate) fn label_of(visibility: Visibility, users: &[String]) -> String {
-    match visibility {
-        Visibility::Private => "private".into(),
-        Visibility::Public => "public".into(),
-        Visibility::Restricted => format!("restricted {}", users.join(",")),
-    }
-}
-
-/// Returns what such words mean, or what is wrong with them.
-pub(crate) fn of_label(label: &str) -> Result<(Visibility, Vec<String>), String> {
-    let (visibility, users) = match (label, label.strip_prefix("restricted ")) {
-        ("private", _) => (Visibility::Private, Vec::new()),
-        ("public", _) => (Visibility::Public, Vec::new()),
-        (_, Some(users)) => {
-            let users = users.split(',').take(SUBSTRATE_USERS_MAX + 1);
-            (Visibility::Restricted, users.map(str::to_owned).collect())
-        }
-        _ => {
-            return Err(format!(
-                "{:?} is no visibility",
-                label.chars().take(64).collect::<String>()
-            ));
-        }
-    };
-    check_users(visibility, &users)?;
-    Ok((visibility, users))
-}
-
-/// Returns what is wrong with a list of users.
-pub(super) fn check_users(visibility: Visibility, users: &[String]) -> Result<(), String> {
-    match (visibility, users.len()) {
-        (Visibility::Restricted, 0) => return Err("a restricted substrate names no user".into()),
-        (Visibility::Restricted, 1..=SUBSTRATE_USERS_MAX) | (_, 0) => {}
-        (Visibility::Restricted, n) => {
-            return Err(format!(
-                "{n} users, at most {SUBSTRATE_USERS_MAX} can be named"
-            ));
-        }
-        _ => return Err("only a restricted substrate names users".into()),
-    }
-    let is_name = |user: &&String| {
-        let plain = |c: char| c.is_ascii_graphic() && c != ':' && c != ',';
-        !user.is_empty() && user.len() <= SUBSTRATE_USER_BYTES_MAX && user.chars().all(plain)
-    };
-    match users.iter().find(|user| !is_name(user)) {
-        Some(user) => Err(format!("{user:?} is no user's name")),
-        None => Ok(()),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Who may see a substrate with its image, and remove it.
 
 use super::{Pool, record::SubstrateRecord};
-use crate::{caller::Caller, error::NodeError, fork::no_parent, images::SUBSTRATE_LABEL};
-use floe_api::{Happened, ImageList, NodeEvent, Visibility};
+use crate::{caller::Caller, error::NodeError, fork::no_parent};
+use floe_api::{Happened, ImageList, NodeEvent, SUBSTRATE_LABEL, Visibility};
 use floe_image::Hash;
 
 impl Pool {

@@ -40,6 +40,16 @@ impl Warmth {
     }
 }
 
+/// A thread that brings substrates back, until this is dropped: also by a panic.
+struct UnderWay<'a>(&'a Pool);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let under_way = &mut self.0.warmth.lock().under_way;
+        *under_way = under_way.saturating_sub(1);
+    }
+}
+
 /// Returns which substrates to bring back, the one used least recently first: those used last that fit `budget_bytes` together.
 fn to_warm(mut records: Vec<SubstrateRecord>, budget_bytes: u64) -> Vec<SubstrateRecord> {
     records.sort_by_key(|record| std::cmp::Reverse((record.used_unix_s(), record.name.clone())));
@@ -62,13 +72,11 @@ impl Pool {
         let pool = Arc::downgrade(self);
         let work = move || {
             let Some(pool) = pool.upgrade() else { return };
+            let under_way = UnderWay(&pool);
             let (began, count) = (Instant::now(), pool.warm());
             let took = began.elapsed();
-            {
-                let mut warmth = pool.warmth.lock();
-                warmth.under_way = warmth.under_way.saturating_sub(1);
-                warmth.took = Some(took);
-            }
+            pool.warmth.lock().took = Some(took);
+            drop(under_way);
             if count > 0 {
                 let detail = format!(
                     "{count} substrates are in memory again after {:.1} s",

@@ -88,6 +88,17 @@ impl Resizes {
         })
     }
 
+    /// Gives a machine a disk that was prepared. Several machines may be given what is on it, each its own copy.
+    pub(crate) fn attach_new(
+        &self,
+        name: &str,
+        new: &NewDisk,
+        report: &mut Report,
+    ) -> Result<AttachedDisk, NodeError> {
+        let operation = self.inventory.get(name)?.begin(Task::Attach)?;
+        self.give_disk(&operation, new, report)
+    }
+
     /// Gives a machine another disk, which runs or is stopped.
     pub(crate) fn attach_disk(
         &self,
@@ -110,7 +121,7 @@ impl Resizes {
     }
 
     /// Gives the machine of an operation a disk. Whatever fails, it has the disk afterwards, or nothing is left of it.
-    pub(crate) fn give_disk(
+    fn give_disk(
         &self,
         operation: &Operation,
         new: &NewDisk,

@@ -13,6 +13,8 @@ mod disks;
 mod size;
 mod sparse;
 
+pub(crate) use disks::NewDisk;
+
 use crate::{
     agents::Agents,
     core::Core,

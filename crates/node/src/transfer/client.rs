@@ -2,9 +2,11 @@
 
 use super::{Cancel, Failed, NO_HUB, Passes, TransferError, check, retry};
 use bytes::Bytes;
+use floe_api::PoolStatus;
 use floe_api::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
-    ImageList, Resolved, TagRequest, TraceTaken, UploadOpened, Visibility,
+    ImageList, PooledSubstrate, PooledSubstrates, Resolved, TagRequest, TraceTaken, UploadOpened,
+    Visibility,
 };
 use floe_http::{Ended, Limits, Parts, Pool, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
@@ -338,6 +340,21 @@ impl HubClient {
         let answer = self.call("GET", "/v1/images", "its images", Bytes::new(), &|_| ())?;
         self.parse::<ImageList>("its images", &answer)
             .map(|list| list.images)
+    }
+
+    /// Returns how full the hub's memory for substrates is, if it is a pool.
+    pub fn pool(&self) -> Result<PoolStatus, TransferError> {
+        let what = "its pool";
+        let answer = self.call("GET", "/v1/pool", what, Bytes::new(), &|_| ())?;
+        self.parse(what, &answer)
+    }
+
+    /// Returns the substrates of the hub that the token may read, if it is a pool.
+    pub fn substrates(&self) -> Result<Vec<PooledSubstrate>, TransferError> {
+        let (path, what) = ("/v1/pool/substrates", "its substrates");
+        let answer = self.call("GET", path, what, Bytes::new(), &|_| ())?;
+        self.parse::<PooledSubstrates>(what, &answer)
+            .map(|list| list.substrates)
     }
 
     /// Returns the image that a name refers to.

@@ -28,6 +28,8 @@ use hashbrown::HashTable;
 use group::{Dictionary, Group};
 pub use group::{Packed, Packing};
 
+/// Regions of an image that are small, and much alike in all machines.
+pub const SMALL_REGIONS: [&str; 3] = ["device", "vram", "thumb"];
 /// How many groups are compressed anew at a time: some 30 ms of work.
 const THINNED_AT_ONCE_MAX: usize = 8;
 /// Bytes that an item takes in the table: a number, and a byte that the table keeps for it.

@@ -1,0 +1,91 @@
+//! The tables of the catalogue, and how those of an earlier hub become those of this one.
+
+use super::catalogue::Rows;
+use rusqlite::Connection;
+
+/// Version of the schema, in SQLite's `user_version`.
+pub(super) const VERSION: i64 = 3;
+
+const SCHEMA: &str = "
+CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
+CREATE TABLE tokens (hash BLOB PRIMARY KEY, user TEXT NOT NULL REFERENCES users(name), created INTEGER NOT NULL) STRICT;
+CREATE TABLE images (id BLOB NOT NULL, owner TEXT NOT NULL REFERENCES users(name), public INTEGER NOT NULL,
+    created INTEGER NOT NULL, pushed INTEGER NOT NULL, raw_bytes INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
+    PRIMARY KEY (id, owner)) STRICT;
+CREATE TABLE packs (id BLOB PRIMARY KEY, file_bytes INTEGER NOT NULL, index_offset INTEGER NOT NULL,
+    index_bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE image_packs (image BLOB NOT NULL, owner TEXT NOT NULL, seq INTEGER NOT NULL,
+    pack BLOB NOT NULL REFERENCES packs(id), PRIMARY KEY (image, owner, seq),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE INDEX image_packs_by_pack ON image_packs(pack);
+CREATE TABLE tags (owner TEXT NOT NULL, name TEXT NOT NULL, tag TEXT NOT NULL, image BLOB NOT NULL,
+    moved INTEGER NOT NULL, PRIMARY KEY (owner, name, tag),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE INDEX tags_by_name ON tags(name, tag);
+CREATE TABLE uploads (key TEXT PRIMARY KEY, owner TEXT NOT NULL REFERENCES users(name), image BLOB NOT NULL,
+    created INTEGER NOT NULL, touched INTEGER NOT NULL, UNIQUE (owner, image)) STRICT;
+CREATE TABLE upload_packs (upload TEXT NOT NULL REFERENCES uploads(key) ON DELETE CASCADE,
+    pack BLOB NOT NULL REFERENCES packs(id), staged INTEGER NOT NULL, PRIMARY KEY (upload, pack)) STRICT;
+CREATE INDEX upload_packs_by_pack ON upload_packs(pack);
+";
+
+/// What version 2 adds.
+const SCHEMA_2: &str = "
+CREATE TABLE quotas (user TEXT PRIMARY KEY REFERENCES users(name), bytes INTEGER, images INTEGER, traces INTEGER) STRICT;
+CREATE TABLE damaged (pack BLOB PRIMARY KEY) STRICT;
+";
+
+/// What version 3 adds: further users who may read an image.
+const SCHEMA_3: &str = "
+CREATE TABLE readers (image BLOB NOT NULL, owner TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (image, owner, user),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+";
+
+fn version(db: &Connection) -> Rows<i64> {
+    db.query_row("PRAGMA user_version", [], |row| row.get(0))
+}
+
+/// Makes what this version has and an older one has not. Returns the version that is there then: a later hub's is left alone.
+pub(super) fn bring_up(db: &mut Connection) -> Rows<i64> {
+    if version(db)? < VERSION {
+        let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let before = version(&change)?; // another process may have created the schema first
+        for (number, schema) in [(1, SCHEMA), (2, SCHEMA_2), (3, SCHEMA_3)] {
+            if before < number {
+                change.execute_batch(schema)?;
+            }
+        }
+        change.pragma_update(None, "user_version", VERSION.max(before))?;
+        change.commit()?;
+    }
+    version(db)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_catalogue_of_each_earlier_version_gets_what_it_lacks_once() {
+        for before in 0..=VERSION {
+            let mut db = Connection::open_in_memory().unwrap();
+            for schema in [SCHEMA, SCHEMA_2, SCHEMA_3].iter().take(before as usize) {
+                db.execute_batch(schema).unwrap();
+            }
+            db.pragma_update(None, "user_version", before).unwrap();
+            for _ in 0..2 {
+                assert_eq!(bring_up(&mut db).unwrap(), VERSION);
+            }
+            for table in ["images", "quotas", "readers"] {
+                let count = format!("SELECT count(*) FROM {table}");
+                let rows: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
+                assert_eq!(rows, 0);
+            }
+        }
+        let mut later = Connection::open_in_memory().unwrap();
+        later
+            .pragma_update(None, "user_version", VERSION + 1)
+            .unwrap();
+        assert_eq!(bring_up(&mut later).unwrap(), VERSION + 1);
+    }
+}
