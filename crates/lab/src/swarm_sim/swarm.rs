@@ -12,7 +12,7 @@ const GOSSIP_NS: u64 = 100_000_000;
 const TICK_NS: u64 = 50_000_000;
 /// Hosts that a host tells what it has; all of them while there are few.
 const NEIGHBOURS: usize = 48;
-/// A host is known to the others so long before its machine starts: that is when its user's command asks the hub for the image.
+/// A host takes part so long before its machine starts: that is when its user's command asks the hub for the image.
 const KNOWN_NS: u64 = 2_000_000_000;
 
 /// Longest run: ten days of virtual time.
@@ -102,6 +102,10 @@ struct Node {
     uplink: Uplink,
     down_free_ns: u64,
     neighbours: Vec<u32>,
+    /// Whether the others know of it.
+    takes_part: bool,
+    /// What it has got, in order.
+    has: Vec<PieceId>,
     /// What its neighbours were not told of.
     fresh: Vec<PieceId>,
     gossips: bool,
@@ -175,6 +179,8 @@ impl<'a> Swarm<'a> {
             uplink: Uplink::default(),
             down_free_ns: 0,
             neighbours,
+            takes_part: false,
+            has: Vec::new(),
             fresh: Vec::new(),
             gossips: false,
             next: 0,
@@ -330,10 +336,18 @@ impl<'a> Swarm<'a> {
                 .binary_search(&other)
                 .is_ok();
             let known = self.setup.config.wardens || self.setup.config.peers && near;
-            if other != host && known {
-                self.tell(host, Event::Joined(id(other)));
+            if !known || !self.nodes[other as usize].takes_part {
+                continue;
+            }
+            self.tell(host, Event::Joined(id(other)));
+            self.tell(other, Event::Joined(id(host)));
+            if near {
+                let has = std::mem::take(&mut self.nodes[other as usize].has);
+                self.tell(host, Event::Has(id(other), &has));
+                self.nodes[other as usize].has = has;
             }
         }
+        self.nodes[host as usize].takes_part = true;
     }
 
     /// Schedules the machine's next access, or its end.
@@ -401,6 +415,7 @@ impl<'a> Swarm<'a> {
         let node = &mut self.nodes[host as usize];
         if gossips && !node.policy.has(piece) {
             node.fresh.push(piece);
+            node.has.push(piece);
             if !std::mem::replace(&mut node.gossips, true) {
                 self.at(self.now_ns + GOSSIP_NS, What::Gossip(host));
             }
