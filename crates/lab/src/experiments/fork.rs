@@ -174,7 +174,8 @@ fn from_blanks(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds the memory of each QEMU that waits for clones: it has read nothing of its RAM.
+/// Adds the memory of each QEMU that waits: it has read nothing of its RAM. The one of them that waits for a run has loaded a state, which
+/// the median of many does not show.
 fn waiting_mb(node: &Node, own: &mut Samples) -> anyhow::Result<()> {
     for dir in std::fs::read_dir(node.home.join("standby"))? {
         let vm = dir?.path().join("vm");
@@ -182,9 +183,7 @@ fn waiting_mb(node: &Node, own: &mut Samples) -> anyhow::Result<()> {
             continue; // it was started or ended just now
         };
         let record: serde_json::Value = serde_json::from_str(&text)?;
-        // the one that waits for a run has loaded its image's state, which has labels
-        let loaded = record["config"]["labels"].is_object();
-        if let (false, Some(pid)) = (loaded, record["process"]["pid"].as_u64()) {
+        if let Some(pid) = record["process"]["pid"].as_u64() {
             own.push(own_mb(pid as u32)?);
         }
     }
