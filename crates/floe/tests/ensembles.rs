@@ -4,14 +4,14 @@
 mod command;
 mod node;
 
-use command::{ends, floe, said};
+use command::{code, ends, floe, said};
 use floe_api::*;
 use node::{PATIENCE, Signal, TestNode, eventually};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::PathBuf,
-    process::{Output, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -23,20 +23,6 @@ const HOOK: &str = r#"mkdir -p /etc/floe/dock.d /www; cat > /etc/floe/dock.d/10-
 grep -c ^10 /etc/hosts > /www/joined
 END
 chmod 755 /etc/floe/dock.d/10-note"#;
-
-/// Runs a command whose exit code is to be this.
-fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
-    let output = ends(floe(node, args));
-    assert_eq!(
-        output.status.code(),
-        Some(expected),
-        "floe {}: {}\n{}",
-        args.join(" "),
-        said(&output),
-        node.log()
-    );
-    output
-}
 
 /// Runs a shell's line in a guest until it succeeds; returns what it says.
 fn sh(node: &TestNode, machine: &str, line: &str) -> String {

@@ -4,7 +4,7 @@
 mod command;
 mod node;
 
-use command::{ends, floe, said};
+use command::{code, ends, floe, said};
 use floe_api::client::Client;
 use floe_api::credentials::OwnHub;
 use floe_api::*;
@@ -14,24 +14,9 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 /// A user that nothing on this host belongs to, and his group.
 const STRANGER: u32 = 64_322;
-
-/// Runs a command whose exit code is to be this.
-fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
-    let output = ends(floe(node, args));
-    assert_eq!(
-        output.status.code(),
-        Some(expected),
-        "floe {}: {}\n{}",
-        args.join(" "),
-        said(&output),
-        node.log()
-    );
-    output
-}
 
 fn status(node: &TestNode) -> PoolStatus {
     node.client().pool().unwrap()

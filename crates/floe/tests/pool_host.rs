@@ -3,12 +3,12 @@
 mod command;
 mod node;
 
-use command::{ends, floe, said};
+use command::{code, ends, floe, said};
 use floe_api::*;
 use node::{TestNode, eventually, free_address};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command};
 
 /// A pool as a process, which is killed at the end.
 struct PoolHost {
@@ -77,20 +77,6 @@ impl PoolHost {
         let said = code(node, 0, &[&args[..], &["--token", token]].concat());
         serde_json::from_slice(&said.stdout).unwrap()
     }
-}
-
-/// Runs a command whose exit code is to be this.
-fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
-    let output = ends(floe(node, args));
-    assert_eq!(
-        output.status.code(),
-        Some(expected),
-        "floe {}: {}\n{}",
-        args.join(" "),
-        said(&output),
-        node.log()
-    );
-    output
 }
 
 /// For a user who may not see a substrate there is none, in the same words as for one that nobody has.

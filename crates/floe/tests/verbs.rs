@@ -3,30 +3,17 @@
 mod command;
 mod node;
 
-use command::{ends, floe, said};
+use command::{code, ends, floe, said};
 use floe_api::*;
 use node::{Signal, TestNode, eventually};
 use rustix::process::{Pid, kill_process};
 use std::{
     io::{BufRead, BufReader},
-    process::{Output, Stdio},
+    process::Stdio,
 };
 
 fn machine(node: &TestNode, name: &str) -> MachineInfo {
     node.client().machine(name).unwrap()
-}
-
-/// Runs a command whose exit code is to be this.
-fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
-    let output = ends(floe(node, args));
-    assert_eq!(
-        output.status.code(),
-        Some(expected),
-        "floe {}: {}",
-        args.join(" "),
-        said(&output)
-    );
-    output
 }
 
 /// What `floe stats` says of the machine `web`, which runs and has an agent.

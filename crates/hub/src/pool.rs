@@ -133,10 +133,11 @@ impl Pool {
         if !rest.is_empty() {
             return None;
         }
+        let these: HashSet<&Hash> = wanted.iter().collect();
         let mut found: HashMap<Hash, Vec<u8>> = HashMap::new();
         for piece in pieces {
             let read = piece.read(&mut |_, hash, bytes| {
-                if wanted.contains(&hash) {
+                if these.contains(&hash) {
                     found.insert(hash, bytes.to_vec());
                 }
             });

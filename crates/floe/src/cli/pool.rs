@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{ArgGroup, Args, Subcommand};
+use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::login::Access;
@@ -12,9 +12,36 @@ use floe_api::{
     ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
 };
 
+/// Who else may see a substrate.
+#[derive(Debug, Args)]
+#[group(id = "visible", multiple = false)]
+pub(super) struct Visible {
+    /// Nobody else may see it
+    #[arg(long)]
+    private: bool,
+    /// These users of this host may see it too
+    #[arg(long, value_delimiter = ',', value_name = "USER")]
+    pub(super) restricted: Vec<String>,
+    /// Everybody who may use this node may see it
+    #[arg(long)]
+    public: bool,
+}
+
+impl Visible {
+    /// Returns what the user has asked for, if anything.
+    pub(super) fn asked(&self) -> Option<Visibility> {
+        match (self.private, self.public, self.restricted.is_empty()) {
+            (true, _, _) => Some(Visibility::Private),
+            (_, true, _) => Some(Visibility::Public),
+            (_, _, false) => Some(Visibility::Restricted),
+            _ => None,
+        }
+    }
+}
+
 /// Put a machine into the pool as a substrate: it stands still there in memory, as it is now, and is activated in a moment
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("visible").args(["private", "restricted", "public"])), after_help = "\
+#[command(mut_arg("private", |private| private.help("Nobody else may see it (the default)")), after_help = "\
 Example: web goes on after a pause of some tens of milliseconds
   floe dock web --as shop-web
 Example: so that other users of this node may activate it
@@ -39,15 +66,8 @@ pub struct Dock {
     /// Name of the substrate; by default that of the machine
     #[arg(long = "as", value_name = "NAME")]
     called: Option<String>,
-    /// Nobody else may see it (the default)
-    #[arg(long)]
-    private: bool,
-    /// These users of this host may see it too
-    #[arg(long, value_delimiter = ',', value_name = "USER")]
-    restricted: Vec<String>,
-    /// Everybody who may use this node may see it
-    #[arg(long)]
-    public: bool,
+    #[command(flatten)]
+    visible: Visible,
     /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
     #[arg(long)]
     convert: bool,
@@ -59,14 +79,6 @@ pub struct Dock {
 }
 
 impl Dock {
-    fn visibility(&self) -> Visibility {
-        match (self.public, self.restricted.is_empty()) {
-            (true, _) => Visibility::Public,
-            (false, false) => Visibility::Restricted,
-            (false, true) => Visibility::Private,
-        }
-    }
-
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let elsewhere = self.pool.clone().map(|to| pool_moving::Export {
             substrate: self.called.clone().unwrap_or_else(|| self.machine.clone()),
@@ -80,9 +92,9 @@ impl Dock {
 
     fn dock(self, cx: &Context) -> Result<(), CliError> {
         let request = floe_api::DockRequest {
-            visibility: self.visibility(),
+            visibility: self.visible.asked().unwrap_or(Visibility::Private),
             name: self.called.unwrap_or_else(|| self.machine.clone()),
-            users: self.restricted,
+            users: self.visible.restricted,
             convert: self.convert,
         };
         let done = progress::follow(cx.out, cx.client()?.dock(&self.machine, &request)?)?;

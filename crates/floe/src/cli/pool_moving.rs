@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 
 use super::error::CliError;
 use super::login::Access;
 use super::output::bytes;
+use super::pool::Visible;
 use super::{Context, args, progress};
-use floe_api::{Outcome, SubstrateExportRequest, SubstrateImportRequest, Visibility};
+use floe_api::{Outcome, SubstrateExportRequest, SubstrateImportRequest};
 
 /// Ending of a file with a substrate.
 const FILE_ENDING: &str = ".floe";
@@ -41,7 +42,7 @@ pub struct Export {
 
 /// Bring a substrate here that another host exported
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("visible").args(["private", "restricted", "public"])), after_help = "\
+#[command(after_help = "\
 Example:
   floe pool import shop-web.floe --as shop-web
 Example: from a hub; only what is not here is fetched
@@ -55,15 +56,8 @@ pub struct Import {
     /// Name of the substrate here
     #[arg(long = "as", value_name = "NAME")]
     called: String,
-    /// Nobody else may see it
-    #[arg(long)]
-    private: bool,
-    /// These users of this host may see it too
-    #[arg(long, value_delimiter = ',', value_name = "USER")]
-    restricted: Vec<String>,
-    /// Everybody who may use this node may see it
-    #[arg(long)]
-    public: bool,
+    #[command(flatten)]
+    visible: Visible,
     #[command(flatten)]
     access: Access,
 }
@@ -156,18 +150,12 @@ impl Import {
             from if from.contains("://") => from.to_owned(),
             from => args::absolute(Path::new(from))?,
         };
-        let visibility = match (self.private, self.public, self.restricted.is_empty()) {
-            (true, _, _) => Some(Visibility::Private),
-            (_, true, _) => Some(Visibility::Public),
-            (_, _, false) => Some(Visibility::Restricted),
-            _ => None,
-        };
         let request = SubstrateImportRequest {
             name: self.called,
             token: self.access.token_for(&from)?,
             ca: self.access.ca()?,
-            users: self.restricted,
-            visibility,
+            visibility: self.visible.asked(),
+            users: self.visible.restricted,
             from,
         };
         let done = progress::follow(cx.out, cx.client()?.import_substrate(&request)?);

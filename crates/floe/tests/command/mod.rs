@@ -24,3 +24,18 @@ pub fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     format!("{out}{err}")
 }
+
+/// Runs a command that must end with this code; what it printed. A panic says that, and what the node logged.
+#[allow(dead_code, reason = "not every test needs all of it")]
+pub fn code(node: &TestNode, expected: i32, args: &[&str]) -> Output {
+    let output = ends(floe(node, args));
+    assert_eq!(
+        output.status.code(),
+        Some(expected),
+        "floe {}: {}\n{}",
+        args.join(" "),
+        said(&output),
+        node.log()
+    );
+    output
+}
