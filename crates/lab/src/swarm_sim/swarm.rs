@@ -104,8 +104,6 @@ struct Node {
     neighbours: Vec<u32>,
     /// Whether the others know of it.
     takes_part: bool,
-    /// What it has got, in order.
-    has: Vec<PieceId>,
     /// What its neighbours were not told of.
     fresh: Vec<PieceId>,
     gossips: bool,
@@ -180,7 +178,6 @@ impl<'a> Swarm<'a> {
             down_free_ns: 0,
             neighbours,
             takes_part: false,
-            has: Vec::new(),
             fresh: Vec::new(),
             gossips: false,
             next: 0,
@@ -341,10 +338,10 @@ impl<'a> Swarm<'a> {
             }
             self.tell(host, Event::Joined(id(other)));
             self.tell(other, Event::Joined(id(host)));
-            if near {
-                let has = std::mem::take(&mut self.nodes[other as usize].has);
+            if near && self.setup.config.peers {
+                let it = &self.nodes[other as usize].policy;
+                let has: Vec<_> = (0..self.setup.pieces).filter(|p| it.has(*p)).collect();
                 self.tell(host, Event::Has(id(other), &has));
-                self.nodes[other as usize].has = has;
             }
         }
         self.nodes[host as usize].takes_part = true;
@@ -415,7 +412,6 @@ impl<'a> Swarm<'a> {
         let node = &mut self.nodes[host as usize];
         if gossips && !node.policy.has(piece) {
             node.fresh.push(piece);
-            node.has.push(piece);
             if !std::mem::replace(&mut node.gossips, true) {
                 self.at(self.now_ns + GOSSIP_NS, What::Gossip(host));
             }
