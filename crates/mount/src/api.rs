@@ -244,8 +244,8 @@ impl Mount {
             return;
         }
         let mut reply = vec![0; abi::OUT_HEADER_BYTES + serve::IO_BYTES_MAX];
-        for Raw { device, bytes } in early {
-            serve::handle(&self.core, device, &bytes, &mut reply, false);
+        for raw in early {
+            serve::handle_raw(&self.core, raw, &mut reply);
         }
     }
 

@@ -4,7 +4,7 @@ use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::{Link, LinkId};
 use floe_sched::Who;
 use floe_source::Fetcher;
-use floe_store::{Cache, Pin};
+use floe_store::{Cache, Got, Pin, StoreError};
 use std::sync::Arc;
 
 /// Called once when a demand has ended: with the verified bytes, or with the reason why there are none.
@@ -16,6 +16,8 @@ pub(crate) type Each = Arc<dyn Fn(&Hash, Result<(), String>) + Send + Sync>;
 pub(crate) trait Backend: Send + Sync {
     /// Copies a chunk to `out` if it is here; returns whether it was. `keep` pins it in the cache.
     fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> bool;
+    /// Does the same unless a disk would have to be accessed for it.
+    fn get_now(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> Got;
     /// Returns whether a chunk is here.
     fn has(&self, hash: &Hash) -> bool;
     /// Returns a segment table if it is here.
@@ -39,14 +41,21 @@ pub(crate) struct Stored {
     pub pin: Pin,
 }
 
+/// Returns `missing`, since a chunk that can't be read from the cache (a damaged disk) is fetched again.
+fn fetch_again<T>(hash: &Hash, error: &StoreError, missing: T) -> T {
+    tracing::warn!(%error, chunk = %hash.short(), "the cache failed, fetching the chunk again");
+    missing
+}
+
 impl Backend for Stored {
     fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> bool {
-        let pin = keep.then_some(&self.pin);
-        // A chunk that can't be read from the cache (a damaged disk) is fetched again.
-        self.cache.get(hash, out, pin).unwrap_or_else(|error| {
-            tracing::warn!(%error, chunk = %hash.short(), "the cache failed, fetching the chunk again");
-            false
-        })
+        let got = self.cache.get(hash, out, keep.then_some(&self.pin));
+        got.unwrap_or_else(|error| fetch_again(hash, &error, false))
+    }
+
+    fn get_now(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> Got {
+        let got = self.cache.get_now(hash, out, keep.then_some(&self.pin));
+        got.unwrap_or_else(|error| fetch_again(hash, &error, Got::Missing))
     }
 
     fn has(&self, hash: &Hash) -> bool {

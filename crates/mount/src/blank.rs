@@ -18,6 +18,7 @@ use crate::{ImageHandle, MachineHandle, MachineSpec, Mount, MountError};
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Region, Segment};
 use floe_planner::{Link, LinkId, RegionId};
 use floe_sched::Who;
+use floe_store::Got;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -55,6 +56,13 @@ impl Backend for Nothing {
     fn get(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], _: bool) -> bool {
         let chunk = self.beginnings.get(hash);
         chunk.map(|chunk| out.copy_from_slice(&chunk[..])).is_some()
+    }
+
+    fn get_now(&self, hash: &Hash, out: &mut [u8; CHUNK_SIZE], keep: bool) -> Got {
+        match self.get(hash, out, keep) {
+            true => Got::Here,
+            false => Got::Missing,
+        }
     }
 
     fn has(&self, hash: &Hash) -> bool {

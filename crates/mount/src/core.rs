@@ -52,6 +52,8 @@ pub(crate) struct Raw {
     /// The index of the descriptor that it was read from.
     pub device: usize,
     pub bytes: Vec<u8>,
+    /// What it touched for the first time when it was tried before.
+    pub firsts: Vec<First>,
 }
 
 impl Queued for Raw {
@@ -321,7 +323,8 @@ impl Core {
         match result {
             Ok(()) => self.answer(parked, &mut buf, reading),
             Err(Stop::Errno(errno)) => self.answer_errno(parked, errno),
-            Err(Stop::Needs) => self.wait_for(parked, reading, false),
+            // The disk is accessed here, so nothing is left to be read from it.
+            Err(Stop::Needs | Stop::OnDisk) => self.wait_for(parked, reading, false),
         }
     }
 

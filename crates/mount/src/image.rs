@@ -7,6 +7,7 @@ use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
 use floe_sched::{Purpose, Who};
+use floe_store::Got;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -94,6 +95,10 @@ pub(crate) struct First {
 /// a first touch adds one entry to `firsts`.
 #[derive(Default)]
 pub(crate) struct Reading<'a> {
+    /// Set by whoever must not be held up by the host's disk: what is not in the host's page cache is not read, and `on_disk`
+    /// says that there was such.
+    pub now: bool,
+    pub on_disk: bool,
     pub extra: Option<&'a Extra>,
     pub needs: Vec<Need>,
     pub firsts: Vec<First>,
@@ -258,13 +263,24 @@ impl Image {
                 return;
             }
         };
-        let first = region.touched.set(chunk);
         if hash.is_zero() {
+            let first = region.touched.set(chunk);
             self.zero.fetch_add(u64::from(first), Ordering::Relaxed);
             return out.fill(0);
         }
-        let again = reading.extra.is_some();
-        let here = self.backend.get(&hash, out, first || again)
+        let keep = reading.extra.is_some() || !region.touched.get(chunk);
+        let got = match reading.now {
+            true => self.backend.get_now(&hash, out, keep),
+            false if self.backend.get(&hash, out, keep) => Got::Here,
+            false => Got::Missing,
+        };
+        if got == Got::OnDisk {
+            // It is touched when it is read.
+            reading.on_disk = true;
+            return;
+        }
+        let first = region.touched.set(chunk);
+        let here = got == Got::Here
             || reading
                 .extra
                 .is_some_and(|e| e.lock().get(&hash).is_some_and(|b| copy(b, out)));

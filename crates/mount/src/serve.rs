@@ -6,7 +6,7 @@ use crate::abi::{self, Header, init, op, open};
 use crate::askers::Asking;
 use crate::core::{Asker, Core, Op, Raw, Target, Touches, is_killed};
 use crate::device::Device;
-use crate::image::Reading;
+use crate::image::{First, Reading};
 use crate::machine::{self, Machine};
 use crate::overlay::Stop;
 use crate::pinned::Pinned;
@@ -15,6 +15,7 @@ use crate::queue::{Queue, Queued};
 use crate::tree::{Found, Node, Tree};
 use floe_image::CHUNK_SIZE;
 use floe_sched::Purpose;
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -134,7 +135,7 @@ impl Buffers {
 pub(crate) fn run(core: &Arc<Core>, device: usize, request: &mut Pinned, reply: &mut Pinned) {
     loop {
         match core.devices[device].read(request) {
-            Ok(Some(n)) => handle(core, device, &request[..n], reply, true),
+            Ok(Some(n)) => handle(core, device, &request[..n], Vec::new(), reply, true),
             Ok(None) => return,
             Err(error) => {
                 tracing::error!(%error, "reading from /dev/fuse failed");
@@ -150,16 +151,24 @@ pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, reply: &mut Pinned) {
         let Some(core) = core.upgrade() else {
             return;
         };
-        handle(&core, request.device, &request.bytes, reply, false);
-        queue.served(who, request.bytes());
+        let bytes = request.bytes();
+        handle_raw(&core, request, reply);
+        queue.served(who, bytes);
     }
 }
 
-/// Handles one request: answers it now, or lets it wait. `serving` is set on a thread that reads the kernel's queue.
-pub(crate) fn handle(
+/// Handles a request that was handed over or came too early, on a thread that may be slow.
+pub(crate) fn handle_raw(core: &Arc<Core>, raw: Raw, reply: &mut [u8]) {
+    handle(core, raw.device, &raw.bytes, raw.firsts, reply, false);
+}
+
+/// Handles one request: answers it now, or lets it wait. `firsts` is what it touched when it was tried before; `serving` is set
+/// on a thread that reads the kernel's queue.
+fn handle(
     core: &Arc<Core>,
     device: usize,
     request: &[u8],
+    firsts: Vec<First>,
     reply: &mut [u8],
     serving: bool,
 ) {
@@ -176,6 +185,7 @@ pub(crate) fn handle(
         header,
         body,
         request,
+        firsts: Cell::new(firsts),
         serving,
     };
     match header.opcode {
@@ -206,6 +216,8 @@ struct Call<'a> {
     header: Header,
     body: &'a [u8],
     request: &'a [u8],
+    /// What it touched for the first time when it was tried before.
+    firsts: Cell<Vec<First>>,
     /// Whether this thread reads the kernel's queue, and so must not be slow.
     serving: bool,
 }
@@ -271,6 +283,7 @@ impl Call<'_> {
         Raw {
             device: self.device,
             bytes: self.request.to_vec(),
+            firsts: self.firsts.take(),
         }
     }
 
@@ -279,7 +292,7 @@ impl Call<'_> {
     fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
         let who = machine.who(purpose);
         for (_, request) in self.core.queues.work.submit_or_swap(who, self.raw()) {
-            handle(self.core, request.device, &request.bytes, reply, false);
+            handle_raw(self.core, request, reply);
         }
     }
 
@@ -366,13 +379,11 @@ impl Call<'_> {
             .saturating_sub(offset)
             .min(u64::from(len))
             .min(IO_BYTES_MAX as u64) as usize;
-        let Some(_slot) = self.slot(&target) else {
-            if let Target::Disk(machine, _) = &target {
-                self.hand_over(machine, Purpose::Demand, reply);
-            }
-            return;
+        let mut reading = Reading {
+            now: self.serving && matches!(target, Target::Disk(..)),
+            firsts: self.firsts.take(),
+            ..Reading::default()
         };
-        let mut reading = Reading::default();
         let out = &mut reply[..abi::OUT_HEADER_BYTES + len];
         match self.core.read(
             &target,
@@ -393,6 +404,12 @@ impl Call<'_> {
                     firsts: reading.firsts,
                     waited_us: None,
                 });
+            }
+            Err(Stop::OnDisk) => {
+                self.firsts.set(reading.firsts);
+                if let Target::Disk(machine, _) = &target {
+                    self.hand_over(machine, Purpose::Demand, reply);
+                }
             }
             Err(Stop::Needs) => {
                 self.count_read(&target, len as u64);
@@ -428,8 +445,8 @@ impl Call<'_> {
 
     /// Takes one of the places for serving threads in disks' files; `None` if all are taken. A busy disk (the kernel throttles
     /// heavy writers) must leave threads for memory faults, so at most half of them may be there; the rest goes to the workers.
-    fn slot(&self, target: &Target) -> Option<Slot<'_>> {
-        if !self.serving || matches!(target, Target::Region(..)) {
+    fn slot(&self) -> Option<Slot<'_>> {
+        if !self.serving {
             return Some(Slot(None));
         }
         let most = (self.core.devices.len() / 2).max(1);
@@ -449,7 +466,7 @@ impl Call<'_> {
             Node::Disk { machine, disk } => (machine, disk),
             _ => return self.refuse_write(offset, flags, data.len()),
         };
-        let Some(_slot) = self.slot(&Target::Disk(machine.clone(), disk.clone())) else {
+        let Some(_slot) = self.slot() else {
             return self.hand_over(&machine, Purpose::Store, reply);
         };
         let mut reading = Reading::default();
@@ -459,7 +476,7 @@ impl Call<'_> {
                 count_write(self.core, &machine, data.len() as u64);
                 machine::relieve(&machine, &disk);
             }
-            Err(Stop::Needs) => {
+            Err(Stop::Needs | Stop::OnDisk) => {
                 count_write(self.core, &machine, data.len() as u64);
                 let op = Op::Write {
                     machine,
@@ -551,7 +568,7 @@ impl Call<'_> {
         let mut reading = Reading::default();
         match disk.zero(offset, len, &mut reading) {
             Ok(()) => self.errno(0),
-            Err(Stop::Needs) => {
+            Err(Stop::Needs | Stop::OnDisk) => {
                 let op = Op::Zero {
                     machine: machine.clone(),
                     disk: disk.clone(),

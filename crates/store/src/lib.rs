@@ -22,7 +22,7 @@ mod pool;
 pub mod private;
 mod repository;
 
-pub use cache::{Cache, CacheReport, CacheStats, Pin};
+pub use cache::{Cache, CacheReport, CacheStats, Got, Pin, read_now};
 pub use durable::{Durability, replace_file};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats, next_data};

@@ -114,7 +114,11 @@ impl FrozenDisk {
                 reason,
             })?;
         }
-        let applied = self.chain.apply(chunk * CHUNK, &mut out[..len]);
+        let applied = self.chain.apply(
+            chunk * CHUNK,
+            &mut out[..len],
+            &mut crate::image::Reading::default(),
+        );
         applied.map_err(|e| MountError::Chunk {
             what: what(),
             reason: e.to_string(),

@@ -143,6 +143,14 @@ impl Layer {
         self.data.read(out, offset)
     }
 
+    /// Reads bytes if that takes no access to the disk; returns whether it did. After a failed sync it always would.
+    pub(crate) fn read_now(&self, out: &mut [u8], offset: u64) -> io::Result<bool> {
+        if self.unsynced.has_failed() {
+            return Ok(false);
+        }
+        self.data.read_now(out, offset)
+    }
+
     /// Writes whole sectors. The map is set after the data, so that no reader sees sectors before they are there.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         debug_assert!(offset.is_multiple_of(SECTOR) && (data.len() as u64).is_multiple_of(SECTOR));

@@ -144,6 +144,8 @@ pub(crate) struct Chain {
 pub(crate) enum Stop {
     /// Chunks of the base must be fetched first (they are in the [`Reading`]).
     Needs,
+    /// The host's disk must be accessed, and the [`Reading`] is not to.
+    OnDisk,
     /// It failed with this errno.
     Errno(i32),
 }
@@ -202,7 +204,7 @@ impl Chain {
             }
             let piece = &mut out[(from - offset) as usize..(to - offset) as usize];
             match owner {
-                Owner::Layer(i) => self.layers[i].read(piece, from)?,
+                Owner::Layer(i) => read_layer(&self.layers[i], piece, from, reading)?,
                 Owner::Base => self.read_base(from, piece, reading),
                 Owner::Mixed => self.merge(from, piece, reading)?,
             }
@@ -237,11 +239,11 @@ impl Chain {
         if wanted & !have != 0 {
             self.read_base(offset, out, reading);
         }
-        self.apply(offset, out)
+        self.apply(offset, out, reading)
     }
 
     /// Copies the layers' sectors of a part of one chunk over what is in `out`, from the lowest layer up.
-    fn apply(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    fn apply(&self, offset: u64, out: &mut [u8], reading: &mut Reading<'_>) -> io::Result<()> {
         let chunk = offset / CHUNK;
         let end = offset + out.len() as u64;
         let wanted = sectors(chunk, offset, end);
@@ -250,14 +252,26 @@ impl Chain {
             for sector in (0..8).filter(|s| mask >> s & 1 == 1) {
                 let start = (chunk * CHUNK + sector * SECTOR).max(offset);
                 let stop = (chunk * CHUNK + (sector + 1) * SECTOR).min(end);
-                layer.read(
-                    &mut out[(start - offset) as usize..(stop - offset) as usize],
-                    start,
-                )?;
+                let piece = &mut out[(start - offset) as usize..(stop - offset) as usize];
+                read_layer(layer, piece, start, reading)?;
             }
         }
         Ok(())
     }
+}
+
+/// Reads bytes of a layer, or notes that the disk would have to be accessed if `reading` is not to.
+fn read_layer(
+    layer: &Layer,
+    out: &mut [u8],
+    offset: u64,
+    reading: &mut Reading<'_>,
+) -> io::Result<()> {
+    if !reading.now {
+        return layer.read(out, offset);
+    }
+    reading.on_disk |= !layer.read_now(out, offset)?;
+    Ok(())
 }
 
 /// A machine's disk.
@@ -433,10 +447,10 @@ impl Disk {
     ) -> Result<(), Stop> {
         self.bounds(offset, out.len() as u64)?;
         self.chain().read(offset, out, reading)?;
-        if reading.needs.is_empty() {
-            Ok(())
-        } else {
-            Err(Stop::Needs)
+        match (reading.on_disk, reading.needs.is_empty()) {
+            (true, _) => Err(Stop::OnDisk),
+            (false, true) => Ok(()),
+            (false, false) => Err(Stop::Needs),
         }
     }
 

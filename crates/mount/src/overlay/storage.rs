@@ -12,6 +12,8 @@ const ZEROS_BYTES: usize = 1 << 20;
 pub(crate) trait Storage: Send + Sync {
     /// Fills `out` with the bytes from `offset` on.
     fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Fills `out` likewise if that takes no access to the disk; returns whether it did.
+    fn read_now(&self, out: &mut [u8], offset: u64) -> io::Result<bool>;
     /// Writes all of `data`; it is durable after the next [`Storage::sync`] that succeeds.
     fn write(&self, data: &[u8], offset: u64) -> io::Result<()>;
     /// Makes bytes zero and gives their space back.
@@ -26,6 +28,10 @@ pub(crate) trait Storage: Send + Sync {
 impl Storage for File {
     fn read(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         self.read_exact_at(out, offset)
+    }
+
+    fn read_now(&self, out: &mut [u8], offset: u64) -> io::Result<bool> {
+        floe_store::read_now(self, out, offset)
     }
 
     fn write(&self, data: &[u8], offset: u64) -> io::Result<()> {

@@ -18,7 +18,9 @@ use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
 use crate::{StoreError, private};
+pub use shelf::Got;
 use shelf::{PinSet, Shelf};
+pub use slab::read_now;
 
 /// The segments get the budget divided by this: a dense image needs 1/128, one with few non-zero chunks in each segment up to
 /// 1/10.
@@ -163,6 +165,21 @@ impl Cache {
             return Ok(true);
         }
         Ok(self.inner.chunks.read(hash, out, self.chunk_pins(pin)?))
+    }
+
+    /// Copies chunk `hash` to `out` as [`Cache::get`] does, unless the disk would have to be accessed for it.
+    pub fn get_now(
+        &self,
+        hash: &Hash,
+        out: &mut [u8; CHUNK_SIZE],
+        pin: Option<&Pin>,
+    ) -> Result<Got, StoreError> {
+        if hash.is_zero() {
+            out.fill(0);
+            return Ok(Got::Here);
+        }
+        let pins = self.chunk_pins(pin)?;
+        Ok(self.inner.chunks.read_now(hash, out, pins))
     }
 
     /// Copies many chunks to `out` (4 KiB each, in order); `present[i]` is set to whether chunk i was here (don't use the bytes

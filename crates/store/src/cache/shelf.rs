@@ -28,6 +28,17 @@ const RUN_MAX: usize = 512;
 /// How many items are evicted before holes are made in the file for them.
 const SHRINK_BATCH: u64 = 1 << 16;
 
+/// What came of a look for an item that was not to access the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Got {
+    /// It was copied.
+    Here,
+    /// The cache doesn't have it.
+    Missing,
+    /// The cache has it, and reading it accesses the disk.
+    OnDisk,
+}
+
 pub(super) struct Shelf {
     kind: Kind,
     dir: PathBuf,
@@ -148,17 +159,39 @@ impl Shelf {
 
     /// Copies the item to `out`; returns false if it isn't here (or turned out to be damaged).
     pub fn read(&self, hash: &Hash, out: &mut [u8], pin: Option<&PinSet>) -> bool {
+        let read = |slab: &Slab, slot, out: &mut [u8]| slab.read(slot, out).map(|()| true);
+        self.read_by(hash, out, pin, read) == Got::Here
+    }
+
+    /// Copies the item to `out` as [`Shelf::read`] does, unless the disk would have to be accessed for it.
+    pub fn read_now(&self, hash: &Hash, out: &mut [u8], pin: Option<&PinSet>) -> Got {
+        self.read_by(hash, out, pin, Slab::read_now)
+    }
+
+    /// Copies the item to `out` by `read`, which returns false if it would have to access the disk.
+    fn read_by(
+        &self,
+        hash: &Hash,
+        out: &mut [u8],
+        pin: Option<&PinSet>,
+        read: impl Fn(&Slab, u32, &mut [u8]) -> std::io::Result<bool>,
+    ) -> Got {
         let number = self.shard(hash);
         for _ in 0..ATTEMPTS_MAX {
             let Some(found) = self.look_up(number, hash, pin) else {
-                return false;
+                return Got::Missing;
             };
-            let read = self.slab.read(self.slot(number, found.local), out);
-            if let Some(good) = self.settle(number, hash, &found, out, read.is_ok()) {
-                return good;
+            let read = read(&self.slab, self.slot(number, found.local), out);
+            if let Ok(false) = read {
+                return Got::OnDisk;
+            }
+            match self.settle(number, hash, &found, out, read.is_ok()) {
+                Some(true) => return Got::Here,
+                Some(false) => return Got::Missing,
+                None => {}
             }
         }
-        false
+        Got::Missing
     }
 
     /// Ends a read: returns `None` if the slot was reused meanwhile, else whether `bytes` are the item. A damaged item is

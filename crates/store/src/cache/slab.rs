@@ -176,6 +176,11 @@ impl Slab {
         self.data.read_exact_at(out, self.offset(slot))
     }
 
+    /// Reads a slot if that takes no access to the disk; returns whether it did.
+    pub fn read_now(&self, slot: u32, out: &mut [u8]) -> io::Result<bool> {
+        read_now(&self.data, out, self.offset(slot))
+    }
+
     /// Reads neighbouring slots to several buffers with one call. Fails also if fewer bytes were read than asked for.
     pub fn read_run(&self, first_slot: u32, out: &mut [io::IoSliceMut<'_>]) -> io::Result<()> {
         let want: usize = out.iter().map(|b| b.len()).sum();
@@ -235,6 +240,19 @@ impl Slab {
         self.table
             .sync_data()
             .map_err(|e| StoreError::io("sync", &self.table_path, e))
+    }
+}
+
+/// Fills `out` with a file's bytes from `offset` on if all of them are in the host's page cache, so that the disk isn't accessed;
+/// returns whether they were. Where the file system can't tell (it doesn't know `RWF_NOWAIT`), they count as not there.
+pub fn read_now(file: &File, out: &mut [u8], offset: u64) -> io::Result<bool> {
+    use rustix::io::{Errno, ReadWriteFlags};
+    let want = out.len();
+    let buffers = &mut [io::IoSliceMut::new(out)];
+    match rustix::io::preadv2(file, buffers, offset, ReadWriteFlags::NOWAIT) {
+        Ok(read) => Ok(read == want),
+        Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INVAL | Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
