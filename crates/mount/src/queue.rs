@@ -1,6 +1,6 @@
 //! A bounded queue between threads that must not wait and threads that may be slow. A [`Policy`] decides the order.
 
-use floe_sched::{Full, Policy, Who};
+use floe_sched::{Full, Op, Policy, Who};
 use parking_lot::{Condvar, Mutex};
 use std::time::Instant;
 
@@ -57,7 +57,10 @@ impl<T: Queued> Queue<T> {
         if state.closed || (state.bytes > 0 && state.bytes + bytes > self.bytes_max) {
             return Err(Full(request));
         }
-        state.policy.submit(self.now_us(), who, bytes, request)?;
+        let now_us = self.now_us();
+        state
+            .policy
+            .submit(now_us, who, Op::Read, bytes, request)?;
         state.bytes += bytes;
         self.added.notify_one();
         Ok(())
@@ -75,7 +78,9 @@ impl<T: Queued> Queue<T> {
             return vec![(who, request)];
         }
         let now_us = self.now_us();
-        let quick = state.policy.next(now_us, &mut |_, other| other.is_quick());
+        let quick = state
+            .policy
+            .withdraw(now_us, &mut |_, other| other.is_quick());
         let Some((other_who, other)) = quick else {
             return vec![(who, request)];
         };
@@ -110,7 +115,12 @@ impl<T: Queued> Queue<T> {
 
     /// Reports that a request that [`Queue::next`] returned has been done.
     pub(crate) fn served(&self, who: Who, bytes: u64) {
-        self.state.lock().policy.served(self.now_us(), who, bytes);
+        let mut state = self.state.lock();
+        state.policy.served(self.now_us(), who, Op::Read, bytes);
+        // A policy that bounds how many are served at once may have something to do for others now.
+        if !state.policy.is_empty() {
+            self.added.notify_one();
+        }
     }
 
     /// Ends the threads that block in [`Queue::next`].

@@ -1,6 +1,6 @@
 //! First come, first served.
 
-use crate::{Full, Policy, Who};
+use crate::{Full, Op, Policy, Who};
 use std::collections::VecDeque;
 
 /// Serves requests in the order in which they came, whoever makes them.
@@ -21,7 +21,14 @@ impl<T> Fifo<T> {
 }
 
 impl<T: Send> Policy<T> for Fifo<T> {
-    fn submit(&mut self, _now_us: u64, who: Who, _bytes: u64, request: T) -> Result<(), Full<T>> {
+    fn submit(
+        &mut self,
+        _now_us: u64,
+        who: Who,
+        _op: Op,
+        _bytes: u64,
+        request: T,
+    ) -> Result<(), Full<T>> {
         if self.queue.len() >= self.most {
             return Err(Full(request));
         }

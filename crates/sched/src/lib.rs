@@ -8,11 +8,16 @@
 //! - [`Who`] is which machine asks, for what [`Purpose`], and how urgent its [`Class`] is.
 //! - [`Policy`] is the interface of a bounded queue with an order.
 //! - [`Fifo`] is a policy: first come, first served.
+//! - [`Vsip`] is another: what a person waits for goes first, and each machine has its share.
 
 mod fifo;
 mod policy;
+mod status;
+mod vsip;
 mod who;
 
 pub use fifo::Fifo;
-pub use policy::{Full, Policy};
+pub use policy::{Full, Op, Policy};
+pub use status::{ClassStatus, Limit, MachineStatus, Status};
+pub use vsip::{Vsip, VsipConfig};
 pub use who::{Class, MachineId, Purpose, Who};

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use floe_image::Hash;
-use floe_sched::{Fifo, Full, Policy, Who};
+use floe_sched::{Fifo, Full, Op, Policy, Who};
 
 use super::ahead::Ahead;
 use super::item::{Batch, Budget, Calls, Counts, Item, Landed, Next, State, Waiter, Wanted};
@@ -135,7 +135,7 @@ impl Queue {
         if queue {
             let now_us = self.microseconds(now);
             let bytes = wanted.kind.raw_size() as u64;
-            if let Err(Full(_)) = self.demand.submit(now_us, who, bytes, hash) {
+            if let Err(Full(_)) = self.demand.submit(now_us, who, Op::Read, bytes, hash) {
                 return Added::Full(done);
             }
         }
@@ -280,7 +280,10 @@ impl Queue {
                 continue;
             };
             let bytes = item.kind.raw_size() as u64;
-            match self.demand.submit(now_us, item.who, bytes, hash) {
+            match self
+                .demand
+                .submit(now_us, item.who, Op::Read, bytes, hash)
+            {
                 Ok(()) => self.counts.change(item, State::Demand),
                 Err(Full(_)) => {
                     let at = now + RETRY.longest_pause;

@@ -1,0 +1,282 @@
+//! vSIP: requests that a person waits for go first, and everybody gets a fair share all the same.
+//!
+//! After Sui et al., "vSIP: Virtual Scheduler for Interactive Performance" (CF 2016), section 3.2. `docs/io-scheduling.md`
+//! explains how it works, what it promises and why the promises hold. In short:
+//!
+//! - A *clock* counts what each machine at work has had, by weight. Each machine has a tag on it: what it `used`. A machine
+//!   behind the clock has *credit*: it had less than its share within the last half minute.
+//! - **Urgent**: an interactive request overtakes everything while its machine has credit, or little more than its share (the
+//!   paper's W). It is charged like any other.
+//! - **In turn**: otherwise the machine with the lowest tag goes first (the paper's C), and within a machine the class decides.
+//! - **Last**: what no guest waits for, and machines above their cap.
+//! - A guard serves what starves. [`Depth`] keeps the device's own queue short. [`Think`] tells whether a slow device is
+//!   to be held free for the next read of a program that somebody is waiting for.
+//!
+//! Each request costs a pass over the machines: 0.1 µs with eight of them, less than 1 µs with a hundred. Heaps would be no
+//! faster at that number, and could not be asked which requests are ready.
+
+mod account;
+mod choose;
+mod config;
+mod depth;
+mod machine;
+mod waits;
+
+pub use config::VsipConfig;
+
+use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
+use config::{LOST_US, MACHINES_MAX};
+use depth::Depth;
+use machine::{INTERACTIVE, Machine, Waiting, lane_of};
+use std::collections::HashMap;
+
+/// Serves interactive requests first, within what each machine may have. See the module's documentation.
+#[derive(Debug)]
+pub struct Vsip<T> {
+    config: VsipConfig,
+    machines: Vec<Machine<T>>,
+    places: HashMap<MachineId, usize>,
+    flights: Vec<Flight>,
+    queued: usize,
+    depth: Depth,
+    /// What machines at work have had, at least, by weight.
+    clock: f64,
+    /// Up to when the clock has gone on by itself while nobody was at work.
+    clock_us: u64,
+    /// Weights of the machines at work, and how many there are.
+    at_work: (f64, usize),
+    /// The latest time that anybody has told.
+    now_us: u64,
+    wake_us: Option<u64>,
+    /// Since when the device has been kept free, and for which machine.
+    held: Option<(u64, MachineId)>,
+    held_us: u64,
+    /// When an interactive request last came or was done.
+    session_us: Option<u64>,
+    /// Requests served since the guard acted.
+    unguarded: u32,
+    guarded: u64,
+    /// Where requests may be taken from, while one is chosen.
+    candidates: Vec<choose::Candidate>,
+}
+
+/// A request that is being served.
+#[derive(Debug)]
+struct Flight {
+    who: Who,
+    op: Op,
+    bytes: u64,
+    cost: f64,
+    lane: usize,
+    since_us: u64,
+    taken_us: u64,
+}
+
+impl<T> Vsip<T> {
+    /// Makes a queue for one device or link.
+    pub fn new(config: VsipConfig) -> Vsip<T> {
+        Vsip {
+            config,
+            machines: Vec::new(),
+            places: HashMap::new(),
+            flights: Vec::new(),
+            queued: 0,
+            depth: Depth::new(config.depth_start, config.depth_max, config.capacity_per_s),
+            clock: 0.0,
+            clock_us: 0,
+            at_work: (0.0, 0),
+            now_us: 0,
+            wake_us: None,
+            held: None,
+            held_us: 0,
+            session_us: None,
+            unguarded: 0,
+            guarded: 0,
+            candidates: Vec::new(),
+        }
+    }
+
+    /// Returns the time, which doesn't go backwards whatever callers say.
+    fn at(&mut self, now_us: u64) -> u64 {
+        self.now_us = self.now_us.max(now_us);
+        self.now_us
+    }
+
+    /// Returns the place of a machine, which is made if there is none.
+    fn place(&mut self, machine: MachineId) -> usize {
+        if let Some(place) = self.places.get(&machine) {
+            return *place;
+        }
+        if self.machines.len() >= MACHINES_MAX {
+            self.forget(|machine| machine.gone || !machine.limited);
+        }
+        self.places.insert(machine, self.machines.len());
+        self.machines.push(Machine::new(machine, self.now_us));
+        self.machines.len() - 1
+    }
+
+    /// Removes the machines that want nothing and that `unwanted` accepts.
+    fn forget(&mut self, unwanted: impl Fn(&Machine<T>) -> bool) {
+        self.machines
+            .retain(|machine| machine.is_busy() || !unwanted(machine));
+        let places = self.machines.iter().enumerate();
+        self.places = places.map(|(place, machine)| (machine.id, place)).collect();
+    }
+
+    /// Forgets requests whose end nobody has reported.
+    fn forget_lost(&mut self, now_us: u64) {
+        while let Some(at) = self
+            .flights
+            .iter()
+            .position(|flight| flight.taken_us + LOST_US <= now_us)
+        {
+            let flight = self.flights.swap_remove(at);
+            self.land(now_us, &flight);
+        }
+    }
+
+    /// Subtracts a request that is no longer under way; returns its machine's place.
+    fn land(&mut self, now_us: u64, flight: &Flight) -> Option<usize> {
+        let place = *self.places.get(&flight.who.machine)?;
+        let machine = &mut self.machines[place];
+        machine.in_flight = machine.in_flight.saturating_sub(1);
+        machine.last_us = now_us;
+        if flight.lane == INTERACTIVE {
+            machine.urgent_in_flight = machine.urgent_in_flight.saturating_sub(1);
+            self.session_us = Some(now_us);
+            if machine.urgent_in_flight == 0 && machine.lanes[INTERACTIVE].queue.is_empty() {
+                machine.think.done(now_us);
+            }
+        }
+        Some(place)
+    }
+}
+
+impl<T: Send> Policy<T> for Vsip<T> {
+    fn submit(
+        &mut self,
+        now_us: u64,
+        who: Who,
+        op: Op,
+        bytes: u64,
+        request: T,
+    ) -> Result<(), Full<T>> {
+        if self.queued >= self.config.most_queued {
+            return Err(Full(request));
+        }
+        let now_us = self.at(now_us);
+        self.go_on(now_us);
+        let (place, lane) = (self.place(who.machine), lane_of(&who, op));
+        let (hold_us, cost) = (self.hold_us(), self.cost(bytes));
+        let clock = self.clock;
+        let machine = &mut self.machines[place];
+        let floor = clock - self.config.credit(&self.depth, self.at_work.0, machine);
+        machine.used = machine.used.max(floor);
+        machine.turn = machine.turn.max(machine.used).max(clock);
+        machine.last_us = now_us;
+        if lane == INTERACTIVE {
+            machine.think.came(now_us, hold_us);
+            self.session_us = Some(now_us);
+        }
+        machine.lanes[lane].queue.push_back(Waiting {
+            who,
+            op,
+            bytes,
+            cost,
+            since_us: now_us,
+            request,
+        });
+        self.queued += 1;
+        Ok(())
+    }
+
+    fn next(&mut self, now_us: u64, ready: &mut dyn FnMut(&Who, &T) -> bool) -> Option<(Who, T)> {
+        let now_us = self.at(now_us);
+        self.wake_us = None;
+        if self.queued == 0 {
+            return None;
+        }
+        self.forget_lost(now_us);
+        self.go_on(now_us);
+        self.charge_held(now_us);
+        self.take_next(now_us, ready)
+    }
+
+    fn withdraw(
+        &mut self,
+        now_us: u64,
+        ready: &mut dyn FnMut(&Who, &T) -> bool,
+    ) -> Option<(Who, T)> {
+        let now_us = self.at(now_us);
+        let waiting = self.take_any(now_us, ready)?;
+        Some((waiting.who, waiting.request))
+    }
+
+    fn served(&mut self, now_us: u64, who: Who, op: Op, bytes: u64) {
+        let now_us = self.at(now_us);
+        let asked = |flight: &Flight| flight.who == who && flight.op == op;
+        let same = |flight: &Flight| asked(flight) && flight.bytes == bytes;
+        let flights = &self.flights;
+        let at = flights.iter().position(same);
+        let Some(at) = at.or_else(|| flights.iter().position(asked)) else {
+            return;
+        };
+        let full = self.flights.len() >= self.depth.limit() && self.held.is_none();
+        let flight = self.flights.remove(at);
+        let urgent = flight.lane == INTERACTIVE;
+        let Some(place) = self.land(now_us, &flight) else {
+            return;
+        };
+        let full = full && !urgent && self.queued > 0;
+        self.depth.served(now_us, flight.cost, full);
+        let machine = &mut self.machines[place];
+        let wait_us = now_us.saturating_sub(flight.since_us);
+        machine.waits[who.class as usize].add(wait_us);
+        machine.rate.add(now_us, flight.bytes);
+        if machine.gone && !machine.is_busy() {
+            self.forget(|machine| machine.gone);
+        }
+    }
+
+    fn wake_us(&self) -> Option<u64> {
+        self.wake_us
+    }
+
+    fn retain(&mut self, keep: &mut dyn FnMut(&T) -> bool) {
+        let lanes = self
+            .machines
+            .iter_mut()
+            .flat_map(|machine| &mut machine.lanes);
+        lanes.for_each(|lane| lane.queue.retain(|waiting| keep(&waiting.request)));
+        self.queued = self.machines.iter().map(Machine::queued).sum();
+        self.forget(|machine| machine.gone);
+    }
+
+    fn limit(&mut self, machine: MachineId, limit: Limit) {
+        let place = self.place(machine);
+        let machine = &mut self.machines[place];
+        machine.limited = true;
+        let old = machine.weight();
+        machine.limit = limit.clamped();
+        // What it has had beyond its share, or saved of it, stays what it was in requests.
+        let new = machine.weight();
+        let clock = self.clock;
+        let moved = |tag: f64| clock + (tag - clock) * old / new;
+        (machine.used, machine.turn) = (moved(machine.used), moved(machine.turn));
+    }
+
+    fn gone(&mut self, machine: MachineId) {
+        if let Some(place) = self.places.get(&machine) {
+            self.machines[*place].gone = true;
+            self.forget(|machine| machine.gone);
+        }
+    }
+
+    fn status(&self, now_us: u64) -> Option<Status> {
+        Some(self.told(now_us.max(self.now_us)))
+    }
+
+    fn len(&self) -> usize {
+        self.queued
+    }
+}
