@@ -13,7 +13,7 @@ use crate::{
     ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
     PushReport, Stats,
 };
-use crate::{abi, crew, disks, owner, push, serve};
+use crate::{abi, crew, disks, owner, push, serve, start};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
@@ -107,7 +107,7 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
         );
     }
     let device = device::mount(mountpoint, options.allow_other)?;
-    let max_write = serve::negotiate(&device, mountpoint)?;
+    let max_write = start::negotiate(&device, mountpoint)?;
     let clones = (1..options.threads.max(1)).map(|_| device.another());
     let clones: Vec<Device> = clones
         .collect::<Result<_, _>>()
@@ -191,7 +191,7 @@ impl Mount {
             took_over,
         );
         let core = Arc::new(core);
-        let buffers = serve::Buffers::new(core.devices.len(), core.max_write)
+        let buffers = start::Buffers::new(core.devices.len(), core.max_write)
             .map_err(MountError::io("get memory for the buffers of", mountpoint))?;
         let threads = crew::start(&core, buffers, planner)?;
         if took_over && let Err(error) = device::resend(&core.devices[0]) {
@@ -243,7 +243,7 @@ impl Mount {
         if early.is_empty() {
             return;
         }
-        let mut reply = vec![0; abi::OUT_HEADER_BYTES + serve::IO_BYTES_MAX];
+        let mut reply = vec![0; abi::OUT_HEADER_BYTES + start::IO_BYTES_MAX];
         for raw in early {
             serve::handle_raw(&self.core, raw, &mut reply);
         }
@@ -464,6 +464,10 @@ impl Mount {
         };
         let gone = Message::Machine(Stir::Gone(machine.id));
         self.core.queues.inbox.call(gone);
+        self.core
+            .queues
+            .work
+            .policy(|policy, _| policy.gone(machine.id));
         self.note_users();
         self.remove(&format!("machines/{name}"))?;
         for disk in machine.disks() {

@@ -91,7 +91,7 @@ pub(crate) fn run(core: &Weak<Core>, chores: &Queue<Chore>) {
         let Some(core) = core.upgrade() else {
             return;
         };
-        chores.served(who, chore.bytes());
+        chores.served(who, chore.work());
         match chore {
             Chore::Tables { region, segments } => tables(&core, region, segments, who),
             Chore::Look { region, block } => look(&core, region, block, who),

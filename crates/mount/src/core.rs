@@ -65,6 +65,18 @@ impl Queued for Raw {
         let header = abi::parse(&self.bytes).map(|(header, _)| header.opcode);
         matches!(header, Some(abi::op::READ | abi::op::WRITE))
     }
+
+    fn work(&self) -> (floe_sched::Op, u64) {
+        use floe_sched::Op::{Flush, Read, Write};
+        let Some((header, body)) = abi::parse(&self.bytes) else {
+            return (Read, 0);
+        };
+        match header.opcode {
+            abi::op::READ => (Read, abi::parse_read(body).map_or(0, |(_, len)| len.into())),
+            abi::op::FSYNC => (Flush, 0),
+            _ => (Write, body.len() as u64),
+        }
+    }
 }
 
 /// What a request reads or writes.

@@ -3,10 +3,12 @@
 use crate::chores::{self, CHORES_QUEUED_MAX, Chore};
 use crate::core::{Core, Raw};
 use crate::inbox::Inbox;
+use crate::io;
 use crate::push::{self, PUSHES_QUEUED_MAX, PushBlock};
 use crate::queue::Queue;
 use crate::retries::{self, Retries};
-use crate::serve::{self, Buffers};
+use crate::serve;
+use crate::start::Buffers;
 use crate::{MountError, MountOptions, owner, trace};
 use floe_planner::Planner;
 use floe_sched::Fifo;
@@ -34,12 +36,12 @@ pub(crate) struct Queues {
 
 impl Queues {
     pub(crate) fn new(options: &MountOptions) -> Queues {
-        let fifo = Fifo::new(options.disk_requests_queued_max);
+        let disk = io::policy(options.io, options.disk_requests_queued_max);
         let pushes = Fifo::new(PUSHES_QUEUED_MAX);
         let chores = Fifo::new(CHORES_QUEUED_MAX);
         Queues {
             inbox: Arc::default(),
-            work: Arc::new(Queue::new(Box::new(fifo), DISK_BYTES_QUEUED_MAX)),
+            work: Arc::new(Queue::new(disk, DISK_BYTES_QUEUED_MAX)),
             pusher: Arc::new(Queue::new(Box::new(pushes), u64::MAX)),
             chores: Arc::new(Queue::new(Box::new(chores), u64::MAX)),
             retries: Arc::default(),

@@ -1,6 +1,6 @@
 //! What a caller gives to the mount: its options, its images and its machines.
 
-use crate::{ImageHandle, Keeper};
+use crate::{ImageHandle, IoScheduling, Keeper};
 use floe_image::{Hash, Manifest};
 use floe_source::Fetcher;
 use floe_store::Cache;
@@ -26,6 +26,8 @@ pub struct MountOptions {
     /// How many disk requests may wait for one of the threads that may be slow. Beyond that, threads that serve the kernel do
     /// them, so that the guest is slowed to the disk's speed. They do a flush only if nothing quicker waits.
     pub disk_requests_queued_max: usize,
+    /// Whose disk request goes first.
+    pub io: IoScheduling,
     /// Limits of what is fetched ahead.
     pub planner: floe_planner::Config,
 }
@@ -40,6 +42,7 @@ impl MountOptions {
             allow_other: rustix::process::geteuid().is_root(),
             io_timeout: None,
             disk_requests_queued_max: 1024,
+            io: IoScheduling::default(),
             planner: floe_planner::Config::default(),
         }
     }

@@ -128,7 +128,7 @@ pub(crate) fn submit(core: &Core, who: Who, order: PushBlock) {
 /// for.
 pub(crate) fn run(core: &Weak<Core>, orders: &Queue<PushBlock>) {
     while let Some((who, order)) = orders.next() {
-        orders.served(who, order.bytes());
+        orders.served(who, order.work());
         if let (Some(core), Some(image)) = (core.upgrade(), order.image.upgrade()) {
             push_block(&core, &image, &order);
         }

@@ -10,6 +10,10 @@ pub(crate) trait Queued: Send {
     fn bytes(&self) -> u64;
     /// Returns whether it is done quickly, so that a thread that must not be slow may do it.
     fn is_quick(&self) -> bool;
+    /// Returns what it does to a disk, and to how many bytes.
+    fn work(&self) -> (Op, u64) {
+        (Op::Read, self.bytes())
+    }
 }
 
 /// Requests that wait for a thread. The policy bounds their number, the queue itself their memory.
@@ -57,10 +61,8 @@ impl<T: Queued> Queue<T> {
         if state.closed || (state.bytes > 0 && state.bytes + bytes > self.bytes_max) {
             return Err(Full(request));
         }
-        let now_us = self.now_us();
-        state
-            .policy
-            .submit(now_us, who, Op::Read, bytes, request)?;
+        let (op, work) = request.work();
+        state.policy.submit(self.now_us(), who, op, work, request)?;
         state.bytes += bytes;
         self.added.notify_one();
         Ok(())
@@ -113,14 +115,21 @@ impl<T: Queued> Queue<T> {
         }
     }
 
-    /// Reports that a request that [`Queue::next`] returned has been done.
-    pub(crate) fn served(&self, who: Who, bytes: u64) {
+    /// Reports that a request that [`Queue::next`] returned has been done, and what its [`Queued::work`] was.
+    pub(crate) fn served(&self, who: Who, (op, bytes): (Op, u64)) {
         let mut state = self.state.lock();
-        state.policy.served(self.now_us(), who, Op::Read, bytes);
+        state.policy.served(self.now_us(), who, op, bytes);
         // A policy that bounds how many are served at once may have something to do for others now.
         if !state.policy.is_empty() {
             self.added.notify_one();
         }
+    }
+
+    /// Calls `with` with the policy, to change or to read what it knows of machines.
+    pub(crate) fn policy<R>(&self, with: impl FnOnce(&mut dyn Policy<T>, u64) -> R) -> R {
+        let mut state = self.state.lock();
+        let now_us = self.now_us();
+        with(&mut *state.policy, now_us)
     }
 
     /// Ends the threads that block in [`Queue::next`].
