@@ -70,6 +70,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-threads",
             "floe-image",
             "floe-store",
+            "floe-sched",
             "floe-http",
             "floe-source",
             "floe-planner",

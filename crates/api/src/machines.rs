@@ -122,12 +122,24 @@ pub struct Limits {
     /// that uses more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
+    /// Its share of the host's disk against those of other machines that want something: [`IO_WEIGHT_MIN`] to
+    /// [`IO_WEIGHT_MAX`]; by default [`IO_WEIGHT_DEFAULT`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_weight: Option<u32>,
+    /// The part of the host's disk, in percent, beyond which its requests wait until nobody else has any: 1 to 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_cap_percent: Option<u32>,
 }
 
 impl Limits {
     /// Returns whether there is no limit at all.
     pub fn is_none(&self) -> bool {
         *self == Limits::default()
+    }
+
+    /// Returns whether any of the limits is set that the kernel enforces on the QEMU process.
+    pub fn bind_process(&self) -> bool {
+        self.cpu_millicores.is_some() || self.memory_max_bytes.is_some()
     }
 }
 
@@ -141,6 +153,12 @@ pub struct LimitRequest {
     /// As in [`Limits::memory_max_bytes`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
+    /// As in [`Limits::io_weight`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_weight: Option<u32>,
+    /// As in [`Limits::io_cap_percent`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_cap_percent: Option<u32>,
     /// As in [`RunRequest::park_after_s`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,

@@ -42,6 +42,7 @@ pub mod host;
 mod images;
 mod independence;
 mod inventory;
+mod io;
 mod keyboard;
 mod logs;
 mod machines;
@@ -169,6 +170,11 @@ impl Node {
     /// Gives a machine another name.
     pub(crate) fn rename_machine(&self, name: &str, to: &str) -> Result<MachineInfo, NodeError> {
         self.machines.rename_machine(name, to)
+    }
+
+    /// Returns whose disk requests go first, and how they fare.
+    pub(crate) fn io(&self) -> Result<floe_api::IoReport, NodeError> {
+        io::report(&self.core, &self.images, &self.inventory)
     }
 
     /// Removes what nobody uses, or only returns what that is.

@@ -21,6 +21,8 @@ pub struct NodeOptions {
     pub cache_budget: u64,
     /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
     pub io_timeout: Option<Duration>,
+    /// How the requests that access the host's disk are ordered.
+    pub io: floe_api::IoOrder,
     /// Whether chunks are fetched before they are touched. Without it every first touch is a demand, so that a trace shows
     /// what the machine did and nothing that the node did.
     pub read_ahead: bool,
@@ -121,6 +123,7 @@ impl NodeOptions {
             mountpoint: home.mountpoint(),
             cache_budget: CACHE_BUDGET_DEFAULT,
             io_timeout: None,
+            io: floe_api::IoOrder::default(),
             read_ahead: true,
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,

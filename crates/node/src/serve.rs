@@ -451,6 +451,7 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     let mut mount = MountOptions::new(options.home.run());
     mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
+    mount.io = crate::io::scheduling(options.io);
     if !options.read_ahead {
         // a window of one chunk holds only the chunk that was asked for
         mount.planner.window_log2_start = 0;

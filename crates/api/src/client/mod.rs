@@ -358,6 +358,10 @@ impl Client {
     pub fn prune(&self, request: &PruneRequest) -> Result<PruneReport, ClientError> {
         self.post("/v1/prune", request)
     }
+    /// Returns whose disk requests go first, and how they fare.
+    pub fn io(&self) -> Result<IoReport, ClientError> {
+        self.get("/v1/io")
+    }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {
         self.stream("/v1/cache/verify", &())

@@ -77,12 +77,24 @@ struct NodeArgs {
     /// it chooses among all known hosts, unless --guest-hosts names some
     #[arg(long, value_name = "PLUG-IN")]
     guest_placement: Option<String>,
+    /// Whose disk requests go first: what a person waits for, and each machine within its share (vsip); first come, first
+    /// served (fifo); or as the kernel sees them (off)
+    #[arg(long, value_enum, default_value = "vsip", value_name = "ORDER")]
+    io: IoOrder,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
+}
+
+/// The value of `--io`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum IoOrder {
+    Vsip,
+    Fifo,
+    Off,
 }
 
 /// The value of `--web`.
@@ -118,6 +130,11 @@ impl NodeArgs {
         options.socket = cx.socket.clone();
         options.socket_group = self.socket_group;
         options.traces = !self.no_traces;
+        options.io = match self.io {
+            IoOrder::Vsip => floe_api::IoOrder::Vsip,
+            IoOrder::Fifo => floe_api::IoOrder::Fifo,
+            IoOrder::Off => floe_api::IoOrder::Off,
+        };
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
         options.insecure_hosts = self.insecure_hosts;

@@ -16,6 +16,13 @@ pub struct LimitArgs {
     /// more is ended
     #[arg(long, value_parser = args::memory, value_name = "SIZE")]
     memory_max: Option<u64>,
+    /// Its share of this host's disk while others want something too: 1 to 1000, and 5 if nothing is said. One of 10 gets twice
+    /// what one of 5 gets
+    #[arg(long, value_parser = io_weight, value_name = "WEIGHT")]
+    io_weight: Option<u32>,
+    /// The part of this host's disk in percent beyond which its requests wait until nobody else has any
+    #[arg(long, value_parser = io_cap, value_name = "PERCENT")]
+    io_cap: Option<u32>,
 }
 
 impl LimitArgs {
@@ -23,6 +30,8 @@ impl LimitArgs {
         floe_api::Limits {
             cpu_millicores: self.cpu_quota,
             memory_max_bytes: self.memory_max,
+            io_weight: self.io_weight,
+            io_cap_percent: self.io_cap,
         }
     }
 }
@@ -34,6 +43,8 @@ Example: half a core
   floe limit web --cpu-quota 0.5
 Example: no limit of its processor time any more, and at most 2 GiB of memory
   floe limit web --cpu-quota none --memory-max 2G
+Example: twice the share of the disk that others have (floe io status shows what comes of it)
+  floe limit web --io-weight 10
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
   floe limit web --park-after 30m
 Example: what it may take, and what it takes
@@ -47,8 +58,14 @@ pub struct Limit {
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "park_after"])]
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "park_after"])]
     memory_max: Option<u64>,
+    /// Its share of this host's disk while others want something too: 1 to 1000; none is 5, as if nothing had been said
+    #[arg(long, value_parser = io_weight_or_none, value_name = "WEIGHT")]
+    io_weight: Option<u32>,
+    /// The part of this host's disk in percent beyond which its requests wait until nobody else has any; none removes it
+    #[arg(long, value_parser = io_cap_or_none, value_name = "PERCENT")]
+    io_cap: Option<u32>,
     /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
     park_after: Option<u64>,
@@ -59,6 +76,8 @@ impl Limit {
         let request = floe_api::LimitRequest {
             cpu_millicores: self.cpu_quota,
             memory_max_bytes: self.memory_max,
+            io_weight: self.io_weight,
+            io_cap_percent: self.io_cap,
             park_after_s: self.park_after,
         };
         let machine = cx.client()?.limit(&self.machine, &request)?;
@@ -84,8 +103,14 @@ pub(super) fn described(limits: &floe_api::Limits) -> String {
     let memory = limits
         .memory_max_bytes
         .map(|max| format!("{} of memory", bytes(max)));
-    let both: Vec<String> = cores.into_iter().chain(memory).collect();
-    both.join(", ")
+    let weight = limits
+        .io_weight
+        .map(|weight| format!("weight {weight} at the disk"));
+    let cap = limits
+        .io_cap_percent
+        .map(|percent| format!("{percent} % of the disk while others want it"));
+    let all: Vec<String> = [cores, memory, weight, cap].into_iter().flatten().collect();
+    all.join(", ")
 }
 
 /// Says when a machine is parked; empty if never.
@@ -118,6 +143,34 @@ fn cores(text: &str) -> Result<u32, String> {
             range.start() / 1000.0,
             range.end() / 1000.0
         )),
+    }
+}
+
+/// Parses a whole number within bounds.
+fn within(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|n| (least..=most).contains(n));
+    number.ok_or_else(|| format!("write a whole number from {least} to {most}"))
+}
+
+fn io_weight(text: &str) -> Result<u32, String> {
+    within(text, floe_api::IO_WEIGHT_MIN, floe_api::IO_WEIGHT_MAX)
+}
+
+fn io_cap(text: &str) -> Result<u32, String> {
+    within(text, 1, 100)
+}
+
+fn io_weight_or_none(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(0),
+        text => io_weight(text),
+    }
+}
+
+fn io_cap_or_none(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(0),
+        text => io_cap(text),
     }
 }
 
@@ -161,16 +214,29 @@ mod tests {
         );
         assert_eq!(memory_or_none("2G"), Ok(2 << 30));
         assert_eq!((time_or_off("off"), time_or_off("10m")), (Ok(0), Ok(600)));
+        assert_eq!((io_weight("10"), io_cap_or_none("none")), (Ok(10), Ok(0)));
+        for bad in ["0", "1001", "-1", "1.5", ""] {
+            assert!(io_weight(bad).is_err(), "{bad}");
+        }
+        assert!(io_cap("101").is_err() && io_cap("0").is_err());
         assert!(time_or_off("0").is_err() && time_or_off("soon").is_err());
     }
 
     #[test]
     fn limits_are_told_in_words() {
-        let limits = floe_api::Limits {
+        let mut limits = floe_api::Limits {
             cpu_millicores: Some(500),
             memory_max_bytes: Some(2 << 30),
+            ..Default::default()
         };
         assert_eq!(described(&limits), "0.5 cores, 2.0 GiB of memory");
+        limits = floe_api::Limits {
+            io_weight: Some(10),
+            io_cap_percent: Some(25),
+            ..Default::default()
+        };
+        let text = "weight 10 at the disk, 25 % of the disk while others want it";
+        assert_eq!(described(&limits), text);
         assert_eq!(described(&Default::default()), "");
     }
 }

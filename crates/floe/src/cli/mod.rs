@@ -29,6 +29,7 @@ mod hub_images;
 mod images;
 mod independent;
 mod interrupt;
+mod io;
 mod limits;
 mod login;
 mod machines;
@@ -151,6 +152,8 @@ enum Command {
     Rm(power::Rm),
     Forward(machines::Forward),
     Limit(limits::Limit),
+    #[command(subcommand)]
+    Io(io::Io),
     Top(top::Top),
     Stats(watching::Stats),
     Events(watching::Events),
@@ -272,6 +275,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Rm(c) => return c.run(cx),
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
+        Command::Io(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Stats(c) => c.run(cx)?,
         Command::Events(c) => c.run(cx)?,

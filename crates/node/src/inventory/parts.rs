@@ -35,6 +35,7 @@ impl Entry {
         fetcher: Arc<Fetcher>,
     ) {
         let mut state = self.state.write();
+        disks.limit_io(crate::io::limit(&state.record.limits));
         state.disks = Some(disks);
         state.images = images;
         state.fetcher = Some(fetcher);

@@ -4,8 +4,9 @@ use super::Machines;
 use crate::{
     error::{NodeError, usage},
     inventory::lifecycle::Task,
+    io,
 };
-use floe_api::{LimitRequest, MachineInfo, PARK_AFTER_S_MAX, PARK_AFTER_S_MIN};
+use floe_api::{LimitRequest, Limits, MachineInfo, PARK_AFTER_S_MAX, PARK_AFTER_S_MIN};
 
 impl Machines {
     /// Changes how much of this host's resources a machine may use, at once and for all its later starts.
@@ -24,6 +25,8 @@ impl Machines {
             Some(_) => *old = new,
         };
         change(&mut record.limits.cpu_millicores, request.cpu_millicores);
+        change(&mut record.limits.io_weight, request.io_weight);
+        change(&mut record.limits.io_cap_percent, request.io_cap_percent);
         match request.memory_max_bytes {
             None => {}
             Some(0) => record.limits.memory_max_bytes = None,
@@ -37,8 +40,12 @@ impl Machines {
         check_park_after(park_after_s)?;
         let limits = record.limits;
         self.resources.check_limits(&limits)?;
+        if let Some(disks) = &operation.state().disks {
+            disks.limit_io(io::limit(&limits));
+        }
         let runs = operation.state().vm.is_some();
-        if runs && limits != before {
+        let of_process = |limits: &Limits| (limits.cpu_millicores, limits.memory_max_bytes);
+        if runs && of_process(&limits) != of_process(&before) {
             self.resources.limit(&record)?;
         }
         operation.update(|record| {

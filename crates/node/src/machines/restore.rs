@@ -87,7 +87,7 @@ impl Machines {
         let record = entry.record();
         let waiting = match record.network {
             None if record.host_access.is_none()
-                && record.limits.is_none()
+                && !record.limits.bind_process()
                 && record.fresh.is_none() =>
             {
                 let forwards = record.forwards.iter().map(machine_forward);

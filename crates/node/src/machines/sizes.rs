@@ -105,6 +105,7 @@ fn following(limits: Limits, before: Size, after: Size) -> Limits {
     Limits {
         cpu_millicores: cpus,
         memory_max_bytes: memory,
+        ..limits
     }
 }
 
@@ -130,6 +131,7 @@ mod tests {
         let limits = |millicores, mib: u64| Limits {
             cpu_millicores: Some(millicores),
             memory_max_bytes: Some(mib << 20),
+            ..Default::default()
         };
         let none = Limits::default();
         assert_eq!(following(none, size(1, 256), size(4, 1024)), none);

@@ -5,6 +5,7 @@ use super::Resources;
 use crate::{
     error::{NodeError, failed, refused, usage},
     inventory::record::Record,
+    io,
 };
 use floe_api::{
     CPU_MILLICORES_MAX, CPU_MILLICORES_MIN, Limits, MEMORY_MAX_BYTES_MIN, MachineStats,
@@ -74,7 +75,8 @@ impl Resources {
 
     /// Returns an error for limits that no machine can have here.
     pub fn check_limits(&self, limits: &Limits) -> Result<(), NodeError> {
-        if limits.is_none() {
+        io::check(limits)?;
+        if !limits.bind_process() {
             return Ok(());
         }
         if let Some(why) = self.why_no_groups() {

@@ -104,6 +104,7 @@ pub fn router(node: Arc<Node>) -> Router {
             delete(resize::detach_card),
         )
         .route("/v1/machines/{name}/wait", get(watching::wait))
+        .route("/v1/io", get(system::io))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/park", post(machines::park))
@@ -210,6 +211,7 @@ pub fn router(node: Arc<Node>) -> Router {
         resize::detach_disk,
         watching::wait,
         system::usage,
+        system::io,
         system::prune,
         machines::park,
         machines::wake,

@@ -123,6 +123,12 @@ pub async fn usage(
     .await
 }
 
+/// Whose disk requests go first, and how they fare.
+#[utoipa::path(get, path = "/v1/io", tag = "node", responses((status = 200, body = IoReport)))]
+pub async fn io(State(node): Floe) -> Result<Json<IoReport>, Failure> {
+    answer(move || node.io()).await
+}
+
 /// Removes what nobody uses, or answers what that is.
 #[utoipa::path(post, path = "/v1/prune", tag = "node", request_body = PruneRequest,
     responses((status = 200, body = PruneReport)))]

@@ -99,7 +99,11 @@ impl<T> Vsip<T> {
         machine.charge(cost);
         if in_turn {
             let turn = machine.turn;
-            let step = if credit { share / super::config::BOOST } else { 0.0 };
+            let step = if credit {
+                share / super::config::BOOST
+            } else {
+                0.0
+            };
             machine.turn = (turn + step).max(machine.used);
             // Beyond that it took what nobody else was there to take.
             let most = most.max(clock + share);
@@ -169,7 +173,12 @@ impl<T> Vsip<T> {
     pub(super) fn told(&self, now_us: u64) -> Status {
         let per_s = 1e6 * self.depth.capacity();
         let at_work = |machine: &&Machine<T>| machine.is_at_work(now_us, self.config.grace_us);
-        let weights: f64 = self.machines.iter().filter(at_work).map(Machine::weight).sum();
+        let weights: f64 = self
+            .machines
+            .iter()
+            .filter(at_work)
+            .map(Machine::weight)
+            .sum();
         let mut machines: Vec<MachineStatus> = self
             .machines
             .iter()

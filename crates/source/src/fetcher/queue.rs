@@ -280,10 +280,7 @@ impl Queue {
                 continue;
             };
             let bytes = item.kind.raw_size() as u64;
-            match self
-                .demand
-                .submit(now_us, item.who, Op::Read, bytes, hash)
-            {
+            match self.demand.submit(now_us, item.who, Op::Read, bytes, hash) {
                 Ok(()) => self.counts.change(item, State::Demand),
                 Err(Full(_)) => {
                     let at = now + RETRY.longest_pause;

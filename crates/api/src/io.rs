@@ -1,0 +1,86 @@
+//! Whose disk requests go first on a node's host.
+
+use super::*;
+
+/// Smallest weight that a machine's disk requests can have.
+pub const IO_WEIGHT_MIN: u32 = 1;
+/// Largest one.
+pub const IO_WEIGHT_MAX: u32 = 1000;
+/// The weight of a machine that none was given.
+pub const IO_WEIGHT_DEFAULT: u32 = 5;
+
+/// How a node orders the requests that access its host's disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IoOrder {
+    /// What a person waits for goes first, and each machine has its share.
+    #[default]
+    Vsip,
+    /// First come, first served.
+    Fifo,
+    /// Not at all: the kernel sees them as they come.
+    Off,
+}
+
+/// Answer of `GET /v1/io`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct IoReport {
+    /// How requests are ordered. Unless it is `vsip`, nothing else is known.
+    pub order: IoOrder,
+    /// Predicted throughput of the host's disk, in requests of ordinary size per second.
+    pub capacity_per_s: f64,
+    /// How many requests the disk is given at once, at most.
+    pub depth: u32,
+    /// How many it has now.
+    pub in_flight: u32,
+    /// How often a request was served out of its turn because it had waited too long.
+    pub guarded: u64,
+    /// For how long the disk was kept free for the next request of a program that a person waits for, in microseconds in total.
+    pub held_us: u64,
+    /// Machines that have asked for something that was not in the host's memory, or have a limit, by name.
+    pub machines: Vec<IoMachine>,
+}
+
+/// A machine's disk requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct IoMachine {
+    /// The machine's name.
+    pub name: String,
+    /// Its share of the disk, against those of the other machines that want something.
+    pub weight: u32,
+    /// The part of the disk in percent beyond which it waits until nobody else wants anything; 100 is no bound.
+    pub cap_percent: u32,
+    /// Whether it has had more than that.
+    pub capped: bool,
+    /// How many of its requests are queued.
+    pub queued: u32,
+    /// How many of them the disk has.
+    pub in_flight: u32,
+    /// Its requests per second, lately.
+    pub requests_per_s: f64,
+    /// Its bytes per second, lately.
+    pub bytes_per_s: f64,
+    /// Requests per second that it would get if all machines that are at work wanted all that they can get.
+    pub predicted_per_s: f64,
+    /// How many requests it may still have before others, beyond its share.
+    pub ahead: f64,
+    /// Requests that a person waited for.
+    pub interactive: IoClass,
+    /// Requests of which nothing is known.
+    pub normal: IoClass,
+    /// Requests whose delay nobody notices.
+    pub bulk: IoClass,
+}
+
+/// Requests of one kind, since the machine's disks came to this node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct IoClass {
+    /// How many were served.
+    pub served: u64,
+    /// Mean time from being queued to being served, in microseconds, of the latest few thousand.
+    pub wait_mean_us: f64,
+    /// Median of it, to within a fifth.
+    pub wait_p50_us: u64,
+    /// 99th percentile of it, to within a fifth.
+    pub wait_p99_us: u64,
+}

@@ -1,0 +1,114 @@
+//! Whose disk requests go first: gives the mount what users set, and reports what its scheduler knows.
+
+use crate::{
+    core::Core,
+    error::{NodeError, usage},
+    images::Images,
+    inventory::Inventory,
+};
+use floe_api::{
+    IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoClass, IoMachine, IoOrder, IoReport, Limits,
+};
+use floe_mount::{IoScheduling, IoStatus};
+use floe_sched::{ClassStatus, Limit, MachineStatus};
+use std::collections::HashMap;
+
+/// Returns the mount's name of an order.
+pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
+    match order {
+        IoOrder::Vsip => IoScheduling::Vsip,
+        IoOrder::Fifo => IoScheduling::Fifo,
+        IoOrder::Off => IoScheduling::Off,
+    }
+}
+
+/// Returns what a machine with these limits may have of the disk.
+pub(crate) fn limit(limits: &Limits) -> Limit {
+    Limit {
+        weight: limits.io_weight.unwrap_or(IO_WEIGHT_DEFAULT),
+        cap_percent: limits.io_cap_percent.unwrap_or(100),
+    }
+}
+
+/// Refuses limits of the disk that mean nothing.
+pub(crate) fn check(limits: &Limits) -> Result<(), NodeError> {
+    let weights = IO_WEIGHT_MIN..=IO_WEIGHT_MAX;
+    if let Some(weight) = limits.io_weight.filter(|weight| !weights.contains(weight)) {
+        return Err(usage(
+            format!("a weight of {weight} for disk requests"),
+            format!("use {} to {}", weights.start(), weights.end()),
+        ));
+    }
+    let percents = 1..=100;
+    if let Some(cap) = limits.io_cap_percent.filter(|cap| !percents.contains(cap)) {
+        return Err(usage(
+            format!("a cap of {cap} percent of the disk"),
+            "use 1 to 100",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns what the scheduler knows of the disk and of the machines.
+pub(crate) fn report(
+    core: &Core,
+    images: &Images,
+    inventory: &Inventory,
+) -> Result<IoReport, NodeError> {
+    let order = core.options.io;
+    let status = images.with_mount(|mount| Ok(mount.io_status()))?;
+    let Some(IoStatus { disk, machines }) = status else {
+        return Ok(IoReport {
+            order,
+            ..IoReport::default()
+        });
+    };
+    let names: HashMap<String, String> = inventory
+        .all()
+        .iter()
+        .map(|entry| entry.record())
+        .map(|record| (record.mount_name, record.name))
+        .collect();
+    let mut machines: Vec<IoMachine> = machines
+        .into_iter()
+        .filter_map(|(mount_name, status)| Some(machine(names.get(&mount_name)?.clone(), &status)))
+        .collect();
+    machines.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(IoReport {
+        order,
+        capacity_per_s: disk.capacity_per_s,
+        depth: disk.depth as u32,
+        in_flight: disk.in_flight as u32,
+        guarded: disk.guarded,
+        held_us: disk.held_us,
+        machines,
+    })
+}
+
+fn machine(name: String, status: &MachineStatus) -> IoMachine {
+    let [interactive, normal, bulk] = status.classes.map(class);
+    IoMachine {
+        name,
+        weight: status.limit.weight,
+        cap_percent: status.limit.cap_percent,
+        capped: status.capped,
+        queued: status.queued as u32,
+        in_flight: status.in_flight as u32,
+        requests_per_s: status.requests_per_s,
+        bytes_per_s: status.bytes_per_s,
+        predicted_per_s: status.predicted_per_s,
+        ahead: status.ahead,
+        interactive,
+        normal,
+        bulk,
+    }
+}
+
+fn class(status: ClassStatus) -> IoClass {
+    IoClass {
+        served: status.served,
+        wait_mean_us: status.wait_mean_us,
+        wait_p50_us: status.wait_p50_us,
+        wait_p99_us: status.wait_p99_us,
+    }
+}
