@@ -332,6 +332,7 @@ fn agree(node: &TestNode, name: &str, limits: (u32, u64)) -> Result<(), String> 
     let wanted = Limits {
         cpu_millicores: Some(limits.0 * cpus),
         memory_max_bytes: Some(given + limits.1),
+        ..Default::default()
     };
     let agree = (info.cpus, info.memory_bytes) == (cpus, given)
         && info.limits == wanted
