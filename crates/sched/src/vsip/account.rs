@@ -1,20 +1,18 @@
 //! Who has had how much: the clock, credit, charges, and what is told of them.
 
+use super::Vsip;
 use super::config::{
-    CHARGED_BYTES_MAX, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES, LEAD_MIN, LEAD_US, SESSION_US,
-    WRITE_BYTES_MAX, WRITES_PART,
+    CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES, LEAD_MIN,
+    LEAD_US, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
 use super::machine::{INTERACTIVE, Machine};
-use super::{Vsip, VsipConfig};
 use crate::{MachineStatus, Op, Status};
 
-impl VsipConfig {
-    /// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose
-    /// weights are `at_work` together.
-    pub(super) fn credit<T>(&self, depth: &Depth, at_work: f64, machine: &Machine<T>) -> f64 {
-        CREDIT_US * depth.capacity() / at_work.max(machine.weight())
-    }
+/// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose weights
+/// are `at_work` together.
+pub(super) fn credit<T>(depth: &Depth, at_work: f64, machine: &Machine<T>) -> f64 {
+    CREDIT_US * depth.capacity() / at_work.max(CREDIT_SHARERS_MIN * machine.weight())
 }
 
 impl<T> Vsip<T> {
@@ -57,15 +55,23 @@ impl<T> Vsip<T> {
     pub(super) fn go_on(&mut self, now_us: u64) {
         let grace_us = self.config.grace_us;
         let (mut first, mut weights, mut count) = (f64::INFINITY, 0.0, 0);
+        let mut first_last = f64::INFINITY;
         for machine in &self.machines {
             if machine.is_at_work(now_us, grace_us) {
-                first = first.min(machine.turn);
+                // Who goes last is no measure of what the others have had.
+                match machine.goes_last() || self.is_capped(now_us, machine) {
+                    false => first = first.min(machine.turn),
+                    true => first_last = first_last.min(machine.turn),
+                }
                 weights += machine.weight();
                 count += 1;
             }
         }
         self.at_work = (weights, count);
         if count > 0 {
+            if first == f64::INFINITY {
+                first = first_last;
+            }
             if first.is_finite() {
                 self.clock = self.clock.max(first);
             }
@@ -99,7 +105,11 @@ impl<T> Vsip<T> {
         machine.charge(cost);
         if in_turn {
             let turn = machine.turn;
-            let step = if credit { share / super::config::BOOST } else { 0.0 };
+            let step = if credit {
+                share / super::config::BOOST
+            } else {
+                0.0
+            };
             machine.turn = (turn + step).max(machine.used);
             // Beyond that it took what nobody else was there to take.
             let most = most.max(clock + share);
@@ -122,10 +132,11 @@ impl<T> Vsip<T> {
     }
 
     /// Returns the machine for which the device is to be kept free, and until when if that is known.
-    pub(super) fn kept_for(&self, now_us: u64) -> Option<(usize, Option<u64>)> {
+    pub(super) fn kept_for(&mut self, now_us: u64) -> Option<(usize, Option<u64>)> {
         let session = self.session_us? + self.config.hold_us_max >= now_us;
         if self.depth.limit() > HOLD_DEPTH_MAX
             || !(session || self.flights.iter().any(|flight| flight.lane == INTERACTIVE))
+            || !self.depth.may_hold(now_us)
         {
             return None;
         }
@@ -169,7 +180,12 @@ impl<T> Vsip<T> {
     pub(super) fn told(&self, now_us: u64) -> Status {
         let per_s = 1e6 * self.depth.capacity();
         let at_work = |machine: &&Machine<T>| machine.is_at_work(now_us, self.config.grace_us);
-        let weights: f64 = self.machines.iter().filter(at_work).map(Machine::weight).sum();
+        let weights: f64 = self
+            .machines
+            .iter()
+            .filter(at_work)
+            .map(Machine::weight)
+            .sum();
         let mut machines: Vec<MachineStatus> = self
             .machines
             .iter()
@@ -179,7 +195,7 @@ impl<T> Vsip<T> {
                     true => weights - machine.weight(),
                     false => weights,
                 };
-                let floor = self.clock - self.config.credit(&self.depth, weights, machine);
+                let floor = self.clock - credit(&self.depth, weights, machine);
                 let ahead = self.clock + self.lead(machine) - machine.used.max(floor);
                 MachineStatus {
                     machine: machine.id,

@@ -40,8 +40,7 @@ impl<T: Send> Vsip<T> {
     ) -> Option<(Who, T)> {
         let free = (self.depth.limit() + URGENT_EXTRA).saturating_sub(self.flights.len());
         if free == 0 {
-            let oldest = self.flights.iter().map(|flight| flight.taken_us).min();
-            self.wake_us = oldest.map(|taken| taken + LOST_US);
+            self.wake_us = self.lost_us();
             return None;
         }
         let writes = self.may_write(now_us);
@@ -62,16 +61,23 @@ impl<T: Send> Vsip<T> {
             }
         }
         self.candidates = candidates;
-        if taken.is_none()
-            && let Some((place, until_us)) = kept_for
-        {
-            self.depth.interrupt();
-            self.wake_us = until_us;
-            if self.flights.is_empty() {
-                self.held = Some((now_us, self.machines[place].id));
+        if taken.is_none() {
+            self.wake_us = self.lost_us();
+            if let Some((place, until_us)) = kept_for {
+                self.depth.interrupt();
+                self.wake_us = until_us.or(self.wake_us);
+                if self.flights.is_empty() {
+                    self.held = Some((now_us, self.machines[place].id));
+                }
             }
         }
         taken
+    }
+
+    /// Returns when the oldest request that is under way is to be taken for lost.
+    fn lost_us(&self) -> Option<u64> {
+        let oldest = self.flights.iter().map(|flight| flight.taken_us).min();
+        oldest.map(|taken| taken + LOST_US)
     }
 
     /// Collects the lanes from which a request may be taken; only urgent ones unless `others`.

@@ -25,6 +25,7 @@ mod waits;
 pub use config::VsipConfig;
 
 use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
+use account::credit;
 use config::{LOST_US, MACHINES_MAX};
 use depth::Depth;
 use machine::{INTERACTIVE, Machine, Waiting, lane_of};
@@ -170,8 +171,11 @@ impl<T: Send> Policy<T> for Vsip<T> {
         let (hold_us, cost) = (self.hold_us(), self.cost(bytes));
         let clock = self.clock;
         let machine = &mut self.machines[place];
-        let floor = clock - self.config.credit(&self.depth, self.at_work.0, machine);
-        machine.used = machine.used.max(floor);
+        if !machine.is_busy() {
+            // While it waits it keeps what it has saved, however the device is estimated meanwhile.
+            let floor = clock - credit(&self.depth, self.at_work.0, machine);
+            machine.used = machine.used.max(floor);
+        }
         machine.turn = machine.turn.max(machine.used).max(clock);
         machine.last_us = now_us;
         if lane == INTERACTIVE {
@@ -223,11 +227,10 @@ impl<T: Send> Policy<T> for Vsip<T> {
         };
         let full = self.flights.len() >= self.depth.limit() && self.held.is_none();
         let flight = self.flights.remove(at);
-        let urgent = flight.lane == INTERACTIVE;
         let Some(place) = self.land(now_us, &flight) else {
             return;
         };
-        let full = full && !urgent && self.queued > 0;
+        let full = full && self.queued > 0;
         self.depth.served(now_us, flight.cost, full);
         let machine = &mut self.machines[place];
         let wait_us = now_us.saturating_sub(flight.since_us);
