@@ -3,7 +3,7 @@
 use super::Vsip;
 use super::config::{
     CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES, LEAD_MIN,
-    LEAD_US, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
+    LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
 use super::machine::{INTERACTIVE, Machine};
@@ -12,7 +12,11 @@ use crate::{MachineStatus, Op, Status};
 /// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose weights
 /// are `at_work` together.
 pub(super) fn credit<T>(depth: &Depth, at_work: f64, machine: &Machine<T>) -> f64 {
-    CREDIT_US * depth.capacity() / at_work.max(CREDIT_SHARERS_MIN * machine.weight())
+    let sharers = match machine.used.is_finite() {
+        true => CREDIT_SHARERS_MIN,
+        false => NEW_SHARERS_MIN,
+    };
+    CREDIT_US * depth.capacity() / at_work.max(sharers * machine.weight())
 }
 
 impl<T> Vsip<T> {

@@ -11,6 +11,9 @@ pub(super) const CREDIT_US: f64 = 30.0 * SECOND_US;
 /// that goes first all the way.
 pub(super) const CREDIT_SHARERS_MIN: f64 = 4.0;
 
+/// The same for a machine that is new: among so many, so that those that begin together begin with the same.
+pub(super) const NEW_SHARERS_MIN: f64 = 8.0;
+
 /// How far interactive requests may take a machine without credit beyond its share, as time for which it has its share. It
 /// is what a liar can gain, once: 0.4 % of two minutes.
 pub(super) const LEAD_US: f64 = 0.5 * SECOND_US;
