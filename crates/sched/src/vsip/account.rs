@@ -7,7 +7,7 @@ use super::config::{
 };
 use super::depth::Depth;
 use super::machine::{INTERACTIVE, Machine};
-use crate::{MachineStatus, Op, Status};
+use crate::{Limit, MachineStatus, Op, Status};
 
 /// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose weights
 /// are `at_work` together.
@@ -79,10 +79,11 @@ impl<T> Vsip<T> {
             if first.is_finite() {
                 self.clock = self.clock.max(first);
             }
-        } else if !self.machines.is_empty() {
-            let all: f64 = self.machines.iter().map(Machine::weight).sum();
+        } else {
+            // As if the fewest shared it: what it costs nobody, all may have back soon.
+            let sharers = CREDIT_SHARERS_MIN * f64::from(Limit::DEFAULT.weight);
             let idle_us = now_us.saturating_sub(self.clock_us) as f64;
-            self.clock += idle_us * self.depth.capacity() / all;
+            self.clock += idle_us * self.depth.capacity() / sharers;
         }
         self.clock_us = now_us;
     }
@@ -152,7 +153,8 @@ impl<T> Vsip<T> {
             }
             let until_us = machine.think.until_us(hold_us);
             let soon = until_us.is_some_and(|until| until > now_us);
-            if !(soon || machine.urgent_in_flight > 0) || !self.may_overtake(machine) {
+            let overtakes = self.may_overtake(machine) && !self.is_capped(now_us, machine);
+            if !(soon || machine.urgent_in_flight > 0) || !overtakes {
                 continue;
             }
             if machine.urgent_in_flight > 0 {

@@ -166,7 +166,7 @@ impl Depth {
     pub(super) fn interrupt(&mut self) {
         self.epoch = None;
         if let Phase::Up { from } | Phase::Down { from } = self.phase {
-            self.probe_in = 1;
+            self.probe_in = self.probe_after;
             self.change(Phase::Steady, from);
         }
     }

@@ -28,7 +28,7 @@ use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
 use account::credit;
 use config::{LOST_US, MACHINES_MAX};
 use depth::Depth;
-use machine::{INTERACTIVE, Machine, Waiting, lane_of};
+use machine::{AHEAD, INTERACTIVE, Machine, Waiting, lane_of};
 use std::collections::HashMap;
 
 /// Serves interactive requests first, within what each machine may have. See the module's documentation.
@@ -234,7 +234,9 @@ impl<T: Send> Policy<T> for Vsip<T> {
         self.depth.served(now_us, flight.cost, full);
         let machine = &mut self.machines[place];
         let wait_us = now_us.saturating_sub(flight.since_us);
-        machine.waits[who.class as usize].add(wait_us);
+        if flight.lane != AHEAD {
+            machine.waits[who.class as usize].add(wait_us);
+        }
         machine.rate.add(now_us, flight.bytes);
         if machine.gone && !machine.is_busy() {
             self.forget(|machine| machine.gone);

@@ -124,6 +124,8 @@ pub struct World {
     /// For how long, in microseconds, the device had nothing to do although something was queued.
     pub idle_us: u64,
     idle_since_us: Option<u64>,
+    /// The next time at which the policy is asked again for certain.
+    wake_us: Option<u64>,
     begun: bool,
 }
 
@@ -150,6 +152,7 @@ impl World {
             dice: Dice::new(7),
             idle_us: 0,
             idle_since_us: None,
+            wake_us: None,
             begun: false,
         }
     }
@@ -246,7 +249,13 @@ impl World {
         }
         if let Some(us) = self.policy.wake_us() {
             assert!(us > self.now_us, "woken for nothing");
-            self.at(us, Event::Wake);
+            if self
+                .wake_us
+                .is_none_or(|known| us < known || known <= self.now_us)
+            {
+                self.wake_us = Some(us);
+                self.at(us, Event::Wake);
+            }
         }
     }
 
