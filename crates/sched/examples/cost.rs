@@ -16,9 +16,12 @@ const ROUNDS: usize = 5;
 /// Most requests that are queued.
 const QUEUED_MAX: usize = 4096;
 
+/// Makes a policy.
+type Make = fn() -> Box<dyn Policy<u64>>;
+
 fn main() {
     for machines in [1, 8, 100] {
-        let policies: [(&str, fn() -> Box<dyn Policy<u64>>); 2] = [
+        let policies: [(&str, Make); 2] = [
             ("fifo", || Box::new(Fifo::new(QUEUED_MAX))),
             ("vsip", || {
                 Box::new(Vsip::new(VsipConfig::disk(QUEUED_MAX, 16)))

@@ -148,11 +148,7 @@ fn a_liar_gains_nothing() {
                 }));
                 let mut world = world(device, programs);
                 world.run(seconds);
-                (
-                    world.requests(7..8),
-                    world.got[7].mean_us(),
-                    world.requests(0..7),
-                )
+                (world.requests(7..8), world.wait_us(7), world.requests(0..7))
             };
             let (honest, lies) = (run(Class::Normal), run(Class::Interactive));
             let (requests, wait, others) =

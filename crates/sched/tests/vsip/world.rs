@@ -84,12 +84,6 @@ pub struct Got {
     pub longest_us: u64,
 }
 
-impl Got {
-    pub fn mean_us(&self) -> f64 {
-        self.waited_us / self.requests as f64
-    }
-}
-
 /// One request in the world.
 #[derive(Clone, Copy)]
 pub struct Request {
@@ -116,6 +110,8 @@ pub struct World {
     workers: usize,
     busy: Vec<u64>,
     under_way: usize,
+    /// Since when each thread of each machine has waited.
+    waiting: Vec<Vec<Option<u64>>>,
     events: BinaryHeap<Reverse<(u64, u64)>>,
     what: std::collections::HashMap<u64, Event>,
     number: u64,
@@ -145,6 +141,7 @@ impl World {
             workers,
             busy: vec![0; device.channels],
             under_way: 0,
+            waiting: Vec::new(),
             events: BinaryHeap::new(),
             what: std::collections::HashMap::new(),
             number: 0,
@@ -181,6 +178,8 @@ impl World {
     pub fn run(&mut self, until_s: f64) {
         let until_us = (until_s * 1e6) as u64;
         if !std::mem::replace(&mut self.begun, true) {
+            let threads = self.programs.iter().map(|program| program.threads());
+            self.waiting = threads.map(|threads| vec![None; threads]).collect();
             for machine in 0..self.programs.len() {
                 (0..self.programs[machine].threads()).for_each(|thread| self.want(machine, thread));
             }
@@ -194,6 +193,7 @@ impl World {
             match self.what.remove(&number) {
                 Some(Event::Comes(request)) => {
                     let Request { who, op, bytes, .. } = request;
+                    self.waiting[request.machine][request.thread] = Some(us);
                     assert!(self.policy.submit(us, who, op, bytes, request).is_ok());
                 }
                 Some(Event::Done(request)) => self.done(request),
@@ -209,6 +209,7 @@ impl World {
         let Request { who, op, bytes, .. } = request;
         self.policy.served(self.now_us, who, op, bytes);
         let waited_us = self.now_us - request.since_us;
+        self.waiting[request.machine][request.thread] = None;
         let got = &mut self.got[request.machine];
         got.requests += 1;
         got.waited_us += waited_us as f64;
@@ -265,6 +266,19 @@ impl World {
             .iter()
             .map(|got| got.requests as f64)
             .sum()
+    }
+
+    /// Returns how long a machine's requests waited on average, in microseconds, those that still wait included: else requests
+    /// that are never served would make the others look quick.
+    pub fn wait_us(&self, machine: usize) -> f64 {
+        let got = &self.got[machine];
+        let waiting = self.waiting[machine].iter().flatten();
+        let (mut waited_us, mut requests) = (got.waited_us, got.requests as f64);
+        for since_us in waiting {
+            waited_us += (self.now_us - since_us) as f64;
+            requests += 1.0;
+        }
+        waited_us / requests
     }
 
     /// Returns the mean time of a machine's launches, in seconds.
