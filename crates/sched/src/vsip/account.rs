@@ -1,9 +1,10 @@
 //! Who has had how much: the clock, credit, charges, and what is told of them.
 
 use super::Vsip;
+use super::choose::Level;
 use super::config::{
-    CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES, LEAD_MIN,
-    LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
+    BOOST, CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES,
+    LEAD_MIN, LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
 use super::machine::{INTERACTIVE, Machine};
@@ -89,10 +90,17 @@ impl<T> Vsip<T> {
     }
 
     /// Charges a machine for a request that is taken.
-    pub(super) fn charge(&mut self, now_us: u64, place: usize, cost: f64, in_turn: bool) {
+    pub(super) fn charge(&mut self, now_us: u64, place: usize, cost: f64, level: Level) {
         let alone = self.at_work.1 <= 1;
         let cap_per_us = self.cap_per_us(&self.machines[place]);
-        let most = self.clock + 2.0 * self.lead(&self.machines[place]);
+        let of = &self.machines[place];
+        // Beyond that it took what nobody else was there to take. What starved others had to wait for, so that it is owed for
+        // as long as credit lasts.
+        let most = self.clock
+            + match level {
+                Level::Starving => credit(&self.depth, self.at_work.0, of),
+                _ => 2.0 * self.lead(of),
+            };
         let clock = self.clock;
         let machine = &mut self.machines[place];
         let share = cost / machine.weight();
@@ -106,17 +114,12 @@ impl<T> Vsip<T> {
             machine.turn = (machine.turn + share).max(self.clock);
             return;
         }
-        let credit = machine.used < clock;
+        let saved = machine.used < clock;
         machine.charge(cost);
-        if in_turn {
-            let turn = machine.turn;
-            let step = if credit {
-                share / super::config::BOOST
-            } else {
-                0.0
-            };
-            machine.turn = (turn + step).max(machine.used);
-            // Beyond that it took what nobody else was there to take.
+        if level != Level::Urgent {
+            if saved {
+                machine.turn += share / BOOST;
+            }
             let most = most.max(clock + share);
             machine.used = machine.used.min(most);
             machine.turn = machine.turn.min(most);

@@ -1,13 +1,14 @@
 //! Which request is served next.
 
-use super::config::{BULK_YIELDS, GUARD_EVERY, LOST_US, URGENT_EXTRA};
+use super::config::{BULK_YIELDS, GUARD_EVERY, GUARD_LOOKS, LOST_US, URGENT_EXTRA};
 use super::machine::{AHEAD, BULK, INTERACTIVE, LANES, Waiting};
 use super::{Flight, Vsip};
 use crate::{Op, Who};
 
 /// How a request may be taken; the first goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(super) enum Level {
+    Starving,
     Urgent,
     InTurn,
     Last,
@@ -43,10 +44,14 @@ impl<T: Send> Vsip<T> {
             self.wake_us = self.lost_us();
             return None;
         }
+        let guards = self.unguarded >= GUARD_EVERY && self.guard_at_us <= now_us;
+        if free <= URGENT_EXTRA && self.urgent_queued == 0 && !guards {
+            self.wake_us = self.lost_us();
+            return None;
+        }
+        self.go_on(now_us);
         let writes = self.may_write(now_us);
-        if self.unguarded >= GUARD_EVERY
-            && let Some(taken) = self.take_starving(now_us, writes, ready)
-        {
+        if guards && let Some(taken) = self.take_starving(now_us, writes, ready) {
             return Some(taken);
         }
         let kept_for = self.kept_for(now_us);
@@ -143,7 +148,7 @@ impl<T: Send> Vsip<T> {
                     continue;
                 }
                 let candidate = Candidate {
-                    level: Level::InTurn,
+                    level: Level::Starving,
                     key: 0.0,
                     lane,
                     place,
@@ -153,7 +158,10 @@ impl<T: Send> Vsip<T> {
                 }
             }
         }
-        let (_, candidate) = longest?;
+        let Some((_, candidate)) = longest else {
+            self.guard_at_us = now_us + self.config.guard_us / GUARD_LOOKS;
+            return None;
+        };
         let at = self.find_ready(&candidate, writes, ready)?;
         self.unguarded = 0;
         self.guarded += 1;
@@ -169,6 +177,7 @@ impl<T: Send> Vsip<T> {
         machine.in_flight += 1;
         machine.urgent_in_flight += usize::from(from.lane == INTERACTIVE);
         self.queued -= 1;
+        self.urgent_queued -= usize::from(from.lane == INTERACTIVE);
         self.unguarded = self.unguarded.saturating_add(1);
         self.flights.push(Flight {
             who: waiting.who,
@@ -179,8 +188,7 @@ impl<T: Send> Vsip<T> {
             since_us: waiting.since_us,
             taken_us: now_us,
         });
-        let in_turn = from.level != Level::Urgent;
-        self.charge(now_us, from.place, waiting.cost, in_turn);
+        self.charge(now_us, from.place, waiting.cost, from.level);
         Some((waiting.who, waiting.request))
     }
 
@@ -199,6 +207,7 @@ impl<T: Send> Vsip<T> {
             let queue = &mut self.machines[first.place].lanes[first.lane].queue;
             let waiting = queue.remove(at)?;
             self.queued -= 1;
+            self.urgent_queued -= usize::from(first.lane == INTERACTIVE);
             return Some(waiting);
         }
         None

@@ -31,6 +31,9 @@ pub(super) const BULK_YIELDS: f64 = 8.0;
 /// The starvation guard acts once in so many requests at most, so that it costs others 6 %.
 pub(super) const GUARD_EVERY: u32 = 16;
 
+/// How often it looks for what starves in the time after which something does, while it finds nothing.
+pub(super) const GUARD_LOOKS: u64 = 16;
+
 /// How many requests more than others interactive ones may have under way: they don't wait until one of those is done before
 /// the device even knows of them.
 pub(super) const URGENT_EXTRA: usize = 1;

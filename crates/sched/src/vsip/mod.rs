@@ -39,6 +39,8 @@ pub struct Vsip<T> {
     places: HashMap<MachineId, usize>,
     flights: Vec<Flight>,
     queued: usize,
+    /// How many of them are in interactive lanes.
+    urgent_queued: usize,
     depth: Depth,
     /// What machines at work have had, at least, by weight.
     clock: f64,
@@ -57,6 +59,8 @@ pub struct Vsip<T> {
     /// Requests served since the guard acted.
     unguarded: u32,
     guarded: u64,
+    /// When to look for starving lanes again.
+    guard_at_us: u64,
     /// Where requests may be taken from, while one is chosen.
     candidates: Vec<choose::Candidate>,
 }
@@ -82,6 +86,7 @@ impl<T> Vsip<T> {
             places: HashMap::new(),
             flights: Vec::new(),
             queued: 0,
+            urgent_queued: 0,
             depth: Depth::new(config.depth_start, config.depth_max, config.capacity_per_s),
             clock: 0.0,
             clock_us: 0,
@@ -93,6 +98,7 @@ impl<T> Vsip<T> {
             session_us: None,
             unguarded: 0,
             guarded: 0,
+            guard_at_us: 0,
             candidates: Vec::new(),
         }
     }
@@ -166,8 +172,10 @@ impl<T: Send> Policy<T> for Vsip<T> {
             return Err(Full(request));
         }
         let now_us = self.at(now_us);
-        self.go_on(now_us);
         let (place, lane) = (self.place(who.machine), lane_of(&who, op));
+        if !self.machines[place].is_busy() {
+            self.go_on(now_us);
+        }
         let (hold_us, cost) = (self.hold_us(), self.cost(bytes));
         let clock = self.clock;
         let machine = &mut self.machines[place];
@@ -179,6 +187,7 @@ impl<T: Send> Policy<T> for Vsip<T> {
         machine.turn = machine.turn.max(machine.used).max(clock);
         machine.last_us = now_us;
         if lane == INTERACTIVE {
+            self.urgent_queued += 1;
             machine.think.came(now_us, hold_us);
             self.session_us = Some(now_us);
         }
@@ -201,7 +210,6 @@ impl<T: Send> Policy<T> for Vsip<T> {
             return None;
         }
         self.forget_lost(now_us);
-        self.go_on(now_us);
         self.charge_held(now_us);
         self.take_next(now_us, ready)
     }
@@ -254,6 +262,8 @@ impl<T: Send> Policy<T> for Vsip<T> {
             .flat_map(|machine| &mut machine.lanes);
         lanes.for_each(|lane| lane.queue.retain(|waiting| keep(&waiting.request)));
         self.queued = self.machines.iter().map(Machine::queued).sum();
+        let urgent = |machine: &Machine<T>| machine.lanes[INTERACTIVE].queue.len();
+        self.urgent_queued = self.machines.iter().map(urgent).sum();
         self.forget(|machine| machine.gone);
     }
 
