@@ -12,8 +12,8 @@
 //! - A guard serves what starves. [`Depth`] keeps the device's own queue short. [`Think`] tells whether a slow device is
 //!   to be held free for the next read of a program that somebody is waiting for.
 //!
-//! Each request costs a pass over the machines: 0.1 µs with eight of them, less than 1 µs with a hundred. Heaps would be no
-//! faster at that number, and could not be asked which requests are ready.
+//! Each request costs a few passes over the machines: half a microsecond with eight of them. Heaps would be faster with hundreds,
+//! but not where a host has tens, and could not be asked which requests are ready.
 
 mod account;
 mod choose;

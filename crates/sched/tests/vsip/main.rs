@@ -1,6 +1,5 @@
 //! What vSIP promises, measured in virtual time: `figures` has the numbers, `promises` random machines.
 
-mod debug;
 mod faults;
 mod figures;
 mod programs;

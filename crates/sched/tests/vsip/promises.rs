@@ -77,8 +77,9 @@ proptest! {
             // half a second of the guard, then one in sixteen for each of the others, four at once
             prop_assert!(got.longest_us < 15_000_000, "{}", got.longest_us);
         }
-        // Bytes cost as well, so that the requests aren't a measure of what large ones had.
-        prop_assert!(world.idle_us < 8_000_000, "idle for {}", world.idle_us);
+        // For how long the device was kept free for one machine is part of that machine's share.
+        let idle_s = world.idle_us as f64 / 1e6;
+        prop_assert!(idle_s < 1.1 * 200.0 / f64::from(others + 1), "idle for {idle_s} s");
     }
 
     /// Requests come out once, with what they came with; the device has nothing to do only while nothing is queued, or for a
