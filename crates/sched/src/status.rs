@@ -54,7 +54,7 @@ pub struct MachineStatus {
     pub machine: MachineId,
     /// What it may have.
     pub limit: Limit,
-    /// Its requests by [`crate::Class`], in the order of that type.
+    /// Those of its requests that a guest waits for, by [`crate::Class`], in the order of that type.
     pub classes: [ClassStatus; 3],
     /// How many of its requests are queued.
     pub queued: usize,

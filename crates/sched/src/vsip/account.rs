@@ -1,20 +1,23 @@
 //! Who has had how much: the clock, credit, charges, and what is told of them.
 
+use super::Vsip;
+use super::choose::Level;
 use super::config::{
-    CHARGED_BYTES_MAX, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES, LEAD_MIN, LEAD_US, SESSION_US,
-    WRITE_BYTES_MAX, WRITES_PART,
+    BOOST, CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES,
+    LEAD_MIN, LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
 use super::machine::{INTERACTIVE, Machine};
-use super::{Vsip, VsipConfig};
-use crate::{MachineStatus, Op, Status};
+use crate::{Limit, MachineStatus, Op, Status};
 
-impl VsipConfig {
-    /// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose
-    /// weights are `at_work` together.
-    pub(super) fn credit<T>(&self, depth: &Depth, at_work: f64, machine: &Machine<T>) -> f64 {
-        CREDIT_US * depth.capacity() / at_work.max(machine.weight())
-    }
+/// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose weights
+/// are `at_work` together.
+pub(super) fn credit<T>(depth: &Depth, at_work: f64, machine: &Machine<T>) -> f64 {
+    let sharers = match machine.used.is_finite() {
+        true => CREDIT_SHARERS_MIN,
+        false => NEW_SHARERS_MIN,
+    };
+    CREDIT_US * depth.capacity() / at_work.max(sharers * machine.weight())
 }
 
 impl<T> Vsip<T> {
@@ -57,31 +60,47 @@ impl<T> Vsip<T> {
     pub(super) fn go_on(&mut self, now_us: u64) {
         let grace_us = self.config.grace_us;
         let (mut first, mut weights, mut count) = (f64::INFINITY, 0.0, 0);
+        let mut first_last = f64::INFINITY;
         for machine in &self.machines {
             if machine.is_at_work(now_us, grace_us) {
-                first = first.min(machine.turn);
+                // Who goes last is no measure of what the others have had.
+                match machine.goes_last() || self.is_capped(now_us, machine) {
+                    false => first = first.min(machine.turn),
+                    true => first_last = first_last.min(machine.turn),
+                }
                 weights += machine.weight();
                 count += 1;
             }
         }
         self.at_work = (weights, count);
         if count > 0 {
+            if first == f64::INFINITY {
+                first = first_last;
+            }
             if first.is_finite() {
                 self.clock = self.clock.max(first);
             }
-        } else if !self.machines.is_empty() {
-            let all: f64 = self.machines.iter().map(Machine::weight).sum();
+        } else {
+            // As if the fewest shared it: what it costs nobody, all may have back soon.
+            let sharers = CREDIT_SHARERS_MIN * f64::from(Limit::DEFAULT.weight);
             let idle_us = now_us.saturating_sub(self.clock_us) as f64;
-            self.clock += idle_us * self.depth.capacity() / all;
+            self.clock += idle_us * self.depth.capacity() / sharers;
         }
         self.clock_us = now_us;
     }
 
     /// Charges a machine for a request that is taken.
-    pub(super) fn charge(&mut self, now_us: u64, place: usize, cost: f64, in_turn: bool) {
+    pub(super) fn charge(&mut self, now_us: u64, place: usize, cost: f64, level: Level) {
         let alone = self.at_work.1 <= 1;
         let cap_per_us = self.cap_per_us(&self.machines[place]);
-        let most = self.clock + 2.0 * self.lead(&self.machines[place]);
+        let of = &self.machines[place];
+        // Beyond that it took what nobody else was there to take. What starved others had to wait for, so that it is owed for
+        // as long as credit lasts.
+        let most = self.clock
+            + match level {
+                Level::Starving => credit(&self.depth, self.at_work.0, of),
+                _ => 2.0 * self.lead(of),
+            };
         let clock = self.clock;
         let machine = &mut self.machines[place];
         let share = cost / machine.weight();
@@ -95,17 +114,12 @@ impl<T> Vsip<T> {
             machine.turn = (machine.turn + share).max(self.clock);
             return;
         }
-        let credit = machine.used < clock;
+        let saved = machine.used < clock;
         machine.charge(cost);
-        if in_turn {
-            let turn = machine.turn;
-            let step = if credit {
-                share / super::config::BOOST
-            } else {
-                0.0
-            };
-            machine.turn = (turn + step).max(machine.used);
-            // Beyond that it took what nobody else was there to take.
+        if level != Level::Urgent {
+            if saved {
+                machine.turn += share / BOOST;
+            }
             let most = most.max(clock + share);
             machine.used = machine.used.min(most);
             machine.turn = machine.turn.min(most);
@@ -126,10 +140,11 @@ impl<T> Vsip<T> {
     }
 
     /// Returns the machine for which the device is to be kept free, and until when if that is known.
-    pub(super) fn kept_for(&self, now_us: u64) -> Option<(usize, Option<u64>)> {
+    pub(super) fn kept_for(&mut self, now_us: u64) -> Option<(usize, Option<u64>)> {
         let session = self.session_us? + self.config.hold_us_max >= now_us;
         if self.depth.limit() > HOLD_DEPTH_MAX
             || !(session || self.flights.iter().any(|flight| flight.lane == INTERACTIVE))
+            || !self.depth.may_hold(now_us)
         {
             return None;
         }
@@ -141,7 +156,8 @@ impl<T> Vsip<T> {
             }
             let until_us = machine.think.until_us(hold_us);
             let soon = until_us.is_some_and(|until| until > now_us);
-            if !(soon || machine.urgent_in_flight > 0) || !self.may_overtake(machine) {
+            let overtakes = self.may_overtake(machine) && !self.is_capped(now_us, machine);
+            if !(soon || machine.urgent_in_flight > 0) || !overtakes {
                 continue;
             }
             if machine.urgent_in_flight > 0 {
@@ -188,7 +204,7 @@ impl<T> Vsip<T> {
                     true => weights - machine.weight(),
                     false => weights,
                 };
-                let floor = self.clock - self.config.credit(&self.depth, weights, machine);
+                let floor = self.clock - credit(&self.depth, weights, machine);
                 let ahead = self.clock + self.lead(machine) - machine.used.max(floor);
                 MachineStatus {
                     machine: machine.id,

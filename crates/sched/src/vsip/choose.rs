@@ -1,13 +1,14 @@
 //! Which request is served next.
 
-use super::config::{BULK_YIELDS, GUARD_EVERY, LOST_US, URGENT_EXTRA};
+use super::config::{BULK_YIELDS, GUARD_EVERY, GUARD_LOOKS, LOST_US, URGENT_EXTRA};
 use super::machine::{AHEAD, BULK, INTERACTIVE, LANES, Waiting};
 use super::{Flight, Vsip};
 use crate::{Op, Who};
 
 /// How a request may be taken; the first goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(super) enum Level {
+    Starving,
     Urgent,
     InTurn,
     Last,
@@ -40,14 +41,17 @@ impl<T: Send> Vsip<T> {
     ) -> Option<(Who, T)> {
         let free = (self.depth.limit() + URGENT_EXTRA).saturating_sub(self.flights.len());
         if free == 0 {
-            let oldest = self.flights.iter().map(|flight| flight.taken_us).min();
-            self.wake_us = oldest.map(|taken| taken + LOST_US);
+            self.wake_us = self.lost_us();
             return None;
         }
+        let guards = self.unguarded >= GUARD_EVERY && self.guard_at_us <= now_us;
+        if free <= URGENT_EXTRA && self.urgent_queued == 0 && !guards {
+            self.wake_us = self.lost_us();
+            return None;
+        }
+        self.go_on(now_us);
         let writes = self.may_write(now_us);
-        if self.unguarded >= GUARD_EVERY
-            && let Some(taken) = self.take_starving(now_us, writes, ready)
-        {
+        if guards && let Some(taken) = self.take_starving(now_us, writes, ready) {
             return Some(taken);
         }
         let kept_for = self.kept_for(now_us);
@@ -62,16 +66,23 @@ impl<T: Send> Vsip<T> {
             }
         }
         self.candidates = candidates;
-        if taken.is_none()
-            && let Some((place, until_us)) = kept_for
-        {
-            self.depth.interrupt();
-            self.wake_us = until_us;
-            if self.flights.is_empty() {
-                self.held = Some((now_us, self.machines[place].id));
+        if taken.is_none() {
+            self.wake_us = self.lost_us();
+            if let Some((place, until_us)) = kept_for {
+                self.depth.interrupt();
+                self.wake_us = until_us.or(self.wake_us);
+                if self.flights.is_empty() {
+                    self.held = Some((now_us, self.machines[place].id));
+                }
             }
         }
         taken
+    }
+
+    /// Returns when the oldest request that is under way is to be taken for lost.
+    fn lost_us(&self) -> Option<u64> {
+        let oldest = self.flights.iter().map(|flight| flight.taken_us).min();
+        oldest.map(|taken| taken + LOST_US)
     }
 
     /// Collects the lanes from which a request may be taken; only urgent ones unless `others`.
@@ -137,7 +148,7 @@ impl<T: Send> Vsip<T> {
                     continue;
                 }
                 let candidate = Candidate {
-                    level: Level::InTurn,
+                    level: Level::Starving,
                     key: 0.0,
                     lane,
                     place,
@@ -147,7 +158,10 @@ impl<T: Send> Vsip<T> {
                 }
             }
         }
-        let (_, candidate) = longest?;
+        let Some((_, candidate)) = longest else {
+            self.guard_at_us = now_us + self.config.guard_us / GUARD_LOOKS;
+            return None;
+        };
         let at = self.find_ready(&candidate, writes, ready)?;
         self.unguarded = 0;
         self.guarded += 1;
@@ -163,6 +177,7 @@ impl<T: Send> Vsip<T> {
         machine.in_flight += 1;
         machine.urgent_in_flight += usize::from(from.lane == INTERACTIVE);
         self.queued -= 1;
+        self.urgent_queued -= usize::from(from.lane == INTERACTIVE);
         self.unguarded = self.unguarded.saturating_add(1);
         self.flights.push(Flight {
             who: waiting.who,
@@ -173,8 +188,7 @@ impl<T: Send> Vsip<T> {
             since_us: waiting.since_us,
             taken_us: now_us,
         });
-        let in_turn = from.level != Level::Urgent;
-        self.charge(now_us, from.place, waiting.cost, in_turn);
+        self.charge(now_us, from.place, waiting.cost, from.level);
         Some((waiting.who, waiting.request))
     }
 
@@ -193,6 +207,7 @@ impl<T: Send> Vsip<T> {
             let queue = &mut self.machines[first.place].lanes[first.lane].queue;
             let waiting = queue.remove(at)?;
             self.queued -= 1;
+            self.urgent_queued -= usize::from(first.lane == INTERACTIVE);
             return Some(waiting);
         }
         None

@@ -7,6 +7,13 @@ pub(super) const SECOND_US: f64 = 1e6;
 /// some seconds; among eight machines this pays for the first four of them.
 pub(super) const CREDIT_US: f64 = 30.0 * SECOND_US;
 
+/// Credit is a share among at least so many machines: a quarter of the device for half a minute, which is the longest launch
+/// that goes first all the way.
+pub(super) const CREDIT_SHARERS_MIN: f64 = 4.0;
+
+/// The same for a machine that is new: among so many, so that those that begin together begin with the same.
+pub(super) const NEW_SHARERS_MIN: f64 = 8.0;
+
 /// How far interactive requests may take a machine without credit beyond its share, as time for which it has its share. It
 /// is what a liar can gain, once: 0.4 % of two minutes.
 pub(super) const LEAD_US: f64 = 0.5 * SECOND_US;
@@ -23,6 +30,9 @@ pub(super) const BULK_YIELDS: f64 = 8.0;
 
 /// The starvation guard acts once in so many requests at most, so that it costs others 6 %.
 pub(super) const GUARD_EVERY: u32 = 16;
+
+/// How often it looks for what starves in the time after which something does, while it finds nothing.
+pub(super) const GUARD_LOOKS: u64 = 16;
 
 /// How many requests more than others interactive ones may have under way: they don't wait until one of those is done before
 /// the device even knows of them.
@@ -88,10 +98,10 @@ impl VsipConfig {
         VsipConfig {
             most_queued,
             depth_max: workers.saturating_sub(URGENT_EXTRA).max(1),
-            depth_start: 2,
-            // Between a hard disk's 120 and an SSD's tens of thousands, nearer to the slow one: until it is known, a disk is
-            // held free rather too long than too short.
-            capacity_per_s: 200.0,
+            // A hard disk's. An SSD's is found within some hundred requests.
+            depth_start: 1,
+            // A hard disk's, too: until a faster one is known, it is held free rather too long than too short.
+            capacity_per_s: 120.0,
             // A hard disk reads 1 MB, an SSD 0.1 MB, while it could have begun another request.
             bytes_per_request: (256 << 10) as f64,
             // Twice what a program computes between two reads of its launch, usually.

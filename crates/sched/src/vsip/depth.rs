@@ -20,6 +20,12 @@ const STALL_FACTOR: f64 = 4.0;
 /// That many stalls in a row are no stalls: the device has become slower.
 const STALLS_MAX: u32 = 3;
 
+/// A device isn't held free for anybody for so long, in microseconds, in which it is measured if it is kept busy; and so long
+/// after it was last known how many requests it needs. Else somebody who always has it held free would keep it from ever
+/// being known.
+const LOOK_US: u64 = 3_000_000;
+const LOOK_EVERY_US: u64 = 60_000_000;
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Steady,
@@ -44,6 +50,9 @@ pub(super) struct Depth {
     /// Completions that are still of requests from before the depth changed.
     settling: usize,
     epoch: Option<Epoch>,
+    /// When the device is to be measured undisturbed, and until when it is, if that has begun.
+    look_us: u64,
+    looks_until_us: Option<u64>,
     /// The second in which throughput is measured whatever the load.
     second: Epoch,
 }
@@ -86,6 +95,8 @@ impl Depth {
             stalls: 0,
             settling: 0,
             epoch: None,
+            look_us: 0,
+            looks_until_us: None,
             second: Epoch::default(),
         }
     }
@@ -100,6 +111,23 @@ impl Depth {
         self.capacity
     }
 
+    /// Returns whether the device may be held free, which disturbs its measurement.
+    pub(super) fn may_hold(&mut self, now_us: u64) -> bool {
+        match self.looks_until_us {
+            None => true,
+            Some(until) if until > now_us => false,
+            Some(_) => {
+                self.known(now_us);
+                true
+            }
+        }
+    }
+
+    fn known(&mut self, now_us: u64) {
+        self.look_us = now_us + LOOK_EVERY_US;
+        self.looks_until_us = None;
+    }
+
     /// Records a request that was served. `full` tells whether the device had all that it may have until then, and something waits
     /// to take the place.
     pub(super) fn served(&mut self, now_us: u64, cost: f64, full: bool) {
@@ -111,6 +139,9 @@ impl Depth {
         }
         if !full {
             return self.interrupt();
+        }
+        if now_us >= self.look_us && self.looks_until_us.is_none() {
+            self.looks_until_us = Some(now_us + LOOK_US);
         }
         if self.settling > 0 {
             self.settling -= 1;
@@ -125,6 +156,9 @@ impl Depth {
             let rate = epoch.rate(now_us);
             self.epoch = Some(Epoch::new(now_us));
             self.end_of_epoch(rate);
+            if self.phase == Phase::Steady && self.probe_in > 1 {
+                self.known(now_us);
+            }
         }
     }
 
@@ -132,7 +166,7 @@ impl Depth {
     pub(super) fn interrupt(&mut self) {
         self.epoch = None;
         if let Phase::Up { from } | Phase::Down { from } = self.phase {
-            self.probe_in = 1;
+            self.probe_in = self.probe_after;
             self.change(Phase::Steady, from);
         }
     }

@@ -106,6 +106,13 @@ impl<T> Machine<T> {
         self.in_flight > 0 || self.lanes.iter().any(|lane| !lane.queue.is_empty())
     }
 
+    /// Returns whether all that it wants is what no guest waits for.
+    pub(super) fn goes_last(&self) -> bool {
+        self.urgent_in_flight == 0
+            && !self.lanes[AHEAD].queue.is_empty()
+            && self.lanes[..AHEAD].iter().all(|lane| lane.queue.is_empty())
+    }
+
     /// Returns whether it counts among those that share the device: it is busy, or was a moment ago.
     pub(super) fn is_at_work(&self, now_us: u64, grace_us: u64) -> bool {
         self.in_flight > 0 || self.last_us + grace_us > now_us || self.is_busy()

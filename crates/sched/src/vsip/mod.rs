@@ -12,8 +12,8 @@
 //! - A guard serves what starves. [`Depth`] keeps the device's own queue short. [`Think`] tells whether a slow device is
 //!   to be held free for the next read of a program that somebody is waiting for.
 //!
-//! Each request costs a pass over the machines: 0.1 µs with eight of them, less than 1 µs with a hundred. Heaps would be no
-//! faster at that number, and could not be asked which requests are ready.
+//! Each request costs a few passes over the machines: half a microsecond with eight of them. Heaps would be faster with hundreds,
+//! but not where a host has tens, and could not be asked which requests are ready.
 
 mod account;
 mod choose;
@@ -25,9 +25,10 @@ mod waits;
 pub use config::VsipConfig;
 
 use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
+use account::credit;
 use config::{LOST_US, MACHINES_MAX};
 use depth::Depth;
-use machine::{INTERACTIVE, Machine, Waiting, lane_of};
+use machine::{AHEAD, INTERACTIVE, Machine, Waiting, lane_of};
 use std::collections::HashMap;
 
 /// Serves interactive requests first, within what each machine may have. See the module's documentation.
@@ -38,6 +39,8 @@ pub struct Vsip<T> {
     places: HashMap<MachineId, usize>,
     flights: Vec<Flight>,
     queued: usize,
+    /// How many of them are in interactive lanes.
+    urgent_queued: usize,
     depth: Depth,
     /// What machines at work have had, at least, by weight.
     clock: f64,
@@ -56,6 +59,8 @@ pub struct Vsip<T> {
     /// Requests served since the guard acted.
     unguarded: u32,
     guarded: u64,
+    /// When to look for starving lanes again.
+    guard_at_us: u64,
     /// Where requests may be taken from, while one is chosen.
     candidates: Vec<choose::Candidate>,
 }
@@ -81,6 +86,7 @@ impl<T> Vsip<T> {
             places: HashMap::new(),
             flights: Vec::new(),
             queued: 0,
+            urgent_queued: 0,
             depth: Depth::new(config.depth_start, config.depth_max, config.capacity_per_s),
             clock: 0.0,
             clock_us: 0,
@@ -92,6 +98,7 @@ impl<T> Vsip<T> {
             session_us: None,
             unguarded: 0,
             guarded: 0,
+            guard_at_us: 0,
             candidates: Vec::new(),
         }
     }
@@ -165,16 +172,22 @@ impl<T: Send> Policy<T> for Vsip<T> {
             return Err(Full(request));
         }
         let now_us = self.at(now_us);
-        self.go_on(now_us);
         let (place, lane) = (self.place(who.machine), lane_of(&who, op));
+        if !self.machines[place].is_busy() {
+            self.go_on(now_us);
+        }
         let (hold_us, cost) = (self.hold_us(), self.cost(bytes));
         let clock = self.clock;
         let machine = &mut self.machines[place];
-        let floor = clock - self.config.credit(&self.depth, self.at_work.0, machine);
-        machine.used = machine.used.max(floor);
+        if !machine.is_busy() {
+            // While it waits it keeps what it has saved, however the device is estimated meanwhile.
+            let floor = clock - credit(&self.depth, self.at_work.0, machine);
+            machine.used = machine.used.max(floor);
+        }
         machine.turn = machine.turn.max(machine.used).max(clock);
         machine.last_us = now_us;
         if lane == INTERACTIVE {
+            self.urgent_queued += 1;
             machine.think.came(now_us, hold_us);
             self.session_us = Some(now_us);
         }
@@ -197,7 +210,6 @@ impl<T: Send> Policy<T> for Vsip<T> {
             return None;
         }
         self.forget_lost(now_us);
-        self.go_on(now_us);
         self.charge_held(now_us);
         self.take_next(now_us, ready)
     }
@@ -223,15 +235,16 @@ impl<T: Send> Policy<T> for Vsip<T> {
         };
         let full = self.flights.len() >= self.depth.limit() && self.held.is_none();
         let flight = self.flights.remove(at);
-        let urgent = flight.lane == INTERACTIVE;
         let Some(place) = self.land(now_us, &flight) else {
             return;
         };
-        let full = full && !urgent && self.queued > 0;
+        let full = full && self.queued > 0;
         self.depth.served(now_us, flight.cost, full);
         let machine = &mut self.machines[place];
         let wait_us = now_us.saturating_sub(flight.since_us);
-        machine.waits[who.class as usize].add(wait_us);
+        if flight.lane != AHEAD {
+            machine.waits[who.class as usize].add(wait_us);
+        }
         machine.rate.add(now_us, flight.bytes);
         if machine.gone && !machine.is_busy() {
             self.forget(|machine| machine.gone);
@@ -249,6 +262,8 @@ impl<T: Send> Policy<T> for Vsip<T> {
             .flat_map(|machine| &mut machine.lanes);
         lanes.for_each(|lane| lane.queue.retain(|waiting| keep(&waiting.request)));
         self.queued = self.machines.iter().map(Machine::queued).sum();
+        let urgent = |machine: &Machine<T>| machine.lanes[INTERACTIVE].queue.len();
+        self.urgent_queued = self.machines.iter().map(urgent).sum();
         self.forget(|machine| machine.gone);
     }
 
