@@ -1,4 +1,6 @@
-//! File systems that e2fsprogs make, and what it says of them.
+//! File systems that e2fsprogs makes, and what it says of them.
+
+#![allow(dead_code, reason = "each test uses a part")]
 
 use floe_extents::{Kind, Limits, Map};
 use std::{
@@ -41,7 +43,11 @@ pub const KINDS: &[(&str, u64, &str)] = &[
         40,
         "-t ext4 -b 4096 -O mmp,quota,ea_inode,casefold,encrypt",
     ),
-    ("ext4_plain", 40, "-t ext4 -b 2048 -O ^has_journal,^extent"),
+    (
+        "ext4_plain",
+        40,
+        "-t ext4 -b 2048 -O ^has_journal,^64bit,^extent",
+    ),
 ];
 
 /// A file system in a file.
@@ -89,6 +95,13 @@ impl Image {
         path
     }
 
+    /// A file of the host with many holes.
+    pub fn fragments(&self) -> PathBuf {
+        let path = self.dir.path().join("many-holes");
+        holes(&path, 8 << 10, 130);
+        path
+    }
+
     pub fn read(&self) -> Vec<u8> {
         fs::read(self.path()).unwrap()
     }
@@ -128,8 +141,9 @@ impl Image {
         {
             for range in line.split(", ").filter(|range| !range.is_empty()) {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
-                let last: usize = last.parse().unwrap();
-                used[first.parse().unwrap()..=last].fill(false);
+                let last: u64 = last.parse().unwrap();
+                let end = (last + each).min(blocks) as usize;
+                used[first.parse().unwrap()..end].fill(false);
             }
         }
         (size, each, used)
