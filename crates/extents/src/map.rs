@@ -123,7 +123,8 @@ impl Map {
         Some(kind(index, content))
     }
 
-    /// All parts of the disk that are in use, in their order, and for what.
+    /// All parts of the disk that are in use, in their order, and for what. Blocks with attributes are not among them, which several
+    /// files may share.
     pub fn extents(&self) -> impl Iterator<Item = (Range<u64>, Kind)> + '_ {
         self.systems.iter().enumerate().flat_map(|(index, system)| {
             system.inner.extents().map(move |(range, content)| {

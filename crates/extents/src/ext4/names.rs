@@ -214,7 +214,10 @@ mod tests {
         bytes
     }
 
-    fn names(all: &[(u64, u32, &[(u32, &str)])]) -> Names {
+    /// Place, directory, and the entries there.
+    type Block<'a> = (u64, u32, &'a [(u32, &'a str)]);
+
+    fn names(all: &[Block<'_>]) -> Names {
         let mut names = Names::new(1 << 20);
         for (place, directory, entries) in all {
             names.set(*place, *directory, pack(&block(entries), 1000));
