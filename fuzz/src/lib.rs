@@ -12,6 +12,8 @@ use floe_guest::message::{Answer, Call, ToGuest, ToHost};
 use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
+mod extents;
+
 // Parsers that need nothing of their crates, which would bring QEMU, FUSE and S3 along.
 #[allow(dead_code)]
 #[path = "../../crates/mount/src/abi.rs"]
@@ -127,6 +129,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
+pub use extents::extents;
 use node::{cluster, images, inventory, names};
 pub use node::{MachineName, NameError};
 
@@ -202,53 +205,6 @@ pub fn disk_boot(data: &[u8]) {
     }
     let found = images::disk_boot::look_bytes(data);
     assert!(data.len() >= 512 || found == Default::default());
-}
-
-/// A disk with a stranger's file system, and what is written to it later. 2 bytes: the disk's length in KiB; then blocks of 1 KiB, each
-/// behind 2 bytes that say where it stands. The highest of those bits says that it is written after the map was made.
-pub fn extents(data: &[u8]) {
-    use floe_extents::{Kind, Limits, Map};
-    const LATER: u16 = 0x8000;
-    let Some((length, blocks)) = data.split_first_chunk() else { return };
-    let mut disk = vec![0; usize::from(u16::from_le_bytes(*length).min(4096)) << 10];
-    let blocks = blocks.chunks(2 + 1024).filter_map(|block| block.split_first_chunk());
-    let blocks = blocks.map(|(place, block)| (u16::from_le_bytes(*place), block));
-    let (later, first): (Vec<_>, Vec<_>) = blocks.partition(|(place, _)| place & LATER != 0);
-    let place = |disk: &mut [u8], place: u16, block: &[u8]| {
-        let at = usize::from(place & !LATER) << 10;
-        let room = disk.get_mut(at..).unwrap_or_default();
-        let length = room.len().min(block.len());
-        room[..length].copy_from_slice(&block[..length]);
-    };
-    for (at, block) in first {
-        place(&mut disk, at, block);
-    }
-    let limits = Limits { inodes: 200, extents: 500, name_bytes: 20_000, read_bytes: 8 << 20 };
-    let Ok(mut map) = Map::read(&*disk, limits) else { return };
-    let check = |map: &Map| {
-        let mut end = 0;
-        let mut count = 0;
-        for (range, kind) in map.extents() {
-            assert!(range.start >= end && range.start < range.end);
-            assert!(map.at(range.start) == Some(kind) && map.at(range.end - 1) == Some(kind));
-            if let Kind::File(file) | Kind::Directory(file) = kind {
-                assert!(map.path(file).len() < 32 << 10);
-            }
-            (end, count) = (range.end, count + 1);
-        }
-        assert!(end <= disk.len() as u64 && count <= limits.extents);
-        assert!(map.files().count() <= limits.inodes);
-    };
-    check(&map);
-    for (at, block) in later {
-        map.wrote(u64::from(at & !LATER) << 10, block);
-        if let Some(range) = map.wanted() {
-            map.wrote(range.start, &disk[range.start as usize..range.end as usize]);
-        }
-    }
-    check(&map);
-    assert!(map.catch_up(&*disk).is_ok());
-    check(&map);
 }
 
 /// What debugfs says of a name in a stranger's file system, whose own bytes are in it.
