@@ -14,6 +14,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-image", &[]),
     ("floe-store", &["floe-threads", "floe-image"]),
     ("floe-sched", &[]),
+    ("floe-extents", &[]),
     ("floe-http", &[]),
     (
         "floe-source",
@@ -80,6 +81,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-guest",
             "floe-api",
             "floe-front",
+            "floe-extents",
         ],
     ),
     // the command line: what it tests as a whole, its tests may name
@@ -224,6 +226,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/guest/src/exec",
             "crates/planner/src",
             "crates/sched/src",
+            "crates/extents/src",
             "crates/swarm/src",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",

@@ -12,6 +12,8 @@ use floe_guest::message::{Answer, Call, ToGuest, ToHost};
 use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
+mod extents;
+
 // Parsers that need nothing of their crates, which would bring QEMU, FUSE and S3 along.
 #[allow(dead_code)]
 #[path = "../../crates/mount/src/abi.rs"]
@@ -93,8 +95,6 @@ mod node {
         pub mod disk_extent;
         #[path = "disk_format.rs"]
         pub mod disk_format;
-        #[path = "disk_partitions.rs"]
-        pub mod disk_partitions;
     }
     pub mod inventory {
         #[path = "given.rs"]
@@ -129,6 +129,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
+pub use extents::extents;
 use node::{cluster, images, inventory, names};
 pub use node::{MachineName, NameError};
 
@@ -171,6 +172,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("disk_tables", disk_tables),
     ("disk_boot", disk_boot),
     ("disk_entry", disk_entry),
+    ("extents", extents),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),
@@ -195,9 +197,11 @@ pub fn disk_tables(data: &[u8]) {
 
 /// The partition tables of a stranger's disk: where its partitions are, what is in them, and what can boot it.
 pub fn disk_boot(data: &[u8]) {
-    use images::{disk_content, disk_format, disk_partitions};
-    for partition in disk_partitions::read_bytes(data).iter().flat_map(|t| &t.partitions).take(8) {
-        let _ = disk_content::file_system(&disk_format::reader(data), partition.first);
+    use images::{disk_content, disk_format};
+    let read = disk_format::reader(data);
+    let table = floe_extents::partitions::read(&read).unwrap_or_default();
+    for partition in table.iter().flat_map(|t| &t.partitions).take(8) {
+        let _ = disk_content::file_system(&read, partition.first);
     }
     let found = images::disk_boot::look_bytes(data);
     assert!(data.len() >= 512 || found == Default::default());

@@ -1,10 +1,8 @@
 //! Tells from a disk's partition tables what can boot it: a BIOS, or only a UEFI firmware, and whether Windows is on it, which
 //! has no drivers for VirtIO of its own. Hostile bytes: all reads are bounded. No I/O beyond reads that the caller does.
 
-use crate::images::{
-    disk_format::{Bytes, Read},
-    disk_partitions::{self, Kind},
-};
+use crate::images::disk_format::{Bytes, Read};
+use floe_extents::partitions::{self, Kind};
 use std::io;
 
 /// What a disk's tables say.
@@ -38,7 +36,7 @@ const LEGACY_BOOTABLE: u64 = 1 << 2;
 
 /// Examines the bytes of a whole disk.
 pub fn look(read: &Read<'_>) -> io::Result<DiskBoot> {
-    let Some(table) = disk_partitions::read(read)? else {
+    let Some(table) = partitions::read(read)? else {
         return Ok(DiskBoot::default());
     };
     let (mut efi, mut bios, mut active) = (false, false, false);

@@ -5,6 +5,7 @@
 //! those says how long the disk is, that is compared with the file's length.
 
 use crate::images::disk_format::{Bytes, Read};
+use floe_extents::signatures::{self, EXT4, HEAD_BYTES};
 use std::io;
 
 /// How a file is packed.
@@ -59,8 +60,6 @@ pub enum Content {
     Unknown,
 }
 
-/// How many bytes of the beginning are read: up to the last known signature, that of Btrfs.
-const HEAD_BYTES: usize = 0x10080;
 /// A file that begins with this many zero bytes is taken for an empty disk.
 const BLANK_BYTES: u64 = 1 << 20;
 const SECTOR: u64 = 512;
@@ -112,40 +111,6 @@ const FOREIGN: &[(&[u8], &str, &str)] = &[
     ),
 ];
 
-/// The name of ext4, which stands for ext2 and ext3 as well.
-pub const EXT4: &str = "ext4";
-
-/// Offset and bytes by which partition tables and file systems are recognized.
-const SIGNATURES: &[(usize, &[u8], &str)] = &[
-    // first, because an ISO that also starts from a USB stick has partition tables that need not be right
-    (0x8001, b"CD001", "ISO 9660"),
-    (0x8001, b"BEA01", "UDF"),
-    (512, b"EFI PART", "GPT"),
-    (4096, b"EFI PART", "GPT"),
-    (0x438, b"\x53\xef", EXT4),
-    (0, b"XFSB", "XFS"),
-    (0x10040, b"_BHRfS_M", "Btrfs"),
-    (1024, b"\x10\x20\xf5\xf2", "F2FS"),
-    (1024, b"\xe2\xe1\xf5\xe0", "EROFS"),
-    (0, b"hsqs", "SquashFS"),
-    (0, b"LUKS\xba\xbe", "LUKS"),
-    (512, b"LABELONE", "LVM"),
-    (0, b"LABELONE", "LVM"),
-    (4086, b"SWAPSPACE2", "swap"),
-    (4086, b"SWAP-SPACE", "swap"),
-    (4096, b"\xfc\x4e\x2b\xa9", "Linux RAID"),
-    (0, b"\xfc\x4e\x2b\xa9", "Linux RAID"),
-    (0x10034, b"ReIsEr", "ReiserFS"),
-    (0x8000, b"JFS1", "JFS"),
-    (32, b"NXSB", "APFS"),
-    (1024, b"H+\0\x04", "HFS+"),
-    (1024, b"HX\0\x05", "HFS+"),
-    (0, b"ER\x02\0", "an Apple partition map"),
-    (512, b"\x57\x45\x56\x82", "a BSD label"),
-    (0x10000 + 0x55c, b"\x19\x01\x54\x19", "UFS"),
-    (0x2000 + 0x55c, b"\x19\x01\x54\x19", "UFS"),
-];
-
 /// Examines a file of `len` bytes that has no disk format's header.
 pub fn look(read: &Read<'_>, len: u64) -> io::Result<Content> {
     if len == 0 {
@@ -165,10 +130,7 @@ pub fn look(read: &Read<'_>, len: u64) -> io::Result<Content> {
     if is_fixed_vhd(read, len)? {
         return Ok(Content::FixedVhd);
     }
-    let mut known = SIGNATURES
-        .iter()
-        .filter(|(at, magic, _)| head.at(*at, magic));
-    let known = known.next().map(|(_, _, name)| *name);
+    let known = signatures::of_disk(head.0);
     if known.is_none() && is_kernel(&head) {
         let what = "a Linux kernel or an EFI program";
         return Ok(Content::Foreign { what, fix: KERNEL });
@@ -199,12 +161,7 @@ pub fn file_system(read: &Read<'_>, first: u64) -> io::Result<Option<&'static st
     let mut head = vec![0; HEAD_BYTES];
     let got = read(first, &mut head)?;
     head.truncate(got);
-    let head = Bytes(&head);
-    let known = |(at, magic, _): &&(usize, &[u8], &str)| head.at(*at, magic);
-    // the first bytes of a file system may be left of what was there before it
-    let (ext4, others): (Vec<_>, Vec<_>) = SIGNATURES.iter().partition(|(.., name)| *name == EXT4);
-    let found = ext4.into_iter().chain(others).find(known);
-    Ok(found.map(|(_, _, name)| *name))
+    Ok(signatures::of_partition(&head))
 }
 
 fn packing(head: &Bytes<'_>) -> Option<Packing> {

@@ -11,7 +11,6 @@ mod disk_content;
 mod disk_extent;
 pub(crate) mod disk_format;
 mod disk_import;
-mod disk_partitions;
 mod hardware;
 mod mounted;
 mod named;

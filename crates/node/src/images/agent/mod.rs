@@ -11,18 +11,13 @@ mod stat;
 
 use crate::{
     error::{NodeError, at, failed, not_found, refused, usage},
-    images::{
-        Images,
-        disk_content::{self, EXT4},
-        disk_import::open_input,
-        disk_partitions,
-        qemu_img::read_up_to,
-    },
+    images::{Images, disk_content, disk_import::open_input, qemu_img::read_up_to},
     report::{ProgressLine, Report},
 };
 use decide::Tree;
 use e2fs::{Checked, FileSystem, Host};
 use floe_api::AgentReport;
+use floe_extents::{partitions, signatures::EXT4};
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
@@ -259,7 +254,7 @@ fn find_root(
 ) -> Result<Root, NodeError> {
     let read = |offset: u64, buffer: &mut [u8]| read_up_to(&disk.file, offset, buffer);
     let unreadable = || at(format!("cannot read {}", disk.shown));
-    let table = disk_partitions::read(&read).map_err(unreadable())?;
+    let table = partitions::read(&read).map_err(unreadable())?;
     let parts = table.iter().flat_map(|table| &table.partitions);
     let parts = parts.filter(|part| !part.holds_no_data());
     let places =

@@ -1,8 +1,11 @@
 //! Reads a disk's partition table: GPT, or MBR with its logical partitions. Hostile bytes: all reads are bounded. No I/O beyond
 //! reads that the caller does.
 
-use crate::images::disk_format::{Bytes, Read};
+use crate::bytes::Bytes;
 use std::io;
+
+/// Reads bytes at an offset of a disk: fills as much of the buffer as the disk has, and returns how much that is.
+pub type Read<'a> = dyn Fn(u64, &mut [u8]) -> io::Result<usize> + 'a;
 
 /// A disk's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,15 +203,19 @@ fn gpt_entries(
     Ok(partitions)
 }
 
-/// Reads the table of bytes in memory as if they were a disk.
-#[allow(dead_code, reason = "for tests and fuzzing")]
-pub fn read_bytes(bytes: &[u8]) -> Option<Table> {
-    read(&crate::images::disk_format::reader(bytes)).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn table(disk: &[u8]) -> Option<Table> {
+        let bytes = |at: u64, buffer: &mut [u8]| {
+            let rest = disk.get(at as usize..).unwrap_or_default();
+            let len = rest.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&rest[..len]);
+            Ok(len)
+        };
+        read(&bytes).unwrap()
+    }
 
     fn record(disk: &mut [u8], at: usize, entries: &[(u8, u32)]) {
         for (n, (kind, first)) in entries.iter().enumerate() {
@@ -220,7 +227,7 @@ mod tests {
     }
 
     fn found(disk: &[u8]) -> Vec<(u32, u64)> {
-        let table = read_bytes(disk).unwrap();
+        let table = table(disk).unwrap();
         let data = table.partitions.iter().filter(|part| !part.holds_no_data());
         data.map(|part| (part.number, part.first / SECTOR))
             .collect()
