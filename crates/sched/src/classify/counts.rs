@@ -1,7 +1,8 @@
 //! How many of a program's requests came just before inputs, and how many just after.
 
 use super::limits::{
-    AGE_US, BURST_US, COUNTS_MAX, EVIDENCE_MIN, PERIOD_US, SLICE_US, SLICES, THRESHOLD_PERCENT,
+    AGE_US, BURST_US, COUNTS_MAX, EVIDENCE_MIN, GAP_COUNTS_MAX, PERIOD_US, SLICE_US, SLICES,
+    THRESHOLD_PERCENT, VOTES_MAX,
 };
 
 /// The time between two inputs, or from a machine's start to its first input.
@@ -11,6 +12,17 @@ pub(super) struct Gap {
     pub us: u64,
     /// Whether it began with an input.
     pub has_input: bool,
+}
+
+impl Gap {
+    /// Returns the length of the period at each of its ends, if an input ends it now; 0 if both its inputs are one.
+    pub fn period_us(self) -> u64 {
+        match self.has_input {
+            false => PERIOD_US.min(self.us),
+            true if self.us < BURST_US => 0,
+            true => PERIOD_US.min(self.us / 2),
+        }
+    }
 }
 
 /// What was counted between two inputs.
@@ -29,6 +41,19 @@ impl Found {
         post * 100 > (post + pre) * THRESHOLD_PERCENT
     }
 
+    /// Returns the same share of at most so many requests.
+    fn at_most(self, most: u32) -> Found {
+        let compared = self.compared();
+        if compared <= most {
+            return self;
+        }
+        let post = u64::from(self.post) * u64::from(most) / u64::from(compared);
+        Found {
+            post: post as u32,
+            pre: most - post as u32,
+        }
+    }
+
     /// Returns how many requests were compared.
     pub fn compared(self) -> u32 {
         self.post.saturating_add(self.pre)
@@ -45,6 +70,10 @@ impl Found {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     settled: Found,
+    /// In how many gaps it has asked for enough,
+    votes: u32,
+    /// and in how many of these it was interactive.
+    yes: u32,
     /// Requests since the last input, within its period.
     after: u32,
     /// Requests by the time since the last input, in a ring of slices.
@@ -80,9 +109,18 @@ impl Counts {
         self.newest = 0;
         if found.compared() > 0 {
             self.age(now_us);
-            self.settled.post = self.settled.post.saturating_add(found.post);
-            self.settled.pre = self.settled.pre.saturating_add(found.pre);
-            while self.settled.compared() > COUNTS_MAX {
+            let few = found.at_most(GAP_COUNTS_MAX);
+            if found.compared() >= EVIDENCE_MIN {
+                self.votes += 1;
+                self.yes += u32::from(found.is_interactive());
+            }
+            if self.votes > VOTES_MAX {
+                self.votes /= 2;
+                self.yes /= 2;
+            }
+            self.settled.post += few.post;
+            self.settled.pre += few.pre;
+            if self.settled.compared() > COUNTS_MAX {
                 self.halve();
             }
         }
@@ -95,29 +133,38 @@ impl Counts {
         self.settled
     }
 
+    /// Returns whether it is interactive, by the gaps that have ended: by its requests, and by most of the gaps as well. Otherwise a
+    /// copy that ends just after an input would be interactive by this single gap.
+    pub fn is_interactive(&self) -> bool {
+        let (yes, votes) = (u64::from(self.yes), u64::from(self.votes));
+        self.settled.is_interactive() && yes * 100 >= votes * THRESHOLD_PERCENT
+    }
+
+    /// Returns in how many gaps it has asked for enough to be judged by each of them.
+    pub fn votes(&self) -> u32 {
+        self.votes
+    }
+
     /// Returns whether the gaps that ended say enough about a program.
     pub fn is_settled(&self) -> bool {
         self.settled.compared() >= EVIDENCE_MIN
     }
 
+    /// Returns how many requests came since the last input, within its period.
+    pub fn after(&self) -> u32 {
+        self.after
+    }
+
     fn found(&self, gap: Gap) -> Found {
-        if gap.has_input && gap.us < BURST_US {
-            return Found::default();
-        }
-        if !gap.has_input {
-            let pre = self.between(gap, gap.us.saturating_sub(PERIOD_US), gap.us);
-            return Found { post: 0, pre };
-        }
-        let half = PERIOD_US.min(gap.us / 2);
-        let post = if gap.us >= 2 * PERIOD_US {
-            self.after
-        } else {
-            self.between(gap, 0, half)
+        let period_us = gap.period_us();
+        let pre = self.between(gap, gap.us - period_us, gap.us);
+        let post = match gap.has_input {
+            false => 0,
+            // the ring no longer has its begin
+            true if gap.us >= 2 * PERIOD_US => self.after,
+            true => self.between(gap, 0, period_us),
         };
-        Found {
-            post,
-            pre: self.between(gap, gap.us - half, gap.us),
-        }
+        Found { post, pre }
     }
 
     /// Returns how many requests came from one time to another, both counted from the gap's begin. A slice that is only partly in

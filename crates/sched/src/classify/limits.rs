@@ -11,8 +11,12 @@ pub(super) const THRESHOLD_PERCENT: u64 = 60;
 pub(super) const BURST_US: u64 = SECOND;
 /// Fewer compared requests than this say nothing about a program: figure 7 decides with four.
 pub(super) const EVIDENCE_MIN: u32 = 4;
-/// The same for the strangers of a machine, who are many.
-pub(super) const STRANGERS_EVIDENCE_MIN: u32 = 16;
+/// The most that the time between two inputs counts for, in requests: more are scaled down. So no single one decides over many.
+pub(super) const GAP_COUNTS_MAX: u32 = 64;
+/// With more votes than this both numbers of them are halved.
+pub(super) const VOTES_MAX: u32 = 32;
+/// A program that has fewer votes than this is still judged together with the strangers.
+pub(super) const VOTES_MIN: u32 = 2;
 /// With more compared requests than this both counts are halved, so that they follow a program that changes.
 pub(super) const COUNTS_MAX: u32 = 512;
 /// After this long both counts are halved when new ones come, so that yesterday weighs less than today.
@@ -24,6 +28,12 @@ pub(super) const SLICES: usize = (2 * PERIOD_US / SLICE_US) as usize;
 
 /// After this long without a request a program's run ends.
 pub(super) const PAUSE_US: u64 = PERIOD_US;
+/// Requests in the beginning of a run by which it is weighed.
+pub(super) const RUN_WEIGHT: u64 = 16;
+/// Less weight than this, three runs, says nothing about how a program's runs begin.
+pub(super) const RUNS_WEIGHT_MIN: u32 = 48;
+/// With more weight than this it is halved, together with the answers in it.
+pub(super) const RUNS_WEIGHT_MAX: u32 = 512;
 /// A program about which nothing is known is taken for interactive for so long after it started on an input: a cold launch. A
 /// person waits ten seconds for something to begin; under load it takes half as much again.
 pub(super) const LAUNCH_US: u64 = 15 * SECOND;
@@ -32,7 +42,7 @@ pub(super) const EPISODE_US: u64 = 60 * SECOND;
 /// A run that has moved this many bytes, and is not interactive, is bulk.
 pub(super) const BULK_BYTES: u64 = 64 << 20;
 /// A sequential stream that has moved this many bytes faster than a player is bulk: few files of a launch are as large.
-pub(super) const STREAM_BYTES: u64 = 32 << 20;
+pub(super) const STREAM_BYTES: u64 = 16 << 20;
 
 /// What a player reads in is counted in windows of this length.
 pub(super) const WINDOW_US: u64 = 2 * SECOND;
@@ -81,5 +91,7 @@ pub(super) const CREDIBLE_MACHINES: u32 = 3;
 pub(super) const CREDIBLE_SEEN: u32 = 4;
 /// and in this share of them it was.
 pub(super) const CREDIBLE_PERCENT: u64 = 80;
+/// In at most this share of them, it is believed not to be.
+pub(super) const INCREDIBLE_PERCENT: u64 = 50;
 /// With more times than this both numbers are halved, so that they follow an image that changes.
 pub(super) const SEEN_MAX: u32 = 1024;

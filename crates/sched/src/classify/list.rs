@@ -1,8 +1,8 @@
 //! Which programs of an image are interactive: said by hand, or learned from its machines.
 
 use super::limits::{
-    CREDIBLE_MACHINES, CREDIBLE_PERCENT, CREDIBLE_SEEN, HAND_MAX, LEARNED_MAX, LIST_BYTES_MAX,
-    SEEN_MAX,
+    CREDIBLE_MACHINES, CREDIBLE_PERCENT, CREDIBLE_SEEN, HAND_MAX, INCREDIBLE_PERCENT, LEARNED_MAX,
+    LIST_BYTES_MAX, SEEN_MAX,
 };
 use super::program::Name;
 use serde::{Deserialize, Serialize};
@@ -32,12 +32,17 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Returns whether this is enough to believe it of a machine that hasn't judged the program itself. The paper's two measures:
-    /// how many identifications there are, and how many of them say interactive.
-    pub fn is_credible(&self) -> bool {
-        self.machines >= CREDIBLE_MACHINES
-            && self.seen >= CREDIBLE_SEEN
-            && u64::from(self.interactive) * 100 >= u64::from(self.seen) * CREDIBLE_PERCENT
+    /// Returns what is believed of the program in a machine that hasn't judged it itself: that it is interactive, that it is not, or
+    /// nothing yet. The paper's two measures decide: how many identifications there are, and how many of them say interactive.
+    pub fn belief(&self) -> Option<bool> {
+        let (yes, all) = (u64::from(self.interactive) * 100, u64::from(self.seen));
+        if self.machines < CREDIBLE_MACHINES || self.seen < CREDIBLE_SEEN {
+            None
+        } else if yes >= all * CREDIBLE_PERCENT {
+            Some(true)
+        } else {
+            (yes <= all * INCREDIBLE_PERCENT).then_some(false)
+        }
     }
 }
 
@@ -130,14 +135,14 @@ impl List {
         self.said.with(Hand::Forbidden)
     }
 
-    /// Returns what was learned, credible or not.
+    /// Returns what was learned, believed or not.
     pub fn learned(&self) -> impl Iterator<Item = (&Known, &Tally)> {
         self.learned.iter()
     }
 
-    /// Returns whether machines have shown this program to be interactive.
-    pub(super) fn is_learned(&self, known: &Known) -> bool {
-        self.learned.get(known).is_some_and(Tally::is_credible)
+    /// Returns what machines have shown of this program.
+    pub(super) fn belief(&self, known: &Known) -> Option<bool> {
+        self.learned.get(known).and_then(Tally::belief)
     }
 
     /// Learns from a machine that has judged a program. `is_first` if this machine has not taught it before.

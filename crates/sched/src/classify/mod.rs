@@ -5,14 +5,14 @@
 //! [`Class`](crate::Class). The first rule that fits decides; [`Rule`] tells a user which one it was:
 //!
 //! 1. by hand: the program is allowed or forbidden, in this machine or in all of its image;
-//! 2. learned: several machines of the same image and owner found it interactive;
-//! 3. the exception for multimedia: it started on an input and reads like a player (`pace`);
-//! 4. its counts before and after inputs (`counts`), as long as its run isn't longer than anybody waits;
-//! 5. a long, fast sequential stream is bulk (`streams`);
-//! 6. too little is known of it, but it started on an input a moment ago: a launch. So that a scan, of which each file is new,
+//! 2. the exception for multimedia: it started on an input and reads like a player (`pace`);
+//! 3. a long, fast sequential stream is bulk, whoever reads it (`streams`);
+//! 4. learned: several machines of the same image and owner found it interactive;
+//! 5. its counts before and after inputs (`counts`), and how its runs begin, as long as this run isn't longer than anybody waits;
+//! 6. too little is known of it, machines of its image didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
 //!    isn't taken for one, all programs (or files) of which too little is known are counted together as well, and if these
-//!    strangers don't care for inputs none of them is believed;
-//! 7. without any name: soon after an input, if the strangers care for inputs.
+//!    strangers asked for as much before the input none of them is believed;
+//! 7. without any name: soon after an input, by the same condition.
 //!
 //! Anything else is normal, or bulk if it has moved very much without a pause. What is wrongly taken for interactive does no harm
 //! to other machines: the class decides the order within the share that a machine has anyway. So a guest's agent may lie, a user

@@ -70,6 +70,11 @@ impl Pace {
         self.last_us
     }
 
+    /// Returns the requests of this run.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
     /// Returns the bytes of this run.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -11,7 +11,7 @@ pub enum Rule {
     Allowed,
     /// Somebody has said by hand that the program is not.
     Forbidden,
-    /// Other machines of the image have shown that the program is interactive.
+    /// Other machines of the image have shown whether the program is interactive.
     Learned,
     /// It started on an input, and reads on as steadily and modestly as a film is shown.
     Player,
@@ -78,10 +78,10 @@ pub struct Status {
     pub programs_known: usize,
     /// The programs that asked last, up to 64, the last one first.
     pub programs: Vec<ProgramStatus>,
-    /// The requests after inputs of all programs together of which too little is known, and of those without a name.
-    pub strangers_after_inputs: u32,
-    /// The same before inputs.
-    pub strangers_before_inputs: u32,
+    /// The requests after the last input of all programs together of which too little is known, and of those without a name.
+    pub strangers_after_input: u32,
+    /// The same before the last input.
+    pub strangers_before_input: u32,
     /// Requests so far that were interactive, normal and bulk.
     pub requests: [u64; 3],
 }

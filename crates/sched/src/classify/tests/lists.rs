@@ -115,7 +115,7 @@ fn what_several_machines_show_their_image_knows_and_no_other_owners() {
         status
             .programs
             .iter()
-            .filter(|p| p.rule == Rule::Learned)
+            .filter(|p| p.rule == Rule::Learned && p.class == Class::Interactive)
             .count(),
         2
     );
@@ -133,13 +133,14 @@ fn a_single_machine_teaches_nothing_alone_however_long_it_lies() {
         (tally.machines, tally.seen, tally.interactive),
         (1, eight, eight)
     );
-    assert!(!tally.is_credible());
+    assert_eq!(tally.belief(), None);
     // three honest ones outvote it
     for machine in 2..=4 {
         teach(&mut classifier, machine, &dd, 8, false);
     }
     let list = classifier.export(OF);
-    assert!(!list.learned().next().expect("it was noted").1.is_credible());
+    let tally = list.learned().next().expect("it was noted").1;
+    assert_eq!(tally.belief(), Some(false));
 }
 
 #[test]
