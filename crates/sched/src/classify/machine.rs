@@ -369,17 +369,18 @@ fn judge(step: Step, asker: &Asker, flow: Flow, told: Told) -> (Class, Rule) {
     if flow.is_bulk {
         return (Class::Bulk, Rule::Stream);
     }
-    if told.learned == Some(true) {
+    // whoever reads a file now may be another one than before
+    let may_be_reader = !told.is_file || pace.is_answer();
+    if told.learned == Some(true) && may_be_reader {
         return (Class::Interactive, Rule::Learned);
     }
     if asker.counts.is_settled() {
-        let is_sure = match told.is_file {
-            // whoever reads it now may be another one than before
-            true => told.is_launch && pace.is_answer(),
-            false => told.is_launch || asker.counts.votes() >= VOTES_MIN,
-        };
+        let is_sure = told.is_launch || (!told.is_file && asker.counts.votes() >= VOTES_MIN);
         let is_waited_for = run_us <= EPISODE_US || step.is_answer;
-        return match (asker.is_interactive() && is_sure, is_waited_for) {
+        return match (
+            asker.is_interactive() && is_sure && may_be_reader,
+            is_waited_for,
+        ) {
             (true, true) => (Class::Interactive, Rule::Counts),
             (true, false) => (rest, Rule::GoesOn),
             (false, _) => (rest, Rule::Counts),
