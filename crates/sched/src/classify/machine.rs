@@ -370,7 +370,7 @@ fn judge(step: Step, asker: &Asker, flow: Flow, told: Told) -> (Class, Rule) {
         return (Class::Bulk, Rule::Stream);
     }
     // whoever reads a file now may be another one than before
-    let may_be_reader = !told.is_file || pace.is_answer();
+    let may_be_reader = !told.is_file || (told.is_launch && pace.is_answer());
     if told.learned == Some(true) && may_be_reader {
         return (Class::Interactive, Rule::Learned);
     }
