@@ -176,6 +176,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),
+    ("io_list", io_list),
 ];
 
 /// A stranger's disk image: its format, or the file that it reaches for.
@@ -660,4 +661,23 @@ pub fn slurm_output(data: &[u8]) {
     if let Some(job) = node::slurm::job_of(&text) {
         assert!(!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit()));
     }
+}
+
+/// A list of interactive programs is bounded, and what is read of it, written again, is read as the same.
+pub fn io_list(data: &[u8]) {
+    use floe_sched::classify::{Classifier, Known, List, Owned};
+    let Ok(list) = List::parse(data) else { return };
+    let again = list.encode();
+    assert_eq!(List::parse(again.as_bytes()).as_ref(), Ok(&list));
+    let names = list.allowed().chain(list.forbidden());
+    let learned = list.learned().filter_map(|(known, _)| match known {
+        Known::Name(name) => Some(name),
+        Known::File(_) => None,
+    });
+    assert!(names.chain(learned).all(|name| !name.as_str().is_empty() && !name.as_str().contains(char::is_control)));
+    assert!(list.learned().all(|(_, tally)| tally.interactive <= tally.seen && tally.machines <= tally.seen));
+    let mut classifier = Classifier::new();
+    classifier.import(Owned::default(), list.clone());
+    classifier.import(Owned::default(), list.clone());
+    assert_eq!(classifier.export(Owned::default()), list);
 }

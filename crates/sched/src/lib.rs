@@ -9,12 +9,16 @@
 //! - [`Policy`] is the interface of a bounded queue with an order.
 //! - [`Fifo`] is a policy: first come, first served.
 //! - [`Vsip`] is another: what a person waits for goes first, and each machine has its share.
+//! - [`classify`] decides how urgent a request is, by what a person in front of the machine did before.
+//! - [`writeback`] bounds what a machine has written and its disk hasn't, and divides flushes into pieces.
 
+pub mod classify;
 mod fifo;
 mod policy;
 mod status;
 mod vsip;
 mod who;
+pub mod writeback;
 
 pub use fifo::Fifo;
 pub use policy::{Full, Op, Policy};

@@ -1,0 +1,205 @@
+//! How urgent a request is, by what a person in front of the machine did before: vSIP, section 3.1.
+//!
+//! A program is interactive if it asks for much more after inputs than before them. The [`Classifier`] hears of inputs (that there
+//! was one, never which) and of requests, with whatever is known of who in the guest asked, and answers with a
+//! [`Class`](crate::Class). The first rule that fits decides; [`Rule`] tells a user which one it was:
+//!
+//! 1. by hand: the program is allowed or forbidden, in this machine or in all of its image;
+//! 2. the exception for multimedia: it started on an input and reads like a player (`pace`);
+//! 3. a long, fast sequential stream is bulk, whoever reads it (`streams`);
+//! 4. learned: several machines of the same image and owner found it interactive;
+//! 5. its counts before and after inputs (`counts`), and how its runs begin, as long as this run isn't longer than anybody waits;
+//! 6. too little is known of it, machines of its image didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
+//!    isn't taken for one, all programs (or files) of which too little is known are counted together as well, and if these
+//!    strangers asked for as much before the input none of them is believed;
+//! 7. without any name: soon after an input, by the same condition.
+//!
+//! Anything else is normal, or bulk if it has moved very much without a pause. What is wrongly taken for interactive does no harm
+//! to other machines: the class decides the order within the share that a machine has anyway. So a guest's agent may lie, a user
+//! may click without end, and neither gains; both are bounded in memory too (`limits`).
+
+mod counts;
+mod limits;
+mod list;
+mod machine;
+mod pace;
+mod program;
+mod status;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+pub use list::{Known, List, ListError, Tally};
+pub use program::{ImageId, Name, NameError, Program};
+pub use status::{ProgramStatus, Rule, Status};
+
+use crate::{Class, MachineId, Op};
+use limits::{LISTS_MAX, MACHINES_MAX};
+use list::{Hand, Said};
+use machine::Machine;
+use std::collections::BTreeMap;
+
+/// An image, and the user whose machines run it. They learn from each other, and from nobody else's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owned {
+    /// The image.
+    pub image: ImageId,
+    /// The number of the user on this host.
+    pub uid: u32,
+}
+
+/// Where a request's bytes are: an image's region or a machine's disk, as the caller numbers them, and the offset there in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the region or disk.
+    pub region: u32,
+    /// The first byte.
+    pub offset: u64,
+}
+
+/// A request, as far as it is seen from outside of the guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The machine whose request it is.
+    pub machine: MachineId,
+    /// Who in the guest asks, if anything is known of that.
+    pub program: Option<&'a Program>,
+    /// Where, if the caller knows.
+    pub place: Option<Place>,
+    /// How many bytes.
+    pub bytes: u64,
+    /// What it does.
+    pub op: Op,
+}
+
+/// Where something that is said by hand holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// In this machine, until it is gone.
+    Machine(MachineId),
+    /// In all machines of an image and owner; it is part of their list.
+    Image(Owned),
+}
+
+/// An image's list, and its machines here.
+#[derive(Debug, Default)]
+struct Kept {
+    list: List,
+    machines: usize,
+    /// When it came, or its last machine began: a number that grows.
+    used: u64,
+}
+
+/// Decides how urgent the requests of all machines of a mount are. It knows no clock: times are in microseconds of any clock that
+/// doesn't go backwards, the same in all calls. The same calls have the same answers.
+#[derive(Debug, Default)]
+pub struct Classifier {
+    machines: BTreeMap<MachineId, Machine>,
+    lists: BTreeMap<Owned, Kept>,
+    uses: u64,
+}
+
+impl Classifier {
+    /// Makes a classifier without machines and lists.
+    pub fn new() -> Classifier {
+        Classifier::default()
+    }
+
+    /// A machine begins. Requests and inputs of machines that haven't begun are not noted, and such requests are normal; so are
+    /// those of more than 1024 machines at a time.
+    pub fn began(&mut self, now_us: u64, machine: MachineId, of: Owned) {
+        if machine == MachineId::NONE
+            || self.machines.contains_key(&machine)
+            || self.machines.len() >= MACHINES_MAX
+        {
+            return;
+        }
+        self.machines.insert(machine, Machine::new(now_us, of));
+        self.kept(of).machines += 1;
+    }
+
+    /// A machine is gone. What it has taught remains in its image's list.
+    pub fn gone(&mut self, machine: MachineId) {
+        let Some(machine) = self.machines.remove(&machine) else {
+            return;
+        };
+        if let Some(kept) = self.lists.get_mut(&machine.of) {
+            kept.machines = kept.machines.saturating_sub(1);
+        }
+    }
+
+    /// A key, a button or a touch was sent to this machine. Movements of a pointer are no inputs.
+    pub fn input(&mut self, now_us: u64, machine: MachineId) {
+        if let Some(machine) = self.machines.get_mut(&machine) {
+            let kept = self.lists.get_mut(&machine.of);
+            machine.input(now_us, kept.map(|kept| &mut kept.list));
+        }
+    }
+
+    /// Notes a request, and returns how urgent it is.
+    pub fn request(&mut self, now_us: u64, seen: &Seen) -> Class {
+        let Some(machine) = self.machines.get_mut(&seen.machine) else {
+            return Class::Normal;
+        };
+        let kept = self.lists.get(&machine.of);
+        machine.request(now_us, seen, kept.map(|kept| &kept.list))
+    }
+
+    /// Says that programs of this name are interactive, whatever they do.
+    pub fn allow(&mut self, scope: Scope, name: Name) -> Result<(), ListError> {
+        self.said(scope)?.say(name, Hand::Allowed)
+    }
+
+    /// Says that programs of this name are not interactive, whatever they do.
+    pub fn forbid(&mut self, scope: Scope, name: Name) -> Result<(), ListError> {
+        self.said(scope)?.say(name, Hand::Forbidden)
+    }
+
+    /// Takes back what was said of this name, and returns whether anything was.
+    pub fn unsay(&mut self, scope: Scope, name: Name) -> Result<bool, ListError> {
+        Ok(self.said(scope)?.forget(&name))
+    }
+
+    /// Takes a list that was stored earlier, or comes from another host. If there is one already it stays, and takes over what the
+    /// other knows and it doesn't, so that importing twice changes nothing more.
+    pub fn import(&mut self, of: Owned, list: List) {
+        self.kept(of).list.merge(list);
+    }
+
+    /// Returns an image's list, to be stored. Without one, an empty list.
+    pub fn export(&self, of: Owned) -> List {
+        let kept = self.lists.get(&of);
+        kept.map(|kept| kept.list.clone()).unwrap_or_default()
+    }
+
+    /// Returns who is interactive in a machine, and why. `None` if there is no such machine.
+    pub fn status(&self, machine: MachineId) -> Option<Status> {
+        self.machines.get(&machine).map(Machine::status)
+    }
+
+    fn said(&mut self, scope: Scope) -> Result<&mut Said, ListError> {
+        match scope {
+            Scope::Machine(machine) => {
+                let machine = self.machines.get_mut(&machine);
+                Ok(&mut machine.ok_or(ListError::NoMachine)?.said)
+            }
+            Scope::Image(of) => Ok(&mut self.kept(of).list.said),
+        }
+    }
+
+    /// Returns the list of an image, made now if there was none. If there are too many, one without machines gives way: the one
+    /// that was used longest ago. There is always one, because there are more lists than machines.
+    fn kept(&mut self, of: Owned) -> &mut Kept {
+        if !self.lists.contains_key(&of) && self.lists.len() >= LISTS_MAX {
+            let idle = self.lists.iter().filter(|(_, kept)| kept.machines == 0);
+            if let Some((oldest, _)) = idle.min_by_key(|(_, kept)| kept.used) {
+                let oldest = *oldest;
+                self.lists.remove(&oldest);
+            }
+        }
+        self.uses += 1;
+        let kept = self.lists.entry(of).or_default();
+        kept.used = self.uses;
+        kept
+    }
+}

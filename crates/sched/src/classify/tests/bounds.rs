@@ -1,0 +1,127 @@
+//! Liars, floods, and any sequence of calls.
+
+use super::*;
+use proptest::prelude::*;
+
+#[test]
+fn an_agent_that_floods_with_names_keeps_the_memory_bounded_and_the_known_programs() {
+    let mut scene = Scene::new();
+    let editor = task("gedit");
+    for input in 1..=3u64 {
+        scene.input(input * 20 * SECOND);
+        scene.reads(
+            Some(&editor),
+            input * 20 * SECOND,
+            input * 20 * SECOND + SECOND,
+            100_000,
+        );
+    }
+    for number in 0..20_000u64 {
+        let at = 80 * SECOND + number * 1000;
+        if number % 100 == 0 {
+            scene.input(at);
+        }
+        let liar = task(&format!("x{number}"));
+        scene.ask(at, Some(&liar), None, u64::MAX);
+    }
+    let status = scene.classifier.status(MACHINE).expect("it runs");
+    assert!(status.programs_known <= PROGRAMS_MAX);
+    assert_eq!(status.programs.len(), STATUS_PROGRAMS_MAX);
+    assert!(scene.classifier.export(OF).learned().count() <= TAUGHT_MAX);
+    assert_eq!(
+        scene.ask(100 * SECOND, Some(&editor), None, 4096),
+        Class::Interactive
+    );
+    assert_eq!(scene.rule(&editor).1, Rule::Counts);
+}
+
+#[test]
+fn strangers_and_machines_without_number_change_nothing() {
+    let mut classifier = Classifier::new();
+    classifier.began(0, MachineId::NONE, OF);
+    assert_eq!(classifier.status(MachineId::NONE), None);
+    for number in 0..2 * MACHINES_MAX as u32 {
+        classifier.began(0, MachineId(number + 1), Owned { uid: number, ..OF });
+    }
+    assert_eq!(classifier.machines.len(), MACHINES_MAX);
+    for number in 0..4 * LISTS_MAX as u32 {
+        classifier.import(Owned { uid: number, ..OF }, List::default());
+    }
+    assert_eq!(classifier.lists.len(), LISTS_MAX);
+    classifier.gone(MachineId(1));
+    assert_eq!(classifier.status(MachineId(1)), None);
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Input,
+    Ask(usize, u64, u64, Op),
+    Restart,
+}
+
+fn call() -> impl Strategy<Value = (u64, u32, Call)> {
+    let op = prop_oneof![Just(Op::Read), Just(Op::Write), Just(Op::Flush)];
+    let call = prop_oneof![
+        2 => Just(Call::Input),
+        20 => (0..40usize, any::<u64>(), 0..u64::MAX, op).prop_map(|(p, at, bytes, op)| Call::Ask(p, at, bytes, op)),
+        1 => Just(Call::Restart),
+    ];
+    (0..3 * SECOND, 0..4u32, call)
+}
+
+fn run(calls: &[(u64, u32, Call)]) -> (Vec<Class>, Vec<Option<Status>>, List) {
+    let mut classifier = Classifier::new();
+    let (mut now, mut classes) = (0, Vec::new());
+    for (pass, machine, call) in calls {
+        now += pass;
+        let machine = MachineId(*machine);
+        match call {
+            Call::Input => classifier.input(now, machine),
+            Call::Restart => {
+                classifier.gone(machine);
+                classifier.began(now, machine, OF);
+            }
+            Call::Ask(who, at, bytes, op) => {
+                let named = [
+                    task(&format!("t{who}")),
+                    file(*who as u64),
+                    Program::Space(*at),
+                ];
+                let seen = Seen {
+                    machine,
+                    program: named.get(who % 4),
+                    place: (who % 3 > 0).then_some(Place {
+                        region: 0,
+                        offset: *at,
+                    }),
+                    bytes: *bytes,
+                    op: *op,
+                };
+                classes.push(classifier.request(now, &seen));
+            }
+        }
+    }
+    let status = (0..4)
+        .map(|machine| classifier.status(MachineId(machine)))
+        .collect();
+    (classes, status, classifier.export(OF))
+}
+
+proptest! {
+    /// Whatever is called with whatever numbers: nothing panics, the same calls have the same answers, all that is kept is bounded,
+    /// and the list is one that can be read again.
+    #[test]
+    fn the_same_calls_have_the_same_answers(calls in prop::collection::vec(call(), 0..400)) {
+        let (classes, status, list) = run(&calls);
+        prop_assert_eq!(&run(&calls), &(classes, status.clone(), list.clone()));
+        prop_assert_eq!(&status[0], &None, "nobody's machine is none");
+        for status in status.into_iter().flatten() {
+            prop_assert!(status.programs_known <= PROGRAMS_MAX);
+            for program in status.programs {
+                prop_assert!(program.after_inputs + program.before_inputs <= COUNTS_MAX);
+            }
+        }
+        prop_assert!(list.learned().count() <= LEARNED_MAX);
+        prop_assert_eq!(List::parse(list.encode().as_bytes()), Ok(list));
+    }
+}
