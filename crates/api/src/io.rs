@@ -64,6 +64,11 @@ pub struct IoMachine {
     pub predicted_per_s: f64,
     /// How many requests it may still have before others, beyond its share.
     pub ahead: f64,
+    /// How many keys, buttons and touches were sent to it through this node.
+    pub inputs: u64,
+    /// How long ago the last one was, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_input_ms: Option<u64>,
     /// Requests that a person waited for.
     pub interactive: IoClass,
     /// Requests of which nothing is known.

@@ -391,6 +391,7 @@ impl Mount {
         self.core
             .tree
             .add(entries, Some((machine.uid, machine.gid)))?;
+        self.core.classes.began(&machine);
         self.core
             .machines
             .write()
@@ -464,10 +465,9 @@ impl Mount {
         };
         let gone = Message::Machine(Stir::Gone(machine.id));
         self.core.queues.inbox.call(gone);
-        self.core
-            .queues
-            .work
-            .policy(|policy, _| policy.gone(machine.id));
+        self.core.classes.gone(machine.id);
+        let work = &self.core.queues.work;
+        work.policy(|policy, _| policy.gone(machine.id));
         self.note_users();
         self.remove(&format!("machines/{name}"))?;
         for disk in machine.disks() {

@@ -12,6 +12,7 @@ use crate::crew::Queues;
 use crate::device::Device;
 use crate::image::{Extra, First, Image, Reading};
 use crate::inbox::Message;
+use crate::io::Classes;
 use crate::machine::{self, Machine};
 use crate::overlay::{Disk, Stop};
 use crate::queue::Queued;
@@ -144,6 +145,8 @@ pub(crate) struct Core {
     pub max_write: usize,
     pub counters: Counters,
     pub queues: Queues,
+    /// How urgent each machine's disk requests are.
+    pub classes: Classes,
     pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
     /// Requests that came before the image or machine that they are for was added; `None` once the takeover is done.
     pub early: Mutex<Option<Vec<Raw>>>,
@@ -191,6 +194,7 @@ impl Core {
             max_write,
             counters: Counters::default(),
             queues: Queues::new(&options),
+            classes: Classes::default(),
             options,
             waiting: Mutex::default(),
             early: Mutex::new(took_over.then(Vec::new)),

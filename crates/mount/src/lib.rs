@@ -51,7 +51,7 @@ pub use api::Mount;
 pub use blank::{BlankDisk, BlankSpec};
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
-pub use io::{IoScheduling, IoStatus};
+pub use io::{IoMachine, IoScheduling, IoStatus};
 pub use keeper::Keeper;
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
 pub use overlay::FrozenDisk;

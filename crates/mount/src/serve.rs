@@ -7,14 +7,13 @@ use crate::core::{Asker, Core, Op, Raw, Target, Touches, is_killed};
 use crate::image::{First, Reading};
 use crate::io::IoScheduling;
 use crate::machine::{self, Machine};
-use crate::overlay::Stop;
+use crate::overlay::{Disk, Stop};
 use crate::pinned::Pinned;
 use crate::push;
 use crate::queue::{Queue, Queued};
 use crate::start::IO_BYTES_MAX;
 use crate::tree::{Found, Node, Tree};
 use floe_image::CHUNK_SIZE;
-use floe_sched::Purpose;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -98,6 +97,9 @@ fn handle(
     }
 }
 
+/// What a request does to a disk: how, from which byte on, and to how many.
+type Work = (floe_sched::Op, u64, u64);
+
 struct Call<'a> {
     core: &'a Arc<Core>,
     device: usize,
@@ -177,8 +179,8 @@ impl Call<'_> {
 
     /// Hands the request to a worker. If too many wait already, this thread does one of them, a quick one if there is any; that
     /// holds the thread up for as long as the disk takes, which slows down the guests that write so much.
-    fn hand_over(&self, machine: &Machine, purpose: Purpose, reply: &mut [u8]) {
-        let who = machine.who(purpose);
+    fn hand_over(&self, machine: &Machine, disk: &Arc<Disk>, work: Work, reply: &mut [u8]) {
+        let who = self.core.classes.who(machine, disk, work);
         for (_, request) in self.core.queues.work.submit_or_swap(who, self.raw()) {
             handle_raw(self.core, request, reply);
         }
@@ -268,15 +270,16 @@ impl Call<'_> {
             .min(u64::from(len))
             .min(IO_BYTES_MAX as u64) as usize;
         let of_disk = match &target {
-            Target::Disk(machine, _) if self.serving => Some(machine.clone()),
+            Target::Disk(machine, disk) if self.serving => Some((machine.clone(), disk.clone())),
             _ => None,
         };
         let scheduled = self.core.options.io != IoScheduling::Off;
+        let work = (floe_sched::Op::Read, offset, len as u64);
         let _slot = match &of_disk {
             // Nothing is scheduled: this thread accesses the disk if it may.
-            Some(machine) if !scheduled => match self.slot() {
+            Some((machine, disk)) if !scheduled => match self.slot() {
                 Some(slot) => slot,
-                None => return self.hand_over(machine, Purpose::Demand, reply),
+                None => return self.hand_over(machine, disk, work, reply),
             },
             _ => Slot(None),
         };
@@ -308,8 +311,8 @@ impl Call<'_> {
             }
             Err(Stop::OnDisk) => {
                 self.firsts.set(reading.firsts);
-                if let Some(machine) = &of_disk {
-                    self.hand_over(machine, Purpose::Demand, reply);
+                if let Some((machine, disk)) = &of_disk {
+                    self.hand_over(machine, disk, work, reply);
                 }
             }
             Err(Stop::Needs) => {
@@ -368,7 +371,8 @@ impl Call<'_> {
             _ => return self.refuse_write(offset, flags, data.len()),
         };
         let Some(_slot) = self.slot() else {
-            return self.hand_over(&machine, Purpose::Store, reply);
+            let work = (floe_sched::Op::Write, offset, data.len() as u64);
+            return self.hand_over(&machine, &disk, work, reply);
         };
         let mut reading = Reading::default();
         match disk.write(offset, data, &mut reading) {
@@ -427,7 +431,7 @@ impl Call<'_> {
             return self.errno(0);
         };
         if self.serving {
-            return self.hand_over(machine, Purpose::Store, reply);
+            return self.hand_over(machine, disk, (floe_sched::Op::Flush, 0, 0), reply);
         }
         match disk.flush() {
             Ok(flushed) => {
@@ -464,7 +468,7 @@ impl Call<'_> {
             return self.errno(0);
         }
         if self.serving {
-            return self.hand_over(machine, Purpose::Store, reply);
+            return self.hand_over(machine, disk, (floe_sched::Op::Write, offset, 0), reply);
         }
         let mut reading = Reading::default();
         match disk.zero(offset, len, &mut reading) {

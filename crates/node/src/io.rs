@@ -10,7 +10,7 @@ use floe_api::{
     IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoClass, IoMachine, IoOrder, IoReport, Limits,
 };
 use floe_mount::{IoScheduling, IoStatus};
-use floe_sched::{ClassStatus, Limit, MachineStatus};
+use floe_sched::{ClassStatus, Limit};
 use std::collections::HashMap;
 
 /// Returns the mount's name of an order.
@@ -71,7 +71,7 @@ pub(crate) fn report(
         .collect();
     let mut machines: Vec<IoMachine> = machines
         .into_iter()
-        .filter_map(|(mount_name, status)| Some(machine(names.get(&mount_name)?.clone(), &status)))
+        .filter_map(|known| Some(machine(names.get(&known.name)?.clone(), &known)))
         .collect();
     machines.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(IoReport {
@@ -85,7 +85,8 @@ pub(crate) fn report(
     })
 }
 
-fn machine(name: String, status: &MachineStatus) -> IoMachine {
+fn machine(name: String, known: &floe_mount::IoMachine) -> IoMachine {
+    let status = &known.status;
     let [interactive, normal, bulk] = status.classes.map(class);
     IoMachine {
         name,
@@ -98,6 +99,8 @@ fn machine(name: String, status: &MachineStatus) -> IoMachine {
         bytes_per_s: status.bytes_per_s,
         predicted_per_s: status.predicted_per_s,
         ahead: status.ahead,
+        inputs: known.inputs,
+        since_input_ms: known.since_input.map(|since| since.as_millis() as u64),
         interactive,
         normal,
         bulk,

@@ -17,7 +17,8 @@ Example: one machine in detail
 Example: twice the share of others, and never more than a tenth of the disk while others want it
   floe limit web --io-weight 10 --io-cap 10
 
-Only requests count that the host's disk is accessed for: what the host has in memory is answered at once.")]
+A person waits for what a guest reads soon after a key or a button was sent to it, by its screen or its
+console on the page. Only requests count that the host's disk is accessed for: what the host has in memory is answered at once.")]
 pub enum Io {
     /// Show the disk and all machines that use it
     #[command(after_help = "Example:\n  floe io status")]
@@ -137,6 +138,13 @@ fn milliseconds(us: f64) -> String {
     }
 }
 
+fn inputs(machine: &IoMachine) -> String {
+    match (machine.inputs, machine.since_input_ms) {
+        (0, _) | (_, None) => "none; without any, nobody is taken to wait".to_owned(),
+        (inputs, Some(ms)) => format!("{inputs}, the last one {:.1} s ago", ms as f64 / 1e3),
+    }
+}
+
 fn details(machine: &IoMachine) -> String {
     let class = |class: &IoClass| match class.served {
         0 => "none".to_owned(),
@@ -168,6 +176,7 @@ fn details(machine: &IoMachine) -> String {
             "may overtake",
             format!("{:.0} requests beyond its share", machine.ahead),
         ),
+        ("inputs", inputs(machine)),
         ("interactive", class(&machine.interactive)),
         ("normal", class(&machine.normal)),
         ("bulk", class(&machine.bulk)),

@@ -41,6 +41,13 @@ impl Entry {
         state.fetcher = Some(fetcher);
     }
 
+    /// Notes that a user has sent it a key, a button or a touch.
+    pub fn has_input(&self) {
+        if let Some(disks) = &self.state.read().disks {
+            disks.input();
+        }
+    }
+
     /// Forgets its QEMU, its images, its disks and the ports that were held for it. Returns whether it had disks on the mount.
     pub fn is_detached(&self) -> bool {
         let mut state = self.state.write();

@@ -80,6 +80,13 @@ impl Machines {
         Ok((log, keyboard, work))
     }
 
+    /// Returns a function that notes an input of a machine's user: what its guest then reads from a disk goes before what nobody
+    /// waits for.
+    pub fn inputs(&self, name: &str) -> Result<impl Fn() + Send + use<>, NodeError> {
+        let entry = self.inventory.get(name)?;
+        Ok(move || entry.has_input())
+    }
+
     /// Returns the socket on which QEMU shows the screen of a running machine, and a function that says whether it is paused
     /// to buffer.
     pub fn vnc(

@@ -33,11 +33,13 @@ const FROM_BROWSER_BYTES: usize = 256 << 10;
 pub(super) const STALLED: Duration = Duration::from_secs(30);
 /// How often a quiet connection is pinged.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
-/// RFB's message type of pointer events.
+/// RFB's message types (RFC 6143, 7.5) of keys, of the pointer, of a text to paste, and of what only QEMU knows.
+const KEY: u8 = 4;
 const POINTER: u8 = 5;
-/// RFB's message types with which a browser's user does something (RFC 6143, 7.5): a key, the pointer, a text to paste, and
-/// QEMU's own message for keys. Browsers send each as a message of its own.
-const INPUTS: [u8; 4] = [4, POINTER, 6, 255];
+const TEXT: u8 = 6;
+const QEMU: u8 = 255;
+/// Those with which a browser's user does something. Browsers send each as a message of its own.
+const INPUTS: [u8; 4] = [KEY, POINTER, TEXT, QEMU];
 /// How many messages wait for a machine that is paused to buffer; further input is dropped.
 const HELD_MAX: usize = 1024;
 /// How often a machine that is paused to buffer is checked while input waits for it, and the time between two messages when
@@ -79,7 +81,13 @@ pub async fn vnc(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
     let machine = name.clone();
-    let (socket, stands_still) = blocking(move || node.machines.vnc(&machine)).await?;
+    let look = move || {
+        Ok((
+            node.machines.vnc(&machine)?,
+            node.machines.inputs(&machine)?,
+        ))
+    };
+    let ((socket, stands_still), input) = blocking(look).await?;
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
@@ -91,7 +99,7 @@ pub async fn vnc(
         .protocols(["binary"])
         .on_upgrade(async move |browser| {
             tracing::debug!(machine = name, "a browser looks");
-            relay(browser, qemu, stands_still).await;
+            relay(browser, qemu, stands_still, input).await;
             tracing::debug!(machine = name, "a browser left");
         }))
 }
@@ -105,7 +113,13 @@ pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
 
 /// Carries bytes both ways until either side ends. Each direction holds at most one piece, so a slow side slows the other.
 /// QEMU drops the input of a machine that stands still, so that is held back until it goes on.
-async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> bool) {
+/// Calls `input` when a key or a button goes down.
+async fn relay(
+    browser: WebSocket,
+    qemu: UnixStream,
+    stands_still: impl Fn() -> bool,
+    input: impl Fn(),
+) {
     let (mut to_browser, mut from_browser) = browser.split();
     let (mut from_qemu, mut to_qemu) = qemu.into_split();
     let down = async {
@@ -124,15 +138,20 @@ async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> 
     };
     let up = async {
         let mut held = Held::default();
+        let mut presses = Presses::default();
         loop {
             let message = tokio::select! {
                 message = from_browser.next() => message,
                 () = sleep(HELD_EVERY), if !held.0.is_empty() => {
                     if !stands_still()
-                        && let Some(input) = held.0.pop_front()
-                        && to_qemu.write_all(&input).await.is_err()
+                        && let Some(bytes) = held.0.pop_front()
                     {
-                        break;
+                        if presses.are_in(&bytes) {
+                            input();
+                        }
+                        if to_qemu.write_all(&bytes).await.is_err() {
+                            break;
+                        }
                     }
                     continue;
                 }
@@ -145,14 +164,47 @@ async fn relay(browser: WebSocket, qemu: UnixStream, stands_still: impl Fn() -> 
                 {
                     held.push(bytes);
                 }
-                Message::Binary(bytes) if to_qemu.write_all(&bytes).await.is_ok() => {}
+                Message::Binary(bytes) => {
+                    // first, so that what follows from it is already known to
+                    if presses.are_in(&bytes) {
+                        input();
+                    }
+                    if to_qemu.write_all(&bytes).await.is_err() {
+                        break;
+                    }
+                }
                 Message::Ping(_) | Message::Pong(_) => {}
                 // RFB is binary: a client that sends anything else does not speak it
-                Message::Binary(_) | Message::Text(_) | Message::Close(_) => break,
+                Message::Text(_) | Message::Close(_) => break,
             }
         }
     };
     tokio::select! { () = down => (), () = up => () }
+}
+
+/// Tells keys and buttons that go down from those that go up and from movements of the pointer. Their meaning is not looked at.
+#[derive(Default)]
+struct Presses {
+    /// The pointer's buttons that are down, a bit each.
+    buttons: u8,
+}
+
+impl Presses {
+    /// Returns whether a browser's message has a key or a button that goes down, or a text to paste.
+    fn are_in(&mut self, message: &[u8]) -> bool {
+        match message {
+            [KEY, down, ..] => *down != 0,
+            [POINTER, buttons, ..] => {
+                let pressed = buttons & !self.buttons != 0;
+                self.buttons = *buttons;
+                pressed
+            }
+            // QEMU's own: its first kind is a key, and then comes whether it goes down, in two bytes
+            [QEMU, 0, high, low, ..] => (*high, *low) != (0, 0),
+            [TEXT, ..] => true,
+            _ => false,
+        }
+    }
 }
 
 /// Input for a machine that stands still, in the order in which it arrived.
@@ -208,7 +260,7 @@ pub(super) mod tests {
             let path = path.clone();
             async move {
                 let qemu = UnixStream::connect(&path).await.unwrap();
-                relay(browser, qemu, || still.load(Ordering::Relaxed)).await
+                relay(browser, qemu, || still.load(Ordering::Relaxed), || ()).await
             }
         });
         (address.await, qemu)
@@ -296,6 +348,26 @@ pub(super) mod tests {
         }
         let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
         assert_eq!(held.0, way);
+    }
+
+    #[test]
+    fn a_press_counts_once_and_neither_its_end_nor_a_movement() {
+        let mut presses = Presses::default();
+        let sent: [(&[u8], bool); 10] = [
+            (b"\x04\x01\0\0\0\0\0a", true),
+            (b"\x04\x00\0\0\0\0\0a", false),
+            (b"\x05\x00\0\x01\0\x01", false),
+            (b"\x05\x01\0\x01\0\x01", true),
+            (b"\x05\x01\0\x02\0\x02", false),
+            (b"\x05\x00\0\x02\0\x02", false),
+            (b"\xff\x00\x00\x01\0\0\0a\0\0\0\x1e", true),
+            (b"\xff\x00\x00\x00\0\0\0a\0\0\0\x1e", false),
+            (b"\x03\x01\0\0\0\0\x04\0\x03\0", false),
+            (b"", false),
+        ];
+        for (message, press) in sent {
+            assert_eq!(presses.are_in(message), press, "{message:?}");
+        }
     }
 
     #[tokio::test]

@@ -34,8 +34,11 @@ pub async fn terminal(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
     let machine = name.clone();
-    let (log, keyboard, work) =
-        blocking(move || node.machines.terminal(&machine, EARLIER_BYTES)).await?;
+    let look = move || {
+        let terminal = node.machines.terminal(&machine, EARLIER_BYTES)?;
+        Ok((terminal, node.machines.inputs(&machine)?))
+    };
+    let ((log, keyboard, work), input) = blocking(look).await?;
     if let Some(work) = work {
         tokio::spawn(work);
     }
@@ -45,7 +48,7 @@ pub async fn terminal(
     };
     Ok(bounded(upgrade).on_upgrade(async move |browser| {
         tracing::debug!(machine = name, "a browser opens the console");
-        relay(browser, log, keyboard).await;
+        relay(browser, log, keyboard, input).await;
         tracing::debug!(machine = name, "a browser left the console");
     }))
 }
@@ -70,8 +73,8 @@ async fn send(browser: &mut ToBrowser, message: Message) -> bool {
 }
 
 /// Carries bytes both ways until the browser goes. One piece waits in each direction: a slow browser reads the log more slowly, and
-/// whoever types for a guest that does not read waits.
-async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard) {
+/// whoever types for a guest that does not read waits. Calls `input` for what is typed.
+async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, input: impl Fn()) {
     let (mut to_browser, mut from_browser) = browser.split();
     let Keyboard { keys, mut taken } = keyboard;
     let down = async {
@@ -110,6 +113,7 @@ async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard) {
                 // what is typed is binary: a client that sends anything else means something else
                 Message::Text(_) | Message::Close(_) => break,
             };
+            input();
             if keys.send(typed).await.is_err() {
                 break;
             }
@@ -162,6 +166,7 @@ mod tests {
                 browser,
                 ConsoleLog::open(&log, Some(EARLIER_BYTES)),
                 keyboard,
+                || (),
             )
         })
         .await;
