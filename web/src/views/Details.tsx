@@ -43,8 +43,14 @@ function forwardText(one: Forward): string {
   return `${one.host_address}:${one.host_port} → guest ${one.guest_port}${udp}`;
 }
 
-function limitsText({ cpu_millicores: cpu, memory_max_bytes: memory }: NonNullable<Machine["limits"]>): string {
-  const texts = [cpu ? `${cpu / 1000} cores` : "", memory ? `${bytes(memory)} of memory` : ""];
+function limitsText(limits: NonNullable<Machine["limits"]>): string {
+  const { cpu_millicores: cpu, memory_max_bytes: memory, io_weight: weight, io_cap_percent: cap } = limits;
+  const texts = [
+    cpu ? `${cpu / 1000} cores` : "",
+    memory ? `${bytes(memory)} of memory` : "",
+    weight ? `weight ${weight} at the disk` : "",
+    cap ? `${cap} % of the disk while others want it` : "",
+  ];
   return texts.filter(Boolean).join(", ") || "none";
 }
 
