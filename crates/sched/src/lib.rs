@@ -18,7 +18,7 @@ mod who;
 mod writeback;
 
 pub use classify::{
-    Classifier, ImageId, Known, List, ListError, Name, NameError, Op, Owned, Place, Program,
+    Classifier, ImageId, List, ListError, Name, NameError, Op, Owned, Place, Program,
     ProgramStatus, Rule, Scope, Seen, Status, Tally,
 };
 pub use fifo::Fifo;
