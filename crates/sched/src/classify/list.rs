@@ -11,15 +11,6 @@ use std::collections::BTreeMap;
 /// Version of a list's file.
 const LIST_VERSION: u32 = 1;
 
-/// A program that is the same in all machines of an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Known {
-    /// By its name.
-    Name(Name),
-    /// A file of the image, by its number there.
-    File(u64),
-}
-
 /// How often machines found a program interactive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -93,7 +84,7 @@ impl Said {
 #[serde(try_from = "Stored", into = "Stored")]
 pub struct List {
     pub(super) said: Said,
-    learned: BTreeMap<Known, Tally>,
+    learned: BTreeMap<Name, Tally>,
 }
 
 impl List {
@@ -136,21 +127,21 @@ impl List {
     }
 
     /// Returns what was learned, believed or not.
-    pub fn learned(&self) -> impl Iterator<Item = (&Known, &Tally)> {
+    pub fn learned(&self) -> impl Iterator<Item = (&Name, &Tally)> {
         self.learned.iter()
     }
 
     /// Returns what machines have shown of this program.
-    pub(super) fn belief(&self, known: &Known) -> Option<bool> {
-        self.learned.get(known).and_then(Tally::belief)
+    pub(super) fn belief(&self, name: &Name) -> Option<bool> {
+        self.learned.get(name).and_then(Tally::belief)
     }
 
     /// Learns from a machine that has judged a program. `is_first` if this machine has not taught it before.
-    pub(super) fn learn(&mut self, known: Known, is_first: bool, is_interactive: bool) {
-        if self.learned.len() >= LEARNED_MAX && !self.learned.contains_key(&known) {
+    pub(super) fn learn(&mut self, name: Name, is_first: bool, is_interactive: bool) {
+        if self.learned.len() >= LEARNED_MAX && !self.learned.contains_key(&name) {
             self.forget_least();
         }
-        let tally = self.learned.entry(known).or_default();
+        let tally = self.learned.entry(name).or_default();
         tally.machines = tally.machines.saturating_add(u32::from(is_first)).max(1);
         tally.seen += 1;
         tally.interactive += u32::from(is_interactive);
@@ -169,12 +160,12 @@ impl List {
                 self.said.0.insert(name, hand);
             }
         }
-        for (known, theirs) in other.learned {
+        for (name, theirs) in other.learned {
             let is_full = self.learned.len() >= LEARNED_MAX;
-            match self.learned.get_mut(&known) {
+            match self.learned.get_mut(&name) {
                 Some(ours) if ours.seen < theirs.seen => *ours = theirs,
                 None if !is_full => {
-                    self.learned.insert(known, theirs);
+                    self.learned.insert(name, theirs);
                 }
                 _ => {}
             }
@@ -186,11 +177,11 @@ impl List {
         let mut worth: Vec<_> = self
             .learned
             .iter()
-            .map(|(known, tally)| (tally.machines, tally.seen, *known))
+            .map(|(name, tally)| (tally.machines, tally.seen, *name))
             .collect();
         worth.sort_unstable();
-        for (_, _, known) in worth.iter().take(LEARNED_MAX / 8) {
-            self.learned.remove(known);
+        for (_, _, name) in worth.iter().take(LEARNED_MAX / 8) {
+            self.learned.remove(name);
         }
     }
 }
@@ -253,23 +244,14 @@ struct Stored {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<Name>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    file: Option<u64>,
+    name: Name,
     machines: u32,
     seen: u32,
     interactive: u32,
 }
 
 impl Row {
-    fn read(&self) -> Result<(Known, Tally), &'static str> {
-        let known = match (self.name, self.file) {
-            (Some(name), None) => Known::Name(name),
-            (None, Some(inode)) => Known::File(inode),
-            (None, None) => return Err("has neither a name nor a file"),
-            (Some(_), Some(_)) => return Err("has both a name and a file"),
-        };
+    fn tally(&self) -> Result<Tally, &'static str> {
         if self.interactive > self.seen {
             return Err("was interactive more often than it was seen");
         }
@@ -278,12 +260,11 @@ impl Row {
                 "wants 1 machine at least, no more machines than times it was seen, and 1024 times at most",
             );
         }
-        let tally = Tally {
+        Ok(Tally {
             machines: self.machines,
             seen: self.seen,
             interactive: self.interactive,
-        };
-        Ok((known, tally))
+        })
     }
 }
 
@@ -318,8 +299,8 @@ impl TryFrom<Stored> for List {
         for (index, row) in stored.learned.iter().enumerate() {
             let part = "learned";
             let wrong = |what| ListError::Entry { part, index, what };
-            let (known, tally) = row.read().map_err(wrong)?;
-            if list.learned.insert(known, tally).is_some() {
+            let tally = row.tally().map_err(wrong)?;
+            if list.learned.insert(row.name, tally).is_some() {
                 return Err(wrong("has been named before"));
             }
         }
@@ -329,15 +310,8 @@ impl TryFrom<Stored> for List {
 
 impl From<List> for Stored {
     fn from(list: List) -> Stored {
-        let rows = list.learned.iter().map(|(known, tally)| Row {
-            name: match known {
-                Known::Name(name) => Some(*name),
-                Known::File(_) => None,
-            },
-            file: match known {
-                Known::Name(_) => None,
-                Known::File(inode) => Some(*inode),
-            },
+        let rows = list.learned.iter().map(|(name, tally)| Row {
+            name: *name,
             machines: tally.machines,
             seen: tally.seen,
             interactive: tally.interactive,

@@ -6,11 +6,11 @@ use super::limits::{
     RUNS_WEIGHT_MIN, STATUS_PROGRAMS_MAX, TAUGHT_EACH_MAX, TAUGHT_MAX, THRESHOLD_PERCENT,
     VOTES_MIN,
 };
-use super::list::{Hand, Known, List, Said};
+use super::list::{Hand, List, Said};
 use super::pace::{Pace, Step};
 use super::status::{ProgramStatus, Rule, Status};
 use super::streams::{Flow, Streams};
-use super::{Owned, Program, Seen};
+use super::{Name, Owned, Program, Seen};
 use crate::Class;
 use crate::Op;
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ pub(super) struct Machine {
     strangers: Strangers,
     streams: Streams,
     /// What it has taught its image, and how often.
-    taught: BTreeMap<Known, u8>,
+    taught: BTreeMap<Name, u8>,
     /// Requests by class.
     requests: [u64; 3],
 }
@@ -203,10 +203,9 @@ impl Machine {
         if self.askers.len() >= PROGRAMS_MAX && !self.askers.contains_key(program) {
             self.forget_least();
         }
-        let known = self.nameable(program);
         let told = Told {
             by_hand: self.said(program, list),
-            learned: known.and_then(|known| list?.belief(&known)),
+            learned: name(program).and_then(|name| list?.belief(name)),
             is_file: matches!(program, Program::File { .. }),
             is_launch: self.strangers.may_answer(gap),
         };
@@ -247,42 +246,26 @@ impl Machine {
 
     /// Returns what somebody has said of a program by hand: in this machine, or else of the image.
     fn said(&self, program: &Program, list: Option<&List>) -> Option<Hand> {
-        let Program::Task(name) = program else {
-            return None;
-        };
+        let name = name(program)?;
         let of_image = || list.and_then(|list| list.said.of(name));
         self.said.of(name).or_else(of_image)
-    }
-
-    /// Returns by what other machines of the image know a program.
-    fn nameable(&self, program: &Program) -> Option<Known> {
-        match program {
-            Program::Task(name) => Some(Known::Name(*name)),
-            Program::File { image, inode } if *image == self.of.image => Some(Known::File(*inode)),
-            Program::File { .. } | Program::Space(_) => None,
-        }
     }
 
     /// Adds to the image's list whether a program was interactive in the gap that has ended. A machine does so a few times for each
     /// program and for a few programs: one that lies can't fill the list, nor decide anything alone.
     fn teach(&mut self, program: &Program, compared: u32, is_interactive: bool, list: &mut List) {
-        let Some(known) = self.nameable(program) else {
+        let Some(name) = name(program) else {
             return;
         };
-        // A file is read a few times at most, and is in the guest's memory then.
-        let enough = match known {
-            Known::Name(_) => EVIDENCE_MIN,
-            Known::File(_) => 1,
-        };
-        if compared < enough {
+        if compared < EVIDENCE_MIN {
             return;
         }
-        if self.taught.len() >= TAUGHT_MAX && !self.taught.contains_key(&known) {
+        if self.taught.len() >= TAUGHT_MAX && !self.taught.contains_key(name) {
             return;
         }
-        let times = self.taught.entry(known).or_default();
+        let times = self.taught.entry(*name).or_default();
         if *times < TAUGHT_EACH_MAX {
-            list.learn(known, *times == 0, is_interactive);
+            list.learn(*name, *times == 0, is_interactive);
             *times += 1;
         }
     }
@@ -338,6 +321,15 @@ impl Machine {
     }
 }
 
+/// Returns by what other machines of the image know a program.
+fn name(program: &Program) -> Option<&Name> {
+    match program {
+        Program::Task(name) => Some(name),
+        // An application's files are not learned: a launch is found without that, and a scan reads the same files.
+        Program::File { .. } | Program::Space(_) => None,
+    }
+}
+
 /// What is known of a program from elsewhere.
 #[derive(Clone, Copy, Debug)]
 struct Told {
@@ -370,18 +362,18 @@ fn judge(step: Step, asker: &Asker, flow: Flow, told: Told) -> (Class, Rule) {
     if flow.is_bulk {
         return (Class::Bulk, Rule::Stream);
     }
-    // whoever reads a file now may be another one than before
-    let may_be_reader = !told.is_file || (told.is_launch && pace.is_answer());
-    if told.learned == Some(true) && may_be_reader {
+    if told.learned == Some(true) {
         return (Class::Interactive, Rule::Learned);
     }
     if asker.counts.is_settled() {
-        let is_sure = told.is_launch || (!told.is_file && asker.counts.votes() >= VOTES_MIN);
+        let is_sure = if told.is_file {
+            // whoever reads it now may be another one than before
+            told.is_launch && pace.is_answer()
+        } else {
+            told.is_launch || asker.counts.votes() >= VOTES_MIN
+        };
         let is_waited_for = run_us <= EPISODE_US || step.is_answer;
-        return match (
-            asker.is_interactive() && is_sure && may_be_reader,
-            is_waited_for,
-        ) {
+        return match (asker.is_interactive() && is_sure, is_waited_for) {
             (true, true) => (Class::Interactive, Rule::Counts),
             (true, false) => (rest, Rule::GoesOn),
             (false, _) => (rest, Rule::Counts),

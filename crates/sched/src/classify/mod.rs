@@ -29,7 +29,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use list::{Known, List, ListError, Tally};
+pub use list::{List, ListError, Tally};
 pub use program::{ImageId, Name, NameError, Program};
 pub use status::{ProgramStatus, Rule, Status};
 
