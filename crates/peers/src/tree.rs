@@ -2,11 +2,11 @@
 //!
 //! A pack's name is the hash of its index, which proves nothing of a range. So the root of a tree over all of its bytes travels beside
 //! the name, and a range travels with the hashes between it and that root: bao's encoding with groups of 16 KiB, as iroh-blobs has it.
+use bao_tree::io::BaoContentItem;
 use bao_tree::io::outboard::PreOrderMemOutboard;
 use bao_tree::io::sync::{
-    CreateOutboard, DecodeResponseIter, Outboard, ReadAt, encode_ranges_validated, truncate_ranges,
+    DecodeResponseIter, Outboard, ReadAt, encode_ranges_validated, outboard, truncate_ranges,
 };
-use bao_tree::io::BaoContentItem;
 use bao_tree::iter::BaoChunk;
 use bao_tree::{BaoTree, BlockSize, ChunkNum, ChunkRanges, TreeNode};
 use bytes::Bytes;
@@ -104,7 +104,14 @@ pub struct Tree {
 impl Tree {
     /// Computes the tree of a pack of so many bytes. Fails if `content` does, or ends before.
     pub fn of(content: impl Read, bytes: u64) -> io::Result<Tree> {
-        let hashes = PreOrderMemOutboard::create_sized(content, bytes, GROUP)?;
+        let tree = BaoTree::new(bytes, GROUP);
+        let length = usize::try_from(tree.outboard_size()).map_err(io::Error::other)?;
+        let mut hashes = PreOrderMemOutboard {
+            root: blake3::Hash::from_bytes([0; 32]),
+            tree,
+            data: vec![0; length],
+        };
+        hashes.root = outboard(content, tree, &mut hashes)?;
         Ok(Tree { hashes })
     }
 
