@@ -139,6 +139,7 @@ impl Owner {
                 command = commands.recv() => match command {
                     Some(Command::Leave(done)) => {
                         self.leave().await;
+                        drop(self); // the door is free for who joins again
                         let _ = done.send(());
                         return;
                     }
