@@ -116,7 +116,7 @@ fn runs(bytes: &mut &[u8]) -> Result<Vec<Run>, Malformed> {
         }
         runs.push((first as PieceId, count as u32));
     }
-    Ok(runs)
+    (!runs.is_empty()).then_some(runs).ok_or(Malformed)
 }
 
 fn put_runs(kind: u8, runs: &[Run], out: &mut Vec<u8>) {
@@ -338,6 +338,7 @@ mod tests {
         let wrong: &[&[u8]] = &[
             &[],
             &[6],
+            &[1],
             &[0; 72],
             &[0; 74],
             &[3, 1],

@@ -2,7 +2,9 @@
 use super::{Image, TOKEN, soon};
 use bytes::Bytes;
 use floe_peers::{Key, Member};
-use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, presets};
+use iroh::endpoint::{
+    Connection, ConnectionError, QuicTransportConfig, RecvStream, SendStream, VarInt, presets,
+};
 use iroh::{Endpoint, EndpointAddr, PublicKey, RelayMode, SecretKey, TransportAddr};
 use std::sync::Arc;
 
@@ -62,6 +64,12 @@ impl Rogue {
             .alpns(vec![ALPN.to_vec()])
             .relay_mode(RelayMode::Disabled)
             .clear_ip_transports()
+            // whatever it asks for, it takes nothing
+            .transport_config(
+                QuicTransportConfig::builder()
+                    .max_concurrent_uni_streams(VarInt::from_u32(0))
+                    .build(),
+            )
             .bind_addr("127.0.0.1:0")
             .unwrap()
             .bind()
