@@ -1,6 +1,7 @@
 //! What a swarm brings: the packs of one image, cut into numbered pieces.
 use crate::tree::Pack;
 use floe_swarm::policy::{PIECES_MAX, PieceId};
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Bytes of a piece; a pack's last one may be shorter. At 64 KiB a demand takes 5 ms of a link of 100 Mbit/s, and an image of
@@ -23,6 +24,9 @@ pub enum ContentError {
     /// A pack without bytes has no piece.
     #[error("pack {0} is empty")]
     Empty(usize),
+    /// Its pieces would have two numbers.
+    #[error("pack {0} is listed before")]
+    Twice(usize),
     /// More than [`PIECES_MAX`].
     #[error("more than {PIECES_MAX} pieces")]
     TooLarge,
@@ -33,10 +37,13 @@ impl Content {
     pub fn new(packs: Vec<Pack>) -> Result<Content, ContentError> {
         let mut hash = blake3::Hasher::new_derive_key("floe 2026 content of a swarm");
         let mut firsts = vec![0];
-        let mut next = 0u64;
+        let (mut next, mut known) = (0u64, HashSet::new());
         for (number, pack) in packs.iter().enumerate() {
             if pack.bytes == 0 {
                 return Err(ContentError::Empty(number));
+            }
+            if !known.insert(pack.root) {
+                return Err(ContentError::Twice(number));
             }
             next += pack.bytes.div_ceil(PIECE_BYTES);
             if next > u64::from(PIECES_MAX) {
@@ -94,7 +101,7 @@ mod tests {
 
     fn pack(bytes: u64) -> Pack {
         Pack {
-            root: [bytes as u8; 32],
+            root: *blake3::hash(&bytes.to_le_bytes()).as_bytes(),
             bytes,
         }
     }
@@ -131,6 +138,7 @@ mod tests {
         assert_ne!(name(&[1, 2]), name(&[2, 1]));
         assert_eq!(name(&[1, 2]), name(&[1, 2]));
         assert_eq!(name(&[1, 0]), Err(ContentError::Empty(1)));
+        assert_eq!(name(&[1, 2, 1]), Err(ContentError::Twice(2)));
         assert_eq!(name(&[u64::MAX]), Err(ContentError::TooLarge));
         let most = u64::from(PIECES_MAX) * PIECE_BYTES;
         assert!(name(&[most]).is_ok());

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
 
 /// Hosts that introduce themselves at a time; more are turned away before they cost anything, and try again.
 const HANDSHAKES_MAX: usize = 64;
@@ -43,12 +44,19 @@ pub enum HostError {
     Twice,
 }
 
-/// A host that takes part in swarms: one for each node.
+/// A host that takes part in swarms: one for each node. Dropped, it takes nobody in any more; its swarms end with their own handles.
 #[derive(Debug)]
 pub struct Host {
     endpoint: Endpoint,
     doors: Arc<Doors>,
     work: Arc<Semaphore>,
+    accepts: JoinHandle<()>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.accepts.abort();
+    }
 }
 
 impl Host {
@@ -71,12 +79,13 @@ impl Host {
         let bound = builder.bind().await;
         let endpoint = bound.map_err(|error| refused(error.to_string()))?;
         let doors = Arc::new(Doors::default());
-        tokio::spawn(accept(endpoint.clone(), doors.clone()));
+        let accepts = tokio::spawn(accept(endpoint.clone(), doors.clone()));
         let turns = std::thread::available_parallelism().map_or(2, usize::from);
         Ok(Host {
             endpoint,
             doors,
             work: Arc::new(Semaphore::new(2 * turns)),
+            accepts,
         })
     }
 
@@ -179,8 +188,8 @@ impl Doors {
     }
 
     fn knows(&self, key: Key) -> bool {
-        let mut all = self.all();
-        all.values_mut().any(|inside| inside.members.contains(&key))
+        let all = self.all();
+        all.values().any(|inside| inside.members.contains(&key))
     }
 
     /// Returns whom to tell of a host that wants in, if it may.

@@ -10,8 +10,10 @@ use bao_tree::io::sync::{
 use bao_tree::iter::BaoChunk;
 use bao_tree::{BaoTree, BlockSize, ChunkNum, ChunkRanges, TreeNode};
 use bytes::Bytes;
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// 16 chunks of BLAKE3, 16 KiB: 0.4 % of a pack in hashes.
 const GROUP: BlockSize = BlockSize::from_chunk_log(4);
@@ -182,13 +184,13 @@ impl ReadAt for Part<'_> {
     }
 }
 
-/// The hashes of a pack in a file.
-pub(crate) struct Hashes<F> {
+/// The hashes of a pack in a file, which a pack of one group has not: its only hash is the root.
+pub(crate) struct Hashes {
     pub(crate) pack: Pack,
-    pub(crate) file: F,
+    pub(crate) file: Option<File>,
 }
 
-impl<F: ReadAt> Outboard for Hashes<F> {
+impl Outboard for Hashes {
     fn root(&self) -> blake3::Hash {
         self.pack.root()
     }
@@ -201,10 +203,10 @@ impl<F: ReadAt> Outboard for Hashes<F> {
         let Some(place) = self.pack.tree().pre_order_offset(node) else {
             return Ok(None);
         };
+        let file = self.file.as_ref().ok_or(io::ErrorKind::UnexpectedEof)?;
         let (mut left, mut right) = ([0; 32], [0; 32]);
-        self.file.read_exact_at(place * PAIR_BYTES, &mut left)?;
-        self.file
-            .read_exact_at(place * PAIR_BYTES + 32, &mut right)?;
+        file.read_exact_at(&mut left, place * PAIR_BYTES)?;
+        file.read_exact_at(&mut right, place * PAIR_BYTES + 32)?;
         Ok(Some((left.into(), right.into())))
     }
 }

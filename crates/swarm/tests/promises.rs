@@ -539,3 +539,19 @@ fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
     }
     assert!(policy.window() < many / 2, "{}", policy.window());
 }
+
+#[test]
+fn a_piece_that_is_lost_is_asked_for_again_where_it_is_wanted() {
+    let mut policy = Policy::new(Config::p2p_p(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    [3, 4].into_iter().for_each(|piece| policy.put(piece));
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Window(&[3]), &mut out);
+    [3, 4, 9].into_iter().for_each(|piece| policy.lose(piece));
+    assert!(out.is_empty() && !policy.has(3) && !policy.has(4));
+    policy.on_event(1, Event::Tick, &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Prefetch)]);
+    out.clear();
+    policy.on_event(2, Event::Miss(4), &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 4, Purpose::Demand)]);
+}

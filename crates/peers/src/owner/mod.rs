@@ -41,7 +41,7 @@ struct Linked {
     link: Link,
     /// Whether it is told what comes here.
     told: bool,
-    /// When it was last asked or has sent a piece.
+    /// When one last asked the other, or a piece came.
     used_us: u64,
 }
 
@@ -273,9 +273,7 @@ impl Owner {
             Wire::Said(message) => self.said(peer, message),
             Wire::Got(piece, bytes) => {
                 self.traffic.entry(peer).or_default().received += bytes;
-                if let Some(linked) = self.links.get_mut(&peer) {
-                    linked.used_us = self.since.elapsed().as_micros() as u64;
-                }
+                self.used(peer);
                 self.arrived(peer, piece);
             }
             Wire::Wrong(piece) => self.tell(Event::Wrong(peer, piece)),
@@ -296,7 +294,10 @@ impl Owner {
             Message::Lacks(runs) => self.each_of(&runs, |owner, pieces| {
                 owner.tell(Event::Lacks(peer, pieces));
             }),
-            Message::Ask(piece, purpose) => self.tell(Event::Asked(peer, piece, purpose)),
+            Message::Ask(piece, purpose) => {
+                self.used(peer);
+                self.tell(Event::Asked(peer, piece, purpose));
+            }
             Message::Withdraw(piece) => self.tell(Event::Withdrawn(peer, piece)),
             Message::Refuse(piece) => {
                 if let Some(linked) = self.links.get(&peer) {

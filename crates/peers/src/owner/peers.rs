@@ -143,6 +143,14 @@ impl Owner {
         self.tell(Event::Joined(peer));
     }
 
+    /// A connection was of use.
+    pub(super) fn used(&mut self, peer: PeerId) {
+        let now_us = self.now_us();
+        if let Some(linked) = self.links.get_mut(&peer) {
+            linked.used_us = now_us;
+        }
+    }
+
     /// Ends connections that nobody needs.
     pub(super) fn rest(&mut self, now_us: u64) {
         let idle = self.links.iter().filter(|(peer, linked)| {
@@ -159,8 +167,8 @@ impl Owner {
     }
 
     pub(super) fn ask(&mut self, peer: PeerId, piece: PieceId, purpose: Purpose) {
-        if let Some(linked) = self.links.get_mut(&peer) {
-            linked.used_us = self.since.elapsed().as_micros() as u64;
+        if self.links.contains_key(&peer) {
+            self.used(peer);
             return self.say(peer, Message::Ask(piece, purpose));
         }
         if !self.roster.wanted(peer, &mut self.moves) {

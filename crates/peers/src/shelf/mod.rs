@@ -28,8 +28,10 @@ pub struct Shelf {
     here: Vec<AtomicU64>,
     /// Whoever reads or writes a piece's bytes holds it shared; whoever makes holes holds it alone.
     holes: RwLock<()>,
-    /// Packs with bytes that are not known to be on the disk. Held while a record is written.
+    /// Packs with bytes that are not known to be on the disk.
     dirty: Mutex<BTreeSet<usize>>,
+    /// Held while a record is made, so that a later one says what is later.
+    records: Mutex<()>,
 }
 
 /// Why a range can't be read.
@@ -58,6 +60,7 @@ impl Shelf {
             content,
             holes: RwLock::default(),
             dirty: Mutex::default(),
+            records: Mutex::default(),
         })
     }
 
@@ -155,23 +158,12 @@ impl Shelf {
             return Err(io::ErrorKind::NotFound.into());
         }
         let known = self.content.packs()[pack];
-        // a pack of one group has no hashes but its root
-        let hashes = match range == (0..known.bytes) && known.bytes <= 16 << 10 {
-            true => None,
-            false => Some(File::open(self.path(pack, "tree"))?),
-        };
         let bytes = File::open(self.path(pack, "pack"))?;
-        match hashes {
-            Some(file) => tree::prove(known, &range, &bytes, Hashes { pack: known, file }),
-            None => {
-                let nothing: &[u8] = &[];
-                let hashes = Hashes {
-                    pack: known,
-                    file: nothing,
-                };
-                tree::prove(known, &range, &bytes, hashes)
-            }
-        }
+        let file = match File::open(self.path(pack, "tree")) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            file => Some(file?),
+        };
+        tree::prove(known, &range, &bytes, Hashes { pack: known, file })
     }
 
     /// Forgets pieces and gives their room on the disk back.
@@ -201,22 +193,26 @@ impl Shelf {
 
     /// Makes all that is here outlive a power cut.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        let mut dirty = self.dirty();
-        let words: Vec<u64> = self
-            .here
-            .iter()
-            .map(|word| word.load(Ordering::Acquire))
-            .collect();
-        for pack in dirty.iter().copied() {
-            for kind in ["pack", "tree"] {
-                match File::open(self.path(pack, kind)) {
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                    file => file?.sync_data()?,
-                }
+        let _alone = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = self.here.iter().map(|word| word.load(Ordering::Acquire));
+        let words: Vec<u64> = words.collect();
+        // taken after the words: what they promise is among these, or was synced before
+        let dirty = std::mem::take(&mut *self.dirty());
+        let synced = dirty.iter().try_for_each(|pack| self.sync_pack(*pack));
+        let recorded = synced.and_then(|()| record::store(&self.dir, &self.content, &words));
+        if recorded.is_err() {
+            self.dirty().extend(dirty);
+        }
+        recorded
+    }
+
+    fn sync_pack(&self, pack: usize) -> io::Result<()> {
+        for kind in ["pack", "tree"] {
+            match File::open(self.path(pack, kind)) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                file => file?.sync_data()?,
             }
         }
-        record::store(&self.dir, &self.content, &words)?;
-        dirty.clear();
         Ok(())
     }
 
