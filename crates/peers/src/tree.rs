@@ -13,7 +13,6 @@ use bytes::Bytes;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 /// 16 chunks of BLAKE3, 16 KiB: 0.4 % of a pack in hashes.
 const GROUP: BlockSize = BlockSize::from_chunk_log(4);
@@ -205,8 +204,8 @@ impl Outboard for Hashes {
         };
         let file = self.file.as_ref().ok_or(io::ErrorKind::UnexpectedEof)?;
         let (mut left, mut right) = ([0; 32], [0; 32]);
-        file.read_exact_at(&mut left, place * PAIR_BYTES)?;
-        file.read_exact_at(&mut right, place * PAIR_BYTES + 32)?;
+        file.read_exact_at(place * PAIR_BYTES, &mut left)?;
+        file.read_exact_at(place * PAIR_BYTES + 32, &mut right)?;
         Ok(Some((left.into(), right.into())))
     }
 }

@@ -9,8 +9,9 @@ use iroh::endpoint::{Connection, ReadExactError, RecvStream, SendStream};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::time::timeout;
 
-/// A piece that takes longer to be sent is given up: that is 3 KB/s.
+/// A piece that takes longer to be sent is given up by both ends: that is 3 KB/s.
 const SENDING: Duration = Duration::from_secs(20);
 /// A receiver that is slower than this doesn't keep others waiting any more.
 const PASSING: Duration = Duration::from_millis(500);
@@ -82,8 +83,8 @@ pub(super) async fn receive(
 
 async fn take(mut stream: RecvStream, expected: &Mutex<Expected>, shared: &Shared) -> Option<Wire> {
     let lock = || expected.lock().unwrap_or_else(PoisonError::into_inner);
-    let named = name(&mut stream).await;
-    let asked = named.filter(|piece| lock().take(*piece));
+    let named = timeout(SENDING, name(&mut stream)).await;
+    let asked = named.ok().flatten().filter(|piece| lock().take(*piece));
     let place = asked.and_then(|piece| shared.shelf.content().place(piece));
     let (Some(piece), Some((pack, range))) = (asked, place) else {
         let _ = stream.stop(CLOSED_RUDELY);
@@ -91,16 +92,17 @@ async fn take(mut stream: RecvStream, expected: &Mutex<Expected>, shared: &Share
     };
     let length = shared.shelf.content().packs()[pack].proven_bytes(&range);
     let mut proven = vec![0; length as usize];
-    match stream.read_exact(&mut proven).await {
-        Ok(()) => {}
-        Err(ReadExactError::FinishedEarly(_)) => return Some(Wire::Wrong(piece)),
-        Err(ReadExactError::ReadError(_)) => return Some(Wire::Broke(piece)),
-    }
-    match stream.read(&mut [0]).await {
-        Ok(None) => {}
-        Ok(Some(_)) => return Some(Wire::Wrong(piece)),
-        // all of it is here, and will turn out to be right or wrong
-        Err(_) => {}
+    let came = timeout(SENDING, async {
+        stream.read_exact(&mut proven).await?;
+        Ok::<_, ReadExactError>(stream.read(&mut [0]).await)
+    });
+    match came.await {
+        Err(_) | Ok(Err(ReadExactError::ReadError(_))) => return Some(Wire::Broke(piece)),
+        Ok(Err(ReadExactError::FinishedEarly(_))) | Ok(Ok(Ok(Some(_)))) => {
+            return Some(Wire::Wrong(piece));
+        }
+        // if the end is cut off, all of it is here nevertheless, and will turn out to be right or wrong
+        Ok(Ok(Ok(None) | Err(_))) => {}
     }
     Some(match shelve(piece, proven.into(), shared).await {
         Outcome::Done(bytes) => {
@@ -133,9 +135,9 @@ pub(super) async fn send(
     purpose: Purpose,
     shared: &Shared,
 ) -> Outcome {
-    let sent = tokio::time::timeout(SENDING, carry(connection, piece, purpose, shared));
+    let sent = timeout(SENDING, carry(connection, piece, purpose, shared));
     tokio::pin!(sent);
-    let quick = tokio::time::timeout(PASSING, &mut sent).await;
+    let quick = timeout(PASSING, &mut sent).await;
     let _ = shared.notes.send(Note::Passed(link, piece)).await;
     let sent = match quick {
         Ok(sent) => sent,
