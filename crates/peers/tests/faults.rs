@@ -130,42 +130,66 @@ async fn who_lies_about_what_it_has_is_dropped() {
     scene.drops(&swarm, Fault::Lied).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_floods_is_dropped_and_others_are_served() {
-    let image = Image::new(&[30]);
+/// What a host says again and again.
+#[derive(Clone, Copy)]
+enum Flood {
+    /// Questions for more than it can take.
+    Questions,
+    /// That it has everything, and more than there is.
+    Lists,
+    Nonsense,
+    /// Pieces that nobody wants.
+    Pieces,
+}
+
+/// A host floods another one, which serves a third one meanwhile, and drops the first.
+async fn is_dropped(flood: Flood) {
+    let image = Image::new(&[200]);
     let (nodes, mut members) = nodes(&image, 2).await;
-    // questions, lists of everything again and again, nonsense, and pieces that nobody wants
-    for way in 0..4 {
-        let rogue = Rogue::new(90 + way).await;
-        members.truncate(2);
-        members.push(rogue.member());
-        let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
-        let mut talk = rogue.boast(&members[0], &image).await;
-        let floods = tokio::spawn(async move {
-            for piece in (0..30).cycle().take(20_000) {
-                match way {
-                    0 => talk.say(&rogue::ask(piece)).await,
-                    1 => talk.say(&rogue::has_all(1 << 22)).await,
-                    2 => talk.say(&rogue::frame(&[77; 20])).await,
-                    _ => talk.send(piece, vec![0; 100].into()).await,
-                }
-                if talk.connection.close_reason().is_some() {
-                    break;
-                }
+    let rogue = Rogue::new(99).await;
+    members.push(rogue.member());
+    let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let mut talk = rogue.boast(&members[0], &image).await;
+    let floods = tokio::spawn(async move {
+        for piece in (0..200).cycle() {
+            match flood {
+                Flood::Questions => talk.say(&rogue::ask(piece)).await,
+                Flood::Lists => talk.say(&rogue::has_all(1 << 22)).await,
+                Flood::Nonsense => talk.say(&rogue::frame(&[77; 20])).await,
+                Flood::Pieces => talk.send(piece, vec![0; 100].into()).await,
             }
-            rogue::code(&talk.connection).await
-        });
-        let elsewhere = tempfile::tempdir().unwrap();
-        let shelf = Shelf::open(elsewhere.path(), image.content.clone()).unwrap();
-        let other = nodes[1].join(Arc::new(shelf), None, &members[..2]);
-        soon(other.need(&image.all())).await.unwrap();
-        image.assert_here(other.shelf());
-        let status = until(&full, |status| !status.dropped.is_empty()).await;
-        assert_eq!(status.dropped, [(members[2].key, Fault::Flooded)]);
-        assert_eq!(soon(floods).await.unwrap(), 6);
-        full.leave().await;
-        other.leave().await;
-    }
+            if talk.connection.close_reason().is_some() {
+                break;
+            }
+        }
+        rogue::code(&talk.connection).await
+    });
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members[..2]);
+    soon(other.need(&image.all())).await.unwrap();
+    image.assert_here(other.shelf());
+    let status = until(&full, |status| !status.dropped.is_empty()).await;
+    assert_eq!(status.dropped, [(members[2].key, Fault::Flooded)]);
+    assert_eq!(soon(floods).await.unwrap(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_far_too_much_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Questions).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lists_far_too_much_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Lists).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_talks_nonsense_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Nonsense).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_sends_what_nobody_wants_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Pieces).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -100,7 +100,7 @@ impl Owner {
             next_number: 0,
             waiting: HashMap::new(),
             seed_queue: SeedQueue::default(),
-            needs: Needs::default(),
+            needs: Needs::new(&options.config),
             gossip: Gossip::default(),
             traffic: HashMap::new(),
             seed_bytes: 0,

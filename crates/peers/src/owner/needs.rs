@@ -1,12 +1,14 @@
 //! Who waits for which pieces. No I/O.
 use crate::swarm::SwarmError;
-use floe_swarm::policy::{DEMANDS_MAX, PieceId};
+use floe_swarm::policy::{Config, DEMANDS_MAX, PieceId};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use tokio::sync::oneshot;
 
 /// Most pieces that are waited for at a time, 4 GiB: callers bring what they need in parts.
 pub(super) const NEEDS_MAX: usize = 1 << 16;
+/// Who waits for so many pieces at most is not held up by who waits for more: as many places are kept for such.
+const FEW_MAX: usize = 8;
 
 /// How a waiter is told.
 pub(super) type Done = oneshot::Sender<Result<(), SwarmError>>;
@@ -17,17 +19,33 @@ struct Waiter {
     done: Done,
 }
 
-#[derive(Default)]
 pub(super) struct Needs {
     waiters: HashMap<u64, Waiter>,
     next: u64,
     /// Waiters by piece.
     pieces: HashMap<PieceId, Vec<u64>>,
-    /// Pieces that the policy was not told of: it knows [`DEMANDS_MAX`] at a time.
-    later: VecDeque<PieceId>,
+    /// Pieces that the policy was not told of: those of whom waits for few, and the rest.
+    few: VecDeque<PieceId>,
+    many: VecDeque<PieceId>,
+    told_max: usize,
 }
 
 impl Needs {
+    /// Tells the policy of no more pieces at a time than one host takes questions for. It may have to ask one host for all of them, who
+    /// would think that this one floods it.
+    pub(super) fn new(config: &Config) -> Needs {
+        let others = config.prefetch_per_peer_max + FEW_MAX;
+        let told_max = config.waiting_per_peer_max.saturating_sub(others);
+        Needs {
+            waiters: HashMap::new(),
+            next: 0,
+            pieces: HashMap::new(),
+            few: VecDeque::new(),
+            many: VecDeque::new(),
+            told_max: told_max.clamp(1, DEMANDS_MAX - FEW_MAX),
+        }
+    }
+
     /// Returns the number of pieces that are waited for.
     pub(super) fn len(&self) -> usize {
         self.pieces.len()
@@ -35,7 +53,8 @@ impl Needs {
 
     /// Whether somebody waits for a piece that the policy was told of.
     pub(super) fn waits_for(&self, piece: PieceId) -> bool {
-        self.pieces.contains_key(&piece) && !self.later.contains(&piece)
+        let later = self.few.contains(&piece) || self.many.contains(&piece);
+        self.pieces.contains_key(&piece) && !later
     }
 
     /// Someone waits for all of `lacks`, unless these are too many.
@@ -55,7 +74,10 @@ impl Needs {
             match self.pieces.entry(piece) {
                 Entry::Vacant(entry) => {
                     entry.insert(vec![id]);
-                    self.later.push_back(piece);
+                    match left <= FEW_MAX {
+                        true => self.few.push_back(piece),
+                        false => self.many.push_back(piece),
+                    }
                 }
                 Entry::Occupied(mut entry) => {
                     // who gives up and waits again, over and over, is remembered once
@@ -72,7 +94,8 @@ impl Needs {
         let Some(waiting) = self.pieces.remove(&piece) else {
             return false;
         };
-        self.later.retain(|other| *other != piece);
+        self.few.retain(|other| *other != piece);
+        self.many.retain(|other| *other != piece);
         for id in waiting {
             let Some(waiter) = self.waiters.get_mut(&id) else {
                 continue;
@@ -89,11 +112,15 @@ impl Needs {
 
     /// Returns the next piece that the policy can be told of.
     pub(super) fn next(&mut self) -> Option<PieceId> {
-        let told = self.pieces.len() - self.later.len();
-        match told < DEMANDS_MAX {
-            true => self.later.pop_front(),
-            false => None,
+        let told = self.pieces.len() - self.few.len() - self.many.len();
+        let mut next = None;
+        if told < self.told_max + FEW_MAX {
+            next = self.few.pop_front();
         }
+        if next.is_none() && told < self.told_max {
+            next = self.many.pop_front();
+        }
+        next
     }
 }
 
@@ -118,7 +145,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_told_once_all_is_here() {
-        let mut needs = Needs::default();
+        let mut needs = Needs::new(&Config::ours());
         let (done, mut told) = oneshot::channel();
         needs.add(HashSet::from([1, 2]), done);
         let (other, mut other_told) = oneshot::channel();
@@ -134,19 +161,27 @@ mod tests {
     }
 
     #[test]
-    fn the_policy_hears_of_no_more_than_it_can_remember() {
-        let mut needs = Needs::default();
+    fn the_policy_hears_of_no_more_than_a_host_is_asked() {
+        let mut needs = Needs::new(&Config::ours());
         let (done, mut told) = oneshot::channel();
-        let count = DEMANDS_MAX as PieceId + 10;
-        needs.add((0..count).collect(), done);
+        needs.add((0..100).collect(), done);
         let mut asked = Vec::new();
         asked.extend(std::iter::from_fn(|| needs.next()));
-        assert_eq!(asked.len(), DEMANDS_MAX);
-        // one that comes unasked makes no room, one that was asked does
-        let unasked = (0..count).find(|piece| !asked.contains(piece)).unwrap();
+        assert_eq!(asked.len(), 32 - 4 - FEW_MAX);
+        // who waits for little isn't held up
+        let (done, mut little) = oneshot::channel();
+        needs.add(HashSet::from([200, 201]), done);
+        asked.extend(std::iter::from_fn(|| needs.next()));
+        let mut more = asked[20..].to_vec();
+        more.sort_unstable();
+        assert_eq!(more, [200, 201]);
+        assert!(needs.here(200) && needs.here(201) && little.try_recv().is_ok());
+        // a piece that comes unasked makes no room, one that was asked does
+        let unasked = (0..100).find(|piece| !asked.contains(piece)).unwrap();
+        assert!(!needs.waits_for(unasked) && needs.waits_for(asked[0]));
         assert!(needs.here(unasked) && needs.next().is_none());
-        assert!(needs.here(asked[0]) && needs.next().is_some());
-        (0..count).for_each(|piece| {
+        assert!(needs.here(asked[0]) && needs.next().is_some() && needs.next().is_none());
+        (0..100).for_each(|piece| {
             needs.here(piece);
         });
         assert!(told.try_recv().is_ok() && needs.len() == 0);
@@ -157,7 +192,7 @@ mod tests {
 
     #[test]
     fn who_gives_up_is_forgotten() {
-        let mut needs = Needs::default();
+        let mut needs = Needs::new(&Config::ours());
         for _ in 0..1000 {
             let (done, told) = oneshot::channel();
             needs.add(HashSet::from([5]), done);
