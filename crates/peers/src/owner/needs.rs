@@ -83,6 +83,11 @@ impl Needs {
                     // who gives up and waits again, over and over, is remembered once
                     entry.get_mut().retain(|id| waits(&mut self.waiters, *id));
                     entry.get_mut().push(id);
+                    let late = self.many.iter().position(|other| *other == piece);
+                    if let Some(place) = late.filter(|_| left <= FEW_MAX) {
+                        self.many.remove(place);
+                        self.few.push_back(piece);
+                    }
                 }
             }
         }
@@ -170,12 +175,13 @@ mod tests {
         assert_eq!(asked.len(), 32 - 4 - FEW_MAX);
         // who waits for little isn't held up
         let (done, mut little) = oneshot::channel();
-        needs.add(HashSet::from([200, 201]), done);
+        let late = (0..100).find(|piece| !asked.contains(piece)).unwrap();
+        needs.add(HashSet::from([200, late]), done);
         asked.extend(std::iter::from_fn(|| needs.next()));
         let mut more = asked[20..].to_vec();
         more.sort_unstable();
-        assert_eq!(more, [200, 201]);
-        assert!(needs.here(200) && needs.here(201) && little.try_recv().is_ok());
+        assert_eq!(more, [late, 200]);
+        assert!(needs.here(200) && needs.here(late) && little.try_recv().is_ok());
         // a piece that comes unasked makes no room, one that was asked does
         let unasked = (0..100).find(|piece| !asked.contains(piece)).unwrap();
         assert!(!needs.waits_for(unasked) && needs.waits_for(asked[0]));
