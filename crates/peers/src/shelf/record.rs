@@ -1,11 +1,4 @@
-//! The record of what a shelf has: a file `have` that is replaced as a whole.
-//!
-//! | bytes | |
-//! | --- | --- |
-//! | 8 | `FLOEHAVE` |
-//! | 32 | the content's id |
-//! | 8 x *n* | a bit for each piece, least first |
-//! | 32 | BLAKE3 of all before |
+//! The record of what a shelf has: a file `have` that is replaced as a whole (docs/format.md, "Pieces of a swarm").
 use crate::content::Content;
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,7 +6,8 @@ use std::path::Path;
 
 const NAME: &str = "have";
 const MAGIC: &[u8; 8] = b"FLOEHAVE";
-const HEAD_BYTES: usize = 40;
+const VERSION: u32 = 1;
+const HEAD_BYTES: usize = 44;
 
 fn words(content: &Content) -> usize {
     content.pieces().div_ceil(64) as usize
@@ -32,7 +26,8 @@ fn parse(bytes: &[u8], content: &Content) -> Option<Vec<u64>> {
     let (body, hash) = bytes.split_last_chunk::<32>()?;
     let (head, bits) = body.split_at_checked(HEAD_BYTES)?;
     let fits = head[..8] == *MAGIC
-        && head[8..] == content.id()
+        && head[8..12] == VERSION.to_le_bytes()
+        && head[12..] == content.id()
         && bits.len() == 8 * words(content)
         && blake3::hash(body) == blake3::Hash::from_bytes(*hash);
     let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).ok();
@@ -47,6 +42,7 @@ fn parse(bytes: &[u8], content: &Content) -> Option<Vec<u64>> {
 pub(super) fn store(dir: &Path, content: &Content, words: &[u64]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 * words.len() + 32);
     bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&content.id());
     bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
     let hash = blake3::hash(&bytes);

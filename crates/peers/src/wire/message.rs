@@ -1,17 +1,4 @@
-//! Messages as bytes. Numbers are in groups of seven bits, least first (LEB128), and only the shortest form counts: a message has one
-//! encoding.
-//!
-//! | message | kind | fields |
-//! | --- | --- | --- |
-//! | hello | 0 | content (32 bytes), token (32 bytes), session (8 bytes) |
-//! | has | 1 | runs |
-//! | lacks | 2 | runs |
-//! | ask | 3 | piece, 1 for a demand or 0 for prefetch |
-//! | withdraw | 4 | piece |
-//! | refuse | 5 | piece |
-//!
-//! A frame is the length of a message and the message. Runs are pairs up to the message's end: how many pieces lie between the run
-//! before and this one, and how many are in it, less one.
+//! Messages as bytes, and back (docs/format.md, "Pieces of a swarm"). A message has one encoding.
 use floe_swarm::policy::{PIECES_MAX, PieceId, Purpose};
 
 /// Most bytes of a message.
