@@ -16,7 +16,7 @@ use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, VarInt
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// The host ended without a word.
 pub(crate) const CLOSED_RUDELY: VarInt = VarInt::from_u32(0);
@@ -79,8 +79,8 @@ pub(crate) enum Note {
     Sent(u64, PieceId, Outcome),
     /// What became of a piece that the seed was asked for.
     Seeded(PieceId, Outcome),
-    /// Pieces were taken off the shelf.
-    Removed(Vec<PieceId>),
+    /// Pieces were taken off the shelf, and who waits for that.
+    Removed(Vec<PieceId>, Option<oneshot::Sender<()>>),
     /// The shelf was synced.
     Synced,
 }

@@ -20,7 +20,7 @@ use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 /// The policy's number of the seed: no member's, unless a hash of a key is zero.
@@ -259,9 +259,12 @@ impl Owner {
                 }
                 self.ask_seed();
             }
-            Note::Removed(pieces) => {
+            Note::Removed(pieces, done) => {
                 for piece in pieces {
                     self.gone(piece);
+                }
+                if let Some(done) = done {
+                    let _ = done.send(());
                 }
             }
             Note::Synced => self.syncing = false,
@@ -357,7 +360,7 @@ impl Owner {
         }
     }
 
-    fn remove(&mut self, pieces: Vec<PieceId>, done: Option<tokio::sync::oneshot::Sender<()>>) {
+    fn remove(&mut self, pieces: Vec<PieceId>, done: Option<oneshot::Sender<()>>) {
         let (shelf, notes) = (self.shared.shelf.clone(), self.shared.notes.clone());
         tokio::spawn(async move {
             let removed = tokio::task::spawn_blocking(move || {
@@ -367,10 +370,7 @@ impl Owner {
                 pieces
             });
             if let Ok(pieces) = removed.await {
-                let _ = notes.send(Note::Removed(pieces)).await;
-            }
-            if let Some(done) = done {
-                let _ = done.send(());
+                let _ = notes.send(Note::Removed(pieces, done)).await;
             }
         });
     }
