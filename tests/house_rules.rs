@@ -28,6 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("floe-planner", &["floe-image", "floe-sched"]),
     ("floe-swarm", &[]),
+    ("floe-peers", &["floe-swarm"]),
     (
         "floe-traces",
         &["floe-threads", "floe-image", "floe-store", "floe-planner"],
@@ -228,6 +229,10 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/sched/src",
             "crates/extents/src",
             "crates/swarm/src",
+            "crates/peers/src/roster.rs",
+            "crates/peers/src/wire",
+            "crates/peers/src/owner/gossip.rs",
+            "crates/peers/src/owner/seed.rs",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",

@@ -14,7 +14,7 @@ use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
 mod extents;
 
-// Parsers that need nothing of their crates, which would bring QEMU, FUSE and S3 along.
+// Parsers that need nothing of their crates, which would bring QEMU, FUSE, QUIC and S3 along.
 #[allow(dead_code)]
 #[path = "../../crates/mount/src/abi.rs"]
 mod fuse;
@@ -24,6 +24,9 @@ mod qga;
 #[allow(dead_code)]
 #[path = "../../crates/machine/src/qmp/wire.rs"]
 mod qmp;
+#[allow(dead_code)]
+#[path = "../../crates/peers/src/wire/message.rs"]
+mod pieces;
 #[path = "../../crates/machine/src/shown.rs"]
 mod shown;
 
@@ -157,6 +160,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("fuse_request", fuse_request),
     ("guest_message", guest_message),
     ("exec_frame", exec_frame),
+    ("swarm_message", swarm_message),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),
     ("ensemble_file", ensemble_file),
@@ -247,6 +251,33 @@ pub fn guest_message(data: &[u8]) {
         if let Ok(answer) = Answer::decode(&line) {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
+    }
+}
+
+/// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.
+pub fn swarm_message(data: &[u8]) {
+    let read = |step: usize| {
+        let (mut frames, mut messages) = (pieces::Frames::default(), Vec::new());
+        for part in data.chunks(step) {
+            frames.put(part);
+            loop {
+                match frames.next() {
+                    Ok(Some(message)) => messages.push(message),
+                    Ok(None) => break,
+                    Err(_) => return (messages, false),
+                }
+            }
+        }
+        (messages, true)
+    };
+    let whole = read(data.len().max(1));
+    assert_eq!(whole, read(1));
+    assert_eq!(whole, read(1000));
+    let mut rest = data;
+    for message in whole.0 {
+        // a long list would be said in several
+        let [frame] = &pieces::frames_of(&message)[..] else { return };
+        rest = rest.strip_prefix(&frame[..]).expect("a message has one form");
     }
 }
 

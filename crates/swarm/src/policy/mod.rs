@@ -184,6 +184,13 @@ impl Policy {
         self.ahead.take(piece);
     }
 
+    /// Notes that a piece is no longer here. It is fetched again if it is predicted.
+    pub fn lose(&mut self, piece: PieceId) {
+        if self.here.clear(piece) {
+            self.back(piece);
+        }
+    }
+
     /// Whether a piece is here.
     pub fn has(&self, piece: PieceId) -> bool {
         self.here.get(piece)

@@ -1,0 +1,252 @@
+//! A host's place in the network, and the swarms that it takes part in.
+use crate::link::{CLOSED_STRANGER, MEETING, Meeting, Note, Shared, hear};
+use crate::members::Key;
+use crate::owner::Owner;
+use crate::seed::Seed;
+use crate::shelf::Shelf;
+use crate::swarm::{Options, Swarm};
+use crate::wire::{Hello, PROTOCOL};
+use iroh::endpoint::{Connection, Incoming, QuicTransportConfig, VarInt, presets};
+use iroh::{Endpoint, RelayMode, SecretKey};
+use noq_proto::congestion::Bbr3Config;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+/// Hosts that introduce themselves at a time; more are turned away before they cost anything, and try again.
+const HANDSHAKES_MAX: usize = 64;
+/// Pieces that a host may send at a time over one connection.
+const STREAMS_MAX: u32 = 64;
+/// Bytes of a piece that may come before they are read: all of it.
+const STREAM_WINDOW: u32 = 128 << 10;
+/// Bytes of a connection that may come before they are read, and that are kept until they are acknowledged: 100 ms at 320 Mbit/s.
+const WINDOW: u32 = 4 << 20;
+/// A host that says nothing for so long is gone.
+const SILENCE: Duration = Duration::from_secs(10);
+/// What keeps a quiet connection from being taken for a broken one.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// Notes that wait for a swarm's task; those who have one wait then.
+const NOTES_MAX: usize = 256;
+/// Calls that wait for a swarm's task.
+const COMMANDS_MAX: usize = 64;
+
+/// Why a host can't take part.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No address could be listened at.
+    #[error("can't listen at {0:?}: {1}")]
+    Listen(Vec<SocketAddr>, String),
+    /// The host takes part in this content's swarm already.
+    #[error("this host is in the swarm of this content already")]
+    Twice,
+}
+
+/// A host that takes part in swarms: one for each node. Dropped, it takes nobody in any more; its swarms end with their own handles.
+#[derive(Debug)]
+pub struct Host {
+    endpoint: Endpoint,
+    doors: Arc<Doors>,
+    work: Arc<Semaphore>,
+    accepts: JoinHandle<()>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.accepts.abort();
+    }
+}
+
+impl Host {
+    /// Listens at these addresses; port 0 is a free one. `secret` is the host's private key (Ed25519), which it keeps for as long as
+    /// members' lists name it. Nothing but these addresses is used: no name server, no relay. Called within a runtime, which it runs in.
+    pub async fn listen(secret: [u8; 32], addresses: &[SocketAddr]) -> Result<Host, HostError> {
+        let refused = |error: String| HostError::Listen(addresses.to_vec(), error);
+        let mut builder = Endpoint::builder(presets::Minimal)
+            .secret_key(SecretKey::from_bytes(&secret))
+            .alpns(vec![PROTOCOL.to_vec()])
+            .relay_mode(RelayMode::Disabled)
+            .clear_address_lookup()
+            .clear_ip_transports()
+            .transport_config(transport());
+        for address in addresses {
+            builder = builder
+                .bind_addr(*address)
+                .map_err(|error| refused(error.to_string()))?;
+        }
+        let bound = builder.bind().await;
+        let endpoint = bound.map_err(|error| refused(error.to_string()))?;
+        let doors = Arc::new(Doors::default());
+        let accepts = tokio::spawn(accept(endpoint.clone(), doors.clone()));
+        let turns = std::thread::available_parallelism().map_or(2, usize::from);
+        Ok(Host {
+            endpoint,
+            doors,
+            work: Arc::new(Semaphore::new(2 * turns)),
+            accepts,
+        })
+    }
+
+    /// Returns the public key.
+    pub fn key(&self) -> Key {
+        Key(*self.endpoint.id().as_bytes())
+    }
+
+    /// Returns where this host listens.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.endpoint.bound_sockets()
+    }
+
+    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it.
+    pub fn join(
+        &self,
+        shelf: Arc<Shelf>,
+        seed: Option<Arc<dyn Seed>>,
+        options: Options,
+    ) -> Result<Swarm, HostError> {
+        let hello = Hello {
+            content: shelf.content().id(),
+            token: options.token,
+            session: rand::random(),
+        };
+        let (notes, noted) = mpsc::channel(NOTES_MAX);
+        let (commands, commanded) = mpsc::channel(COMMANDS_MAX);
+        let door = self.doors.open(hello, notes.clone())?;
+        let shared = Shared {
+            shelf: shelf.clone(),
+            notes,
+            work: self.work.clone(),
+        };
+        let endpoint = self.endpoint.clone();
+        let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
+        tokio::spawn(owner.run(commanded, noted));
+        Ok(Swarm { commands, shelf })
+    }
+
+    /// Ends all connections, those of swarms that were not left too, and waits until the others were told.
+    pub async fn close(self) {
+        self.endpoint.close().await;
+    }
+}
+
+fn transport() -> QuicTransportConfig {
+    let silence = VarInt::from_u32(SILENCE.as_millis() as u32);
+    QuicTransportConfig::builder()
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
+        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
+        .receive_window(VarInt::from_u32(WINDOW))
+        .send_window(u64::from(WINDOW))
+        .max_idle_timeout(Some(silence.into()))
+        .default_path_max_idle_timeout(SILENCE)
+        .keep_alive_interval(KEEP_ALIVE)
+        .default_path_keep_alive_interval(KEEP_ALIVE)
+        // it fills no queues on the way, in which a demand would stand behind prefetch
+        .congestion_controller_factory(Arc::new(Bbr3Config::default()))
+        .build()
+}
+
+/// Where strangers knock: the swarms of a host, by content.
+#[derive(Debug, Default)]
+pub(crate) struct Doors(Mutex<HashMap<[u8; 32], Inside>>);
+
+#[derive(Debug)]
+struct Inside {
+    token: blake3::Hash,
+    members: HashSet<Key>,
+    notes: mpsc::Sender<Note>,
+}
+
+/// One swarm's place among the doors; closed when dropped.
+pub(crate) struct Door {
+    doors: Arc<Doors>,
+    content: [u8; 32],
+}
+
+impl Doors {
+    fn all(&self) -> MutexGuard<'_, HashMap<[u8; 32], Inside>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(self: &Arc<Doors>, hello: Hello, notes: mpsc::Sender<Note>) -> Result<Door, HostError> {
+        let inside = Inside {
+            token: blake3::Hash::from_bytes(hello.token),
+            members: HashSet::new(),
+            notes,
+        };
+        let mut all = self.all();
+        if all.contains_key(&hello.content) {
+            return Err(HostError::Twice);
+        }
+        all.insert(hello.content, inside);
+        Ok(Door {
+            doors: self.clone(),
+            content: hello.content,
+        })
+    }
+
+    fn knows(&self, key: Key) -> bool {
+        let all = self.all();
+        all.values().any(|inside| inside.members.contains(&key))
+    }
+
+    /// Returns whom to tell of a host that wants in, if it may.
+    fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
+        let all = self.all();
+        let inside = all.get(&hello.content)?;
+        // compared in constant time
+        let right = inside.token == blake3::Hash::from_bytes(hello.token);
+        (right && inside.members.contains(&key)).then(|| inside.notes.clone())
+    }
+}
+
+impl Door {
+    pub(crate) fn set_members(&self, members: HashSet<Key>) {
+        if let Some(inside) = self.doors.all().get_mut(&self.content) {
+            inside.members = members;
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.doors.all().remove(&self.content);
+    }
+}
+
+async fn accept(endpoint: Endpoint, doors: Arc<Doors>) {
+    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            incoming.refuse();
+            continue;
+        };
+        let doors = doors.clone();
+        tokio::spawn(async move {
+            if let Ok(Some((meeting, notes))) =
+                tokio::time::timeout(MEETING, introduce(incoming, &doors)).await
+            {
+                let _ = notes.send(Note::Entered(meeting)).await;
+            }
+            drop(place);
+        });
+    }
+}
+
+/// Hears out who knocks; refuses those who are no members before they have said anything.
+async fn introduce(incoming: Incoming, doors: &Doors) -> Option<(Meeting, mpsc::Sender<Note>)> {
+    let connection: Connection = incoming.await.ok()?;
+    let key = Key(*connection.remote_id().as_bytes());
+    if !doors.knows(key) {
+        connection.close(CLOSED_STRANGER, &[]);
+        return None;
+    }
+    let (hello, meeting) = hear(connection).await?;
+    let notes = doors.let_in(key, &hello);
+    if notes.is_none() {
+        meeting.connection.close(CLOSED_STRANGER, &[]);
+    }
+    Some((meeting, notes?))
+}

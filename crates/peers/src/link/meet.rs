@@ -1,0 +1,121 @@
+//! How two hosts meet: a connection with proven keys, then a hello from each.
+use super::{CLOSED_DUPLICATE, CLOSED_STRANGER};
+use crate::members::{Key, Member};
+use crate::wire::{Frames, Hello, Message, PROTOCOL, frames_of};
+use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream};
+use iroh::{Endpoint, EndpointAddr, PublicKey, TransportAddr};
+use std::time::Duration;
+
+/// A host that takes longer to say who it is and what it wants is not waited for.
+pub(crate) const MEETING: Duration = Duration::from_secs(5);
+/// Bytes that are read at a time: messages are small.
+pub(super) const READ_BYTES: usize = 4 << 10;
+
+/// Two hosts that have found each other. The one who was dialled has not said hello yet.
+pub(crate) struct Meeting {
+    pub(crate) connection: Connection,
+    pub(super) send: SendStream,
+    pub(super) recv: RecvStream,
+    /// What has come after the other's hello.
+    pub(super) frames: Frames,
+    pub(crate) key: Key,
+    /// Of the other.
+    pub(crate) session: u64,
+    /// Whether this host has dialled.
+    pub(crate) dialled: bool,
+}
+
+/// Why two hosts didn't meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmet {
+    /// The other has a connection to this host already.
+    Duplicate,
+    /// It can't be reached, doesn't know this host, or doesn't speak this protocol.
+    Failed,
+}
+
+impl From<ConnectionError> for Unmet {
+    fn from(error: ConnectionError) -> Unmet {
+        match error {
+            ConnectionError::ApplicationClosed(close) if close.error_code == CLOSED_DUPLICATE => {
+                Unmet::Duplicate
+            }
+            _ => Unmet::Failed,
+        }
+    }
+}
+
+/// Connects to a host and exchanges hellos.
+pub(crate) async fn dial(
+    endpoint: &Endpoint,
+    member: &Member,
+    hello: Hello,
+) -> Result<Meeting, Unmet> {
+    let met = tokio::time::timeout(MEETING, meet(endpoint, member, hello));
+    met.await.unwrap_or(Err(Unmet::Failed))
+}
+
+async fn meet(endpoint: &Endpoint, member: &Member, hello: Hello) -> Result<Meeting, Unmet> {
+    let id = PublicKey::from_bytes(&member.key.0).map_err(|_| Unmet::Failed)?;
+    let addresses = member.addresses.iter().copied().map(TransportAddr::Ip);
+    let address = EndpointAddr::from_parts(id, addresses);
+    let connected = endpoint.connect(address, PROTOCOL).await;
+    let connection = connected.map_err(|_| Unmet::Failed)?;
+    let (mut send, mut recv) = connection.open_bi().await?;
+    for frame in frames_of(&Message::Hello(hello)) {
+        let sent = send.write_all(&frame).await;
+        sent.map_err(|_| why(&connection))?;
+    }
+    let mut frames = Frames::default();
+    let Some(theirs) = first(&mut recv, &mut frames).await else {
+        return Err(why(&connection));
+    };
+    if theirs.content != hello.content || theirs.token != hello.token {
+        connection.close(CLOSED_STRANGER, b"another content");
+        return Err(Unmet::Failed);
+    }
+    Ok(Meeting {
+        connection,
+        send,
+        recv,
+        frames,
+        key: member.key,
+        session: theirs.session,
+        dialled: true,
+    })
+}
+
+fn why(connection: &Connection) -> Unmet {
+    connection.close_reason().map_or(Unmet::Failed, Unmet::from)
+}
+
+/// Hears who dials and what it wants. The caller has a limit for the time that this takes.
+pub(crate) async fn hear(connection: Connection) -> Option<(Hello, Meeting)> {
+    let (send, mut recv) = connection.accept_bi().await.ok()?;
+    let mut frames = Frames::default();
+    let hello = first(&mut recv, &mut frames).await?;
+    let meeting = Meeting {
+        key: Key(*connection.remote_id().as_bytes()),
+        connection,
+        send,
+        recv,
+        frames,
+        session: hello.session,
+        dialled: false,
+    };
+    Some((hello, meeting))
+}
+
+/// Returns the hello with which a stream begins.
+async fn first(recv: &mut RecvStream, frames: &mut Frames) -> Option<Hello> {
+    let mut buffer = [0; READ_BYTES];
+    loop {
+        match frames.next() {
+            Ok(Some(Message::Hello(hello))) => return Some(hello),
+            Ok(None) => {}
+            _ => return None,
+        }
+        let read = recv.read(&mut buffer).await.ok()??;
+        frames.put(&buffer[..read]);
+    }
+}

@@ -1,0 +1,268 @@
+//! A connection to one host for one content, and the tasks that read and write it. Nothing is decided here: what comes is told to the
+//! one who decides ([`Note`]), and what he wants is sent.
+mod expected;
+mod meet;
+mod pieces;
+
+pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
+pub(crate) use pieces::{Outcome, shelve};
+
+use crate::members::Key;
+use crate::shelf::Shelf;
+use crate::wire::{Budget, Frames, Hello, Message, frames_of};
+use expected::Expected;
+use floe_swarm::policy::{PieceId, Purpose};
+use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+/// The host ended without a word.
+pub(crate) const CLOSED_RUDELY: VarInt = VarInt::from_u32(0);
+/// The host leaves the swarm.
+pub(crate) const CLOSED_LEAVING: VarInt = VarInt::from_u32(1);
+/// The other is no member.
+pub(crate) const CLOSED_STRANGER: VarInt = VarInt::from_u32(2);
+/// There is another connection between the two.
+pub(crate) const CLOSED_DUPLICATE: VarInt = VarInt::from_u32(3);
+/// Nothing was asked for a while.
+pub(crate) const CLOSED_RESTING: VarInt = VarInt::from_u32(4);
+/// The host has as many connections as it wants.
+pub(crate) const CLOSED_BUSY: VarInt = VarInt::from_u32(5);
+/// The other has misbehaved.
+pub(crate) const CLOSED_FAULT: VarInt = VarInt::from_u32(6);
+
+/// Messages that wait to be written to a host. One that doesn't read so many is given up.
+const OUT_MAX: usize = 1024;
+/// Pieces that are being sent to a host: one that is slow has no more of this host's memory.
+const SENDING_MAX: usize = 16;
+/// Messages go before all pieces, which are sent with 1 for a demand and 0 for prefetch.
+const MESSAGES_FIRST: i32 = 2;
+
+/// What a link tells.
+#[derive(Debug)]
+pub(crate) enum Wire {
+    /// The other says something.
+    Said(Message),
+    /// A piece has come and is on the shelf; so many bytes were on the wire.
+    Got(PieceId, u64),
+    /// A piece's bytes were wrong.
+    Wrong(PieceId),
+    /// A piece has come in part, or could not be written.
+    Broke(PieceId),
+    /// The other says or sends far too much, or what makes no sense.
+    Flood,
+    /// The connection has ended.
+    Closed(Ended),
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Politely,
+    Resting,
+    Lost,
+}
+
+/// What happens outside of the one task that decides.
+pub(crate) enum Note {
+    /// A dial to a host is over.
+    Dialled(Key, Result<Meeting, Unmet>),
+    /// A member has dialled.
+    Entered(Meeting),
+    /// From the link of this number.
+    Link(u64, Wire),
+    /// A piece need not be waited for before the next is sent.
+    Passed(u64, PieceId),
+    /// What became of a piece that was to be sent.
+    Sent(u64, PieceId, Outcome),
+    /// What became of a piece that the seed was asked for.
+    Seeded(PieceId, Outcome),
+    /// Pieces were taken off the shelf, and who waits for that.
+    Removed(Vec<PieceId>, Option<oneshot::Sender<()>>),
+    /// The shelf was synced.
+    Synced,
+}
+
+/// What all links of a swarm share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) notes: mpsc::Sender<Note>,
+    /// Turns for those who hash and use the disk.
+    pub(crate) work: Arc<Semaphore>,
+}
+
+/// A connection in use. It ends with this.
+pub(crate) struct Link {
+    pub(crate) number: u64,
+    pub(crate) session: u64,
+    pub(crate) dialled: bool,
+    connection: Connection,
+    out: mpsc::Sender<Message>,
+    expected: Arc<Mutex<Expected>>,
+    sending: Arc<AtomicUsize>,
+}
+
+impl Link {
+    /// Takes a connection into use. `hello` is said first if this host was dialled.
+    pub(crate) fn start(number: u64, meeting: Meeting, hello: Hello, shared: &Shared) -> Link {
+        let (out, messages) = mpsc::channel(OUT_MAX);
+        let expected = Arc::new(Mutex::new(Expected::default()));
+        let Meeting {
+            connection,
+            send,
+            recv,
+            frames,
+            session,
+            dialled,
+            ..
+        } = meeting;
+        let first = (!dialled).then_some(Message::Hello(hello));
+        tokio::spawn(write(send, first, messages, connection.clone()));
+        tokio::spawn(read(number, recv, frames, shared.clone()));
+        let incoming =
+            pieces::receive(number, connection.clone(), expected.clone(), shared.clone());
+        tokio::spawn(incoming);
+        Link {
+            number,
+            session,
+            dialled,
+            connection,
+            out,
+            expected,
+            sending: Arc::default(),
+        }
+    }
+
+    /// Says something. Returns whether the other reads at all.
+    pub(crate) fn say(&self, message: Message) -> bool {
+        match message {
+            Message::Ask(piece, _) => self.expected().ask(piece),
+            Message::Withdraw(piece) => self.expected().withdraw(piece),
+            _ => {}
+        }
+        self.out.try_send(message).is_ok()
+    }
+
+    /// The other won't send a piece that it was asked for.
+    pub(crate) fn refused(&self, piece: PieceId) {
+        self.expected().take(piece);
+    }
+
+    /// Sends a piece; two notes tell of it. Returns whether it is begun: a host that is slow already gets no more.
+    pub(crate) fn send(&self, piece: PieceId, purpose: Purpose, shared: &Shared) -> bool {
+        let before = self.sending.fetch_add(1, Ordering::Relaxed);
+        if before >= SENDING_MAX {
+            self.sending.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        let (connection, shared) = (self.connection.clone(), shared.clone());
+        let (sending, number) = (self.sending.clone(), self.number);
+        tokio::spawn(async move {
+            let outcome = pieces::send(number, &connection, piece, purpose, &shared).await;
+            sending.fetch_sub(1, Ordering::Relaxed);
+            let _ = shared.notes.send(Note::Sent(number, piece, outcome)).await;
+        });
+        true
+    }
+
+    /// Ends the connection and says why.
+    pub(crate) fn close(self, why: VarInt) {
+        self.connection.close(why, &[]);
+    }
+
+    fn expected(&self) -> std::sync::MutexGuard<'_, Expected> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // one that was closed before stays closed as it was
+        self.connection.close(CLOSED_RUDELY, &[]);
+    }
+}
+
+async fn write(
+    mut send: SendStream,
+    first: Option<Message>,
+    mut messages: mpsc::Receiver<Message>,
+    connection: Connection,
+) {
+    let _ = send.set_priority(MESSAGES_FIRST);
+    let mut next = first;
+    loop {
+        let message = match next.take() {
+            Some(message) => message,
+            None => tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => message,
+                    None => return,
+                },
+                _ = connection.closed() => return,
+            },
+        };
+        for frame in frames_of(&message) {
+            if send.write_all(&frame).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Reads messages. A host that says too much is not read any more until it is dropped.
+async fn read(link: u64, mut recv: RecvStream, mut frames: Frames, shared: Shared) {
+    let since = Instant::now();
+    let mut budget = Budget::new(shared.shelf.content().pieces(), 0);
+    let mut buffer = [0; meet::READ_BYTES];
+    loop {
+        loop {
+            let wire = match frames.next() {
+                Ok(None) => break,
+                Ok(Some(message)) => {
+                    let work = work_of(&message);
+                    match budget.pay(work, since.elapsed().as_micros() as u64) {
+                        true => Wire::Said(message),
+                        false => Wire::Flood,
+                    }
+                }
+                Err(_) => Wire::Flood,
+            };
+            let over = matches!(wire, Wire::Flood);
+            let told = shared.notes.send(Note::Link(link, wire)).await;
+            if over || told.is_err() {
+                return;
+            }
+        }
+        match recv.read(&mut buffer).await {
+            Ok(Some(read)) => frames.put(&buffer[..read]),
+            // the end of the connection is told by those who wait for pieces
+            _ => return,
+        }
+    }
+}
+
+/// Returns how many steps a message makes its reader take.
+fn work_of(message: &Message) -> u64 {
+    match message {
+        Message::Has(runs) | Message::Lacks(runs) => {
+            1 + runs.iter().map(|(_, count)| u64::from(*count)).sum::<u64>()
+        }
+        _ => 1,
+    }
+}
+
+impl From<ConnectionError> for Ended {
+    fn from(error: ConnectionError) -> Ended {
+        match error {
+            ConnectionError::ApplicationClosed(close) => match close.error_code {
+                CLOSED_LEAVING => Ended::Politely,
+                CLOSED_RESTING => Ended::Resting,
+                _ => Ended::Lost,
+            },
+            _ => Ended::Lost,
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! The one task that owns a swarm's policy: it tells it what happens, and does what it decides. It never waits for a peer, a disk or
+//! the seed: tasks of their own do that, and what becomes of it returns as a [`Note`].
+mod gossip;
+mod needs;
+mod peers;
+mod seed;
+
+use crate::host::Door;
+use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
+use crate::members::Key;
+use crate::roster::{Move, Roster};
+use crate::seed::Seed;
+use crate::swarm::{Command, Options, Peer, Status, Traffic};
+use crate::wire::{Hello, Message};
+use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use gossip::Gossip;
+use iroh::Endpoint;
+use needs::Needs;
+use seed::SeedQueue;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+/// The policy's number of the seed: no member's, unless a hash of a key is zero.
+const SEED: PeerId = PeerId(0);
+/// How often the policy gets the time.
+const TICK: Duration = Duration::from_millis(50);
+/// How often what has come is synced to the disk: what a power cut may cost is fetched again.
+const SYNC_US: u64 = 5_000_000;
+/// A request to the seed that takes longer is given up.
+const SEED_PATIENCE: Duration = Duration::from_secs(30);
+/// Pieces of which the policy is told at a time.
+const TOLD_AT_A_TIME: usize = 1024;
+/// Dropped hosts that a status names.
+const DROPPED_MAX: usize = 50;
+
+/// A neighbour, or a host that was asked something lately.
+struct Linked {
+    link: Link,
+    /// Whether it is told what comes here.
+    told: bool,
+    /// When one last asked the other, or a piece came.
+    used_us: u64,
+}
+
+pub(crate) struct Owner {
+    key: Key,
+    hello: Hello,
+    endpoint: Endpoint,
+    door: Door,
+    shared: Shared,
+    seed: Option<Arc<dyn Seed>>,
+    policy: Policy,
+    roster: Roster,
+    links: HashMap<PeerId, Linked>,
+    /// Hosts by the numbers of their links.
+    numbers: HashMap<u64, PeerId>,
+    next_number: u64,
+    /// Questions to hosts that are being dialled.
+    waiting: HashMap<PeerId, Vec<(PieceId, Purpose)>>,
+    seed_queue: SeedQueue,
+    needs: Needs,
+    gossip: Gossip,
+    traffic: HashMap<PeerId, Traffic>,
+    seed_bytes: u64,
+    pieces_here: u32,
+    dropped: VecDeque<(Key, Fault)>,
+    since: Instant,
+    /// When the shelf was last synced, and whether that is under way.
+    synced_us: u64,
+    syncing: bool,
+    unsynced: bool,
+    actions: Vec<Action>,
+    moves: Vec<Move>,
+}
+
+impl Owner {
+    pub(crate) fn new(
+        key: Key,
+        hello: Hello,
+        endpoint: Endpoint,
+        door: Door,
+        shared: Shared,
+        seed: Option<Arc<dyn Seed>>,
+        options: Options,
+    ) -> Owner {
+        let me = key.peer();
+        let pieces = shared.shelf.content().pieces();
+        let mut owner = Owner {
+            key,
+            hello,
+            endpoint,
+            door,
+            policy: Policy::new(options.config, me, pieces, hello.session),
+            roster: Roster::new(me),
+            links: HashMap::new(),
+            numbers: HashMap::new(),
+            next_number: 0,
+            waiting: HashMap::new(),
+            seed_queue: SeedQueue::default(),
+            needs: Needs::new(&options.config),
+            gossip: Gossip::default(),
+            traffic: HashMap::new(),
+            seed_bytes: 0,
+            pieces_here: 0,
+            dropped: VecDeque::new(),
+            since: Instant::now(),
+            synced_us: 0,
+            syncing: false,
+            unsynced: false,
+            actions: Vec::new(),
+            moves: Vec::new(),
+            shared,
+            seed,
+        };
+        for piece in owner.shared.shelf.pieces() {
+            owner.policy.put(piece);
+            owner.pieces_here += 1;
+        }
+        if owner.seed.is_some() {
+            owner.tell(Event::Seed(SEED));
+        }
+        owner.set_members(options.members);
+        owner
+    }
+
+    /// Runs until the swarm is left or its handle is dropped.
+    pub(crate) async fn run(
+        mut self,
+        mut commands: mpsc::Receiver<Command>,
+        mut notes: mpsc::Receiver<Note>,
+    ) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Leave(done)) => {
+                        self.leave().await;
+                        drop(self); // the door is free for who joins again
+                        let _ = done.send(());
+                        return;
+                    }
+                    Some(command) => self.obey(command),
+                    None => return,
+                },
+                Some(note) = notes.recv() => self.note(note),
+                _ = ticks.tick() => self.tick(),
+            }
+            self.settle();
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.since.elapsed().as_micros() as u64
+    }
+
+    fn tell(&mut self, event: Event<'_>) {
+        let now_us = self.now_us();
+        self.policy.on_event(now_us, event, &mut self.actions);
+    }
+
+    /// Does what was decided, and what follows from that.
+    fn settle(&mut self) {
+        while !self.moves.is_empty() || !self.actions.is_empty() {
+            for step in std::mem::take(&mut self.moves) {
+                self.step(step);
+            }
+            for action in std::mem::take(&mut self.actions) {
+                self.act(action);
+            }
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Ask(SEED, piece, purpose) => {
+                self.seed_queue.ask(piece, purpose);
+                self.ask_seed();
+            }
+            Action::Cancel(SEED, piece) => self.seed_queue.cancel(piece),
+            Action::Ask(peer, piece, purpose) => self.ask(peer, piece, purpose),
+            Action::Cancel(peer, piece) => {
+                if let Some(waiting) = self.waiting.get_mut(&peer) {
+                    waiting.retain(|(other, _)| *other != piece);
+                }
+                self.say(peer, Message::Withdraw(piece));
+            }
+            Action::Serve(peer, piece, purpose) => {
+                let begun = match self.links.get(&peer) {
+                    Some(linked) => linked.link.send(piece, purpose, &self.shared),
+                    None => false,
+                };
+                if !begun {
+                    self.say(peer, Message::Refuse(piece));
+                    self.tell(Event::Served(peer, piece));
+                }
+            }
+            Action::Refuse(peer, piece) => self.say(peer, Message::Refuse(piece)),
+            Action::Drop(peer, fault) => self.expel(peer, fault),
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Need(pieces, done) => {
+                let all = self.shared.shelf.content().pieces();
+                let mut lacks = std::collections::HashSet::new();
+                for piece in pieces.into_iter().filter(|piece| *piece < all) {
+                    if !self.shared.shelf.has(piece) {
+                        self.gone(piece); // being removed
+                        lacks.insert(piece);
+                    }
+                }
+                self.needs.add(lacks, done);
+                self.miss();
+            }
+            Command::Predict(pieces) => self.tell(Event::Window(&pieces)),
+            Command::Lost(pieces, done) => {
+                self.remove(pieces, Some(done));
+            }
+            Command::Members(members) => self.set_members(members),
+            Command::Status(done) => {
+                let _ = done.send(self.status());
+            }
+            Command::Leave(_) => {} // the caller's
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        match note {
+            Note::Dialled(key, met) => self.dialled(key, met),
+            Note::Entered(meeting) => self.admit(meeting),
+            Note::Link(number, wire) => {
+                if let Some(peer) = self.numbers.get(&number).copied() {
+                    self.wire(peer, wire);
+                }
+            }
+            Note::Passed(number, piece) => {
+                if let Some(peer) = self.numbers.get(&number).copied() {
+                    self.tell(Event::Served(peer, piece));
+                }
+            }
+            Note::Sent(number, piece, outcome) => self.sent(number, piece, outcome),
+            Note::Seeded(piece, outcome) => {
+                self.seed_queue.done(piece);
+                match outcome {
+                    Outcome::Done(bytes) => {
+                        self.seed_bytes += bytes;
+                        self.arrived(SEED, piece);
+                    }
+                    Outcome::Wrong => {
+                        tracing::warn!(piece, "the seed has sent wrong bytes");
+                        self.tell(Event::Wrong(SEED, piece));
+                    }
+                    Outcome::NotHere | Outcome::Failed => self.tell(Event::Failed(SEED, piece)),
+                }
+                self.ask_seed();
+            }
+            Note::Removed(pieces, done) => {
+                for piece in pieces {
+                    self.gone(piece);
+                }
+                if let Some(done) = done {
+                    let _ = done.send(());
+                }
+            }
+            Note::Synced => self.syncing = false,
+        }
+    }
+
+    fn wire(&mut self, peer: PeerId, wire: Wire) {
+        match wire {
+            Wire::Said(message) => self.said(peer, message),
+            Wire::Got(piece, bytes) => {
+                self.traffic.entry(peer).or_default().received += bytes;
+                self.used(peer);
+                self.arrived(peer, piece);
+            }
+            Wire::Wrong(piece) => self.tell(Event::Wrong(peer, piece)),
+            Wire::Broke(piece) => self.tell(Event::Failed(peer, piece)),
+            Wire::Flood => {
+                self.tell(Event::Left(peer));
+                self.expel(peer, Fault::Flooded);
+            }
+            Wire::Closed(ended) => self.ended(peer, ended),
+        }
+    }
+
+    fn said(&mut self, peer: PeerId, message: Message) {
+        match message {
+            Message::Has(runs) => self.each_of(&runs, |owner, pieces| {
+                owner.tell(Event::Has(peer, pieces));
+            }),
+            Message::Lacks(runs) => self.each_of(&runs, |owner, pieces| {
+                owner.tell(Event::Lacks(peer, pieces));
+            }),
+            Message::Ask(piece, purpose) => {
+                self.used(peer);
+                self.tell(Event::Asked(peer, piece, purpose));
+            }
+            Message::Withdraw(piece) => self.tell(Event::Withdrawn(peer, piece)),
+            Message::Refuse(piece) => {
+                if let Some(linked) = self.links.get(&peer) {
+                    linked.link.refused(piece);
+                }
+                self.tell(Event::Failed(peer, piece));
+            }
+            // a second hello
+            Message::Hello(_) => self.wire(peer, Wire::Flood),
+        }
+    }
+
+    /// Goes through the pieces of runs, some at a time.
+    fn each_of(&mut self, runs: &[(PieceId, u32)], mut does: impl FnMut(&mut Owner, &[PieceId])) {
+        let mut pieces = Vec::with_capacity(TOLD_AT_A_TIME);
+        for piece in runs.iter().flat_map(|(first, count)| *first..first + count) {
+            pieces.push(piece);
+            if pieces.len() == TOLD_AT_A_TIME {
+                does(self, &pieces);
+                pieces.clear();
+            }
+        }
+        does(self, &pieces);
+    }
+
+    fn arrived(&mut self, from: PeerId, piece: PieceId) {
+        if !self.policy.has(piece) {
+            self.pieces_here += 1;
+            self.gossip.came(piece);
+        }
+        self.unsynced = true;
+        self.tell(Event::Arrived(from, piece));
+        if !self.shared.shelf.has(piece) {
+            return self.gone(piece); // it was removed at once
+        }
+        if self.needs.here(piece) {
+            self.miss();
+        }
+    }
+
+    /// Tells the policy what is waited for.
+    fn miss(&mut self) {
+        while let Some(piece) = self.needs.next() {
+            self.tell(Event::Miss(piece));
+        }
+    }
+
+    /// A piece is not on the shelf any more.
+    fn gone(&mut self, piece: PieceId) {
+        if self.policy.has(piece) && !self.shared.shelf.has(piece) {
+            self.policy.lose(piece);
+            self.pieces_here -= 1;
+            self.gossip.went(piece);
+            if self.needs.waits_for(piece) {
+                self.tell(Event::Miss(piece));
+            }
+        }
+    }
+
+    fn remove(&mut self, pieces: Vec<PieceId>, done: Option<oneshot::Sender<()>>) {
+        let (shelf, notes) = (self.shared.shelf.clone(), self.shared.notes.clone());
+        tokio::spawn(async move {
+            let removed = tokio::task::spawn_blocking(move || {
+                if let Err(error) = shelf.remove(&pieces) {
+                    tracing::warn!(%error, "pieces could not be removed");
+                }
+                pieces
+            });
+            if let Ok(pieces) = removed.await {
+                let _ = notes.send(Note::Removed(pieces, done)).await;
+            }
+        });
+    }
+
+    fn sent(&mut self, number: u64, piece: PieceId, outcome: Outcome) {
+        let peer = self.numbers.get(&number).copied();
+        match outcome {
+            Outcome::Done(bytes) => {
+                if let Some(peer) = peer {
+                    self.traffic.entry(peer).or_default().sent += bytes;
+                }
+                return;
+            }
+            Outcome::Wrong => self.remove(vec![piece], None),
+            Outcome::NotHere => self.gone(piece),
+            Outcome::Failed => return, // the other has seen that
+        }
+        if let Some(peer) = peer {
+            self.say(peer, Message::Refuse(piece));
+        }
+    }
+
+    fn ask_seed(&mut self) {
+        while let Some(piece) = self.seed_queue.next() {
+            let place = self.shared.shelf.content().place(piece);
+            let (Some(seed), Some((pack, range))) = (self.seed.clone(), place) else {
+                self.seed_queue.done(piece);
+                continue;
+            };
+            let shared = self.shared.clone();
+            tokio::spawn(async move {
+                let fetched = tokio::time::timeout(SEED_PATIENCE, seed.fetch(pack, range)).await;
+                let outcome = match fetched {
+                    Ok(Ok(proven)) => shelve(piece, proven, &shared).await,
+                    _ => Outcome::Failed,
+                };
+                let _ = shared.notes.send(Note::Seeded(piece, outcome)).await;
+            });
+        }
+    }
+
+    fn tick(&mut self) {
+        let now_us = self.now_us();
+        self.tell(Event::Tick);
+        self.roster.tick(now_us, &mut self.moves);
+        self.rest(now_us);
+        for message in self.gossip.due(now_us) {
+            self.spread(&message);
+        }
+        if self.unsynced && !self.syncing && now_us - self.synced_us >= SYNC_US {
+            self.synced_us = now_us;
+            (self.syncing, self.unsynced) = (true, false);
+            let (shelf, notes) = (self.shared.shelf.clone(), self.shared.notes.clone());
+            tokio::spawn(async move {
+                sync(shelf).await;
+                let _ = notes.send(Note::Synced).await;
+            });
+        }
+    }
+
+    async fn leave(&mut self) {
+        self.part();
+        sync(self.shared.shelf.clone()).await;
+    }
+
+    fn status(&self) -> Status {
+        let peers = self.roster.members().map(|(id, key)| Peer {
+            key,
+            linked: self.links.contains_key(&id),
+            traffic: self.traffic.get(&id).copied().unwrap_or_default(),
+        });
+        Status {
+            peers: peers.collect(),
+            seed_bytes: self.seed_bytes,
+            pieces_here: self.pieces_here,
+            pieces: self.shared.shelf.content().pieces(),
+            needed: self.needs.len(),
+            window: self.policy.window(),
+            dropped: self.dropped.iter().copied().collect(),
+        }
+    }
+}
+
+async fn sync(shelf: Arc<crate::shelf::Shelf>) {
+    let synced = tokio::task::spawn_blocking(move || shelf.sync()).await;
+    if let Ok(Err(error)) = synced {
+        tracing::warn!(%error, "the shelf could not be synced");
+    }
+}

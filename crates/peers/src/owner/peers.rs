@@ -1,0 +1,225 @@
+//! Connections: which there are, and what follows from their beginning and end.
+use super::gossip::runs;
+use super::{DROPPED_MAX, Linked, Owner};
+use crate::link::{
+    CLOSED_BUSY, CLOSED_DUPLICATE, CLOSED_FAULT, CLOSED_LEAVING, CLOSED_RESTING, CLOSED_STRANGER,
+    Ended, Link, Meeting, Note, Unmet, dial,
+};
+use crate::members::{Key, Member};
+use crate::roster::Move;
+use crate::wire::Message;
+use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
+
+/// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
+const LINKS_MAX: usize = 128;
+/// Neighbours that are told what comes here, each of which has a map of that.
+const TOLD_MAX: usize = 64;
+/// A connection that was made to ask something ends when it is not used for so long, in microseconds.
+const REST_US: u64 = 30_000_000;
+
+impl Owner {
+    pub(super) fn set_members(&mut self, members: Vec<Member>) {
+        let keys = members.iter().map(|member| member.key).collect();
+        self.door.set_members(keys);
+        self.roster.set(members, &mut self.moves);
+        let roster = &self.roster;
+        self.traffic.retain(|id, _| roster.member(*id).is_some());
+        self.waiting.retain(|id, _| roster.member(*id).is_some());
+    }
+
+    pub(super) fn step(&mut self, step: Move) {
+        match step {
+            Move::Joined(peer) => self.tell(Event::Joined(peer)),
+            Move::Left(peer) => {
+                self.waiting.remove(&peer);
+                self.tell(Event::Left(peer));
+            }
+            Move::Dial(peer) => {
+                let Some(member) = self.roster.member(peer).cloned() else {
+                    return;
+                };
+                let (endpoint, hello) = (self.endpoint.clone(), self.hello);
+                let notes = self.shared.notes.clone();
+                tokio::spawn(async move {
+                    let met = dial(&endpoint, &member, hello).await;
+                    let _ = notes.send(Note::Dialled(member.key, met)).await;
+                });
+            }
+            Move::Close(peer) => {
+                if let Some(link) = self.unlink(peer) {
+                    link.close(CLOSED_STRANGER);
+                }
+            }
+        }
+    }
+
+    pub(super) fn dialled(&mut self, key: Key, met: Result<Meeting, Unmet>) {
+        match met {
+            Ok(meeting) => self.admit(meeting),
+            Err(unmet) => {
+                let now_us = self.now_us();
+                if unmet == Unmet::Failed {
+                    tracing::debug!(peer = %key, "a host can't be reached");
+                }
+                self.roster.failed(now_us, key.peer(), &mut self.moves);
+            }
+        }
+    }
+
+    /// Takes a connection into use, unless there is a better one.
+    ///
+    /// Where two hosts dial each other at once, both keep the connection that was dialled by the one with the smaller key. One that
+    /// comes from the same side as the one before it replaces that: its host has lost it. So does one of a host that began anew.
+    pub(super) fn admit(&mut self, meeting: Meeting) {
+        let peer = meeting.key.peer();
+        let known = self.roster.member(peer).map(|member| member.key);
+        if known != Some(meeting.key) || !self.roster.may_enter(peer) {
+            return meeting.connection.close(CLOSED_STRANGER, &[]);
+        }
+        let before = self.links.get(&peer).map(|linked| &linked.link);
+        if let Some(before) = before {
+            let mine = meeting.key > self.key;
+            let better = before.session != meeting.session
+                || before.dialled == meeting.dialled
+                || meeting.dialled == mine;
+            if !better {
+                return meeting.connection.close(CLOSED_DUPLICATE, &[]);
+            }
+        } else if self.links.len() >= LINKS_MAX {
+            let now_us = self.now_us();
+            self.roster.failed(now_us, peer, &mut self.moves);
+            return meeting.connection.close(CLOSED_BUSY, &[]);
+        }
+        if let Some(link) = self.unlink(peer) {
+            link.close(CLOSED_DUPLICATE);
+            // what was asked and told over it is void
+            self.tell(Event::Left(peer));
+            self.tell(Event::Joined(peer));
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        let link = Link::start(number, meeting, self.hello, &self.shared);
+        let told = self.links.values().filter(|linked| linked.told).count() < TOLD_MAX;
+        let linked = Linked {
+            link,
+            told,
+            used_us: self.now_us(),
+        };
+        self.numbers.insert(number, peer);
+        self.links.insert(peer, linked);
+        self.roster.linked(peer, &mut self.moves);
+        if told {
+            let here = runs(self.shared.shelf.pieces());
+            self.say(peer, Message::Has(here));
+        }
+        for (piece, purpose) in self.waiting.remove(&peer).unwrap_or_default() {
+            self.say(peer, Message::Ask(piece, purpose));
+        }
+    }
+
+    fn unlink(&mut self, peer: PeerId) -> Option<Link> {
+        let linked = self.links.remove(&peer)?;
+        self.numbers.remove(&linked.link.number);
+        Some(linked.link)
+    }
+
+    /// A connection has ended, and not by this host's will.
+    pub(super) fn ended(&mut self, peer: PeerId, ended: Ended) {
+        if self.unlink(peer).is_none() {
+            return;
+        }
+        let now_us = self.now_us();
+        match ended {
+            Ended::Politely => self.roster.left(now_us, peer, &mut self.moves),
+            Ended::Lost => self.roster.lost(now_us, peer, &mut self.moves),
+            Ended::Resting => self.rested(peer),
+        }
+    }
+
+    /// A host is there, but without a connection: what it has is not known any more.
+    fn rested(&mut self, peer: PeerId) {
+        self.roster.rested(peer);
+        self.tell(Event::Left(peer));
+        self.tell(Event::Joined(peer));
+    }
+
+    /// A connection was of use.
+    pub(super) fn used(&mut self, peer: PeerId) {
+        let now_us = self.now_us();
+        if let Some(linked) = self.links.get_mut(&peer) {
+            linked.used_us = now_us;
+        }
+    }
+
+    /// Ends connections that nobody needs.
+    pub(super) fn rest(&mut self, now_us: u64) {
+        let idle = self.links.iter().filter(|(peer, linked)| {
+            let old = now_us.saturating_sub(linked.used_us) >= REST_US;
+            old && linked.link.dialled && !self.roster.is_near(**peer)
+        });
+        let idle: Vec<PeerId> = idle.map(|(peer, _)| *peer).collect();
+        for peer in idle {
+            if let Some(link) = self.unlink(peer) {
+                link.close(CLOSED_RESTING);
+                self.rested(peer);
+            }
+        }
+    }
+
+    pub(super) fn ask(&mut self, peer: PeerId, piece: PieceId, purpose: Purpose) {
+        if self.links.contains_key(&peer) {
+            self.used(peer);
+            return self.say(peer, Message::Ask(piece, purpose));
+        }
+        if !self.roster.wanted(peer, &mut self.moves) {
+            return self.tell(Event::Failed(peer, piece));
+        }
+        let waiting = self.waiting.entry(peer).or_default();
+        waiting.retain(|(other, _)| *other != piece);
+        waiting.push((piece, purpose));
+    }
+
+    /// Says something to a host, if there is a connection. One that reads so slowly that its messages pile up is let go.
+    pub(super) fn say(&mut self, peer: PeerId, message: Message) {
+        let Some(linked) = self.links.get(&peer) else {
+            return;
+        };
+        if !linked.link.say(message) {
+            self.ended(peer, Ended::Lost);
+        }
+    }
+
+    /// Tells neighbours what has come and gone here.
+    pub(super) fn spread(&mut self, message: &Message) {
+        let told = self.links.iter().filter(|(_, linked)| linked.told);
+        let told: Vec<PeerId> = told.map(|(peer, _)| *peer).collect();
+        for peer in told {
+            self.say(peer, message.clone());
+        }
+    }
+
+    /// Ends the connection to a host that the policy has dropped.
+    pub(super) fn expel(&mut self, peer: PeerId, fault: Fault) {
+        let now_us = self.now_us();
+        if let Some(member) = self.roster.member(peer) {
+            tracing::warn!(peer = %member.key, ?fault, "a host is dropped");
+            if self.dropped.len() == DROPPED_MAX {
+                self.dropped.pop_front();
+            }
+            self.dropped.push_back((member.key, fault));
+        }
+        self.waiting.remove(&peer);
+        self.roster.dropped(now_us, peer, fault);
+        if let Some(link) = self.unlink(peer) {
+            link.close(CLOSED_FAULT);
+        }
+    }
+
+    /// Says good-bye to everybody.
+    pub(super) fn part(&mut self) {
+        self.numbers.clear();
+        for (_, linked) in self.links.drain() {
+            linked.link.close(CLOSED_LEAVING);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Where every piece can be had: a hub, or any web server.
+use bytes::Bytes;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+
+/// An answer of a [`Seed`] that is on its way.
+pub type Fetching<'a> = Pin<Box<dyn Future<Output = io::Result<Bytes>> + Send + 'a>>;
+
+/// What has all pieces of a content. It is the last to be asked, and its bytes are verified like everybody's.
+///
+/// At most eight requests are under way at a time. One that takes longer than half a minute is given up.
+pub trait Seed: Send + Sync + 'static {
+    /// Brings a range of a pack in its proven form, as [`Tree::prove`](crate::Tree::prove) makes it: either a server does that, or this
+    /// does after it has read the bytes of the range, with hashes that it has of the whole pack.
+    ///
+    /// # Errors
+    ///
+    /// Any: the piece is asked for again if it is still wanted, of the hosts first.
+    fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_>;
+}

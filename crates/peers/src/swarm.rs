@@ -1,0 +1,135 @@
+//! A content's swarm as its host sees it.
+use crate::members::{Key, Member};
+use crate::shelf::Shelf;
+use floe_swarm::policy::{Config, Fault, PieceId};
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// How a host takes part in a swarm.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Who is asked for what. [`Config::upload_bytes_per_s`] caps what this host gives.
+    pub config: Config,
+    /// What the hub has given to all members of this swarm and to nobody else. A member of the list without it is refused.
+    pub token: [u8; 32],
+    /// Who takes part; this host may be among them. Whoever is not listed is refused.
+    pub members: Vec<Member>,
+}
+
+/// What went to a host and came from it, in bytes of pieces on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// To it.
+    pub sent: u64,
+    /// From it.
+    pub received: u64,
+}
+
+/// A member of the swarm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Who.
+    pub key: Key,
+    /// Whether there is a connection.
+    pub linked: bool,
+    /// Since it was first listed.
+    pub traffic: Traffic,
+}
+
+/// How a swarm is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// All members but this host.
+    pub peers: Vec<Peer>,
+    /// Bytes that the seed sent.
+    pub seed_bytes: u64,
+    /// Pieces that are here.
+    pub pieces_here: u32,
+    /// Pieces that there are.
+    pub pieces: u32,
+    /// Pieces that machines wait for.
+    pub needed: usize,
+    /// Among how many missing pieces of the prediction the next prefetch is picked.
+    pub window: usize,
+    /// Hosts that were dropped and why, the latest last; some fifty are remembered.
+    pub dropped: Vec<(Key, Fault)>,
+}
+
+/// Why a call has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SwarmError {
+    /// The host was closed.
+    #[error("this host has left the swarm")]
+    Gone,
+    /// A need of far too many pieces at a time: 65536 are waited for.
+    #[error("too many pieces are waited for; need fewer at a time")]
+    TooMany,
+}
+
+pub(crate) enum Command {
+    Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
+    Predict(Vec<PieceId>),
+    Lost(Vec<PieceId>, oneshot::Sender<()>),
+    Members(Vec<Member>),
+    Status(oneshot::Sender<Status>),
+    Leave(oneshot::Sender<()>),
+}
+
+/// A host's part in the swarm of one content. Dropped without [`Swarm::leave`] it is gone without a word, and others find out.
+#[derive(Debug)]
+pub struct Swarm {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) shelf: Arc<Shelf>,
+}
+
+impl Swarm {
+    /// Returns the shelf that pieces come to.
+    pub fn shelf(&self) -> &Arc<Shelf> {
+        &self.shelf
+    }
+
+    /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come
+    /// nevertheless. It takes for ever where nobody has them and there is no seed.
+    pub async fn need(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
+        let (done, here) = oneshot::channel();
+        self.tell(Command::Need(pieces.to_vec(), done)).await?;
+        here.await.unwrap_or(Err(SwarmError::Gone))
+    }
+
+    /// Says what machines will need next, in order. Replaces what was said before.
+    pub async fn predict(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
+        self.tell(Command::Predict(pieces.to_vec())).await
+    }
+
+    /// Takes pieces off the shelf and gives their room back; others are told.
+    pub async fn lost(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
+        let (done, gone) = oneshot::channel();
+        self.tell(Command::Lost(pieces.to_vec(), done)).await?;
+        gone.await.map_err(|_| SwarmError::Gone)
+    }
+
+    /// Replaces the list of members. Connections to those who are no members any more end.
+    pub async fn members(&self, members: Vec<Member>) -> Result<(), SwarmError> {
+        self.tell(Command::Members(members)).await
+    }
+
+    /// Returns how the swarm is.
+    pub async fn status(&self) -> Result<Status, SwarmError> {
+        let (done, status) = oneshot::channel();
+        self.tell(Command::Status(done)).await?;
+        status.await.map_err(|_| SwarmError::Gone)
+    }
+
+    /// Leaves: what is here is synced to the disk, and the others are told so that they ask this host for nothing more.
+    pub async fn leave(self) {
+        let (done, left) = oneshot::channel();
+        if self.tell(Command::Leave(done)).await.is_ok() {
+            let _ = left.await;
+        }
+    }
+
+    async fn tell(&self, command: Command) -> Result<(), SwarmError> {
+        let told = self.commands.send(command).await;
+        told.map_err(|_| SwarmError::Gone)
+    }
+}

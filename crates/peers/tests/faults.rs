@@ -1,0 +1,346 @@
+//! Hosts that vanish, stall, lie, flood and send wrong bytes; a seed that dies; a stranger. The others get the image, and get it right.
+mod common;
+
+use common::rogue::{self, Rogue, Talk};
+use common::*;
+use floe_peers::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// An honest host without a piece, a seed, and a member that is not what it says.
+struct Scene {
+    image: Arc<Image>,
+    shop: Arc<Shop>,
+    node: Node,
+    rogue: Rogue,
+}
+
+impl Scene {
+    async fn new(pieces: u64) -> Scene {
+        let image = Image::new(&[pieces]);
+        Scene {
+            shop: Shop::new(&image),
+            node: Node::new(&image, 1).await,
+            rogue: Rogue::new(99).await,
+            image,
+        }
+    }
+
+    fn join(&self, change: impl FnOnce(&mut Config)) -> Swarm {
+        let members = [self.node.member(), self.rogue.member()];
+        let mut options = options(&members);
+        change(&mut options.config);
+        let shelf = self.node.shelf(&[]);
+        self.node.join_as(shelf, Some(&self.shop), options)
+    }
+
+    /// The rogue says that it has everything, and is believed.
+    async fn boast(&self, swarm: &Swarm) -> Talk {
+        let talk = self.rogue.boast(&self.node.member(), &self.image).await;
+        until(swarm, |status| status.peers[0].linked).await;
+        talk
+    }
+
+    /// Needs the image piece by piece until the rogue is dropped for a fault, and then the rest.
+    async fn drops(&self, swarm: &Swarm, fault: Fault) {
+        let key = self.rogue.member().key;
+        for piece in self.image.all() {
+            soon(swarm.need(&[piece])).await.unwrap();
+        }
+        let status = until(swarm, |status| !status.dropped.is_empty()).await;
+        assert_eq!(status.dropped, [(key, fault)]);
+        self.image.assert_here(swarm.shelf());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_sends_wrong_bytes_is_dropped_with_the_first_piece() {
+    let scene = Scene::new(20).await;
+    let swarm = scene.join(|_| {});
+    let mut talk = scene.boast(&swarm).await;
+    let image = scene.image.clone();
+    let sends = tokio::spawn(async move {
+        let mut sent = 0;
+        while let Some(piece) = talk.asked().await {
+            let mut bytes = rogue::right(&image, piece).to_vec();
+            let last = bytes.len() - 1;
+            bytes[last] ^= 1;
+            talk.send(piece, bytes.into()).await;
+            sent += 1;
+        }
+        (sent, rogue::code(&talk.connection).await)
+    });
+    scene.drops(&swarm, Fault::WrongBytes).await;
+    let (sent, code) = soon(sends).await.unwrap();
+    assert_eq!((sent, code), (1, 6));
+    // it is not let in again, whatever the list of members says
+    let members = [scene.node.member(), scene.rogue.member()];
+    swarm.members(Vec::new()).await.unwrap();
+    swarm.members(members.to_vec()).await.unwrap();
+    swarm.status().await.unwrap();
+    let content = scene.image.content.id();
+    let again = scene.rogue.dial(&members[0], content, TOKEN).await;
+    assert_eq!(again.err(), Some(2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_piece_that_is_cut_or_another_is_wrong_too() {
+    for way in 0..3 {
+        let scene = Scene::new(20).await;
+        let swarm = scene.join(|_| {});
+        let mut talk = scene.boast(&swarm).await;
+        let image = scene.image.clone();
+        tokio::spawn(async move {
+            while let Some(piece) = talk.asked().await {
+                let right = rogue::right(&image, piece);
+                let sent = match way {
+                    0 => right.slice(..right.len() - 1),
+                    1 => [&right[..], &[0]].concat().into(),
+                    _ => rogue::right(&image, (piece + 1) % 19),
+                };
+                talk.send(piece, sent).await;
+            }
+        });
+        scene.drops(&swarm, Fault::WrongBytes).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_answers_holds_nobody_up() {
+    let scene = Scene::new(20).await;
+    let swarm = scene.join(|config| config.stall_us = 500_000);
+    let mut talk = scene.boast(&swarm).await;
+    tokio::spawn(async move { while talk.asked().await.is_some() {} });
+    swarm.predict(&scene.image.all()).await.unwrap();
+    scene.drops(&swarm, Fault::Stalled).await;
+    assert_eq!(scene.shop.given(), 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lies_about_what_it_has_is_dropped() {
+    let scene = Scene::new(200).await;
+    let swarm = scene.join(|config| config.refused_us = 1000);
+    let mut talk = scene.boast(&swarm).await;
+    tokio::spawn(async move {
+        while let Some(piece) = talk.asked().await {
+            talk.say(&rogue::refuse(piece)).await;
+        }
+    });
+    scene.drops(&swarm, Fault::Lied).await;
+}
+
+/// What a host says again and again.
+#[derive(Clone, Copy)]
+enum Flood {
+    /// Questions for more than it can take.
+    Questions,
+    /// That it has everything, and more than there is.
+    Lists,
+    Nonsense,
+    /// Pieces that nobody wants.
+    Pieces,
+}
+
+/// A host floods another one, which serves a third one meanwhile, and drops the first.
+async fn is_dropped(flood: Flood) {
+    let image = Image::new(&[200]);
+    let (nodes, mut members) = nodes(&image, 2).await;
+    let rogue = Rogue::new(99).await;
+    members.push(rogue.member());
+    let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let mut talk = rogue.boast(&members[0], &image).await;
+    let floods = tokio::spawn(async move {
+        for piece in (0..200).cycle() {
+            match flood {
+                Flood::Questions => talk.say(&rogue::ask(piece)).await,
+                Flood::Lists => talk.say(&rogue::has_all(1 << 22)).await,
+                Flood::Nonsense => talk.say(&rogue::frame(&[77; 20])).await,
+                Flood::Pieces => talk.send(piece, vec![0; 100].into()).await,
+            }
+            if talk.connection.close_reason().is_some() {
+                break;
+            }
+        }
+        rogue::code(&talk.connection).await
+    });
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members[..2]);
+    soon(other.need(&image.all())).await.unwrap();
+    image.assert_here(other.shelf());
+    let status = until(&full, |status| !status.dropped.is_empty()).await;
+    assert_eq!(status.dropped, [(members[2].key, Fault::Flooded)]);
+    assert_eq!(soon(floods).await.unwrap(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_far_too_much_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Questions).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_lists_far_too_much_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Lists).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_talks_nonsense_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Nonsense).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_sends_what_nobody_wants_is_dropped_and_others_are_served() {
+    is_dropped(Flood::Pieces).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_reads_nothing_holds_nobody_up() {
+    let image = Image::new(&[30]);
+    let (nodes, mut members) = nodes(&image, 2).await;
+    let rogue = Rogue::new(99).await;
+    members.push(rogue.member());
+    let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let mut talk = rogue.boast(&members[0], &image).await;
+    for piece in 0..30 {
+        talk.say(&rogue::ask(piece)).await;
+    }
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    soon(other.need(&image.all())).await.unwrap();
+    image.assert_here(other.shelf());
+    drop((full, talk));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_host_is_no_fault_and_holds_nobody_up() {
+    let scene = Scene::new(20).await;
+    let swarm = scene.join(|_| {});
+    let mut talk = scene.boast(&swarm).await;
+    let image = scene.image.clone();
+    tokio::spawn(async move {
+        // a fiftieth of a link of 100 Mbit/s
+        while let Some(piece) = talk.asked().await {
+            tokio::time::sleep(Duration::from_millis(260)).await;
+            talk.send(piece, rogue::right(&image, piece)).await;
+        }
+    });
+    let all = scene.image.all();
+    swarm.predict(&all).await.unwrap();
+    soon(swarm.need(&all)).await.unwrap();
+    scene.image.assert_here(swarm.shelf());
+    let status = swarm.status().await.unwrap();
+    assert!(status.dropped.is_empty() && status.peers[0].linked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_gets_nothing() {
+    let image = Image::new(&[4]);
+    let (nodes, members) = nodes(&image, 2).await;
+    let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let stranger = Rogue::new(99).await;
+    let content = image.content.id();
+    let refused = stranger.dial(&members[0], content, TOKEN).await;
+    assert_eq!(refused.err(), Some(2));
+    // nor does a member that was not given the token, or wants something else
+    let listed = [&members[..], &[stranger.member()]].concat();
+    full.members(listed.clone()).await.unwrap();
+    full.status().await.unwrap();
+    for (content, token) in [(content, [1; 32]), ([1; 32], TOKEN)] {
+        let refused = stranger.dial(&members[0], content, token).await;
+        assert_eq!(refused.err(), Some(2));
+    }
+    let talk = stranger.dial(&members[0], content, TOKEN).await;
+    // and who is no member any more is shown out
+    full.members(members.clone()).await.unwrap();
+    assert_eq!(rogue::code(&talk.ok().unwrap().connection).await, 2);
+    let status = full.status().await.unwrap();
+    assert_eq!(status.peers.len(), 1);
+    assert_eq!(status_of(&status, members[1].key).traffic.sent, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_seed_dies_after_each_piece_has_left_it_once() {
+    let image = Image::new(&[30, 30]);
+    let shop = Shop::new(&image);
+    shop.once.store(true, Ordering::Relaxed);
+    let (nodes, members) = nodes(&image, 4).await;
+    let all = image.all();
+    let mut swarms = Vec::new();
+    for node in &nodes {
+        let swarm = node.join(node.shelf(&[]), Some(&shop), &members);
+        swarm.predict(&all).await.unwrap();
+        swarms.push(swarm);
+    }
+    for swarm in &swarms {
+        soon(swarm.need(&all)).await.unwrap();
+        image.assert_here(swarm.shelf());
+        assert!(swarm.status().await.unwrap().dropped.is_empty());
+    }
+    assert_eq!(shop.given(), all.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seed_that_errs_is_asked_again() {
+    let image = Image::new(&[5]);
+    let shop = Shop::new(&image);
+    shop.wrong.store(3, Ordering::Relaxed);
+    let node = Node::new(&image, 1).await;
+    let swarm = node.join(node.shelf(&[]), Some(&shop), &[]);
+    soon(swarm.need(&[0, 1])).await.unwrap();
+    shop.closed.store(true, Ordering::Relaxed);
+    let (waits, opens) = (swarm.need(&[2, 3, 4]), async {
+        until(&swarm, |status| status.needed == 3).await;
+        shop.closed.store(false, Ordering::Relaxed);
+    });
+    let (came, ()) = soon(async { tokio::join!(waits, opens) }).await;
+    assert_eq!(came, Ok(()));
+    image.assert_here(swarm.shelf());
+    assert_eq!(shop.given(), 8);
+}
+
+#[test]
+fn hosts_that_vanish_in_the_middle_are_done_without() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().unwrap()
+    };
+    let (vanishing, staying) = (runtime(), runtime());
+    let image = Image::new(&[60]);
+    let shop = Shop::new(&image);
+    let all = image.all();
+    // those that will be gone run where everything can be stopped at once, in the middle of a word
+    let (gone, mut members) = vanishing.block_on(nodes(&image, 2));
+    let stays = staying.block_on(async {
+        let stays = [Node::new(&image, 11).await, Node::new(&image, 12).await];
+        members.extend(stays.iter().map(Node::member));
+        stays
+    });
+    let goes: Vec<Swarm> = vanishing.block_on(async {
+        let join = |node: &Node| node.join(node.shelf(&[0]), None, &members);
+        gone.iter().map(join).collect()
+    });
+    let swarms: Vec<Swarm> = staying.block_on(async {
+        let join = |node: &Node| node.join(node.shelf(&[]), Some(&shop), &members);
+        let swarms: Vec<Swarm> = stays.iter().map(join).collect();
+        for swarm in &swarms {
+            swarm.predict(&all).await.unwrap();
+            until(swarm, |status| {
+                let from = |peer: &&Peer| goes_to(peer, &members[..2]);
+                let came = status.peers.iter().filter(from);
+                came.map(|peer| peer.traffic.received).sum::<u64>() > 0
+            })
+            .await;
+        }
+        swarms
+    });
+    vanishing.shutdown_background();
+    staying.block_on(async {
+        for swarm in &swarms {
+            soon(swarm.need(&all)).await.unwrap();
+            image.assert_here(swarm.shelf());
+        }
+    });
+    drop((goes, gone));
+}
+
+fn goes_to(peer: &Peer, members: &[Member]) -> bool {
+    members.iter().any(|member| member.key == peer.key)
+}

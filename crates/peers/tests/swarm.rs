@@ -1,0 +1,172 @@
+//! Honest hosts bring an image to each other.
+mod common;
+
+use common::*;
+use floe_peers::*;
+use std::sync::Arc;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_host_has_the_next_gets_from_it() {
+    let image = Image::new(&[5, 1, 3]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 2).await;
+    let first = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members[..1]);
+    soon(first.need(&image.all())).await.unwrap();
+    image.assert_here(first.shelf());
+    let status = first.status().await.unwrap();
+    assert_eq!((status.pieces_here, status.pieces, shop.given()), (9, 9, 9));
+    assert!(status.seed_bytes > image.bytes());
+    // there is nobody but the first to ask
+    first.members(members.clone()).await.unwrap();
+    let second = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    soon(second.need(&[8, 0, 1_000_000])).await.unwrap();
+    second.predict(&image.all()).await.unwrap();
+    let status = until(&second, |status| status.pieces_here == 9).await;
+    image.assert_here(second.shelf());
+    let traffic = status_of(&status, members[0].key).traffic;
+    assert!(traffic.received > image.bytes() && traffic.sent == 0);
+    until(&first, |status| {
+        status_of(status, members[1].key).traffic.sent == traffic.received
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hosts_that_start_at_once_share_the_seeds_work() {
+    let image = Image::new(&[40, 60]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 8).await;
+    let swarms: Vec<Swarm> = nodes
+        .iter()
+        .map(|node| node.join(node.shelf(&[]), Some(&shop), &members))
+        .collect();
+    let all = image.all();
+    for swarm in &swarms {
+        swarm.predict(&all).await.unwrap();
+    }
+    for (number, swarm) in swarms.iter().enumerate() {
+        // each machine waits for something else
+        soon(swarm.need(&all[number * 10..][..20])).await.unwrap();
+    }
+    for swarm in &swarms {
+        let status = until(swarm, |status| status.pieces_here == status.pieces).await;
+        image.assert_here(swarm.shelf());
+        assert_eq!((status.needed, &status.dropped[..]), (0, &[][..]));
+    }
+    // eight hosts, each of which could have asked for all of it
+    assert!(shop.given() < 4 * all.len(), "{} pieces", shop.given());
+    for swarm in swarms {
+        swarm.leave().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hosts_that_dial_each_other_at_once_understand_each_other() {
+    let image = Image::new(&[6, 6]);
+    for _ in 0..5 {
+        let (nodes, members) = nodes(&image, 2).await;
+        let swarms = [0, 1].map(|n| nodes[n].join(nodes[n].shelf(&[n]), None, &members));
+        let all = image.all();
+        let both = async { tokio::join!(swarms[0].need(&all), swarms[1].need(&all)) };
+        assert_eq!(soon(both).await, (Ok(()), Ok(())));
+        for swarm in &swarms {
+            image.assert_here(swarm.shelf());
+            until(swarm, |status| status.peers[0].linked).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_piece_that_is_lost_is_not_asked_for_and_comes_again_when_needed() {
+    let image = Image::new(&[4]);
+    let (nodes, members) = nodes(&image, 2).await;
+    let full = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    soon(other.need(&[0, 1])).await.unwrap();
+    soon(full.lost(&[1, 2])).await.unwrap();
+    assert!(!full.shelf().has(1) && full.shelf().has(0));
+    let lacks = full.shelf().read(0, 0..PIECE_BYTES * 2);
+    assert!(matches!(lacks, Err(ShelfError::NotHere(1))));
+    assert_eq!(full.status().await.unwrap().pieces_here, 2);
+    // the second has it now, and the first gets it back from there
+    soon(full.need(&[1])).await.unwrap();
+    assert!(full.shelf().read(0, 0..PIECE_BYTES * 2).is_ok());
+    // nobody has the other one, until somebody brings it
+    let shop = Shop::new(&image);
+    let third = Node::new(&image, 3).await;
+    let list = [&members[..], &[third.member()]].concat();
+    full.members(list.clone()).await.unwrap();
+    other.members(list.clone()).await.unwrap();
+    let third = (third.join(third.shelf(&[]), Some(&shop), &list), third);
+    let wants = async { tokio::join!(other.need(&[2]), third.0.need(&[2])) };
+    assert_eq!(soon(wants).await, (Ok(()), Ok(())));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_earlier_run_has_left_is_passed_on() {
+    let image = Image::new(&[4, 2]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 2).await;
+    let first = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
+    soon(first.need(&[0, 1, 5])).await.unwrap();
+    first.leave().await;
+    let again = nodes[0].join(nodes[0].shelf(&[]), None, &members);
+    assert_eq!(again.status().await.unwrap().pieces_here, 3);
+    let second = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    soon(second.need(&[1, 5, 0])).await.unwrap();
+    assert_eq!(shop.given(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_is_not_asked_any_more() {
+    let image = Image::new(&[8]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 2).await;
+    let leaves = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
+    let stays = nodes[1].join(nodes[1].shelf(&[]), Some(&shop), &members);
+    until(&stays, |status| status.peers[0].linked).await;
+    soon(leaves.leave()).await;
+    until(&stays, |status| !status.peers[0].linked).await;
+    soon(stays.need(&image.all())).await.unwrap();
+    assert_eq!(shop.given(), 8);
+    assert!(stays.status().await.unwrap().dropped.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_gives_no_more_than_its_cap() {
+    let image = Image::new(&[6]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 2).await;
+    let mut capped = options(&members);
+    capped.config.upload_bytes_per_s = Some(0);
+    let full = nodes[0].join_as(nodes[0].shelf(&[0]), None, capped);
+    let other = nodes[1].join(nodes[1].shelf(&[]), Some(&shop), &members);
+    until(&other, |status| status.peers[0].linked).await;
+    soon(other.need(&image.all())).await.unwrap();
+    // a cap lets one piece pass at once
+    assert!(shop.given() >= 5, "{} pieces", shop.given());
+    let status = full.status().await.unwrap();
+    assert!(status_of(&status, members[1].key).traffic.sent < 2 * PIECE_BYTES);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_is_once_in_a_swarm_and_calls_end_with_it() {
+    let image = Image::new(&[2]);
+    let node = Node::new(&image, 1).await;
+    let shelf = node.shelf(&[]);
+    let swarm = node.join(shelf.clone(), None, &[]);
+    let twice = node.host.join(shelf.clone(), None, options(&[]));
+    assert!(matches!(twice, Err(HostError::Twice)));
+    assert_eq!(swarm.need(&[]).await, Ok(()));
+    let many: Vec<PieceId> = (0..2).collect();
+    let waits = tokio::time::timeout(std::time::Duration::from_millis(50), swarm.need(&many));
+    assert!(waits.await.is_err());
+    assert_eq!(swarm.status().await.unwrap().needed, 2);
+    swarm.leave().await;
+    let other = Image::new(&[3]);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = Arc::new(Shelf::open(elsewhere.path(), other.content.clone()).unwrap());
+    // the door of the one that was left is free again, and others were free all the time
+    let both = [shelf, other].map(|shelf| node.host.join(shelf, None, options(&[])).unwrap());
+    drop(both);
+}
