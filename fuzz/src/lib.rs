@@ -13,6 +13,7 @@ use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
 mod extents;
+mod scheduling;
 
 // Parsers that need nothing of their crates, which would bring QEMU, FUSE, QUIC and S3 along.
 #[allow(dead_code)]
@@ -133,6 +134,7 @@ mod node {
 }
 pub use api::*;
 pub use extents::extents;
+pub use scheduling::io_list;
 use node::{cluster, images, inventory, names};
 pub use node::{MachineName, NameError};
 
@@ -692,20 +694,4 @@ pub fn slurm_output(data: &[u8]) {
     if let Some(job) = node::slurm::job_of(&text) {
         assert!(!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit()));
     }
-}
-
-/// A list of interactive programs is bounded, and what is read of it, written again, is read as the same.
-pub fn io_list(data: &[u8]) {
-    use floe_sched::classify::{Classifier, List, Owned};
-    let Ok(list) = List::parse(data) else { return };
-    let again = list.encode();
-    assert_eq!(List::parse(again.as_bytes()).as_ref(), Ok(&list));
-    let names = list.allowed().chain(list.forbidden());
-    let learned = list.learned().map(|(name, _)| name);
-    assert!(names.chain(learned).all(|name| !name.as_str().is_empty() && !name.as_str().contains(char::is_control)));
-    assert!(list.learned().all(|(_, tally)| tally.interactive <= tally.seen && tally.machines <= tally.seen));
-    let mut classifier = Classifier::new();
-    classifier.import(Owned::default(), list.clone());
-    classifier.import(Owned::default(), list.clone());
-    assert_eq!(classifier.export(Owned::default()), list);
 }

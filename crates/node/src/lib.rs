@@ -43,6 +43,7 @@ mod images;
 mod independence;
 mod inventory;
 mod io;
+mod io_report;
 mod keyboard;
 mod logs;
 mod machines;
@@ -174,7 +175,7 @@ impl Node {
 
     /// Returns whose disk requests go first, and how they fare.
     pub(crate) fn io(&self) -> Result<floe_api::IoReport, NodeError> {
-        io::report(&self.core, &self.images, &self.inventory)
+        io_report::report(&self.core, &self.images, &self.inventory)
     }
 
     /// Removes what nobody uses, or only returns what that is.
