@@ -2,7 +2,7 @@
 //!
 //! A program is interactive if it asks for much more after inputs than before them. The [`Classifier`] hears of inputs (that there
 //! was one, never which) and of requests, with whatever is known of who in the guest asked, and answers with a
-//! [`Class`](crate::Class). The first rule that fits decides; [`Rule`] tells a user which one it was:
+//! [`Class`]. The first rule that fits decides; [`Rule`] tells a user which one it was:
 //!
 //! 1. by hand: the program is allowed or forbidden, in this machine or in all of its image;
 //! 2. the exception for multimedia: it started on an input and reads like a player (`pace`);
