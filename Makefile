@@ -15,7 +15,7 @@ GUESTS := $(CURDIR)/.cache/guests
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim stream-real two-streams train page optimize hub-hostile hammer fuzz
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim stream-real two-streams train page optimize hub-hostile hammer fuzz build
 
 .PHONY: help deps build deb tarball static demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
 .PHONY: azurite web web-test guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
