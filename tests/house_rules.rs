@@ -42,6 +42,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-source",
             "floe-planner",
             "floe-sched",
+            "floe-extents",
         ],
     ),
     (
@@ -64,6 +65,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-traces",
             "floe-api",
             "floe-front",
+            "floe-peers",
         ],
     ),
     (
@@ -76,6 +78,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-http",
             "floe-source",
             "floe-planner",
+            "floe-peers",
             "floe-traces",
             "floe-mount",
             "floe-machine",
@@ -102,6 +105,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-front",
             "floe-hub",
             "floe-node",
+            "floe-peers",
         ],
     ),
     (
@@ -247,6 +251,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/ensemble/file.rs",
             "crates/node/src/independence/decide.rs",
             "crates/node/src/independence/pace.rs",
+            "crates/node/src/swarm/decide.rs",
             "crates/front/src/seats.rs",
             "crates/front/src/turns.rs",
             "crates/front/src/pace.rs",

@@ -1,7 +1,7 @@
 //! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
 //!
 //! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/lab/src/experiments/fuzz.rs`); so does
-//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test --manifest-path fuzz/Cargo.toml` (part of
+//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test --no-default-features --manifest-path fuzz/Cargo.toml` (part of
 //! `make test`) replays the corpus of every target, each entry also damaged in a few thousand ways.
 //!
 //! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
@@ -14,6 +14,7 @@ use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
 mod extents;
 mod scheduling;
+mod swarm;
 
 // Parsers that need nothing of their crates, which would bring QEMU, FUSE, QUIC and S3 along.
 #[allow(dead_code)]
@@ -25,9 +26,6 @@ mod qga;
 #[allow(dead_code)]
 #[path = "../../crates/machine/src/qmp/wire.rs"]
 mod qmp;
-#[allow(dead_code)]
-#[path = "../../crates/peers/src/wire/message.rs"]
-mod pieces;
 #[path = "../../crates/machine/src/shown.rs"]
 mod shown;
 
@@ -66,6 +64,8 @@ mod api {
     mod pool;
     #[path = "resize.rs"]
     mod resize;
+    #[path = "swarm.rs"]
+    mod swarm;
     #[path = "visible.rs"]
     mod visible;
     pub use afterwards::*;
@@ -80,6 +80,7 @@ mod api {
     pub use network::*;
     pub use pool::*;
     pub use resize::*;
+    pub use swarm::*;
     pub use visible::*;
 }
 #[allow(dead_code)]
@@ -135,6 +136,7 @@ mod node {
 pub use api::*;
 pub use extents::extents;
 pub use scheduling::io_list;
+pub use swarm::{swarm_message, tree_file};
 use node::{cluster, images, inventory, names};
 pub use node::{MachineName, NameError};
 
@@ -163,6 +165,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("guest_message", guest_message),
     ("exec_frame", exec_frame),
     ("swarm_message", swarm_message),
+    ("tree_file", tree_file),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),
     ("ensemble_file", ensemble_file),
@@ -253,33 +256,6 @@ pub fn guest_message(data: &[u8]) {
         if let Ok(answer) = Answer::decode(&line) {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
-    }
-}
-
-/// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.
-pub fn swarm_message(data: &[u8]) {
-    let read = |step: usize| {
-        let (mut frames, mut messages) = (pieces::Frames::default(), Vec::new());
-        for part in data.chunks(step) {
-            frames.put(part);
-            loop {
-                match frames.next() {
-                    Ok(Some(message)) => messages.push(message),
-                    Ok(None) => break,
-                    Err(_) => return (messages, false),
-                }
-            }
-        }
-        (messages, true)
-    };
-    let whole = read(data.len().max(1));
-    assert_eq!(whole, read(1));
-    assert_eq!(whole, read(1000));
-    let mut rest = data;
-    for message in whole.0 {
-        // a long list would be said in several
-        let [frame] = &pieces::frames_of(&message)[..] else { return };
-        rest = rest.strip_prefix(&frame[..]).expect("a message has one form");
     }
 }
 

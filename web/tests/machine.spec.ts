@@ -228,7 +228,7 @@ test("a machine is found, paused, looked into, forked and stopped, by keys as by
 });
 
 test("what an import refuses stands in its dialog, in front, until it is tried again", async ({ page }) => {
-  await page.keyboard.press("a");
+  await page.getByRole("button", { name: "Add", exact: true }).click();
   const dialog = page.getByRole("dialog", { name: "Add an image" });
   const program = Buffer.concat([Buffer.from("\x7fELF\x02\x01\x01"), Buffer.alloc(8192, 1)]);
   await page.getByLabel("Disk (qcow2, raw, vmdk, vdi)").setInputFiles({ name: `${"long".repeat(30)}.raw`, mimeType: "application/octet-stream", buffer: program });

@@ -361,6 +361,9 @@ pub struct PushRequest {
     /// Let everybody read the image.
     #[serde(default)]
     pub public: bool,
+    /// Then give the image's pieces to the nodes that run it, until [`SwarmLeave`](crate::SwarmLeave); only to a hub.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub seed: bool,
 }
 
 /// Body of `POST /v1/images/copy`.

@@ -69,6 +69,18 @@ pub struct IoMachine {
     /// How long ago the last one was, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_input_ms: Option<u64>,
+    /// How often its guest's agent has told who asks; 0 if there is none, or it is older than this node.
+    #[serde(default)]
+    pub agent_words: u64,
+    /// How many files of its disks are known; absent if none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// Why no files are known, once somebody has looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files_unknown: Option<String>,
+    /// Who in the guest asked last, the last one first.
+    #[serde(default)]
+    pub programs: Vec<IoProgram>,
     /// Requests that a person waited for.
     pub interactive: IoClass,
     /// Requests of which nothing is known.
@@ -88,4 +100,110 @@ pub struct IoClass {
     pub wait_p50_us: u64,
     /// 99th percentile of it, to within a fifth.
     pub wait_p99_us: u64,
+}
+
+/// By what it is known who in a guest asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IoSource {
+    /// The guest's agent has named the program.
+    Agent,
+    /// The file that the block belongs to.
+    #[default]
+    File,
+}
+
+/// How urgent a request is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IoUrgency {
+    /// A person waits for it.
+    Interactive,
+    /// Nothing is known of it.
+    #[default]
+    Normal,
+    /// Nobody notices its delay.
+    Bulk,
+}
+
+/// A program in a guest, or a file of which the programs that read it aren't known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IoProgram {
+    /// The program's name, or the file's path. A guest says what it is.
+    pub name: String,
+    /// By what it is known.
+    pub source: IoSource,
+    /// How urgent its last request was.
+    pub class: IoUrgency,
+    /// Why.
+    pub why: String,
+    /// Its requests that came soon after inputs, of those that were compared lately.
+    pub after_inputs: u32,
+    /// The same soon before inputs.
+    pub before_inputs: u32,
+    /// All of its requests for which the host's disk was accessed.
+    pub requests: u64,
+    /// How long ago it asked last, in milliseconds.
+    pub since_ms: u64,
+}
+
+/// Body of `POST /v1/io/list`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IoListRequest {
+    /// The image's name or id.
+    pub image: String,
+}
+
+/// What is said by hand of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IoSaying {
+    /// A person waits for it, whatever it does.
+    Allow,
+    /// Nobody does, whatever it does.
+    Forbid,
+    /// Nothing is said any more, and what was learned of it is forgotten.
+    Forget,
+}
+
+/// Body of `POST /v1/io/say`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IoSayRequest {
+    /// The image's name or id.
+    pub image: String,
+    /// The program's name, as its guest calls it.
+    pub program: String,
+    /// What is said.
+    pub say: IoSaying,
+}
+
+/// Which programs of an image are interactive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IoList {
+    /// The image's id.
+    pub image: String,
+    /// Programs that somebody has allowed.
+    pub allowed: Vec<String>,
+    /// Programs that somebody has forbidden.
+    pub forbidden: Vec<String>,
+    /// What machines have shown, by name.
+    pub learned: Vec<IoLearned>,
+}
+
+/// What machines of an image have shown of a program.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IoLearned {
+    /// Its name.
+    pub program: String,
+    /// How many machines have shown something.
+    pub machines: u32,
+    /// How often it was judged.
+    pub seen: u32,
+    /// How often it was interactive then.
+    pub interactive: u32,
+    /// What other machines believe of it; absent as long as too little is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub believed: Option<bool>,
 }

@@ -109,6 +109,9 @@ pub struct RunRequest {
     /// Bring all of its image to this host in the background, so that it needs nothing from elsewhere any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independent: Option<Independent>,
+    /// Whether it takes part in its image's swarm; by default as the node's other machines do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swarm: Option<crate::SwarmUse>,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.

@@ -90,6 +90,11 @@ impl Home {
         self.root.join("views")
     }
 
+    /// Returns the directory with this node's part in swarms: its key, where it listens, what it seeds, and the pieces that are here.
+    pub fn swarm(&self) -> PathBuf {
+        self.root.join("swarm")
+    }
+
     /// Returns the directory with the records of substrates, and the pool's budget.
     pub fn pool(&self) -> PathBuf {
         self.root.join("pool")

@@ -151,6 +151,13 @@ impl Map {
         }
     }
 
+    /// The directory that a file, or a directory, is in: one of them if it has several names. `None` as long as its name is not known.
+    pub fn directory(&self, file: FileId) -> Option<FileId> {
+        let system = self.systems.get(usize::from(file.system))?;
+        let inode = system.inner.directory(file.inode)?;
+        Some(FileId { inode, ..file })
+    }
+
     /// Whether writing these bytes may change the map. If not, they need not be handed in.
     pub fn cares(&self, bytes: Range<u64>) -> bool {
         self.systems.iter().any(|system| {
@@ -181,6 +188,11 @@ impl Map {
             let range = system.inner.wanted(READ_BYTES)?;
             Some(system.first + range.start..system.first + range.end)
         })
+    }
+
+    /// Whether something must be read: [`Map::wanted`] says what.
+    pub fn has_wanted(&self) -> bool {
+        self.systems.iter().any(|system| system.inner.has_wanted())
     }
 
     /// Reads all that is wanted, or as much as the limits allow: the rest counts as left out.

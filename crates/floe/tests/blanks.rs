@@ -207,7 +207,7 @@ fn a_run_of_a_later_state_finds_the_qemu_that_waits_for_its_hardware() {
     node.run(&RunRequest {
         image: "tiny".into(),
         name: Some("other".into()),
-        cpus: Some(2),
+        memory_bytes: Some(320 << 20),
         ..Default::default()
     });
     node.wait_console("other", "floe-guest ready");

@@ -395,6 +395,7 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
         token: Some(token.clone()),
         ca: None,
         public: false,
+        seed: false,
     };
     finish(here.client().push(&push).unwrap());
 
@@ -447,6 +448,7 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
             token: Some(token),
             ca: Some(hub.ca_file().unwrap().display().to_string()),
             public: true,
+            seed: false,
         };
         finish(here.client().push(&push).unwrap());
         hub

@@ -257,6 +257,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
         token: None,
         ca: None,
         public: false,
+        seed: false,
     };
     finish(node.client().push(&push).unwrap());
     run(&node, &format!("{url}/live"), "four");
@@ -382,6 +383,7 @@ fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
         token: None,
         ca: None,
         public: false,
+        seed: false,
     };
     finish(node.client().push(&push).unwrap());
     let (lock, tmp) = (images.join("lock"), images.join("tmp"));

@@ -5,10 +5,7 @@ mod node;
 
 use command::{code, said};
 use floe_api::{IoMachine, IoOrder, IoReport, Limits, RunRequest, Wait};
-use node::{Setup, Signal, TestNode, eventually};
-use rustix::fs::Advice;
-use std::fs::File;
-use std::path::Path;
+use node::{Setup, Signal, TestNode, eventually, forget};
 
 /// Bytes of the disk of a test's guests.
 const DISK_BYTES: usize = 8 << 20;
@@ -45,21 +42,6 @@ fn served(machine: &IoMachine) -> u64 {
         .iter()
         .map(|class| class.served)
         .sum()
-}
-
-/// Has the host forget what it has in memory of the files below a directory.
-fn forget(dir: &Path) {
-    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        let kind = entry.file_type().unwrap();
-        if kind.is_dir() && entry.file_name() != "mnt" {
-            forget(&entry.path());
-        } else if kind.is_file()
-            && let Ok(file) = File::open(entry.path())
-        {
-            let _ = rustix::fs::fsync(&file);
-            let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
-        }
-    }
 }
 
 /// Has a guest read all of its disk, which the host has on its own disk only; returns what its checksum is.

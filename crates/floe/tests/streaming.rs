@@ -55,6 +55,7 @@ fn world() -> World {
         token: Some(token.clone()),
         ca: None,
         public: true,
+        seed: false,
     };
     finish(here.client().push(&push).unwrap());
     World {

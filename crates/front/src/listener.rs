@@ -58,6 +58,8 @@ impl Table {
 pub struct Connection {
     /// The client's address.
     pub address: SocketAddr,
+    /// The address of this host that the client has reached, if the kernel tells it.
+    local: Option<SocketAddr>,
     /// Limits of the connection.
     pub bounds: Arc<Bounds>,
     id: Id,
@@ -134,6 +136,16 @@ impl Connection {
 pub struct Peer(Arc<Connection>);
 
 impl Peer {
+    /// Returns the address that the client sends from.
+    pub fn ip(&self) -> std::net::IpAddr {
+        self.0.address.ip()
+    }
+
+    /// Returns the address of this host that the client has reached, if the kernel tells it.
+    pub fn reached(&self) -> Option<std::net::IpAddr> {
+        self.0.local.map(|local| local.ip())
+    }
+
     /// Returns the party of the strangers at this address.
     pub fn party(&self) -> Party {
         Party::at(self.0.address.ip())
@@ -195,7 +207,8 @@ pub async fn run(
                 continue;
             }
         };
-        let Some((connection, leave)) = seat(&table, &bounds, address) else {
+        let Some((connection, leave)) = seat(&table, &bounds, address, stream.local_addr().ok())
+        else {
             continue;
         };
         prepare(&stream);
@@ -226,6 +239,7 @@ fn seat(
     table: &Arc<Table>,
     bounds: &Arc<Bounds>,
     address: SocketAddr,
+    local: Option<SocketAddr>,
 ) -> Option<(Arc<Connection>, Arc<Notify>)> {
     let arrival = table.seats.lock().arrive(Party::at(address.ip()));
     let id = match arrival {
@@ -244,6 +258,7 @@ fn seat(
     metrics::gauge!(telemetry::HUB_CONNECTIONS).increment(1);
     let connection = Connection {
         address,
+        local,
         bounds: bounds.clone(),
         id,
         table: table.clone(),

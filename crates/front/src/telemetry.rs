@@ -107,6 +107,12 @@ metrics_table! {
     NODE_WAITS Counter "floe_node_waits_total" "Requests that had to wait for a source.";
     NODE_WAIT_SECONDS Counter "floe_node_wait_seconds_total" "Time that requests waited for sources, whole seconds.";
     NODE_IO_ERRORS Counter "floe_node_io_errors_total" "Requests answered with an I/O error.";
+    NODE_SWARMS Gauge "floe_node_swarms" "Swarms that this node is in.";
+    NODE_SWARM_HOSTS Gauge "floe_node_swarm_hosts" "Connections to other hosts of these swarms.";
+    NODE_SWARM_PIECES Gauge "floe_node_swarm_pieces" "Pieces of these swarms' images that are here.";
+    NODE_SWARM_NEEDED Gauge "floe_node_swarm_pieces_needed" "Pieces that machines wait for.";
+    NODE_SWARM_RECEIVED_BYTES Counter "floe_node_swarm_received_bytes_total" "Bytes that came for swarms, from the hub or from other hosts.";
+    NODE_SWARM_SENT_BYTES Counter "floe_node_swarm_sent_bytes_total" "Bytes that went to other hosts of swarms.";
     NODE_STAGE_SECONDS Histogram "floe_node_stage_seconds" "Time of the stages of long calls, by stage.";
 }
 

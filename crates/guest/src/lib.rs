@@ -16,6 +16,7 @@
 //! crate knows nothing about images, nodes or QEMU.
 
 pub mod agent;
+pub mod asked;
 pub mod chores;
 pub mod client;
 pub mod copy;

@@ -32,6 +32,9 @@ Example: four clones, each of which does its part
   if [ $id = 0 ]; then floe-guest join $ticket; else work $id; floe-guest exit; fi
 ";
 
+/// The time for a join is kept by the node, which tells what came in it. A busy one is waited for so much longer.
+const NODE_LATE: Duration = Duration::from_secs(30);
+
 fn main() -> ExitCode {
     let mut args: Vec<String> = std::env::args().collect();
     let program = PathBuf::from(if args.is_empty() {
@@ -125,7 +128,11 @@ fn run(args: &mut Vec<String>) -> Result<String, String> {
         }
     };
     let call = parse(args, limit)?;
-    let answer = client::call(&socket, &call, limit).map_err(|error| error.to_string())?;
+    let patience = match call {
+        Call::Join { .. } => limit.map(|limit| limit.saturating_add(NODE_LATE)),
+        _ => limit,
+    };
+    let answer = client::call(&socket, &call, patience).map_err(|error| error.to_string())?;
     tell(answer)
 }
 

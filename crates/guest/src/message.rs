@@ -13,6 +13,7 @@
 //! Messages with a session other than that of the last hello belong to an earlier life of the machine, perhaps to its
 //! parent's, and are ignored: bytes in flight at the moment of a fork arrive twice, in the parent and in its clones.
 
+use crate::asked::Asked;
 use crate::line::{Line, LineError};
 
 /// Version of the protocol.
@@ -214,6 +215,11 @@ pub enum ToGuest {
         /// The result.
         answer: Answer,
     },
+    /// From now on, tell who in the guest reads from disks. Agents that don't know this ignore it.
+    Watch {
+        /// The session.
+        session: u64,
+    },
 }
 
 /// A message from the agent to the node.
@@ -257,6 +263,13 @@ pub enum ToHost {
         session: u64,
         /// The call's.
         number: u64,
+    },
+    /// A program has read from disks. Only told where the node has asked for it.
+    Asked {
+        /// The hello's session.
+        session: u64,
+        /// Who, and what.
+        asked: Asked,
     },
 }
 
@@ -523,6 +536,7 @@ impl ToGuest {
                 let line = opened("answer", *session).with("number", number);
                 answer.add_to(line.with("is", answer.verb()))
             }
+            ToGuest::Watch { session } => opened("watch", *session),
         }
         .encode()
     }
@@ -546,6 +560,7 @@ impl ToGuest {
                 number: line.number("number")?,
                 answer: Answer::of(line.text("is")?, &line)?,
             },
+            "watch" => ToGuest::Watch { session: session? },
             other => return Err(LineError::UnknownVerb(other.into())),
         })
     }
@@ -574,6 +589,7 @@ impl ToHost {
                 call.add_to(line.with("do", call.verb()))
             }
             ToHost::Cancel { session, number } => opened("cancel", *session).with("number", number),
+            ToHost::Asked { session, asked } => asked.add_to(opened("asked", *session)),
         }
         .encode()
     }
@@ -602,6 +618,10 @@ impl ToHost {
             "cancel" => ToHost::Cancel {
                 session: session?,
                 number: line.number("number")?,
+            },
+            "asked" => ToHost::Asked {
+                session: session?,
+                asked: Asked::of(&line)?,
             },
             other => return Err(LineError::UnknownVerb(other.into())),
         })

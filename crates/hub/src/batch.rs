@@ -294,7 +294,7 @@ impl Sending {
     }
 }
 
-fn count_bytes(bytes: usize) {
+pub(crate) fn count_bytes(bytes: usize) {
     metrics::counter!(telemetry::HUB_READ_BYTES).increment(bytes as u64);
 }
 

@@ -187,7 +187,7 @@ async fn immutable_file(
     Ok(response)
 }
 
-fn missing_pack(id: &Hash) -> ApiError {
+pub(crate) fn missing_pack(id: &Hash) -> ApiError {
     ApiError::new(
         StatusCode::NOT_FOUND,
         "not-found",

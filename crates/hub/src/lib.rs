@@ -2,7 +2,7 @@
 //!
 //! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> one of `batch` (many
 //! chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs become an image),
-//! `traces` (what machines touched, and the models made of it). These use the `catalogue` (SQLite: who may read what) and
+//! `traces` (what machines touched, and the models made of it), `swarm` (hosts that bring an image to each other). These use the `catalogue` (SQLite: who may read what) and
 //! the `shelf` (packs on disk, frames in memory); a hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
@@ -24,6 +24,7 @@ mod routes;
 mod schema;
 mod shelf;
 mod state;
+mod swarm;
 mod thumbnail;
 mod tls;
 mod traces;

@@ -4,6 +4,7 @@ use super::access::Viewer;
 use super::access::admit;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking, blocking_long};
+use super::swarm::routes as swarm;
 use super::wire::{Args, Path, json, parse_id, parse_name};
 use super::{batch, files, login, pool, publish, thumbnail, traces, uploads};
 use axum::body::Body;
@@ -245,6 +246,9 @@ async fn untag(
         files::pack,
         files::statically,
         batch::read,
+        swarm::join,
+        swarm::leave,
+        swarm::proven,
         pool::status,
         pool::list,
         uploads::open,
@@ -296,9 +300,12 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
             get(traces::one).delete(traces::remove),
         )
         .route("/v1/images/{id}/model", get(traces::model))
+        .route("/v1/images/{id}/swarm", post(swarm::join))
+        .route("/v1/images/{id}/swarm/{key}", delete(swarm::leave))
         .route("/v1/pool", get(pool::status))
         .route("/v1/pool/substrates", get(pool::list))
         .route("/v1/packs/{id}", get(files::pack))
+        .route("/v1/packs/{id}/proven", get(swarm::proven))
         .route("/v1/static/{*path}", get(files::statically))
         .route("/v1/tags", put(tag).delete(untag))
         .route("/v1/uploads", post(uploads::open))

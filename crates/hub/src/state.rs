@@ -5,6 +5,7 @@ use super::catalogue::{Catalogue, Holding, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
 use super::pool::Pool;
 use super::shelf::{Scope, Shelf};
+use super::swarm::Swarms;
 use super::{HubOptions, Limits};
 use floe_front::turns::Room;
 use floe_front::{Gate, Memory, Party};
@@ -54,6 +55,7 @@ pub(crate) struct Hub {
     pub trainer: Trainer,
     /// Substrates in memory, if this hub is a pool.
     pub pool: Option<Pool>,
+    pub swarms: Swarms,
     /// Held while files are moved into or out of the published folders, so that removing unused packs never runs
     /// beside a commit. It is held while they are synced: it only orders changes, no reader takes it.
     pub publishing: Mutex<()>,
@@ -108,6 +110,7 @@ impl Hub {
             traces,
             trainer,
             pool: options.pool_bytes.map(Pool::new),
+            swarms: Swarms::open(&dir)?,
             shelf: Shelf::new(
                 dir.join("repo/packs"),
                 limits.cache_bytes,
@@ -189,6 +192,7 @@ impl Hub {
 
     /// Records that a damaged pack was replaced.
     pub fn mended(&self, pack: &Hash) -> Result<(), HubError> {
+        self.swarms.forget_pack(pack);
         self.catalogue.note_damaged(pack, false)?;
         self.shelf.forget_damage(pack);
         Ok(())
@@ -252,6 +256,7 @@ impl Hub {
         }
         for pack in unused {
             remove_file(&self.shelf.pack_path(&pack));
+            self.swarms.forget_pack(&pack);
         }
         Ok(())
     }
@@ -299,6 +304,8 @@ impl Hub {
                 }
             }
         }
+        self.swarms
+            .clear_litter(|pack| self.catalogue.knows_pack(pack).unwrap_or(true))?;
         for (name, path) in entries(&self.dir.join("repo/images"))? {
             let id = name
                 .strip_suffix(".layout")

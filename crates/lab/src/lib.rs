@@ -13,6 +13,8 @@
 //! - [`predict`]: what the paper's model says of a swarm.
 //! - [`harness`]: interleaved runs, statistics, the report.
 //! - [`experiments`]: one file each; they measure the real product on the real kernel, QEMU and network.
+//! - [`io_sim`]: machines that share such a disk in virtual time, with a policy of floe-sched or mClock before it.
+//! - [`slow_disk`]: a disk with a known time for each request, for the host's kernel and in virtual time.
 //! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
 //! - [`content`]: an image's chunks, for experiments that count them.
 //! - [`guest`]: the guests that experiments run, built from Debian packages by `guests/build`.
@@ -23,11 +25,13 @@ pub mod content;
 pub mod experiments;
 pub mod guest;
 pub mod harness;
+pub mod io_sim;
 pub mod link;
 pub mod plot;
 pub mod predict;
 pub mod signals;
 pub mod sim;
+pub mod slow_disk;
 pub mod swarm_sim;
 pub mod traces;
 pub mod workload;

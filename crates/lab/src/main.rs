@@ -55,6 +55,8 @@ enum Command {
     #[command(hide = true)]
     HubStrangers(experiments::hub_hostile::strangers::Arguments),
     #[command(hide = true)]
+    SlowDisk(floe_lab::slow_disk::server::Arguments),
+    #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
@@ -151,6 +153,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
         Command::HubStrangers(arguments) => arguments.run(),
+        Command::SlowDisk(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }

@@ -41,6 +41,11 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// Returns the names of the image's regions, by the numbers that traces use.
+    pub fn regions(&self) -> Vec<String> {
+        names(&self.meta)
+    }
+
     /// Combines runs of several workloads of one image into one workload: what a hub learns from if its users do
     /// different things.
     pub fn pool(name: &str, of: &[&Workload], runs: usize) -> anyhow::Result<Workload> {

@@ -1,10 +1,11 @@
 //! [`Mount`]: starting and ending a mount, and adding and removing images and machines.
 
 use crate::backend::{Backend, Stored};
-use crate::core::{Core, Raw};
+use crate::core::Core;
 use crate::device::{self, Device};
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
+use crate::job::Raw;
 use crate::machine::{self, Machine};
 use crate::overlay::{BaseRecord, remove_earlier_boots};
 use crate::trace::Trace;
@@ -245,7 +246,7 @@ impl Mount {
         }
         let mut reply = vec![0; abi::OUT_HEADER_BYTES + start::IO_BYTES_MAX];
         for raw in early {
-            serve::handle_raw(&self.core, raw, &mut reply);
+            serve::handle_early(&self.core, raw, &mut reply);
         }
     }
 
@@ -297,6 +298,7 @@ impl Mount {
         )?;
         images.insert(id, image.clone());
         drop(images);
+        self.core.limit_link(&image);
         for (region, state) in image.regions.iter().enumerate() {
             self.core
                 .regions
@@ -368,6 +370,7 @@ impl Mount {
             progress: Mutex::default(),
             counters: machine::Counters::default(),
             relieving: AtomicBool::new(false),
+            files: Default::default(),
         });
         let dir = format!("machines/{}", machine.name);
         let mut entries = vec![(dir.clone(), None)];
@@ -466,8 +469,7 @@ impl Mount {
         let gone = Message::Machine(Stir::Gone(machine.id));
         self.core.queues.inbox.call(gone);
         self.core.classes.gone(machine.id);
-        let work = &self.core.queues.work;
-        work.policy(|policy, _| policy.gone(machine.id));
+        self.core.io_gone(machine.id);
         self.note_users();
         self.remove(&format!("machines/{name}"))?;
         for disk in machine.disks() {

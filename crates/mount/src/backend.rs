@@ -2,7 +2,7 @@
 
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::{Link, LinkId};
-use floe_sched::Who;
+use floe_sched::{Limit, MachineId, Who};
 use floe_source::Fetcher;
 use floe_store::{Cache, Got, Pin, StoreError};
 use std::sync::Arc;
@@ -26,6 +26,10 @@ pub(crate) trait Backend: Send + Sync {
     fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done);
     /// Brings items that no request waits for yet.
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each);
+    /// Sets a machine's part of the link over which missing items come.
+    fn limit(&self, machine: MachineId, limit: Limit);
+    /// Reports that a machine has ended.
+    fn gone(&self, machine: MachineId);
     /// Returns the number of the link over which missing items come: images with the same number share the link.
     fn link_id(&self) -> LinkId;
     /// Returns what was measured of that link; `None` before anything came over it.
@@ -83,6 +87,14 @@ impl Backend for Stored {
         };
         self.fetcher
             .prefetch_with(who, &self.image, items, Arc::new(each));
+    }
+
+    fn limit(&self, machine: MachineId, limit: Limit) {
+        self.fetcher.limit(machine, limit);
+    }
+
+    fn gone(&self, machine: MachineId) {
+        self.fetcher.gone(machine);
     }
 
     fn link_id(&self) -> LinkId {

@@ -17,7 +17,7 @@ use crate::tree::{Found, Node, Tree};
 use crate::{ImageHandle, MachineHandle, MachineSpec, Mount, MountError};
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Region, Segment};
 use floe_planner::{Link, LinkId, RegionId};
-use floe_sched::Who;
+use floe_sched::{Limit, MachineId, Who};
 use floe_store::Got;
 use std::collections::HashMap;
 use std::io;
@@ -81,6 +81,10 @@ impl Backend for Nothing {
         let none = |(_, hash): &(Kind, Hash)| each(hash, Err("a blank has no chunks".into()));
         items.iter().for_each(none);
     }
+
+    fn limit(&self, _: MachineId, _: Limit) {}
+
+    fn gone(&self, _: MachineId) {}
 
     fn link_id(&self) -> LinkId {
         LinkId::MAX // the planner knows no blank, so it never asks

@@ -10,15 +10,17 @@ use crate::askers::{self, Askers, Asking};
 use crate::chores::{self, Chore};
 use crate::crew::Queues;
 use crate::device::Device;
+use crate::files;
 use crate::image::{Extra, First, Image, Reading};
 use crate::inbox::Message;
 use crate::io::Classes;
+use crate::job::Raw;
 use crate::machine::{self, Machine};
 use crate::overlay::{Disk, Stop};
-use crate::queue::Queued;
 use crate::tree::Tree;
+use crate::writeback;
 use floe_planner::{Event, RegionId};
-use floe_sched::{MachineId, Purpose, Who};
+use floe_sched::{Limit, MachineId, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -46,38 +48,6 @@ pub(crate) struct Counters {
     pub pushes: AtomicU64,
     pub pushed_bytes: AtomicU64,
     pub ahead_chunks: AtomicU64,
-}
-
-/// A request as it was read from the kernel.
-pub(crate) struct Raw {
-    /// The index of the descriptor that it was read from.
-    pub device: usize,
-    pub bytes: Vec<u8>,
-    /// What it touched for the first time when it was tried before.
-    pub firsts: Vec<First>,
-}
-
-impl Queued for Raw {
-    fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
-    }
-
-    fn is_quick(&self) -> bool {
-        let header = abi::parse(&self.bytes).map(|(header, _)| header.opcode);
-        matches!(header, Some(abi::op::READ | abi::op::WRITE))
-    }
-
-    fn work(&self) -> (floe_sched::Op, u64) {
-        use floe_sched::Op::{Flush, Read, Write};
-        let Some((header, body)) = abi::parse(&self.bytes) else {
-            return (Read, 0);
-        };
-        match header.opcode {
-            abi::op::READ => (Read, abi::parse_read(body).map_or(0, |(_, len)| len.into())),
-            abi::op::FSYNC => (Flush, 0),
-            _ => (Write, body.len() as u64),
-        }
-    }
 }
 
 /// What a request reads or writes.
@@ -129,6 +99,8 @@ pub(crate) struct Touches {
 pub(crate) struct Parked {
     pub op: Op,
     pub asker: Asker,
+    /// For whom its chunks are fetched.
+    pub who: Who,
     pub since: Instant,
     left: AtomicUsize,
     tries: AtomicU32,
@@ -157,6 +129,8 @@ pub(crate) struct Core {
     /// Held while a blank machine is bound to an image.
     pub binding: Mutex<()>,
     machines_made: AtomicU32,
+    /// What machines may have of links, for images that are added later.
+    limits: Mutex<HashMap<MachineId, Limit>>,
     /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
 }
@@ -194,7 +168,7 @@ impl Core {
             max_write,
             counters: Counters::default(),
             queues: Queues::new(&options),
-            classes: Classes::default(),
+            classes: Classes::new(options.io_trace.as_deref()),
             options,
             waiting: Mutex::default(),
             early: Mutex::new(took_over.then(Vec::new)),
@@ -204,6 +178,7 @@ impl Core {
             askers: Askers::default(),
             binding: Mutex::default(),
             machines_made: AtomicU32::new(0),
+            limits: Mutex::default(),
             in_disks: AtomicUsize::new(0),
         }
     }
@@ -211,6 +186,32 @@ impl Core {
     /// Returns a number for a new machine; the first is 1.
     pub(crate) fn next_machine(&self) -> MachineId {
         MachineId(self.machines_made.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Sets what a machine may have of the host's disk, and of the links of all images: its chunks may come over any of them.
+    pub(crate) fn limit_io(&self, machine: MachineId, limit: Limit) {
+        let work = &self.queues.work;
+        work.policy(|policy, _| policy.limit(machine, limit));
+        self.limits.lock().insert(machine, limit);
+        let images = self.images.read();
+        let backends = images.values().map(|image| &image.backend);
+        backends.for_each(|backend| backend.limit(machine, limit));
+    }
+
+    /// Sets what machines may have of the link of an image that was added.
+    pub(crate) fn limit_link(&self, image: &Image) {
+        let limits = self.limits.lock();
+        let all = limits.iter();
+        all.for_each(|(machine, limit)| image.backend.limit(*machine, *limit));
+    }
+
+    /// A machine has ended: nothing is kept of its requests.
+    pub(crate) fn io_gone(&self, machine: MachineId) {
+        self.queues.work.policy(|policy, _| policy.gone(machine));
+        self.limits.lock().remove(&machine);
+        let images = self.images.read();
+        let backends = images.values().map(|image| &image.backend);
+        backends.for_each(|backend| backend.gone(machine));
     }
 
     /// Tries a read into `out`; the chunks that it lacks are added to `reading`.
@@ -224,10 +225,10 @@ impl Core {
         match target {
             Target::Region(image, region) => {
                 image.read(*region, offset, out, reading);
-                if reading.needs.is_empty() {
-                    Ok(())
-                } else {
-                    Err(Stop::Needs)
+                match (reading.on_disk, reading.needs.is_empty()) {
+                    (true, _) => Err(Stop::OnDisk),
+                    (false, true) => Ok(()),
+                    (false, false) => Err(Stop::Needs),
                 }
             }
             Target::Disk(_, disk) => disk.read(offset, out, reading),
@@ -235,10 +236,11 @@ impl Core {
     }
 
     /// Lets a request wait for what it needs.
-    pub(crate) fn park(self: &Arc<Self>, op: Op, asker: Asker, reading: Reading<'_>) {
+    pub(crate) fn park(self: &Arc<Self>, op: Op, asker: Asker, who: Who, reading: Reading<'_>) {
         let parked = Arc::new(Parked {
             op,
             asker,
+            who,
             since: Instant::now(),
             left: AtomicUsize::new(0),
             tries: AtomicU32::new(0),
@@ -257,11 +259,7 @@ impl Core {
 
     fn wait_for(self: &Arc<Self>, parked: &Arc<Parked>, reading: Reading<'_>, here: bool) {
         let target = parked.op.target();
-        let purpose = match parked.op {
-            Op::Read { .. } => Purpose::Demand,
-            Op::Write { .. } | Op::Zero { .. } => Purpose::Store,
-        };
-        let who = self.who(&target, parked.asker.asking, purpose);
+        let who = parked.who;
         self.tell_misses(&target, &reading.firsts, who);
         parked.firsts.lock().extend(reading.firsts);
         let Some(image) = reading.image.or_else(|| image_of(&target)) else {
@@ -330,8 +328,14 @@ impl Core {
                 )
             }
             Op::Write {
-                disk, offset, data, ..
-            } => disk.write(*offset, data, &mut reading),
+                machine,
+                disk,
+                offset,
+                data,
+            } => disk.write(*offset, data, &mut reading).inspect(|()| {
+                let bytes = data.len() as u64;
+                writeback::wrote_late(self, (machine, disk), (*offset, bytes));
+            }),
             Op::Zero {
                 disk, offset, len, ..
             } => disk.zero(*offset, *len, &mut reading),
@@ -353,10 +357,24 @@ impl Core {
         let unique = parked.asker.unique;
         match &parked.op {
             Op::Read { .. } => device.reply_in_place(unique, buf),
-            Op::Write { data, .. } => {
+            Op::Write {
+                machine,
+                disk,
+                offset,
+                data,
+            } => {
+                files::wrote(machine, disk, *offset, data);
                 device.reply(unique, &abi::Out::default().u32(data.len() as u32).u32(0).0)
             }
-            Op::Zero { .. } => device.reply_errno(unique, 0),
+            Op::Zero {
+                machine,
+                disk,
+                offset,
+                len,
+            } => {
+                files::zeroed(machine, disk, *offset, *len);
+                device.reply_errno(unique, 0)
+            }
         }
         let wait_us = parked.since.elapsed().as_micros() as u64;
         machine::add(&self.counters.wait_us, wait_us);
@@ -445,7 +463,16 @@ impl Core {
         }
     }
 
-    /// Returns for whom a request is fetched, as far as that is known without I/O, which would take longer than a fault may.
+    /// Returns for whom a page of an image is read, and how urgent that is, as far as that is known without I/O, which would take
+    /// longer than a fault may.
+    pub(crate) fn who_faults(&self, target: &Target, asking: Asking) -> Who {
+        match self.machine_of(target, asking) {
+            Some(machine) => self.classes.who_faults(&machine),
+            None => Who::node(Purpose::Demand),
+        }
+    }
+
+    /// Returns for whom something of a target is done, as far as that is known without I/O.
     pub(crate) fn who(&self, target: &Target, asking: Asking, purpose: Purpose) -> Who {
         who_of(self.machine_of(target, asking).as_deref(), purpose)
     }

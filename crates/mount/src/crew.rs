@@ -1,9 +1,10 @@
 //! The threads of a mount, and the bounded queues between them.
 
 use crate::chores::{self, CHORES_QUEUED_MAX, Chore};
-use crate::core::{Core, Raw};
+use crate::core::Core;
 use crate::inbox::Inbox;
 use crate::io;
+use crate::job::Job;
 use crate::push::{self, PUSHES_QUEUED_MAX, PushBlock};
 use crate::queue::Queue;
 use crate::retries::{self, Retries};
@@ -23,7 +24,7 @@ pub(crate) struct Queues {
     /// What waits for the planner's thread.
     pub inbox: Arc<Inbox>,
     /// What the disk workers have to do.
-    pub work: Arc<Queue<Raw>>,
+    pub work: Arc<Queue<Job>>,
     /// What is to be pushed into the page cache.
     pub pusher: Arc<Queue<PushBlock>>,
     /// What the planner's thread would have to read a disk for.

@@ -90,7 +90,9 @@ impl Mount {
             });
         };
         self.remove(&format!("machines/{}/{disk}", machine.name))?;
-        disks.remove(at).close();
+        let removed = disks.remove(at);
+        machine.files.forget(&removed);
+        removed.close();
         drop(disks);
         Mount::discard_disk(&machine.dir, disk)
     }

@@ -86,6 +86,11 @@ impl ImageHandle {
         self.image.unwatched.store(true, Ordering::Relaxed);
     }
 
+    /// Says that all of the image is on this host: what is read of its file systems costs no link anything then.
+    pub fn is_on_this_host(&self) {
+        self.image.is_local.store(true, Ordering::Relaxed);
+    }
+
     /// Returns the counters.
     pub fn stats(&self) -> ImageStats {
         let tables = self.image.regions.iter().map(|r| r.tables());

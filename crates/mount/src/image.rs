@@ -99,6 +99,8 @@ pub(crate) struct Reading<'a> {
     /// says that there was such.
     pub now: bool,
     pub on_disk: bool,
+    /// Set by the node's own reads: nothing counts as touched, and nothing is kept in the cache for it.
+    pub quiet: bool,
     pub extra: Option<&'a Extra>,
     pub needs: Vec<Need>,
     pub firsts: Vec<First>,
@@ -116,6 +118,8 @@ pub(crate) struct Image {
     pub zero: AtomicU64,
     /// Set when nobody wants to know which chunks are touched.
     pub unwatched: AtomicBool,
+    /// Set when all of it is on this host, so that reading it costs no link anything.
+    pub is_local: AtomicBool,
     pub streaming: Streaming,
     /// Only of a blank: what its disks begin with.
     pub blank: Option<Beginnings>,
@@ -200,6 +204,7 @@ impl Image {
             touched: AtomicU64::new(0),
             zero: AtomicU64::new(0),
             unwatched: AtomicBool::new(false),
+            is_local: AtomicBool::new(false),
             streaming: Streaming::default(),
             blank: None,
         }
@@ -263,6 +268,9 @@ impl Image {
                 return;
             }
         };
+        if reading.quiet {
+            return self.quiet_chunk(region_index, chunk, (hash, out), reading);
+        }
         if hash.is_zero() {
             let first = region.touched.set(chunk);
             self.zero.fetch_add(u64::from(first), Ordering::Relaxed);
@@ -300,6 +308,31 @@ impl Image {
                 kind: Kind::Chunk,
                 hash,
                 region: region_index,
+                index: chunk,
+            });
+        }
+    }
+
+    /// Copies a chunk of this hash without that it counts as touched.
+    fn quiet_chunk(
+        &self,
+        region: usize,
+        chunk: u64,
+        (hash, out): (Hash, &mut [u8; CHUNK_SIZE]),
+        reading: &mut Reading<'_>,
+    ) {
+        if hash.is_zero() {
+            return out.fill(0);
+        }
+        let extra = reading.extra;
+        let in_extra = |out: &mut [u8; CHUNK_SIZE]| {
+            extra.is_some_and(|e| e.lock().get(&hash).is_some_and(|b| copy(b, out)))
+        };
+        if !self.backend.get(&hash, out, false) && !in_extra(out) {
+            reading.needs.push(Need {
+                kind: Kind::Chunk,
+                hash,
+                region,
                 index: chunk,
             });
         }

@@ -3,18 +3,25 @@
 //! All disk requests of all machines pass through this mount, so the host's own scheduler can't tell the machines apart. What the
 //! host has in memory is read at once; the rest waits in one queue for the disk workers, in the order of a policy of floe-sched.
 
-use crate::core::Raw;
+use crate::files;
+use crate::job::Job;
 use crate::machine::Machine;
 use crate::overlay::Disk;
 use crate::start::WORKERS;
+use crate::verdicts::{Decided, Verdicts};
 use crate::{MachineHandle, Mount};
-use floe_sched::classify::{Classifier, ImageId, Owned, Place, Seen};
+use floe_image::{CHUNK_SIZE, Hash};
+use floe_sched::classify::{
+    self, Classifier, ImageId, List, ListError, Name, Owned, Place, Program, ProgramStatus, Scope,
+    Seen, Told,
+};
 use floe_sched::{
     Class, Fifo, Limit, MachineId, MachineStatus, Op, Policy, Purpose, Status, Vsip, VsipConfig,
     Who,
 };
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,41 +57,81 @@ pub struct IoMachine {
     pub inputs: u64,
     /// How long ago the last one came.
     pub since_input: Option<Duration>,
+    /// How often its guest's agent has told who asks.
+    pub words: u64,
+    /// How many of its disks' files are known, or why none are; `None` until somebody has sent it an input.
+    pub files: Option<Result<usize, String>>,
+    /// Who asked last, the last one first.
+    pub programs: Vec<IoProgram>,
 }
 
-/// How urgent each machine's disk requests are, by what was sent to it before. Locks: itself, for a request at a time.
+/// What is known of who in a guest asks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IoProgram {
+    /// What it is called: a program's name that the guest's agent has told, or a file's path.
+    pub name: String,
+    /// What the scheduler knows of it.
+    pub status: ProgramStatus,
+    /// How long ago it asked last.
+    pub since: Duration,
+}
+
+/// What is said by hand of the programs of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoSaid {
+    /// It is waited for by a person, whatever it does.
+    Allowed,
+    /// It is not, whatever it does.
+    Forbidden,
+    /// Nothing any more; what was learned of it is forgotten too.
+    Nothing,
+}
+
+/// How urgent each machine's disk requests are, by what was sent to it before. Locks: the classifier, for a request at a time.
 pub(crate) struct Classes {
     classifier: Mutex<Classifier>,
     began: Instant,
-}
-
-impl Default for Classes {
-    fn default() -> Classes {
-        Classes {
-            classifier: Mutex::default(),
-            began: Instant::now(),
-        }
-    }
+    /// Records what was decided, if somebody measures.
+    verdicts: Option<Verdicts>,
 }
 
 impl Classes {
+    /// Makes it; what is decided is recorded in `trace`, if that is a directory's name.
+    pub(crate) fn new(trace: Option<&Path>) -> Classes {
+        let verdicts = trace.and_then(|dir| match Verdicts::new(dir) {
+            Ok(verdicts) => Some(verdicts),
+            Err(error) => {
+                tracing::warn!(%error, "what is decided of disk requests is not recorded");
+                None
+            }
+        });
+        Classes {
+            classifier: Mutex::default(),
+            began: Instant::now(),
+            verdicts,
+        }
+    }
+
     fn now_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
 
     /// A machine is on the mount from now on.
     pub(crate) fn began(&self, machine: &Machine) {
-        let of = Owned {
-            image: ImageId(*machine.image.id.as_bytes()),
-            uid: machine.uid,
-        };
         let now_us = self.now_us();
+        let of = owned(machine.image.id);
         self.classifier.lock().began(now_us, machine.id, of);
+        if let Some(verdicts) = &self.verdicts {
+            verdicts.began(machine.id, &machine.name);
+        }
     }
 
     /// A machine is no longer on the mount.
     pub(crate) fn gone(&self, machine: MachineId) {
         self.classifier.lock().gone(machine);
+        if let Some(verdicts) = &self.verdicts {
+            verdicts.gone(machine);
+        }
     }
 
     /// Returns who asks for `bytes` bytes of a machine's disk from `offset` on, with how urgent that is. A class that was set for
@@ -110,12 +157,56 @@ impl Classes {
             region: region as u32,
             offset,
         });
+        let file = match op {
+            Op::Read | Op::Write => machine.files.at(machine, disk, offset),
+            Op::Flush => None,
+        };
+        let (file, folder) = file.map_or((None, None), |(file, folder)| (Some(file), folder));
         let seen = Seen {
             machine: machine.id,
-            program: None,
+            program: file.as_ref(),
+            folder: folder.as_ref(),
             place,
             bytes,
             op,
+        };
+        let now_us = self.now_us();
+        let verdict = self.classifier.lock().judge(now_us, &seen);
+        if let Some(verdicts) = &self.verdicts {
+            let name = match (verdict.program, &file) {
+                (Some(Program::Task(name)), _) => name.to_string(),
+                (_, Some(file)) => machine.files.path(file).unwrap_or_default(),
+                _ => String::new(),
+            };
+            let decided = Decided {
+                op,
+                disk: place.map(|place| place.region),
+                offset,
+                bytes,
+                verdict,
+                program: &name,
+            };
+            verdicts.record(machine.id, &decided);
+        }
+        let class = verdict.class;
+        Who { class, ..who }
+    }
+}
+
+impl Classes {
+    /// Returns who asks for a page of a machine's memory, with how urgent that is.
+    pub(crate) fn who_faults(&self, machine: &Machine) -> Who {
+        let who = machine.who(Purpose::Demand);
+        if who.class != Class::default() {
+            return who;
+        }
+        let seen = Seen {
+            machine: machine.id,
+            program: None,
+            folder: None,
+            place: None,
+            bytes: CHUNK_SIZE as u64,
+            op: Op::Read,
         };
         let now_us = self.now_us();
         let class = self.classifier.lock().request(now_us, &seen);
@@ -123,8 +214,16 @@ impl Classes {
     }
 }
 
+/// Returns whose lists those of an image's machines are: this process's user has all machines of the mount.
+fn owned(image: Hash) -> Owned {
+    Owned {
+        image: ImageId(*image.as_bytes()),
+        uid: rustix::process::geteuid().as_raw(),
+    }
+}
+
 /// Makes what orders the disk requests; at most `most` are queued.
-pub(crate) fn policy(scheduling: IoScheduling, most: usize) -> Box<dyn Policy<Raw>> {
+pub(crate) fn policy(scheduling: IoScheduling, most: usize) -> Box<dyn Policy<Job>> {
     match scheduling {
         IoScheduling::Vsip => Box::new(Vsip::new(VsipConfig::disk(most, WORKERS))),
         IoScheduling::Fifo | IoScheduling::Off => Box::new(Fifo::new(most)),
@@ -141,31 +240,92 @@ impl Mount {
             .map(|status| (status.machine, status))
             .collect();
         let classes = &self.core.classes;
-        let (classifier, now_us) = (classes.classifier.lock(), classes.now_us());
+        if let Some(verdicts) = &classes.verdicts {
+            verdicts.write_out();
+        }
         let machines = self.core.machines.read();
         let mut machines: Vec<IoMachine> = machines
             .values()
-            .filter_map(|machine| {
-                let inputs = classifier.status(machine.id);
-                let last_us = inputs.as_ref().and_then(|inputs| inputs.last_input_us);
-                Some(IoMachine {
-                    name: machine.name.clone(),
-                    status: known.remove(&machine.id)?,
-                    inputs: inputs.map_or(0, |inputs| inputs.inputs),
-                    since_input: last_us.map(|us| Duration::from_micros(now_us.saturating_sub(us))),
-                })
-            })
+            .filter_map(|machine| Some(classes.status(machine, known.remove(&machine.id)?)))
             .collect();
         machines.sort_by(|a, b| a.name.cmp(&b.name));
         Some(IoStatus { disk, machines })
     }
 }
 
+impl Classes {
+    fn status(&self, machine: &Machine, status: MachineStatus) -> IoMachine {
+        let now_us = self.now_us();
+        let since = |us: u64| Duration::from_micros(now_us.saturating_sub(us));
+        let known = self.classifier.lock().status(machine.id);
+        let (inputs, last_us, words, programs) = known.map_or((0, None, 0, Vec::new()), |known| {
+            let classify::Status {
+                inputs,
+                last_input_us,
+                words,
+                programs,
+                ..
+            } = known;
+            (inputs, last_input_us, words, programs)
+        });
+        let programs = programs.into_iter().map(|status| IoProgram {
+            name: match machine.files.path(&status.program) {
+                Some(path) => path,
+                None => status.program.to_string(),
+            },
+            since: since(status.last_us),
+            status,
+        });
+        IoMachine {
+            name: machine.name.clone(),
+            status,
+            inputs,
+            since_input: last_us.map(since),
+            words,
+            files: machine.files.known(),
+            programs: programs.collect(),
+        }
+    }
+}
+
+/// The lists of interactive programs, by image.
+impl Mount {
+    /// Takes a list that was stored earlier.
+    pub fn import_io_list(&self, image: Hash, list: List) {
+        let mut classifier = self.core.classes.classifier.lock();
+        classifier.import(owned(image), list);
+    }
+
+    /// Returns an image's list, as it is now.
+    pub fn io_list(&self, image: Hash) -> List {
+        self.core.classes.classifier.lock().export(owned(image))
+    }
+
+    /// Says something by hand of a program in all machines of an image. Returns whether that changed anything.
+    pub fn say_of_io(&self, image: Hash, name: Name, said: IoSaid) -> Result<bool, ListError> {
+        let mut classifier = self.core.classes.classifier.lock();
+        let (of, before) = (owned(image), classifier.export(owned(image)));
+        match said {
+            IoSaid::Allowed => classifier.allow(Scope::Image(of), name)?,
+            IoSaid::Forbidden => classifier.forbid(Scope::Image(of), name)?,
+            IoSaid::Nothing => classifier.forget(of, name),
+        }
+        Ok(classifier.export(of) != before)
+    }
+}
+
 impl MachineHandle {
-    /// Sets this machine's part of the host's disk, from now on.
+    /// Takes what the agent in this machine's guest tells of who has read what. It needn't be true.
+    pub fn told_who_asks(&self, told: &[Told]) {
+        let classes = &self.core.classes;
+        let now_us = classes.now_us();
+        let mut classifier = classes.classifier.lock();
+        classifier.told(now_us, self.machine.id, told);
+    }
+
+    /// Sets this machine's part of the host's disk, and of the links over which its chunks come, from now on.
     pub fn limit_io(&self, limit: Limit) {
-        let work = &self.core.queues.work;
-        work.policy(|policy, _| policy.limit(self.machine.id, limit));
+        self.core.limit_io(self.machine.id, limit);
     }
 
     /// Reports that a key, a button or a touch was sent to this machine: what it asks for next is probably waited for by a person.
@@ -173,5 +333,13 @@ impl MachineHandle {
         let classes = &self.core.classes;
         let now_us = classes.now_us();
         classes.classifier.lock().input(now_us, self.machine.id);
+        files::begin(&self.core, &self.machine);
+    }
+
+    /// Returns whether such was reported.
+    pub fn had_input(&self) -> bool {
+        let known = self.core.classes.classifier.lock();
+        let status = known.status(self.machine.id);
+        status.is_some_and(|status| status.inputs > 0)
     }
 }

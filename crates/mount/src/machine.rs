@@ -1,6 +1,7 @@
 //! A machine as the mount knows it: its image, its disks, its trace.
 
 use crate::MachineStats;
+use crate::files::Files;
 use crate::image::Image;
 use crate::overlay::Disk;
 use crate::trace::Trace;
@@ -30,6 +31,8 @@ pub(crate) struct Machine {
     pub counters: Counters,
     /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,
+    /// Which file each block of its disks belongs to.
+    pub files: Files,
 }
 
 #[derive(Default)]

@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub disk_requests_queued_max: usize,
     /// Whose disk request goes first.
     pub io: IoScheduling,
+    /// Directory in which the class of each disk request is recorded, for measurements.
+    pub io_trace: Option<PathBuf>,
     /// Limits of what is fetched ahead.
     pub planner: floe_planner::Config,
 }
@@ -43,6 +45,7 @@ impl MountOptions {
             io_timeout: None,
             disk_requests_queued_max: 1024,
             io: IoScheduling::default(),
+            io_trace: None,
             planner: floe_planner::Config::default(),
         }
     }

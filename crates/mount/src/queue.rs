@@ -56,6 +56,12 @@ impl<T: Queued> Queue<T> {
     }
 
     fn enter(&self, state: &mut State<T>, who: Who, request: T) -> Result<(), Full<T>> {
+        self.put(state, who, request)?;
+        self.added.notify_one();
+        Ok(())
+    }
+
+    fn put(&self, state: &mut State<T>, who: Who, request: T) -> Result<(), Full<T>> {
         let bytes = request.bytes();
         // One request always has room, however large it is.
         if state.closed || (state.bytes > 0 && state.bytes + bytes > self.bytes_max) {
@@ -64,8 +70,27 @@ impl<T: Queued> Queue<T> {
         let (op, work) = request.work();
         state.policy.submit(self.now_us(), who, op, work, request)?;
         state.bytes += bytes;
-        self.added.notify_one();
         Ok(())
+    }
+
+    /// Queues a request without blocking. If nothing else waits and it may be served now, it is returned: the caller does it, and
+    /// reports it by [`Queue::served`]. That spares the way to another thread.
+    pub(crate) fn submit_or_start(
+        &self,
+        who: Who,
+        request: T,
+    ) -> Result<Option<(Who, T)>, Full<T>> {
+        let mut state = self.state.lock();
+        if !state.policy.is_empty() {
+            return self.enter(&mut state, who, request).map(|()| None);
+        }
+        self.put(&mut state, who, request)?;
+        let first = state.policy.next(self.now_us(), &mut |_, _| true);
+        match &first {
+            Some((_, request)) => state.bytes -= request.bytes(),
+            None => _ = self.added.notify_one(),
+        }
+        Ok(first)
     }
 
     /// Queues a request without blocking, and returns what the caller has to do itself, as no request is ever dropped. Without
@@ -221,6 +246,27 @@ mod tests {
             assert_eq!(queue.submit(who(number), request(number, true)), Ok(()));
         }
         assert!(queue.submit(who(5), request(5, true)).is_err());
+    }
+
+    #[test]
+    fn a_request_that_waits_for_nobody_is_started_by_who_brings_it() {
+        let queue = queue(2, 1000);
+        for number in [1, 2] {
+            let started = queue.submit_or_start(who(number), request(number, true));
+            assert_eq!(started, Ok(Some((who(number), request(number, true)))));
+        }
+        // Behind another one it waits, and without room it is given back.
+        assert_eq!(queue.submit(who(3), request(3, true)), Ok(()));
+        let behind = queue.submit_or_start(who(4), request(4, true));
+        assert_eq!(behind, Ok(None));
+        let full = queue.submit_or_start(who(5), request(5, true));
+        assert_eq!(full, Err(Full(request(5, true))));
+        for number in [3, 4] {
+            assert_eq!(queue.next(), Some((who(number), request(number, true))));
+        }
+        queue.close();
+        let closed = queue.submit_or_start(who(6), request(6, true));
+        assert_eq!(closed, Err(Full(request(6, true))));
     }
 
     #[test]

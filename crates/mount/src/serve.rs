@@ -3,9 +3,11 @@
 
 use crate::abi::{self, Header, op, open};
 use crate::askers::Asking;
-use crate::core::{Asker, Core, Op, Raw, Target, Touches, is_killed};
+use crate::core::{Asker, Core, Op, Target, Touches, is_killed};
+use crate::files;
 use crate::image::{First, Reading};
 use crate::io::IoScheduling;
+use crate::job::{Job, Raw};
 use crate::machine::{self, Machine};
 use crate::overlay::{Disk, Stop};
 use crate::pinned::Pinned;
@@ -13,7 +15,9 @@ use crate::push;
 use crate::queue::{Queue, Queued};
 use crate::start::IO_BYTES_MAX;
 use crate::tree::{Found, Node, Tree};
+use crate::writeback;
 use floe_image::CHUNK_SIZE;
+use floe_sched::{Full, Who};
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -22,7 +26,7 @@ use std::sync::{Arc, Weak};
 pub(crate) fn run(core: &Arc<Core>, device: usize, request: &mut Pinned, reply: &mut Pinned) {
     loop {
         match core.devices[device].read(request) {
-            Ok(Some(n)) => handle(core, device, &request[..n], Vec::new(), reply, true),
+            Ok(Some(n)) => handle(core, device, &request[..n], Before::default(), reply),
             Ok(None) => return,
             Err(error) => {
                 tracing::error!(%error, "reading from /dev/fuse failed");
@@ -33,32 +37,57 @@ pub(crate) fn run(core: &Arc<Core>, device: usize, request: &mut Pinned, reply: 
 }
 
 /// Runs a worker: does disk requests that were handed over, and may be slow.
-pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Raw>, reply: &mut Pinned) {
-    while let Some((who, request)) = queue.next() {
+pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Job>, reply: &mut Pinned) {
+    while let Some((who, job)) = queue.next() {
         let Some(core) = core.upgrade() else {
             return;
         };
-        let work = request.work();
-        handle_raw(&core, request, reply);
+        let work = job.work();
+        match job {
+            Job::Request(raw) => handle_raw(&core, who, raw, reply),
+            Job::Piece(machine, disk, bytes) => {
+                writeback::write_piece(&core, (&machine, &disk), bytes, reply);
+            }
+        }
         queue.served(who, work);
     }
 }
 
-/// Handles a request that was handed over or came too early, on a thread that may be slow.
-pub(crate) fn handle_raw(core: &Arc<Core>, raw: Raw, reply: &mut [u8]) {
-    handle(core, raw.device, &raw.bytes, raw.firsts, reply, false);
+/// What became of a request before it is handled now; by default it was just read from the kernel's queue.
+#[derive(Default)]
+struct Before {
+    /// Who made it, if that was found out.
+    who: Option<Who>,
+    /// What it touched for the first time.
+    firsts: Vec<First>,
+    /// How often it has waited for its disk's write-back.
+    rounds: u8,
+    /// Whether it was handed over, so that the thread may be slow.
+    handed_over: bool,
 }
 
-/// Handles one request: answers it now, or lets it wait. `firsts` is what it touched when it was tried before; `serving` is set
-/// on a thread that reads the kernel's queue.
-fn handle(
-    core: &Arc<Core>,
-    device: usize,
-    request: &[u8],
-    firsts: Vec<First>,
-    reply: &mut [u8],
-    serving: bool,
-) {
+/// Handles a request that was handed over, on a thread that may be slow.
+pub(crate) fn handle_raw(core: &Arc<Core>, who: Who, raw: Raw, reply: &mut [u8]) {
+    handle_again(core, Some(who), raw, reply);
+}
+
+/// Handles a request that came too early.
+pub(crate) fn handle_early(core: &Arc<Core>, raw: Raw, reply: &mut [u8]) {
+    handle_again(core, None, raw, reply);
+}
+
+fn handle_again(core: &Arc<Core>, who: Option<Who>, raw: Raw, reply: &mut [u8]) {
+    let before = Before {
+        who,
+        firsts: raw.firsts,
+        rounds: raw.rounds,
+        handed_over: true,
+    };
+    handle(core, raw.device, &raw.bytes, before, reply);
+}
+
+/// Handles one request: answers it now, or lets it wait.
+fn handle(core: &Arc<Core>, device: usize, request: &[u8], before: Before, reply: &mut [u8]) {
     let Some((header, body)) = abi::parse(request) else {
         tracing::error!(
             bytes = request.len(),
@@ -72,8 +101,10 @@ fn handle(
         header,
         body,
         request,
-        firsts: Cell::new(firsts),
-        serving,
+        who: before.who,
+        firsts: Cell::new(before.firsts),
+        rounds: before.rounds,
+        serving: !before.handed_over,
     };
     match header.opcode {
         op::READ => call.node(|node| call.read(node, reply)),
@@ -106,8 +137,12 @@ struct Call<'a> {
     header: Header,
     body: &'a [u8],
     request: &'a [u8],
+    /// Who made it, if that was found out before.
+    who: Option<Who>,
     /// What it touched for the first time when it was tried before.
     firsts: Cell<Vec<First>>,
+    /// How often it has waited for its disk's write-back.
+    rounds: u8,
     /// Whether this thread reads the kernel's queue, and so must not be slow.
     serving: bool,
 }
@@ -174,15 +209,57 @@ impl Call<'_> {
             device: self.device,
             bytes: self.request.to_vec(),
             firsts: self.firsts.take(),
+            rounds: self.rounds,
+        }
+    }
+
+    /// Returns who made the request of a disk.
+    fn who(&self, machine: &Machine, disk: &Arc<Disk>, work: Work) -> Who {
+        let classes = &self.core.classes;
+        self.who.unwrap_or_else(|| classes.who(machine, disk, work))
+    }
+
+    /// Returns who made the request that reads a target.
+    fn who_reads(&self, target: &Target, work: Work) -> Who {
+        match target {
+            Target::Disk(machine, disk) => self.who(machine, disk, work),
+            Target::Region(..) => self
+                .who
+                .unwrap_or_else(|| self.core.who_faults(target, self.asking())),
+        }
+    }
+
+    /// Does the request, which accesses the host's disk, here if its turn is now and this thread may be slow; else a worker does it.
+    fn read_in_turn(&self, who: Who, reply: &mut [u8]) {
+        let Some(_slot) = self.slot() else {
+            return self.hand_over(who, reply);
+        };
+        let queue = &self.core.queues.work;
+        match queue.submit_or_start(who, Job::Request(self.raw())) {
+            Ok(None) => {}
+            Ok(Some((who, job))) => {
+                let work = job.work();
+                if let Job::Request(raw) = job {
+                    handle_raw(self.core, who, raw, reply);
+                }
+                queue.served(who, work);
+            }
+            Err(Full(job)) => self.swap(who, job, reply),
         }
     }
 
     /// Hands the request to a worker. If too many wait already, this thread does one of them, a quick one if there is any; that
     /// holds the thread up for as long as the disk takes, which slows down the guests that write so much.
-    fn hand_over(&self, machine: &Machine, disk: &Arc<Disk>, work: Work, reply: &mut [u8]) {
-        let who = self.core.classes.who(machine, disk, work);
-        for (_, request) in self.core.queues.work.submit_or_swap(who, self.raw()) {
-            handle_raw(self.core, request, reply);
+    fn hand_over(&self, who: Who, reply: &mut [u8]) {
+        self.swap(who, Job::Request(self.raw()), reply);
+    }
+
+    fn swap(&self, who: Who, job: Job, reply: &mut [u8]) {
+        for (who, job) in self.core.queues.work.submit_or_swap(who, job) {
+            // A piece isn't quick, so it is never given back in place of another.
+            if let Job::Request(request) = job {
+                handle_raw(self.core, who, request, reply);
+            }
         }
     }
 
@@ -269,22 +346,18 @@ impl Call<'_> {
             .saturating_sub(offset)
             .min(u64::from(len))
             .min(IO_BYTES_MAX as u64) as usize;
-        let of_disk = match &target {
-            Target::Disk(machine, disk) if self.serving => Some((machine.clone(), disk.clone())),
-            _ => None,
-        };
         let scheduled = self.core.options.io != IoScheduling::Off;
         let work = (floe_sched::Op::Read, offset, len as u64);
-        let _slot = match &of_disk {
+        let _slot = match &target {
             // Nothing is scheduled: this thread accesses the disk if it may.
-            Some((machine, disk)) if !scheduled => match self.slot() {
+            Target::Disk(..) if self.serving && !scheduled => match self.slot() {
                 Some(slot) => slot,
-                None => return self.hand_over(machine, disk, work, reply),
+                None => return self.hand_over(self.who_reads(&target, work), reply),
             },
             _ => Slot(None),
         };
         let mut reading = Reading {
-            now: scheduled && of_disk.is_some(),
+            now: scheduled && self.serving,
             firsts: self.firsts.take(),
             ..Reading::default()
         };
@@ -311,21 +384,17 @@ impl Call<'_> {
             }
             Err(Stop::OnDisk) => {
                 self.firsts.set(reading.firsts);
-                if let Some((machine, disk)) = &of_disk {
-                    self.hand_over(machine, disk, work, reply);
-                }
+                self.read_in_turn(self.who_reads(&target, work), reply);
             }
             Err(Stop::Needs) => {
                 self.count_read(&target, len as u64);
-                self.core.park(
-                    Op::Read {
-                        target,
-                        offset,
-                        len,
-                    },
-                    self.asker(),
-                    reading,
-                );
+                let who = self.who_reads(&target, work);
+                let op = Op::Read {
+                    target,
+                    offset,
+                    len,
+                };
+                self.core.park(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => self.fail(errno),
         }
@@ -370,26 +439,35 @@ impl Call<'_> {
             Node::Disk { machine, disk } => (machine, disk),
             _ => return self.refuse_write(offset, flags, data.len()),
         };
+        let (of, bytes) = ((&machine, &disk), data.len() as u64);
+        let work = (floe_sched::Op::Write, offset, bytes);
         let Some(_slot) = self.slot() else {
-            let work = (floe_sched::Op::Write, offset, data.len() as u64);
-            return self.hand_over(&machine, &disk, work, reply);
+            return self.hand_over(self.who(&machine, &disk, work), reply);
         };
+        let keep = || (self.who(&machine, &disk, work), self.raw());
+        if self.rounds == 0 && !writeback::admit(self.core, of, bytes, keep, reply) {
+            return;
+        }
         let mut reading = Reading::default();
         match disk.write(offset, data, &mut reading) {
             Ok(()) => {
+                files::wrote(&machine, &disk, offset, data);
                 self.reply(&abi::Out::default().u32(data.len() as u32).u32(0).0);
-                count_write(self.core, &machine, data.len() as u64);
+                count_write(self.core, &machine, bytes);
+                writeback::wrote(self.core, of, (offset, bytes), reply);
                 machine::relieve(&machine, &disk);
             }
             Err(Stop::Needs | Stop::OnDisk) => {
-                count_write(self.core, &machine, data.len() as u64);
+                count_write(self.core, &machine, bytes);
+                writeback::abandoned(self.core, of, bytes);
+                let who = self.who(&machine, &disk, work);
                 let op = Op::Write {
                     machine,
                     disk,
                     offset,
                     data: data.to_vec(),
                 };
-                self.core.park(op, self.asker(), reading);
+                self.core.park(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => {
                 tracing::error!(
@@ -398,6 +476,7 @@ impl Call<'_> {
                     errno,
                     "a disk's write failed"
                 );
+                writeback::abandoned(self.core, of, bytes);
                 self.fail(errno);
             }
         }
@@ -430,8 +509,13 @@ impl Call<'_> {
         let Node::Disk { machine, disk } = node else {
             return self.errno(0);
         };
+        let who = self.who(machine, disk, (floe_sched::Op::Flush, 0, 0));
+        let raw = || self.raw();
+        if writeback::flush(self.core, (machine, disk), who, raw, self.rounds, reply) {
+            return;
+        }
         if self.serving {
-            return self.hand_over(machine, disk, (floe_sched::Op::Flush, 0, 0), reply);
+            return self.hand_over(who, reply);
         }
         match disk.flush() {
             Ok(flushed) => {
@@ -467,12 +551,16 @@ impl Call<'_> {
             // A request to reserve space: nothing is reserved here, and a full disk pauses the machine.
             return self.errno(0);
         }
+        let work = (floe_sched::Op::Write, offset, 0);
         if self.serving {
-            return self.hand_over(machine, disk, (floe_sched::Op::Write, offset, 0), reply);
+            return self.hand_over(self.who(machine, disk, work), reply);
         }
         let mut reading = Reading::default();
         match disk.zero(offset, len, &mut reading) {
-            Ok(()) => self.errno(0),
+            Ok(()) => {
+                files::zeroed(machine, disk, offset, len);
+                self.errno(0);
+            }
             Err(Stop::Needs | Stop::OnDisk) => {
                 let op = Op::Zero {
                     machine: machine.clone(),
@@ -480,7 +568,8 @@ impl Call<'_> {
                     offset,
                     len,
                 };
-                self.core.park(op, self.asker(), reading);
+                let who = self.who(machine, disk, work);
+                self.core.park(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => self.fail(errno),
         }

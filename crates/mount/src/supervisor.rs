@@ -84,7 +84,12 @@ fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix)> {
     Ok((fd, SocketAddrUnix::new(socket)?))
 }
 
-type Held = parking_lot::Mutex<BTreeMap<String, OwnedFd>>;
+/// Descriptors by name.
+type Descriptors = BTreeMap<String, Arc<OwnedFd>>;
+
+/// What is held; `None` once a client has sent `quit`: who asks later hears nothing more, so that it doesn't take a supervisor that is
+/// just ending for one that stays.
+type Held = parking_lot::Mutex<Option<Descriptors>>;
 
 /// Serves `socket` until a client sends `quit`. Replaces a socket file that nobody serves; fails if another supervisor does.
 /// Run this in a process of its own. `listening` is called once clients can connect.
@@ -108,7 +113,7 @@ pub fn run(socket: &Path, listening: impl FnOnce()) -> Result<(), MountError> {
         .map_err(|e| io(e.into()))?;
     listen(&listener, CLIENTS_MAX as i32).map_err(|e| io(e.into()))?;
     listening();
-    let held = Arc::new(Held::default());
+    let held = Arc::new(Held::new(Some(Descriptors::new())));
     let (quit, quits) = crossbeam_channel::bounded(CLIENTS_MAX);
     let accept = move || {
         loop {
@@ -155,42 +160,58 @@ fn serve(client: &OwnedFd, held: &Held) -> bool {
             return false;
         };
         let (verb, name) = text.split_once(' ').unwrap_or((text, ""));
-        let sent = match (verb, fd) {
-            ("put", Some(fd)) => send(client, put(held, name, fd).as_bytes(), None),
-            ("get", None) => match held.lock().get(name) {
-                Some(fd) => send(client, b"ok", Some(fd.as_fd())),
-                None => send(client, b"none", None),
-            },
-            ("list", None) => {
-                let names: Vec<String> = held.lock().keys().cloned().collect();
-                send(client, format!("ok\n{}", names.join("\n")).as_bytes(), None)
-            }
-            ("drop", None) => {
-                let gone = held.lock().remove(name).is_some();
-                send(client, if gone { b"ok" } else { b"none" }, None)
-            }
-            ("quit", None) => {
-                held.lock().clear();
-                let _ = send(client, b"ok", None);
-                return true;
-            }
-            _ => return false,
-        };
-        if sent.is_err() {
+        let is_end = verb == "quit";
+        let Some((text, fd)) = answer(&mut held.lock(), verb, name, fd) else {
             return false;
+        };
+        // not under the lock: a client that reads no answers blocks its own thread only
+        let sent = send(client, text.as_bytes(), fd.as_ref().map(|fd| fd.as_fd()));
+        if is_end || sent.is_err() {
+            return is_end;
         }
     }
 }
 
-fn put(held: &Held, name: &str, fd: OwnedFd) -> &'static str {
-    let mut held = held.lock();
+/// Does what a request asks for, and returns the answer, with a descriptor if one goes with it. `None` if the client is hung up on: the
+/// request is none, or came after a `quit`.
+fn answer(
+    held: &mut Option<Descriptors>,
+    verb: &str,
+    name: &str,
+    fd: Option<OwnedFd>,
+) -> Option<(String, Option<Arc<OwnedFd>>)> {
+    let known = held.as_mut()?;
+    let text = match (verb, fd) {
+        ("put", Some(fd)) => put(known, name, fd),
+        ("get", None) => match known.get(name) {
+            Some(fd) => return Some(("ok".into(), Some(fd.clone()))),
+            None => "none",
+        },
+        ("list", None) => {
+            let names: Vec<&str> = known.keys().map(String::as_str).collect();
+            return Some((format!("ok\n{}", names.join("\n")), None));
+        }
+        ("drop", None) => match known.remove(name) {
+            Some(_) => "ok",
+            None => "none",
+        },
+        ("quit", None) => {
+            *held = None;
+            "ok"
+        }
+        _ => return None,
+    };
+    Some((text.into(), None))
+}
+
+fn put(held: &mut Descriptors, name: &str, fd: OwnedFd) -> &'static str {
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\n') {
         return "refused: a name has 1 to 64 bytes";
     }
     if held.len() >= HELD_MAX && !held.contains_key(name) {
         return "refused: too many descriptors are held";
     }
-    held.insert(name.to_owned(), fd);
+    held.insert(name.to_owned(), Arc::new(fd));
     "ok"
 }
 
@@ -297,5 +318,39 @@ impl Client {
     /// Ends the supervisor, which closes what it held.
     pub fn quit(mut self) -> Result<(), MountError> {
         self.ask("quit", None).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_no_answers_keeps_nobody_else_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("sock");
+        let serving = socket.clone();
+        let (listening, listens) = crossbeam_channel::bounded(1);
+        let thread =
+            std::thread::spawn(move || run(&serving, || listening.send(()).unwrap()).unwrap());
+        listens.recv().unwrap();
+        let (silent, address) = seqpacket(&socket).unwrap();
+        connect(&silent, &address).unwrap();
+        rustix::io::ioctl_fionbio(&silent, true).unwrap();
+        // once nothing more is taken for a while, the supervisor has stopped at an answer that nobody reads
+        let mut refused = 0;
+        while refused < 20 {
+            match send(&silent, b"list", None) {
+                Ok(()) => refused = 0,
+                Err(_) => {
+                    refused += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+            }
+        }
+        let mut client = Client::connect(&socket).unwrap();
+        assert_eq!(client.list().unwrap(), Vec::<String>::new());
+        client.quit().unwrap();
+        thread.join().unwrap();
     }
 }

@@ -457,6 +457,7 @@ fn the_supervisor_keeps_descriptors_and_gives_them_back() {
     );
     assert!(client.drop_fd("a").unwrap() && !client.drop_fd("a").unwrap());
     client.quit().unwrap();
+    assert!(other.list().is_err(), "one that ends answers nobody");
     thread.join().unwrap().unwrap();
     assert!(!Path::new(&socket).exists());
 }

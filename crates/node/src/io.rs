@@ -1,9 +1,11 @@
 //! Whose disk requests go first: what users set, in the mount's terms.
 
+use crate::NodeOptions;
 use crate::error::{NodeError, usage};
 use floe_api::{IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoOrder, Limits};
 use floe_mount::IoScheduling;
 use floe_sched::Limit;
+use floe_source::{FetchOptions, FetchOrder};
 
 /// Returns the mount's name of an order.
 pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
@@ -11,6 +13,18 @@ pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
         IoOrder::Vsip => IoScheduling::Vsip,
         IoOrder::Fifo => IoScheduling::Fifo,
         IoOrder::Off => IoScheduling::Off,
+    }
+}
+
+/// Returns how guests' requests for chunks that aren't here are ordered, and how long they wait.
+pub(crate) fn fetching(options: &NodeOptions) -> FetchOptions {
+    FetchOptions {
+        demand_deadline: options.io_timeout,
+        order: match options.io {
+            IoOrder::Vsip => FetchOrder::Vsip,
+            IoOrder::Fifo | IoOrder::Off => FetchOrder::Fifo,
+        },
+        ..FetchOptions::default()
     }
 }
 

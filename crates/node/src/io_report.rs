@@ -1,9 +1,9 @@
 //! How the machines' disk requests fare: what the mount's scheduler knows, by the machines' names.
 
 use crate::{core::Core, error::NodeError, images::Images, inventory::Inventory};
-use floe_api::{IoClass, IoMachine, IoReport};
+use floe_api::{IoClass, IoMachine, IoProgram, IoReport, IoSource, IoUrgency};
 use floe_mount::IoStatus;
-use floe_sched::ClassStatus;
+use floe_sched::{Class, ClassStatus, classify::Program};
 use std::collections::HashMap;
 
 /// Returns what the scheduler knows of the disk and of the machines.
@@ -58,9 +58,40 @@ fn machine(name: String, known: &floe_mount::IoMachine) -> IoMachine {
         ahead: status.ahead,
         inputs: known.inputs,
         since_input_ms: known.since_input.map(|since| since.as_millis() as u64),
+        agent_words: known.words,
+        files: match &known.files {
+            Some(Ok(files)) => Some(*files as u64),
+            _ => None,
+        },
+        files_unknown: match &known.files {
+            Some(Err(why)) => Some(why.clone()),
+            _ => None,
+        },
+        programs: known.programs.iter().map(program).collect(),
         interactive,
         normal,
         bulk,
+    }
+}
+
+fn program(known: &floe_mount::IoProgram) -> IoProgram {
+    let status = &known.status;
+    IoProgram {
+        name: known.name.clone(),
+        source: match status.program {
+            Program::Task(_) => IoSource::Agent,
+            Program::File { .. } | Program::Folder { .. } | Program::Space(_) => IoSource::File,
+        },
+        class: match status.class {
+            Class::Interactive => IoUrgency::Interactive,
+            Class::Normal => IoUrgency::Normal,
+            Class::Bulk => IoUrgency::Bulk,
+        },
+        why: status.rule.to_string(),
+        after_inputs: status.after_inputs,
+        before_inputs: status.before_inputs,
+        requests: status.requests,
+        since_ms: known.since.as_millis() as u64,
     }
 }
 

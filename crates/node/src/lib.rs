@@ -12,6 +12,7 @@
 //! images  views               repository, cache, mount
 //! inventory                   which machines there are, and the state of each
 //! traces                      what machines touched, models made of that
+//! swarm                       images' pieces from other nodes, and to them
 //! agents                      what agents in guests do for their host
 //! machines                    start, stop, restore, wait, notice an end
 //! shrink                      make machines small, and bring them back to their size
@@ -64,6 +65,7 @@ mod run;
 mod seed;
 mod serve;
 mod shrink;
+mod swarm;
 mod traces;
 pub mod transfer;
 mod views;
@@ -73,8 +75,8 @@ use core::unix_now;
 pub use error::NodeError;
 use error::{not_found, refused};
 use floe_api::{
-    API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, PageInfo, PruneReport,
-    PruneRequest,
+    API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, Outcome, PageInfo,
+    PruneReport, PruneRequest, PushRequest,
 };
 use floe_front::telemetry;
 use floe_machine::Accel;
@@ -83,7 +85,8 @@ pub use inventory::record;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
     BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,
-    NodeOptions, STANDBY_BYTES, StandbyOptions, WEB_LISTEN_DEFAULT, WebOptions,
+    NodeOptions, STANDBY_BYTES, StandbyOptions, SwarmOptions, SwarmPolicy, WEB_LISTEN_DEFAULT,
+    WebOptions,
 };
 pub use resources::control_groups;
 pub use rest::openapi_json;
@@ -104,6 +107,8 @@ pub struct Node {
     pub(crate) views: Arc<views::Views>,
     pub(crate) inventory: Arc<inventory::Inventory>,
     pub(crate) traces: Arc<traces::Traces>,
+    /// Takes part in swarms of images.
+    pub(crate) swarms: Arc<swarm::Swarms>,
     /// What agents in guests do for users and for the node.
     pub(crate) agents: Arc<agents::Agents>,
     pub(crate) machines: Arc<machines::Machines>,
@@ -178,6 +183,23 @@ impl Node {
         io_report::report(&self.core, &self.images, &self.inventory)
     }
 
+    /// Sends an image to another place, and gives it from here to others if that is asked for.
+    pub(crate) fn push(
+        &self,
+        request: &PushRequest,
+        report: &mut report::Report,
+    ) -> Result<Outcome, NodeError> {
+        if request.seed {
+            self.swarms.check_seed(&request.to)?;
+        }
+        let outcome = self.images.push(request, report)?;
+        if let (true, Some(image)) = (request.seed, &outcome.image) {
+            self.swarms.seed_pushed(&image.id, request)?;
+            report.stage("seed")?;
+        }
+        Ok(outcome)
+    }
+
     /// Removes what nobody uses, or only returns what that is.
     pub(crate) fn prune(&self, request: &PruneRequest) -> Result<PruneReport, NodeError> {
         let pruning = prune::Pruning {
@@ -201,7 +223,7 @@ impl Node {
         self.cluster.leave(request.force)
     }
 
-    /// Brings the gauges up to date.
+    /// Brings the metrics up to date. Waits for the swarms to say how they are.
     pub(crate) fn record_metrics(&self) {
         let cache = self.images.cache.stats();
         metrics::gauge!(telemetry::NODE_MACHINES).set(self.inventory.len() as f64);
@@ -210,6 +232,7 @@ impl Node {
         metrics::gauge!(telemetry::NODE_CACHE_BYTES).set(cache.bytes as f64);
         metrics::counter!(telemetry::NODE_CACHE_HITS).absolute(cache.hits);
         metrics::counter!(telemetry::NODE_CACHE_MISSES).absolute(cache.misses);
+        self.swarms.record_metrics();
         // while the node ends there is no mount any more
         if let Ok(stats) = self.images.with_mount(|mount| Ok(mount.stats())) {
             metrics::counter!(telemetry::NODE_FAULTS).absolute(stats.region_reads);

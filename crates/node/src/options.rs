@@ -1,8 +1,10 @@
 //! The node's options and their limits, each with its unit and its reason.
 
+use floe_api::SwarmUse;
 use floe_api::credentials::OwnHub;
 use floe_api::paths::Home;
 use floe_machine::Programs;
+use floe_peers::Config;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 /// The options of [`serve`](fn@super::serve).
@@ -23,6 +25,8 @@ pub struct NodeOptions {
     pub io_timeout: Option<Duration>,
     /// How the requests that access the host's disk are ordered.
     pub io: floe_api::IoOrder,
+    /// Directory in which the class of each disk request is recorded, for measurements.
+    pub io_trace: Option<PathBuf>,
     /// Whether chunks are fetched before they are touched. Without it every first touch is a demand, so that a trace shows
     /// what the machine did and nothing that the node did.
     pub read_ahead: bool,
@@ -52,6 +56,44 @@ pub struct NodeOptions {
     pub own_hub: Option<OwnHub>,
     /// Whether traces of what machines touch are kept, and sent to the hub that their image came from.
     pub traces: bool,
+    /// How this node takes part in swarms.
+    pub swarm: SwarmOptions,
+}
+
+/// How a node takes part in swarms: hosts that bring one image to each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwarmOptions {
+    /// Whether machines take part of which nothing else was said.
+    pub usage: SwarmUse,
+    /// Where to listen over UDP; `None` is all addresses of this host, at a free port that is kept.
+    pub listen: Option<SocketAddr>,
+    /// Most bytes a second that go to others; `None` is all that the link carries.
+    pub upload_bytes_per_s: Option<u64>,
+    /// Who is asked for what. Others than the default are for measurements.
+    pub policy: SwarmPolicy,
+}
+
+/// By which policy pieces are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SwarmPolicy {
+    /// floe's: pieces have wardens, and the window adapts.
+    #[default]
+    Ours,
+    /// VMTorrent's: a fixed window in which the next piece is chosen at random.
+    P2pP,
+    /// VMTorrent's without a profile: nothing is fetched ahead.
+    P2pD,
+}
+
+impl SwarmPolicy {
+    /// Returns the settings of the engine.
+    pub(crate) fn config(self) -> Config {
+        match self {
+            SwarmPolicy::Ours => Config::ours(),
+            SwarmPolicy::P2pP => Config::p2p_p(),
+            SwarmPolicy::P2pD => Config::p2p_d(),
+        }
+    }
 }
 
 /// Options of a node's web page.
@@ -124,6 +166,7 @@ impl NodeOptions {
             cache_budget: CACHE_BUDGET_DEFAULT,
             io_timeout: None,
             io: floe_api::IoOrder::default(),
+            io_trace: None,
             read_ahead: true,
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,
@@ -132,6 +175,7 @@ impl NodeOptions {
             emulator_cache_mib: EMULATOR_CACHE_MIB_DEFAULT,
             web: None,
             traces: true,
+            swarm: SwarmOptions::default(),
             guest_clones: GUEST_CLONES_DEFAULT,
             guest_hosts: Vec::new(),
             insecure_hosts: false,

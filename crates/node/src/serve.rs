@@ -27,6 +27,7 @@ use crate::{
     rest,
     run::Runs,
     shrink::Shrinks,
+    swarm::{Active, Swarms},
     traces::Traces,
     views::Views,
     web,
@@ -50,11 +51,15 @@ const STORING_END: Duration = Duration::from_secs(60);
 const CONNECTIONS_END: Duration = Duration::from_secs(1);
 /// Threads of the REST interface. Two suffice: they only translate between HTTP and calls.
 const REST_THREADS: usize = 2;
+/// Threads that carry pieces of swarms. Each packet wakes a task, which with a second thread would wake that as well; and machines keep
+/// the other processors.
+const SWARM_THREADS: usize = 1;
 
 /// A running node. Dropping it ends the node; machines go on.
 pub struct NodeHandle {
     node: Option<Arc<Node>>,
     runtime: Option<Runtime>,
+    swarms: Option<Runtime>,
     stop: watch::Receiver<Option<Stop>>,
 }
 
@@ -86,14 +91,16 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     );
     let (wishes, wished) = mpsc::sync_channel(WISHES_QUEUED_MAX);
     let (arrivals, arrived) = mpsc::channel();
-    let node = services(core, repo, cache, mount, wishes, arrivals)?;
+    let runtime = threads("node-rest", REST_THREADS)?;
+    let swarms = threads("swarm-pieces", SWARM_THREADS)?;
+    let carry = swarms.handle().clone();
+    let node = services(core, repo, cache, mount, wishes, arrivals, carry)?;
     begin(&node, wished, arrived)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(REST_THREADS)
-        .thread_name("node-rest")
-        .enable_all()
-        .build()
-        .map_err(at("cannot start the interface's threads"))?;
+    // first, so that whoever makes this node a member through the interface finds it answering members
+    let members = rest::members_router(node.clone())
+        .merge(fork::router(node.forks.clone(), fork::Way::Sealed));
+    let members = cluster::router(node.clone(), members);
+    node.cluster.serve(runtime.handle().clone(), members);
     let app = rest::router(node.clone());
     let listener = {
         let _inside = runtime.enter();
@@ -116,16 +123,23 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         };
         runtime.spawn(web::serve(listener, app));
     }
-    let members = rest::members_router(node.clone())
-        .merge(fork::router(node.forks.clone(), fork::Way::Sealed));
-    let members = cluster::router(node.clone(), members);
-    node.cluster.serve(runtime.handle().clone(), members);
     tracing::info!(socket = %node.core.options.socket.display(), took_over = node.core.took_over, "node answers");
     Ok(NodeHandle {
         node: Some(node),
         runtime: Some(runtime),
+        swarms: Some(swarms),
         stop: stopped,
     })
+}
+
+/// Starts so many threads for asynchronous work.
+fn threads(name: &str, number: usize) -> Result<Runtime, NodeError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(number)
+        .thread_name(name)
+        .enable_all()
+        .build()
+        .map_err(at(format!("cannot start the threads {name}")))
 }
 
 impl NodeHandle {
@@ -194,6 +208,7 @@ impl NodeHandle {
             node.machines.stop_all_machines();
         }
         node.inventory.leave();
+        node.swarms.close();
         node.traces.close();
         let running = node.inventory.any_running();
         let Some(mount) = node.images.take_mount() else {
@@ -218,6 +233,9 @@ impl NodeHandle {
             false => node.core.keeper.end(),
         }
         runtime.shutdown_timeout(CONNECTIONS_END);
+        if let Some(swarms) = self.swarms.take() {
+            swarms.shutdown_background(); // it has left them all
+        }
     }
 }
 
@@ -245,6 +263,7 @@ fn services(
     mount: Mount,
     wishes: mpsc::SyncSender<Wish>,
     arrivals: mpsc::Sender<Arc<Entry>>,
+    swarms: tokio::runtime::Handle,
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;
     let cluster = Arc::new(cluster::Cluster::open(home)?);
@@ -254,13 +273,18 @@ fn services(
     let resources = Resources::of_this_host(home, core.options.memory_bytes_max);
     let resources = Arc::new(resources);
     let stock = Stock::new(pool::budget(home)?, resources.clone());
+    let active = Active::default();
     let sources = Sources::new(
         repo.clone(),
         cache.clone(),
-        core.options.io_timeout,
+        crate::io::fetching(&core.options),
         home.run().join("index"),
         core.options.own_hub.clone(),
-        vec![Box::new(forked), Box::new(stock.clone())],
+        vec![
+            Box::new(forked),
+            Box::new(stock.clone()),
+            Box::new(active.clone()),
+        ],
     );
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
     let views = Views::new(core.clone(), images.clone());
@@ -269,6 +293,14 @@ fn services(
     let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
     let agents = Agents::new(inventory.clone());
+    let swarms = Swarms::open(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        traces.clone(),
+        active,
+        swarms,
+    )?;
     let machines = Machines::new(
         core.clone(),
         images.clone(),
@@ -376,6 +408,7 @@ fn services(
         views,
         inventory,
         traces,
+        swarms,
         agents,
         machines,
         shrinks,
@@ -431,6 +464,7 @@ fn begin(
     })?;
     node.traces.start_tracing()?;
     node.traces.fetch_models_again();
+    node.swarms.start_taking_part()?;
     node.forks.store_found(found);
     node.pool.start_warming();
     node.adoption.take_over_machines(left);
@@ -452,6 +486,7 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
     mount.io = crate::io::scheduling(options.io);
+    mount.io_trace = options.io_trace.clone();
     if !options.read_ahead {
         // a window of one chunk holds only the chunk that was asked for
         mount.planner.window_log2_start = 0;

@@ -1,4 +1,5 @@
 //! A host's place in the network, and the swarms that it takes part in.
+use crate::cap::Cap;
 use crate::link::{CLOSED_STRANGER, MEETING, Meeting, Note, Shared, hear};
 use crate::members::Key;
 use crate::owner::Owner;
@@ -6,9 +7,10 @@ use crate::seed::Seed;
 use crate::shelf::Shelf;
 use crate::swarm::{Options, Swarm};
 use crate::wire::{Hello, PROTOCOL};
-use iroh::endpoint::{Connection, Incoming, QuicTransportConfig, VarInt, presets};
+use iroh::endpoint::{
+    AckFrequencyConfig, Connection, Incoming, QuicTransportConfig, VarInt, presets,
+};
 use iroh::{Endpoint, RelayMode, SecretKey};
-use noq_proto::congestion::Bbr3Config;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +30,10 @@ const WINDOW: u32 = 4 << 20;
 const SILENCE: Duration = Duration::from_secs(10);
 /// What keeps a quiet connection from being taken for a broken one.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
+/// So many packets are acknowledged together, instead of two: of a host's processor time, most goes into packets.
+const ACK_AFTER: u32 = 9;
+/// Packets are acknowledged after this time at the latest. A sender that starts has few on the way, and waits for that.
+const ACK_WITHIN: Duration = Duration::from_millis(4);
 /// Notes that wait for a swarm's task; those who have one wait then.
 const NOTES_MAX: usize = 256;
 /// Calls that wait for a swarm's task.
@@ -50,6 +56,7 @@ pub struct Host {
     endpoint: Endpoint,
     doors: Arc<Doors>,
     work: Arc<Semaphore>,
+    cap: Arc<Cap>,
     accepts: JoinHandle<()>,
 }
 
@@ -85,6 +92,7 @@ impl Host {
             endpoint,
             doors,
             work: Arc::new(Semaphore::new(2 * turns)),
+            cap: Arc::new(Cap::new()),
             accepts,
         })
     }
@@ -97,6 +105,13 @@ impl Host {
     /// Returns where this host listens.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.endpoint.bound_sockets()
+    }
+
+    /// Caps what this host gives to others in all of its swarms together, in bytes of pieces a second; `None` for all that its link
+    /// carries, as it is at first. A swarm's own cap ([`Config::upload_bytes_per_s`](crate::Config)) holds beside it. May be changed at
+    /// any time.
+    pub fn cap_uploads(&self, bytes_per_s: Option<u64>) {
+        self.cap.set(bytes_per_s);
     }
 
     /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it.
@@ -118,6 +133,7 @@ impl Host {
             shelf: shelf.clone(),
             notes,
             work: self.work.clone(),
+            cap: self.cap.clone(),
         };
         let endpoint = self.endpoint.clone();
         let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
@@ -132,6 +148,9 @@ impl Host {
 }
 
 fn transport() -> QuicTransportConfig {
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(ACK_AFTER))
+        .max_ack_delay(Some(ACK_WITHIN));
     let silence = VarInt::from_u32(SILENCE.as_millis() as u32);
     QuicTransportConfig::builder()
         .max_concurrent_bidi_streams(VarInt::from_u32(1))
@@ -143,8 +162,7 @@ fn transport() -> QuicTransportConfig {
         .default_path_max_idle_timeout(SILENCE)
         .keep_alive_interval(KEEP_ALIVE)
         .default_path_keep_alive_interval(KEEP_ALIVE)
-        // it fills no queues on the way, in which a demand would stand behind prefetch
-        .congestion_controller_factory(Arc::new(Bbr3Config::default()))
+        .ack_frequency_config(Some(acks))
         .build()
 }
 

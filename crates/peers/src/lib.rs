@@ -2,7 +2,7 @@
 //!
 //! - [`Host`]: one for each node. It listens, dials, and takes part in swarms.
 //! - [`Swarm`]: a host's part in bringing one [`Content`], the packs of an image cut into pieces. A machine [`need`](Swarm::need)s some,
-//!   a planner [`predict`](Swarm::predict)s others.
+//!   a planner [`want`](Swarm::want)s or [`predict`](Swarm::predict)s others.
 //! - [`Shelf`]: the pieces that are on this host, on its disk.
 //! - [`Seed`]: where all pieces can be had, the last to be asked.
 //!
@@ -13,6 +13,7 @@
 //!
 //! Not here: which image is meant, who its members are and where its packs come from (the caller knows a hub), and what a machine will
 //! need next.
+mod cap;
 mod content;
 mod host;
 mod link;

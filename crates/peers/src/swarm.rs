@@ -49,6 +49,8 @@ pub struct Status {
     pub pieces: u32,
     /// Pieces that machines wait for.
     pub needed: usize,
+    /// Pieces that are waited for without a machine that stands still ([`Swarm::want`]).
+    pub wanted: usize,
     /// Among how many missing pieces of the prediction the next prefetch is picked.
     pub window: usize,
     /// Hosts that were dropped and why, the latest last; some fifty are remembered.
@@ -68,6 +70,7 @@ pub enum SwarmError {
 
 pub(crate) enum Command {
     Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
+    Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Predict(Vec<PieceId>),
     Lost(Vec<PieceId>, oneshot::Sender<()>),
     Members(Vec<Member>),
@@ -96,6 +99,17 @@ impl Swarm {
         here.await.unwrap_or(Err(SwarmError::Gone))
     }
 
+    /// Waits until all of these pieces are here, of which no machine stands still for any: they are fetched as if they were predicted,
+    /// before everything that is ([`Swarm::predict`]), and whoever [`need`](Swarm::need)s one of them meanwhile hurries it. Earlier calls
+    /// go first, and within a call the first pieces. Numbers that are no piece's are passed over. Given up, pieces that were not asked
+    /// for yet and that nobody else wants don't come. It takes for ever where nobody has them and there is no seed, or where the
+    /// configuration fetches nothing ahead.
+    pub async fn want(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
+        let (done, here) = oneshot::channel();
+        self.tell(Command::Want(pieces.to_vec(), done)).await?;
+        here.await.unwrap_or(Err(SwarmError::Gone))
+    }
+
     /// Says what machines will need next, in order. Replaces what was said before.
     pub async fn predict(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
         self.tell(Command::Predict(pieces.to_vec())).await
@@ -121,7 +135,7 @@ impl Swarm {
     }
 
     /// Leaves: what is here is synced to the disk, and the others are told so that they ask this host for nothing more.
-    pub async fn leave(self) {
+    pub async fn leave(&self) {
         let (done, left) = oneshot::channel();
         if self.tell(Command::Leave(done)).await.is_ok() {
             let _ = left.await;

@@ -2,6 +2,7 @@
 //!
 //! A pack's name is the hash of its index, which proves nothing of a range. So the root of a tree over all of its bytes travels beside
 //! the name, and a range travels with the hashes between it and that root: bao's encoding with groups of 16 KiB, as iroh-blobs has it.
+use crate::content::PIECE_BYTES;
 use bao_tree::io::BaoContentItem;
 use bao_tree::io::outboard::PreOrderMemOutboard;
 use bao_tree::io::sync::{
@@ -10,6 +11,7 @@ use bao_tree::io::sync::{
 use bao_tree::iter::BaoChunk;
 use bao_tree::{BaoTree, BlockSize, ChunkNum, ChunkRanges, TreeNode};
 use bytes::Bytes;
+use floe_swarm::policy::PIECES_MAX;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
@@ -18,6 +20,8 @@ use std::ops::Range;
 const GROUP: BlockSize = BlockSize::from_chunk_log(4);
 /// Bytes of the two hashes below an inner node.
 const PAIR_BYTES: u64 = 64;
+/// Longest pack that a content may have.
+const PACK_BYTES_MAX: u64 = PIECES_MAX as u64 * PIECE_BYTES;
 
 /// A pack as others know it: all that is needed to verify any range of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,8 +53,34 @@ impl Pack {
         bytes.sum()
     }
 
+    /// Returns the bytes of a range, of which this is the proven form ([`Tree::prove`]).
+    ///
+    /// # Errors
+    ///
+    /// If it is another one's, or anything of it was changed.
+    pub fn verify(&self, range: &Range<u64>, proven: &[u8]) -> Result<Vec<u8>, WrongBytes> {
+        let fits = range.start < range.end && range.end <= self.bytes;
+        let verified = fits.then(|| self.check(range, proven));
+        Ok(verified.ok_or(WrongBytes)??.bytes)
+    }
+
+    /// Returns a range's proven form, as [`Tree::prove`] does, of the pack's file and one with the hashes of its tree
+    /// ([`Tree::hashes`]), of which only what the range needs is read. The range is one of
+    /// [`Content::place`](crate::Content::place)'s, or some of them in a row.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if the files are not those of this pack, or can't be read.
+    pub fn prove(&self, range: &Range<u64>, bytes: &File, hashes: File) -> io::Result<Bytes> {
+        let hashes = Hashes {
+            pack: *self,
+            file: Some(hashes),
+        };
+        prove(*self, range, bytes, hashes)
+    }
+
     /// Verifies the proven form of a range.
-    pub(crate) fn verify(&self, range: &Range<u64>, proven: &[u8]) -> Result<Verified, WrongBytes> {
+    pub(crate) fn check(&self, range: &Range<u64>, proven: &[u8]) -> Result<Verified, WrongBytes> {
         let (tree, ranges) = (self.tree(), chunks(range));
         let mut rest = proven;
         let mut verified = Verified {
@@ -126,6 +156,12 @@ impl Tree {
                 data: hashes,
             },
         })
+    }
+
+    /// Returns how many bytes of hashes the tree of a pack of so many bytes has; `None` if no content has such a pack.
+    pub fn hashes_of(bytes: u64) -> Option<u64> {
+        let bytes = Some(bytes).filter(|bytes| (1..=PACK_BYTES_MAX).contains(bytes))?;
+        Some(BaoTree::new(bytes, GROUP).outboard_size())
     }
 
     /// Returns the hashes, to be kept beside the pack.
@@ -237,6 +273,42 @@ mod tests {
         assert!(Tree::from_hashes(pack, vec![0; 64]).is_none());
     }
 
+    #[test]
+    fn pieces_are_proven_from_files_and_a_damaged_one_proves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (of_bytes, of_hashes) = (dir.path().join("bytes"), dir.path().join("hashes"));
+        let data = noise(300_000);
+        let tree = Tree::of(&data[..], 300_000).unwrap();
+        assert_eq!(Tree::hashes_of(300_000), Some(tree.hashes().len() as u64));
+        assert_eq!(
+            (Tree::hashes_of(0), Tree::hashes_of(u64::MAX)),
+            (None, None)
+        );
+        std::fs::write(&of_bytes, &data).unwrap();
+        std::fs::write(&of_hashes, tree.hashes()).unwrap();
+        let prove = |range: &Range<u64>| {
+            let [bytes, hashes] = [&of_bytes, &of_hashes].map(|path| File::open(path).unwrap());
+            tree.pack().prove(range, &bytes, hashes)
+        };
+        for range in [0..PIECE, PIECE..3 * PIECE, 4 * PIECE..300_000] {
+            let proven = prove(&range).unwrap();
+            let right = &data[range.start as usize..range.end as usize];
+            assert_eq!(tree.pack().verify(&range, &proven).unwrap(), right);
+            if right.len() as u64 <= PIECE {
+                assert_eq!(proven, tree.prove(&range, right).unwrap());
+            }
+        }
+        let proven = prove(&(0..PIECE)).unwrap();
+        for other in [PIECE..2 * PIECE, 0..0, 9 * PIECE..10 * PIECE] {
+            assert!(tree.pack().verify(&other, &proven).is_err());
+        }
+        std::fs::write(&of_hashes, &tree.hashes()[64..]).unwrap();
+        assert!(prove(&(0..PIECE)).is_err());
+        std::fs::write(&of_hashes, tree.hashes()).unwrap();
+        std::fs::write(&of_bytes, &data[1..]).unwrap();
+        assert!(prove(&(0..PIECE)).is_err());
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
@@ -251,7 +323,7 @@ mod tests {
             let proven = tree.prove(&range, right).unwrap();
             let pack = tree.pack();
             prop_assert_eq!(proven.len() as u64, pack.proven_bytes(&range));
-            prop_assert_eq!(pack.verify(&range, &proven).unwrap().bytes, right);
+            prop_assert_eq!(pack.verify(&range, &proven).unwrap(), right);
             let mut wrong = proven.to_vec();
             wrong[at.index(proven.len())] ^= change;
             prop_assert!(pack.verify(&range, &wrong).is_err());

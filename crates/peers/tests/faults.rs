@@ -278,6 +278,45 @@ async fn the_seed_dies_after_each_piece_has_left_it_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_hosts_start_at_the_same_moment() {
+    const HOSTS: usize = 16;
+    let image = Image::new(&[24, 40]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, HOSTS as u8).await;
+    let all = image.all();
+    let start = Arc::new(tokio::sync::Barrier::new(HOSTS));
+    let mut machines = tokio::task::JoinSet::new();
+    for (number, node) in nodes.into_iter().enumerate() {
+        let (start, shop, members) = (start.clone(), shop.clone(), members.clone());
+        let mut order = all.clone();
+        machines.spawn(async move {
+            let shelf = node.shelf(&[]);
+            start.wait().await;
+            let swarm = node.join(shelf, Some(&shop), &members);
+            swarm.predict(&order).await.unwrap();
+            // no machine does quite the same
+            order.rotate_left(number);
+            for some in order.chunks(8) {
+                soon(swarm.need(some)).await.unwrap();
+            }
+            node.image.assert_here(swarm.shelf());
+            let status = swarm.status().await.unwrap();
+            assert_eq!((status.needed, &status.dropped[..]), (0, &[][..]));
+            (swarm, node) // it goes on giving until all are done
+        });
+    }
+    let done = soon(machines.join_all()).await;
+    assert_eq!(done.len(), HOSTS);
+    // sixteen times all of it would have come from the seed without the others
+    assert!(
+        shop.given() < 4 * all.len(),
+        "{} of {}",
+        shop.given(),
+        all.len()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_seed_that_errs_is_asked_again() {
     let image = Image::new(&[5]);
     let shop = Shop::new(&image);

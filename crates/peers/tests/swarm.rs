@@ -61,6 +61,37 @@ async fn hosts_that_start_at_once_share_the_seeds_work() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed() {
+    let image = Image::new(&[200]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 2).await;
+    let alone = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members[..1]);
+    alone.predict(&image.all()[..150]).await.unwrap();
+    let last: Vec<PieceId> = (160..200).rev().collect();
+    soon(alone.want(&last)).await.unwrap();
+    assert!(last.iter().all(|piece| alone.shelf().has(*piece)));
+    // at its end the window reaches into what is predicted
+    let before = shop.given.lock().unwrap().clone();
+    let predicted = before.iter().filter(|piece| **piece < 150).count();
+    assert!(predicted < 140, "{predicted} of what was predicted");
+    until(&alone, |status| status.pieces_here == 190).await;
+    // nobody has what another one wants, until that is needed and given up, or comes
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    let given_up = tokio::time::timeout(
+        std::time::Duration::from_millis(20),
+        other.want(&[155, 156]),
+    );
+    assert!(given_up.await.is_err());
+    until(&other, |status| status.wanted == 0).await;
+    alone.members(members.clone()).await.unwrap();
+    let both = async { tokio::join!(other.want(&[7, 170, 1_000_000]), other.need(&[170])) };
+    assert_eq!(soon(both).await, (Ok(()), Ok(())));
+    let status = other.status().await.unwrap();
+    assert_eq!((status.wanted, status.needed), (0, 0));
+    assert!(!other.shelf().has(155) && !other.shelf().has(156));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hosts_that_dial_each_other_at_once_understand_each_other() {
     let image = Image::new(&[6, 6]);
     for _ in 0..5 {
@@ -147,6 +178,52 @@ async fn a_host_gives_no_more_than_its_cap() {
     assert!(shop.given() >= 5, "{} pieces", shop.given());
     let status = full.status().await.unwrap();
     assert!(status_of(&status, members[1].key).traffic.sent < 2 * PIECE_BYTES);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
+    let images = [Image::new(&[5]), Image::new(&[4])];
+    let (gives, takes) = (
+        Node::new(&images[0], 1).await,
+        Node::new(&images[0], 2).await,
+    );
+    let members = [gives.member(), takes.member()];
+    gives.host.cap_uploads(Some(0));
+    let mut swarms = Vec::new();
+    let mut dirs = Vec::new();
+    for image in &images {
+        let [full, empty] = [gives.host.key(), takes.host.key()].map(|_| {
+            let dir = tempfile::tempdir().unwrap();
+            let shelf = Shelf::open(dir.path(), image.content.clone()).unwrap();
+            dirs.push(dir);
+            shelf
+        });
+        assert!(full.fill(0, &image.packs[0][..]).unwrap());
+        let shop = Shop::new(image);
+        let full = gives.join(Arc::new(full), None, &members);
+        let empty = takes.join(Arc::new(empty), Some(&shop), &members);
+        until(&empty, |status| status.peers[0].linked).await;
+        swarms.push((full, empty, shop));
+    }
+    for (full, empty, shop) in &swarms {
+        soon(empty.need(&[0, 1])).await.unwrap();
+        assert_eq!(shop.given(), 2);
+        let status = full.status().await.unwrap();
+        assert_eq!(status_of(&status, takes.host.key()).traffic.sent, 0);
+        shop.closed
+            .store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+    // one by one, for lack of more at a time, and then all at once
+    gives.host.cap_uploads(Some(4 * PIECE_BYTES));
+    for (_, empty, _) in &swarms {
+        soon(empty.need(&[2])).await.unwrap();
+    }
+    gives.host.cap_uploads(None);
+    for (image, (_, empty, shop)) in images.iter().zip(&swarms) {
+        soon(empty.need(&image.all())).await.unwrap();
+        image.assert_here(empty.shelf());
+        assert_eq!(shop.given(), 2);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -47,6 +47,27 @@ pub trait Policy<T>: Send {
         self.next(now_us, ready)
     }
 
+    /// Removes and returns a further request, which is served together with the one that [`Policy::next`] returned last, as one.
+    /// It has to be as urgent, is charged for its bytes, and is reported by [`Policy::served`] like any other.
+    fn join(&mut self, now_us: u64, ready: &mut dyn FnMut(&Who, &T) -> bool) -> Option<(Who, T)> {
+        self.withdraw(now_us, ready)
+    }
+
+    /// Reports that the request that [`Policy::next`] returned last has so many bytes more than it was submitted with: so many does
+    /// [`Policy::served`] report for it.
+    fn grow(&mut self, _bytes: u64) {}
+
+    /// Returns how many more requests may be served now, beside those that are, however many are queued.
+    fn places(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Reports that a request that [`Policy::next`] or [`Policy::join`] returned isn't served after all: nobody is charged for it, and
+    /// nothing is learnt of it.
+    fn dropped(&mut self, now_us: u64, who: Who, op: Op, bytes: u64) {
+        self.served(now_us, who, op, bytes);
+    }
+
     /// Reports that a request that [`Policy::next`] returned was served, or has failed, with what it was submitted with.
     /// Policies that limit rates or learn service times need this.
     fn served(&mut self, _now_us: u64, _who: Who, _op: Op, _bytes: u64) {}

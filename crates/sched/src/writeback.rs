@@ -221,6 +221,27 @@ impl WriteBack {
         actions
     }
 
+    /// Returns the position up to which the guest has written, for [`WriteBack::synced`].
+    pub fn position(&self) -> u64 {
+        self.wrote
+    }
+
+    /// Everything that was dirty at this position is on the disk, because somebody synced the whole file. Returns how many of the
+    /// oldest dirty bytes the caller has to forget: none while anybody waits for a piece, which then is simply written.
+    pub fn synced(&mut self, position: u64) -> u64 {
+        let is_busy = self.piece.is_some() || !self.flushes.is_empty() || !self.waiting.is_empty();
+        if is_busy || position <= self.written {
+            return 0;
+        }
+        let position = position.min(self.wrote);
+        let bytes = position - self.written;
+        self.written = position;
+        if self.dirty_bytes() == 0 {
+            self.due_us = None;
+        }
+        bytes
+    }
+
     /// Somebody wants everything that is dirty now to be on the disk. It is when an action says so of this flush, or of a later one;
     /// that may be among the actions returned here.
     pub fn flush(&mut self, now_us: u64) -> (FlushId, Vec<Action>) {

@@ -1,10 +1,12 @@
 //! A repository's files behind any web server, CDN or object store that answers range requests.
 
+use std::ops::Range;
+
 use floe_http::StatusCode;
 use floe_image::{Hash, Kind, Layout, Manifest};
 
 use crate::http::{Ask, Http};
-use crate::packed::{Objects, Packed};
+use crate::packed::{Objects, PackBytes, Packed, pack_path};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
 
 /// A repository's files behind a web server, as a source.
@@ -58,31 +60,20 @@ impl Source for Files {
 
 struct Web(Http);
 
-impl Objects for Web {
+impl PackBytes for Web {
     fn at(&self) -> &str {
         self.0.shown()
     }
 
-    fn get(
+    fn pack_range(
         &self,
-        path: &str,
-        limit: u64,
+        pack: &Hash,
+        range: Range<u64>,
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
-        let path = format!("/{}", floe_http::escape_path(path));
-        Ok(self.0.fetch(&Ask::get(&path, what, limit), request)?.1)
-    }
-
-    fn get_range(
-        &self,
-        path: &str,
-        start: u64,
-        len: u64,
-        what: &str,
-        request: &Request,
-    ) -> Result<Vec<u8>, SourceError> {
-        let path = format!("/{}", floe_http::escape_path(path));
+        let (start, len) = (range.start, range.end.saturating_sub(range.start));
+        let path = format!("/{}", floe_http::escape_path(&pack_path(pack)));
         let end = start + len.max(1) - 1;
         let headers = [("range", format!("bytes={start}-{end}"))];
         let ask = Ask {
@@ -118,6 +109,19 @@ impl Objects for Web {
             Ok(())
         })?;
         Ok(body)
+    }
+}
+
+impl Objects for Web {
+    fn get(
+        &self,
+        path: &str,
+        limit: u64,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        let path = format!("/{}", floe_http::escape_path(path));
+        Ok(self.0.fetch(&Ask::get(&path, what, limit), request)?.1)
     }
 
     fn link(&self) -> LinkEstimate {

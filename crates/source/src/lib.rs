@@ -5,6 +5,8 @@
 //! same files behind any web server ([`Files`]) or in a bucket ([`Bucket`]), and for a hub ([`Hub`]). A [`Registry`] makes the
 //! right one for an [`Origin`]: an address with its token and its certificate authority.
 //!
+//! Where somebody else brings the bytes of packs, a [`PackReader`] reads an image out of them.
+//!
 //! Wrappers with the same interface add to a source: [`Retry`] (tries again, with growing random pauses), [`Failover`] (several
 //! sources for one image, one after the other) and [`Striped`] (several at the same time).
 //!
@@ -30,6 +32,7 @@ mod hub;
 mod link;
 pub mod multicast;
 mod origin;
+mod pack_reader;
 mod packed;
 mod registry;
 mod wrap;
@@ -41,13 +44,14 @@ use floe_image::{Hash, Kind, Layout, Manifest};
 pub use bucket::{Bucket, Listed, is_bucket, is_bucket_scheme};
 pub use directory::Directory;
 pub use error::SourceError;
-pub use fetcher::{Budget, Done, Each, FetchOptions, FetchStats, Fetcher, budget};
+pub use fetcher::{Budget, Done, Each, FetchOptions, FetchOrder, FetchStats, Fetcher, budget};
 pub use files::Files;
-pub use floe_sched::{Class, MachineId, Purpose, Who};
+pub use floe_sched::{Class, Limit, MachineId, Purpose, Who};
 pub use hub::Hub;
 pub use link::{Answer, LinkEstimate, LinkMeter};
 pub use origin::Origin;
-pub use packed::{RangeReads, range_reads};
+pub use pack_reader::PackReader;
+pub use packed::{PackBytes, RangeReads, range_reads};
 pub use registry::{Opens, Options, Registry, Scheme};
 pub use wrap::failover::Failover;
 pub use wrap::retry::{Retry, RetryOptions};
@@ -128,5 +132,12 @@ pub trait Source: Send + Sync {
     /// Returns what the link to this source has carried and how fast it seems. Sources without a link return zeros and `None`.
     fn link(&self) -> LinkEstimate {
         LinkEstimate::default()
+    }
+
+    /// Whether two reads of one item of this image at the same time bring its bytes once. Then a demand for what a prefetch is reading is
+    /// read for itself, with the urgency of a demand, instead of waiting for that prefetch.
+    fn merges(&self, image: &Hash) -> bool {
+        let _ = image;
+        false
     }
 }

@@ -18,7 +18,7 @@ use floe_image::{
 use floe_store::FramePlace;
 use parking_lot::Mutex;
 
-use crate::{LinkEstimate, READ_ITEMS_MAX, Request, Sink, SourceError};
+use crate::{LinkEstimate, Purpose, READ_ITEMS_MAX, Request, Sink, SourceError};
 
 /// Frames that are no further apart than this are read together: on any link, 16 KiB take less time than another request.
 const GAP_BYTES_MAX: u64 = 16 << 10;
@@ -29,24 +29,38 @@ const RANGE_BYTES_MAX: u64 = 4 << 20;
 /// Most bytes of a tag file: an id and a date.
 const TAG_FILE_BYTES_MAX: u64 = 512;
 
-/// Objects under a prefix: what reading packs needs of a web server or a bucket.
-pub(crate) trait Objects: Send + Sync {
-    /// Returns where it is, for messages.
+/// Brings the bytes of packs from somewhere: for a [`PackReader`](crate::PackReader), from wherever its caller has them.
+pub trait PackBytes: Send + Sync {
+    /// Returns where that is, for messages.
     fn at(&self) -> &str;
+    /// Told of all ranges that one read is about to ask for, so that they can be brought together. It may wait for them; an error ends the
+    /// read.
+    fn about_to_read(
+        &self,
+        ranges: &[(Hash, Range<u64>)],
+        request: &Request,
+    ) -> Result<(), SourceError> {
+        let _ = (ranges, request);
+        Ok(())
+    }
+    /// Returns exactly the bytes of `range` of the pack with this id, within the request's deadline. `what` names them in errors. They
+    /// need not be verified.
+    fn pack_range(
+        &self,
+        pack: &Hash,
+        range: Range<u64>,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError>;
+}
+
+/// Objects under a prefix: what reading an image needs of a web server or a bucket.
+pub(crate) trait Objects: PackBytes {
     /// Returns the whole object, of at most `limit` bytes.
     fn get(
         &self,
         path: &str,
         limit: u64,
-        what: &str,
-        request: &Request,
-    ) -> Result<Vec<u8>, SourceError>;
-    /// Returns exactly `len` bytes from offset `start` on.
-    fn get_range(
-        &self,
-        path: &str,
-        start: u64,
-        len: u64,
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError>;
@@ -77,7 +91,7 @@ struct Piece {
     frame: FrameInfo,
 }
 
-impl<O: Objects> Packed<O> {
+impl<O: PackBytes> Packed<O> {
     pub fn new(objects: O, timeout: Duration, index_dir: Option<PathBuf>) -> Packed<O> {
         Packed {
             objects,
@@ -96,7 +110,9 @@ impl<O: Objects> Packed<O> {
     pub fn patience(&self) -> Duration {
         self.timeout
     }
+}
 
+impl<O: Objects> Packed<O> {
     pub fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
         if let Ok(id) = name.parse() {
             return Ok(id);
@@ -188,20 +204,30 @@ impl<O: Objects> Packed<O> {
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
         let layout = self.layout_within(image, &clock.request())?;
-        let (pieces, missing) = self.locate(&layout, wants, clock)?;
+        self.read_of(&layout, wants, clock, given, sink)
+    }
+}
+
+impl<O: PackBytes> Packed<O> {
+    /// Reads items from the packs of a layout; those that are `given` reach the sink no more.
+    pub fn read_of(
+        &self,
+        layout: &Layout,
+        wants: &[(Kind, Hash)],
+        clock: &Deadline,
+        given: &mut HashSet<Hash>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let (pieces, missing) = self.locate(layout, wants, clock)?;
+        let ranges: Vec<_> = runs(&pieces).map(range_of).collect();
+        self.objects.about_to_read(&ranges, &clock.request())?;
         let mut wrong = None;
         for run in runs(&pieces) {
-            let (first, last) = (&run[0], &run[run.len() - 1]);
-            let start = first.frame.offset;
-            let len = last.frame.offset + u64::from(last.frame.len) - start;
-            let what = format!("pack {} at {start}+{len}", first.pack.short());
-            let bytes = self.objects.get_range(
-                &pack_path(&first.pack),
-                start,
-                len,
-                &what,
-                &clock.request(),
-            )?;
+            let (pack, range) = range_of(run);
+            let (start, len) = (range.start, range.end - range.start);
+            let what = format!("pack {} at {start}+{len}", pack.short());
+            let request = clock.request();
+            let bytes = self.objects.pack_range(&pack, range, &what, &request)?;
             if bytes.len() as u64 != len {
                 return Err(self.invalid(&what, &format!("{} bytes came", bytes.len())));
             }
@@ -281,6 +307,32 @@ impl<O: Objects> Packed<O> {
         Ok((pieces.into_iter().map(|(_, piece)| piece).collect(), rest))
     }
 
+    /// Returns where the frames of these items lie, in the order of the items, each frame once. Items that are in no pack are left out.
+    pub fn places(
+        &self,
+        layout: &Layout,
+        wants: &[(Kind, Hash)],
+        clock: &Deadline,
+    ) -> Result<Vec<(Hash, Range<u64>)>, SourceError> {
+        let (pieces, _) = self.locate(layout, wants, clock)?;
+        let mut frames = HashMap::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            for hash in piece.index.frame_hashes(piece.number) {
+                frames.entry(*hash).or_insert(number);
+            }
+        }
+        let mut seen = BTreeSet::new();
+        let of = wants.iter().filter_map(|(_, hash)| frames.get(hash));
+        let each_once = of.filter(|number| seen.insert(**number));
+        Ok(each_once
+            .map(|number| {
+                let piece = &pieces[*number];
+                let start = piece.frame.offset;
+                (piece.pack, start..start + u64::from(piece.frame.len))
+            })
+            .collect())
+    }
+
     fn index(
         &self,
         pack: &PackRef,
@@ -291,7 +343,10 @@ impl<O: Objects> Packed<O> {
         if let Some(index) = &*here {
             return Ok(index.clone());
         }
-        let index = Arc::new(self.load_index(pack, &clock.request())?);
+        // Others wait at the lock, and whoever reads anything of this pack later needs it: a demand, whoever happens to be first.
+        let mut request = clock.request();
+        request.who.purpose = Purpose::Demand;
+        let index = Arc::new(self.load_index(pack, &request)?);
         *here = Some(index.clone());
         Ok(index)
     }
@@ -312,13 +367,8 @@ impl<O: Objects> Packed<O> {
             None => {
                 pack.check().map_err(|e| self.invalid(&what, &e))?;
                 let len = u64::from(pack.index_bytes);
-                let bytes = self.objects.get_range(
-                    &pack_path(&pack.id),
-                    pack.index_offset,
-                    len,
-                    &what,
-                    request,
-                )?;
+                let range = pack.index_offset..pack.index_offset + len;
+                let bytes = self.objects.pack_range(&pack.id, range, &what, request)?;
                 let index = PackIndex::decode(&bytes, pack).map_err(|e| self.invalid(&what, &e))?;
                 if let Some(path) = kept
                     && let Err(error) = keep(&path, &bytes)
@@ -358,6 +408,13 @@ fn runs(pieces: &[Piece]) -> impl Iterator<Item = &[Piece]> {
         }
         together
     })
+}
+
+/// Returns the pack of a run, and its range there.
+fn range_of(run: &[Piece]) -> (Hash, Range<u64>) {
+    let (first, last) = (&run[0], &run[run.len() - 1]);
+    let end = last.frame.offset + u64::from(last.frame.len);
+    (first.pack, first.frame.offset..end)
 }
 
 /// What a read costs on a server of plain files, without indices.

@@ -172,6 +172,51 @@ fn a_demand_overtakes_all_prefetch() {
 }
 
 #[test]
+fn what_a_prefetch_is_reading_is_read_for_a_demand_where_that_costs_nothing() {
+    let all = items(0, 4);
+    for merges in [false, true] {
+        let bench = bench(&all, single());
+        bench.script.merges.store(merges, SeqCst);
+        bench.script.close(&[Purpose::Prefetch]);
+        let (each, told_each) = telling();
+        bench
+            .fetcher
+            .prefetch_with(AHEAD, &IMAGE, wants(&all), each);
+        bench.script.await_waiting(1);
+        let (tell, told) = mpsc::channel();
+        demand(&bench, all[3].0, &tell);
+        demand(&bench, all[3].0, &tell);
+        if merges {
+            // the prefetch stands at its gate all the time
+            for _ in 0..2 {
+                assert_eq!(next(&told).1.unwrap(), all[3].1);
+            }
+            assert!(
+                told_each
+                    .recv_timeout(Duration::from_secs(60))
+                    .is_ok_and(|(hash, came)| hash == all[3].0 && came)
+            );
+        }
+        bench.script.close(&[]);
+        let answers = if merges { 0 } else { 2 };
+        for _ in 0..answers {
+            assert_eq!(next(&told).1.unwrap(), all[3].1);
+        }
+        for _ in 0..if merges { 3 } else { 4 } {
+            assert!(told_each.recv_timeout(Duration::from_secs(60)).unwrap().1);
+        }
+        let purposes: Vec<Purpose> = bench.script.log.lock().iter().map(|(p, _)| *p).collect();
+        let expected: &[Purpose] = match merges {
+            true => &[Purpose::Prefetch, Purpose::Demand],
+            false => &[Purpose::Prefetch],
+        };
+        assert_eq!(purposes, expected);
+        let stats = bench.fetcher.stats();
+        assert_eq!((stats.prefetch_in_flight_bytes, stats.waiting), (0, 0));
+    }
+}
+
+#[test]
 fn a_whole_image_in_the_queue_does_not_hold_up_another_ones_prefetch() {
     let all = items(0, 1000);
     let bench = bench(&all, single());

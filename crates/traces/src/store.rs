@@ -3,6 +3,7 @@
 //! ```text
 //! <root>/<image id>/<owner>/<received, ms>~<uploader>~<BLAKE3>.trace
 //! <root>/<image id>/<owner>/<method>~<version>~<BLAKE3 of the traces' names>.model
+//! <root>/<image id>/<owner>/programs.json                  which of its programs are interactive
 //! ```
 //!
 //! A file is there whole or not at all (temporary name, fsync, rename). Everything about a file that isn't in it is in its
@@ -19,7 +20,7 @@ use floe_store::private;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// How many versions of a model are kept, the newest ones: a model that is being read must stay until the training after the
@@ -29,6 +30,9 @@ const MODEL_VERSIONS: usize = 2;
 const SEPARATOR: char = '~';
 /// The name for senders without a name. No user's name begins like this.
 const NOBODY: &str = "-";
+/// The list of an image's interactive programs, and its most bytes.
+const PROGRAMS: &str = "programs.json";
+const PROGRAMS_BYTES_MAX: u64 = 1 << 20;
 /// How the name of an unfinished file begins.
 const UNFINISHED: &str = ".new-";
 
@@ -298,6 +302,32 @@ impl TraceStore {
             remove(&gone.path)?;
         }
         Ok(version)
+    }
+
+    /// Returns the list of an image's interactive programs, if one is stored: not longer than a list may be, and not checked further.
+    pub fn programs(&self, image: &Hash, owner: &str) -> io::Result<Option<Vec<u8>>> {
+        let file = match File::open(self.folder(image, owner).join(PROGRAMS)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = Vec::new();
+        file.take(PROGRAMS_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        match bytes.len() as u64 > PROGRAMS_BYTES_MAX {
+            true => Err(io::ErrorKind::FileTooLarge.into()),
+            false => Ok(Some(bytes)),
+        }
+    }
+
+    /// Stores that list in place of an earlier one. It is durable when this returns.
+    pub fn set_programs(&self, image: &Hash, owner: &str, bytes: &[u8]) -> io::Result<()> {
+        let _changing = self.changing.lock();
+        let folder = self.folder(image, owner);
+        if !folder.exists() {
+            private::make_dirs(&folder)?;
+            sync(&self.root.join(image.to_string()))?;
+            sync(&self.root)?;
+        }
+        write(&folder, PROGRAMS, bytes)
     }
 
     /// Removes everything that is stored for an owner's image.

@@ -362,6 +362,30 @@ impl Client {
     pub fn io(&self) -> Result<IoReport, ClientError> {
         self.get("/v1/io")
     }
+    /// Returns in which swarms the node takes part, and how they are.
+    pub fn swarm(&self) -> Result<SwarmReport, ClientError> {
+        self.get("/v1/swarm")
+    }
+    /// Lets the node have all of an image and give it to others.
+    pub fn swarm_seed(&self, request: &SwarmSeed) -> Result<SwarmReport, ClientError> {
+        self.post("/v1/swarm/seeds", request)
+    }
+    /// Takes the node out of an image's swarm.
+    pub fn swarm_leave(&self, request: &SwarmLeave) -> Result<SwarmReport, ClientError> {
+        self.post("/v1/swarm/leave", request)
+    }
+    /// Returns which programs of an image are interactive.
+    pub fn io_list(&self, request: &IoListRequest) -> Result<IoList, ClientError> {
+        self.post("/v1/io/list", request)
+    }
+    /// Says by hand whether a program of an image is.
+    pub fn io_say(&self, request: &IoSayRequest) -> Result<IoList, ClientError> {
+        self.post("/v1/io/say", request)
+    }
+    /// Reports that somebody has typed on a machine's console, which doesn't lead through the node.
+    pub fn has_input(&self, name: &str) -> Result<(), ClientError> {
+        self.post_empty(&machine_path(name, "/input"), &())
+    }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {
         self.stream("/v1/cache/verify", &())

@@ -168,6 +168,11 @@ impl FileSystem {
         self.names.path(inode)
     }
 
+    /// The directory that an inode is in, if that is known.
+    pub fn directory(&self, inode: u32) -> Option<u32> {
+        self.names.directory(inode)
+    }
+
     /// Whether writing these bytes of the file system may change the map.
     pub fn cares(&self, range: Range<u64>) -> bool {
         let block = self.geometry.block_bytes;
@@ -204,6 +209,11 @@ impl FileSystem {
         let block = self.geometry.block_bytes;
         let run = self.wanted.take(bytes_max / block)?;
         Some(run.start * block..run.end * block)
+    }
+
+    /// Whether anything is wanted.
+    pub fn has_wanted(&self) -> bool {
+        !self.wanted.is_empty()
     }
 
     /// Does without what is still wanted.

@@ -141,6 +141,11 @@ impl Names {
         }
     }
 
+    /// The directory that an inode is in: the one whose name comes first on the disk if it has several.
+    pub fn directory(&self, inode: u32) -> Option<u32> {
+        self.name(inode).map(|(directory, _)| directory)
+    }
+
     /// An inode's directory, and its name in it.
     fn name(&self, inode: u32) -> Option<(u32, &[u8])> {
         let mut places = self.places.range((inode, 0)..=(inode, u64::MAX));
@@ -236,6 +241,7 @@ mod tests {
         assert_eq!(names.path(16), "/usr/bin/dir");
         assert_eq!(names.path(14), "/usr/a\u{fffd}b");
         assert_eq!(names.path(ROOT), "/");
+        assert_eq!((names.directory(15), names.directory(99)), (Some(13), None));
         assert_eq!(names.path(99), "inode 99");
         names.forget(91..92);
         assert_eq!(names.path(15), "inode 13/ls");

@@ -33,6 +33,11 @@ impl Wanted {
         Some(start..cut)
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Forgets them all, and returns how many blocks they were.
     pub fn clear(&mut self) -> u64 {
         let all = std::mem::take(&mut self.0);

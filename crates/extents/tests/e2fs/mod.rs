@@ -123,6 +123,13 @@ impl Image {
         run(&mut debugfs)
     }
 
+    /// Whether two inodes claim one block, so that nobody can say whose it is: now and then `debugfs` gives one away twice.
+    pub fn contradicts_itself(&self) -> bool {
+        let mut e2fsck = Command::new("e2fsck");
+        let said = e2fsck.arg("-fn").arg(self.path()).output().unwrap();
+        String::from_utf8_lossy(&said.stdout).contains("ultiply-claimed block")
+    }
+
     /// Block size, how many blocks have a bit in the bitmaps, and which blocks are in use by them.
     pub fn used(&self) -> (u64, u64, Vec<bool>) {
         let text = run(Command::new("dumpe2fs").arg(self.path()));

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -17,6 +17,8 @@ use floe_api::{ErrorCode, LogQuery};
 const DETACH: u8 = 0x1d;
 /// Bytes of earlier output that are shown first: somewhat more than a screen of 80 x 25.
 const REPLAY_BYTES: u64 = 4096;
+/// How often the node is told that somebody types: for whom disk requests go first is decided by seconds.
+const TOLD_EVERY: Duration = Duration::from_millis(250);
 /// Most bytes that are buffered for a guest that does not read (a UART takes 16 at a time).
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
 
@@ -37,7 +39,11 @@ pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), Cli
     } else {
         None
     };
-    let left = Session::new(socket, terminal, quiet).run();
+    let typed = || {
+        // what can't be told now is told with a later key
+        let _ = client.has_input(machine);
+    };
+    let left = Session::new(socket, terminal, quiet).run(&typed);
     drop(raw);
     match left {
         Ok(Left::Detached) => eprintln!("\n-- left; {machine} goes on --"),
@@ -110,8 +116,10 @@ impl Session {
     }
 
     /// Runs the session in one thread with one poll: keys to the guest, the guest's bytes to the screen.
-    fn run(mut self) -> std::io::Result<Left> {
+    /// Tells `typed` now and then that somebody types: those bytes don't pass the node, which orders disk requests by that.
+    fn run(mut self, typed: &dyn Fn()) -> std::io::Result<Left> {
         self.socket.set_nonblocking(true)?;
+        let mut told = None;
         // Not `Stdin`: poll does not see what that has buffered.
         let mut stdin = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
         loop {
@@ -121,6 +129,10 @@ impl Session {
             }
             if input && let Some(left) = self.take_from_input(&mut stdin)? {
                 return Ok(left);
+            }
+            if input && self.terminal && told.is_none_or(|at: Instant| at.elapsed() >= TOLD_EVERY) {
+                told = Some(Instant::now());
+                typed();
             }
             if !input && !guest && !self.input_open && self.unsent.is_empty() {
                 return Ok(Left::Quiet);

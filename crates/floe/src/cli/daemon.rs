@@ -81,9 +81,15 @@ struct NodeArgs {
     /// served (fifo); or as the kernel sees them (off)
     #[arg(long, value_enum, default_value = "vsip", value_name = "ORDER")]
     io: IoOrder,
+    /// Record each disk request and its class in DIR/MACHINE.csv, up to 256 MiB each: for measurements, since every line costs time
+    /// on the way of a request
+    #[arg(long, value_name = "DIR")]
+    io_trace: Option<PathBuf>,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
+    #[command(flatten)]
+    swarm: super::swarm::SwarmNodeArgs,
     /// Write the log as JSON lines
     #[arg(long)]
     log_json: bool,
@@ -130,11 +136,13 @@ impl NodeArgs {
         options.socket = cx.socket.clone();
         options.socket_group = self.socket_group;
         options.traces = !self.no_traces;
+        options.swarm = self.swarm.options();
         options.io = match self.io {
             IoOrder::Vsip => floe_api::IoOrder::Vsip,
             IoOrder::Fifo => floe_api::IoOrder::Fifo,
             IoOrder::Off => floe_api::IoOrder::Off,
         };
+        options.io_trace = self.io_trace;
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
         options.insecure_hosts = self.insecure_hosts;

@@ -4,8 +4,11 @@ use clap::Subcommand;
 
 use super::Context;
 use super::error::CliError;
-use super::output::{bytes, fields, table};
-use floe_api::{ErrorCode, IoClass, IoMachine, IoOrder, IoReport};
+use super::output::{bytes, fields, short, table};
+use floe_api::{
+    ErrorCode, IoClass, IoList, IoListRequest, IoMachine, IoOrder, IoReport, IoSayRequest,
+    IoSaying, IoSource, IoUrgency,
+};
 
 /// Show whose disk requests go first on this host, and how long each machine's wait
 #[derive(Debug, Subcommand)]
@@ -16,32 +19,116 @@ Example: one machine in detail
   floe io show web
 Example: twice the share of others, and never more than a tenth of the disk while others want it
   floe limit web --io-weight 10 --io-cap 10
+Example: what was learned of an image's programs, and what one of them is, said by hand
+  floe io learned desktop
+  floe io allow desktop mplayer
 
-A person waits for what a guest reads soon after a key or a button was sent to it, by its screen or its
-console on the page. Only requests count that the host's disk is accessed for: what the host has in memory is answered at once.")]
+A person waits for what a guest reads soon after a key or a button was sent to it: on its screen and its console
+(floe console, or the page's), with floe exec on a terminal, or over floe ssh. Which program reads is told by floe's
+agent in the guest, or else guessed by the file. Only requests count that the host's disk is accessed for: what the
+host has in memory is answered at once.")]
 pub enum Io {
     /// Show the disk and all machines that use it
     #[command(after_help = "Example:\n  floe io status")]
     Status,
-    /// Show one machine in detail
+    /// Show one machine in detail: its rates and waits, and who in it is waited for, and why
     #[command(after_help = "Example:\n  floe io show web")]
     Show {
         /// The machine
         machine: String,
     },
+    /// Show which programs of an image a person waits for: said by hand, and learned from its machines
+    #[command(after_help = "Example:\n  floe io learned desktop")]
+    Learned {
+        /// The image
+        image: String,
+    },
+    /// Say that a person waits for a program, whatever it does, in all machines of an image
+    #[command(after_help = "Example:\n  floe io allow desktop mplayer")]
+    Allow(Saying),
+    /// Say that nobody waits for a program, whatever it does
+    #[command(after_help = "Example:\n  floe io forbid desktop updatedb")]
+    Forbid(Saying),
+    /// Take back what was said of a program, and forget what was learned of it
+    #[command(after_help = "Example:\n  floe io forget desktop mplayer")]
+    Forget(Saying),
+}
+
+/// A program of an image.
+#[derive(Debug, clap::Args)]
+pub struct Saying {
+    /// The image
+    image: String,
+    /// The program, as its guest calls it: floe io show lists names
+    program: String,
 }
 
 impl Io {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
-        let report = cx.client()?.io()?;
+        let client = cx.client()?;
+        let say = |saying: Saying, say: IoSaying| {
+            let request = IoSayRequest {
+                image: saying.image,
+                program: saying.program,
+                say,
+            };
+            cx.out.value(&client.io_say(&request)?, learned)
+        };
         match self {
-            Io::Status => cx.out.value(&report, status),
+            Io::Status => cx.out.value(&client.io()?, status),
             Io::Show { machine } => {
+                let report = client.io()?;
                 let of = of_machine(&report, &machine)?;
                 cx.out.value(of, details)
             }
+            Io::Learned { image } => {
+                let list = client.io_list(&IoListRequest { image })?;
+                cx.out.value(&list, learned)
+            }
+            Io::Allow(saying) => say(saying, IoSaying::Allow),
+            Io::Forbid(saying) => say(saying, IoSaying::Forbid),
+            Io::Forget(saying) => say(saying, IoSaying::Forget),
         }
     }
+}
+
+fn learned(list: &IoList) -> String {
+    let by_hand = |names: &[String]| match names {
+        [] => "none".to_owned(),
+        names => names.join(", "),
+    };
+    let mut text = fields(&[
+        ("image", short(&list.image)),
+        ("allowed", by_hand(&list.allowed)),
+        ("forbidden", by_hand(&list.forbidden)),
+    ]);
+    if list.learned.is_empty() {
+        return text
+            + "Nothing was learned yet: machines of the image teach it while somebody uses them.\n";
+    }
+    let rows = list.learned.iter().map(|row| {
+        let believed = match row.believed {
+            Some(true) => "waited for",
+            Some(false) => "not waited for",
+            None => "too little is known",
+        };
+        vec![
+            row.program.clone(),
+            row.machines.to_string(),
+            row.seen.to_string(),
+            row.interactive.to_string(),
+            believed.to_owned(),
+        ]
+    });
+    text.push('\n');
+    let titles = [
+        "PROGRAM",
+        ">MACHINES",
+        ">JUDGED",
+        ">INTERACTIVE",
+        "BELIEVED",
+    ];
+    text + &table(&titles, &rows.collect::<Vec<_>>())
 }
 
 fn of_machine<'a>(report: &'a IoReport, name: &str) -> Result<&'a IoMachine, CliError> {
@@ -155,7 +242,7 @@ fn details(machine: &IoMachine) -> String {
             milliseconds(class.wait_p99_us as f64)
         ),
     };
-    fields(&[
+    let text = fields(&[
         ("machine", machine.name.clone()),
         ("weight", machine.weight.to_string()),
         ("cap", cap(machine)),
@@ -180,7 +267,61 @@ fn details(machine: &IoMachine) -> String {
         ("interactive", class(&machine.interactive)),
         ("normal", class(&machine.normal)),
         ("bulk", class(&machine.bulk)),
-    ])
+        ("agent", agent(machine)),
+        ("files", files(machine)),
+    ]);
+    text + &who(machine)
+}
+
+fn agent(machine: &IoMachine) -> String {
+    match machine.agent_words {
+        0 => "has told nothing of who reads".to_owned(),
+        words => format!("has told {words} times who reads"),
+    }
+}
+
+fn files(machine: &IoMachine) -> String {
+    match (machine.files, &machine.files_unknown) {
+        (Some(files), _) => format!("{files} are known"),
+        (None, Some(why)) => format!("not known: {why}"),
+        (None, None) => "not known; they are looked for after the first input".to_owned(),
+    }
+}
+
+fn who(machine: &IoMachine) -> String {
+    if machine.programs.is_empty() {
+        return String::new();
+    }
+    let rows = machine.programs.iter().map(|program| {
+        vec![
+            program.name.clone(),
+            match program.source {
+                IoSource::Agent => "agent",
+                IoSource::File => "file",
+            }
+            .to_owned(),
+            match program.class {
+                IoUrgency::Interactive => "interactive",
+                IoUrgency::Normal => "normal",
+                IoUrgency::Bulk => "bulk",
+            }
+            .to_owned(),
+            program.requests.to_string(),
+            format!("{} / {}", program.after_inputs, program.before_inputs),
+            format!("{:.1} s", program.since_ms as f64 / 1e3),
+            program.why.clone(),
+        ]
+    });
+    let titles = [
+        "WHO",
+        "BY",
+        "CLASS",
+        ">REQUESTS",
+        ">AFTER/BEFORE INPUTS",
+        ">AGO",
+        "WHY",
+    ];
+    format!("\n{}", table(&titles, &rows.collect::<Vec<_>>()))
 }
 
 #[cfg(test)]
@@ -228,6 +369,53 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("none"), "{text}");
+    }
+
+    #[test]
+    fn who_is_waited_for_is_shown_with_the_reason_and_so_is_what_was_learned() {
+        let program = floe_api::IoProgram {
+            name: "firefox".into(),
+            source: IoSource::Agent,
+            class: IoUrgency::Interactive,
+            why: "started on an input just now".into(),
+            after_inputs: 12,
+            ..Default::default()
+        };
+        let machine = IoMachine {
+            agent_words: 7,
+            files_unknown: Some("no file system".into()),
+            programs: vec![program],
+            ..Default::default()
+        };
+        let text = details(&machine);
+        for part in [
+            "told 7 times",
+            "no file system",
+            "firefox",
+            "12 / 0",
+            "started on",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let row = floe_api::IoLearned {
+            program: "firefox".into(),
+            machines: 3,
+            seen: 9,
+            interactive: 9,
+            believed: Some(true),
+        };
+        let mut list = IoList {
+            allowed: vec!["mplayer".into()],
+            learned: vec![row],
+            ..Default::default()
+        };
+        let text = learned(&list);
+        assert!(
+            text.contains("mplayer") && text.contains("waited for"),
+            "{text}"
+        );
+        list.learned.clear();
+        assert!(learned(&list).contains("Nothing was learned yet"));
     }
 
     #[test]

@@ -107,6 +107,8 @@ pub struct Run {
     #[command(flatten)]
     independent: super::independent::RunArgs,
     #[command(flatten)]
+    swarm: super::swarm::SwarmRunArgs,
+    #[command(flatten)]
     limits: super::limits::LimitArgs,
     #[command(
         flatten,
@@ -232,6 +234,7 @@ impl Run {
             boot: self.cdrom.first(),
             seed: self.seed.seed()?,
             independent: self.independent.wish(),
+            swarm: self.swarm.wish(),
         };
         let client = cx.client()?;
         let events = client.run(&request)?;

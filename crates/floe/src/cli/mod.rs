@@ -48,6 +48,7 @@ mod session;
 mod ssh;
 mod storage;
 mod stream;
+mod swarm;
 mod terminal;
 mod top;
 mod traces;
@@ -163,6 +164,8 @@ enum Command {
     Logout(login::Logout),
     Push(transfer::Push),
     Pull(transfer::Pull),
+    #[command(subcommand)]
+    Swarm(swarm::Swarm),
     Mount(storage::Mount),
     Unmount(storage::Unmount),
     #[command(subcommand)]
@@ -289,6 +292,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Logout(c) => c.run(cx)?,
         Command::Push(c) => c.run(cx)?,
         Command::Pull(c) => c.run(cx)?,
+        Command::Swarm(c) => c.run(cx)?,
         Command::Mount(c) => c.run(cx)?,
         Command::Unmount(c) => c.run(cx)?,
         Command::Cache(c) => return c.run(cx),

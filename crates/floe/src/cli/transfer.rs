@@ -35,6 +35,9 @@ pub struct Push {
     /// Let everybody read it (on a hub; a bucket has a policy of its own)
     #[arg(long)]
     public: bool,
+    /// Then give its pieces to the nodes that run it, until floe swarm leave (on a hub)
+    #[arg(long)]
+    seed: bool,
     #[command(flatten)]
     access: Access,
 }
@@ -49,6 +52,7 @@ impl Push {
             name: self.name,
             ca: self.access.ca()?,
             public: self.public,
+            seed: self.seed,
         };
         let done = progress::follow(cx.out, cx.client()?.push(&request)?)?;
         report(

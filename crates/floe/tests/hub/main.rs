@@ -13,5 +13,6 @@ mod quotas;
 mod reads;
 mod strangers;
 mod support;
+mod swarm;
 mod traces;
 mod transfers;

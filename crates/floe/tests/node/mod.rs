@@ -432,12 +432,19 @@ impl Drop for TestNode {
             self.start_again(); // machines of a killed node must not outlive the test
         }
         if let Ok(client) = self.try_client() {
-            for machine in client
-                .machines()
-                .map(|list| list.machines)
-                .unwrap_or_default()
+            let machines = || client.machines().map_or(vec![], |list| list.machines);
+            // what is left would wait for a node for ever, and whoever removes the directory for it
+            let until = Instant::now() + PATIENCE;
+            while let machines = machines()
+                && !machines.is_empty()
+                && Instant::now() < until
             {
-                let _ = client.remove_machine(&machine.name, true);
+                for machine in machines {
+                    if let Err(error) = client.remove_machine(&machine.name, true) {
+                        eprintln!("{} is not removed yet: {error}", machine.name);
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
+                }
             }
             let _ = client.shutdown(&Default::default());
         }
@@ -465,5 +472,21 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     while !check() {
         assert!(Instant::now() < until, "{what} did not come about");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Has the host forget what it has in memory of the files below a directory.
+#[allow(dead_code, reason = "as above")]
+pub fn forget(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() && entry.file_name() != "mnt" {
+            forget(&entry.path());
+        } else if kind.is_file()
+            && let Ok(file) = std::fs::File::open(entry.path())
+        {
+            let _ = rustix::fs::fsync(&file);
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
     }
 }

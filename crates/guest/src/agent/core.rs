@@ -49,6 +49,8 @@ pub enum Action {
     Client(Client, Answer),
     /// Set clock, random numbers and identity, and report the result with [`Event::Placed`] for this session.
     Place(u64, Box<Place>),
+    /// Tell from now on who reads from disks, in this session; with `None` tell nothing any more.
+    Watch(Option<u64>),
 }
 
 struct Pending {
@@ -71,6 +73,8 @@ pub struct Core {
     placing: Option<Identity>,
     pending: BTreeMap<u64, Pending>,
     next: u64,
+    /// The session in which it is told who reads from disks.
+    watched: Option<u64>,
 }
 
 impl Core {
@@ -99,7 +103,10 @@ impl Core {
                     self.heard(now_ms, message, &mut actions);
                 }
             }
-            Event::HostGone => self.close(now_ms),
+            Event::HostGone => {
+                self.close(now_ms);
+                self.watch(None, &mut actions);
+            }
             Event::ClientLine(client, line) => self.asked(now_ms, client, line, &mut actions),
             Event::ClientGone(client) => self.forget(client, &mut actions),
             Event::Placed(session, result) => self.placed(session, result, &mut actions),
@@ -138,6 +145,7 @@ impl Core {
             } => {
                 self.close(now_ms);
                 self.session = Some(session);
+                self.watch(None, actions);
                 self.placing = None;
                 actions.push(Action::Begin { frames });
                 let ready = ToHost::Ready {
@@ -164,7 +172,18 @@ impl Core {
                     actions.push(Action::Client(call.client, answer));
                 }
             }
-            ToGuest::Place { .. } => {}
+            ToGuest::Watch { session } if self.session == Some(session) => {
+                self.watch(Some(session), actions);
+            }
+            ToGuest::Place { .. } | ToGuest::Watch { .. } => {}
+        }
+    }
+
+    /// Tells who reads from disks in this session, or in none.
+    fn watch(&mut self, session: Option<u64>, actions: &mut Vec<Action>) {
+        if self.watched != session {
+            self.watched = session;
+            actions.push(Action::Watch(session));
         }
     }
 
@@ -515,6 +534,18 @@ mod tests {
         world.open(1, None);
         world.ask(5, &clone("t"));
         assert!(world.core.handle(u64::MAX, Event::Tick).is_empty());
+    }
+
+    #[test]
+    fn who_reads_is_told_only_to_a_node_that_asked_for_it_in_this_session() {
+        let mut world = World::new();
+        world.open(1, None);
+        assert!(world.host(&ToGuest::Watch { session: 2 }).is_empty());
+        let watch = [Action::Watch(Some(1))];
+        assert_eq!(world.host(&ToGuest::Watch { session: 1 }), watch);
+        assert!(world.host(&ToGuest::Watch { session: 1 }).is_empty());
+        let gone = world.core.handle(1, Event::HostGone);
+        assert_eq!(gone, [Action::Watch(None)]);
     }
 
     #[test]

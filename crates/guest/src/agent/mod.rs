@@ -7,6 +7,7 @@ mod port;
 mod serve;
 mod spawn;
 mod sys;
+mod watch;
 
 pub use serve::{Options, serve};
 

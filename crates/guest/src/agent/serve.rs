@@ -3,6 +3,7 @@
 use super::core::{Action, Client, Core, Event};
 use super::exec::{Polled, Processes};
 use super::port::{self, Port};
+use super::watch::Watch;
 use super::{SOCKET_PATH, identity, sys};
 use crate::exec::frame::{Frame, Message, Messages};
 use crate::line::{LINE_BYTES_MAX, Lines};
@@ -78,6 +79,7 @@ pub fn serve(options: &Options) -> io::Result<()> {
         programs: BTreeMap::new(),
         next: 0,
         woke: Instant::now(),
+        watch: None,
     };
     loop {
         agent.turn(&listener)?;
@@ -129,6 +131,8 @@ struct Agent {
     next: Client,
     /// When the node was last notified that the agent runs.
     woke: Instant,
+    /// Who reads from disks, while the node wants to know.
+    watch: Option<Watch>,
 }
 
 impl Agent {
@@ -151,6 +155,11 @@ impl Agent {
         if takes_more {
             fds.push((listener.as_fd(), libc::POLLIN));
         }
+        let watch_at = fds.len();
+        let now_ms = sys::now_ms();
+        let watched = self.watch.as_ref().and_then(|watch| watch.fd(now_ms));
+        let is_watched = watched.is_some();
+        fds.extend(watched.map(|fd| (fd, libc::POLLIN)));
         let first_program = fds.len();
         let clients: Vec<Client> = self.programs.keys().copied().collect();
         fds.extend(
@@ -179,8 +188,24 @@ impl Agent {
             self.wake();
         }
         self.tell(Event::Tick)?;
+        self.tell_who_asked(is_watched && is_ready(watch_at));
         self.send_frames();
         Ok(())
+    }
+
+    /// Tells the node who has read from disks. While the port takes nothing, this is left out: it is of no use later.
+    fn tell_who_asked(&mut self, is_ready: bool) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        let session = watch.session();
+        for asked in watch.look(sys::now_ms(), is_ready) {
+            if !self.gone && !self.port.has_unsent() {
+                let line = ToHost::Asked { session, asked }.encode();
+                // as much as the port takes now; what is left goes before what follows
+                let _ = self.port.begin(line);
+            }
+        }
     }
 
     /// Returns how long to wait if nothing happens.
@@ -189,7 +214,10 @@ impl Agent {
         let tick = self.core.is_waited_for().then_some(TICK);
         let processes = self.processes.next_ms();
         let processes = processes.map(|at| Duration::from_millis(at.saturating_sub(sys::now_ms())));
-        [gone, tick, processes].into_iter().flatten().min()
+        let now_ms = sys::now_ms();
+        let watch = self.watch.as_ref().and_then(|watch| watch.next_ms(now_ms));
+        let watch = watch.map(|at| Duration::from_millis(at.saturating_sub(now_ms)));
+        [gone, tick, processes, watch].into_iter().flatten().min()
     }
 
     fn wake(&mut self) {
@@ -347,6 +375,7 @@ impl Agent {
                     }
                     self.tell(Event::Placed(session, placed))?;
                 }
+                Action::Watch(session) => self.watch = session.map(Watch::begin),
             }
         }
         Ok(())

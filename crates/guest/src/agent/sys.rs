@@ -101,6 +101,23 @@ pub(in crate::agent) fn now_ms() -> u64 {
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
+/// Mounts the kernel's file system for tracing in the directory that the kernel has for it.
+pub(in crate::agent) fn mount_tracing(dir: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let (kind, to) = (c"tracefs", CString::new(dir.as_os_str().as_bytes())?);
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    // SAFETY: the names end with a zero byte and live until the call returns, and no data is passed.
+    checked(unsafe {
+        libc::mount(
+            kind.as_ptr(),
+            to.as_ptr(),
+            kind.as_ptr(),
+            flags,
+            std::ptr::null(),
+        )
+    })
+}
+
 /// Sets the host name.
 pub(in crate::agent) fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: pointer and length are those of `name`.

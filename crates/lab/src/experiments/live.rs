@@ -10,7 +10,7 @@ use floe_api::{
     CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, PullRequest, PushRequest,
     RunRequest, Wait,
 };
-use floe_node::WebOptions;
+use floe_node::{SwarmPolicy, WebOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
@@ -43,9 +43,24 @@ pub struct NodeArguments {
     /// MiB of translated code of each machine
     #[arg(long, default_value_t = floe_node::EMULATOR_CACHE_MIB_DEFAULT)]
     emulator_cache: u32,
+    /// By which policy images' pieces are asked of other nodes
+    #[arg(long, default_value = "ours", value_parser = swarm_policy)]
+    swarm_policy: SwarmPolicy,
     /// Address of its page, at which other nodes of the experiment reach it
     #[arg(long)]
     web: Option<SocketAddr>,
+    /// Directory in which the class of each disk request is recorded
+    #[arg(long)]
+    io_trace: Option<PathBuf>,
+}
+
+fn swarm_policy(name: &str) -> Result<SwarmPolicy, String> {
+    match name {
+        "ours" => Ok(SwarmPolicy::Ours),
+        "p2p_p" => Ok(SwarmPolicy::P2pP),
+        "p2p_d" => Ok(SwarmPolicy::P2pD),
+        _ => Err("ours, p2p_p or p2p_d".into()),
+    }
 }
 
 /// `floe-lab serve-hub DIR ADDRESS`: a hub until its input ends.
@@ -71,6 +86,8 @@ impl NodeArguments {
         options.standby.each = if self.standby { STANDBY_EACH } else { 0 };
         options.read_ahead = !self.demand_only;
         options.emulator_cache_mib = self.emulator_cache;
+        options.swarm.policy = self.swarm_policy;
+        options.io_trace = self.io_trace;
         options.web = self.web.map(|listen| WebOptions {
             listen,
             any_port: false,
@@ -252,6 +269,12 @@ impl Node {
         })
     }
 
+    /// Returns the number of its process.
+    pub fn process(&self) -> anyhow::Result<u32> {
+        let server = self.server.as_ref().context("the node has ended")?;
+        Ok(server.child.id())
+    }
+
     /// Runs a machine and passes every event to `each`.
     pub fn run(&self, request: &RunRequest, each: impl FnMut(&Event)) -> anyhow::Result<Outcome> {
         Ok(self.client.run(request)?.finish(each)?)
@@ -344,6 +367,7 @@ impl Node {
             token: Some(hub.token.clone()),
             ca: None,
             public: true,
+            seed: false,
         };
         self.client.push(&push)?.finish(|_| {})?;
         Ok(())

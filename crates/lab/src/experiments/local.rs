@@ -2,7 +2,7 @@
 use crate::workload;
 use anyhow::Context as _;
 use floe_image::{CHUNK_SIZE, Hash, MachineConfig, Manifest};
-use floe_mount::{ImageHandle, ImageSpec, Mount, MountOptions};
+use floe_mount::{ImageHandle, ImageSpec, IoScheduling, Mount, MountOptions};
 use floe_source::{Directory, FetchOptions, Fetcher};
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
 use std::cell::Cell;
@@ -40,14 +40,23 @@ pub struct LocalMount {
 impl LocalMount {
     /// Mounts at `dir/mnt`, with `dir/repo` as the source.
     pub fn new(dir: &Path, cache_bytes: u64) -> anyhow::Result<LocalMount> {
+        LocalMount::scheduled(dir, cache_bytes, IoScheduling::default())
+    }
+
+    /// The same with another order of its disk requests.
+    pub fn scheduled(dir: &Path, cache_bytes: u64, io: IoScheduling) -> anyhow::Result<LocalMount> {
         let repository = Repository::create(&dir.join("repo"))?;
         let cache = Arc::new(Cache::open(&dir.join("cache"), cache_bytes)?);
         let source = Arc::new(Directory::new(repository.clone()));
         let fetcher = Arc::new(Fetcher::new(source, cache.clone(), FetchOptions::default()));
         let mountpoint = dir.join("mnt");
         std::fs::create_dir_all(&mountpoint)?;
-        let mount = Mount::start(&mountpoint, MountOptions::new(dir.join("run")))
-            .context("the mount needs root and /dev/fuse")?;
+        let options = MountOptions {
+            io,
+            ..MountOptions::new(dir.join("run"))
+        };
+        let mount =
+            Mount::start(&mountpoint, options).context("the mount needs root and /dev/fuse")?;
         Ok(LocalMount {
             mount,
             cache,

@@ -24,6 +24,10 @@ pub mod hardware;
 pub mod hub_hostile;
 pub mod import;
 pub mod independent;
+pub mod io;
+pub mod io_cost;
+pub mod io_sim;
+pub mod io_who;
 pub mod live;
 pub mod local;
 pub mod mcast;
@@ -38,7 +42,9 @@ pub mod static_server;
 pub mod stream_plots;
 pub mod stream_real;
 pub mod stream_sim;
+pub mod swarm_cost;
 pub mod swarm_plots;
+pub mod swarm_real;
 pub mod swarm_sim;
 pub mod touch;
 pub mod train;
@@ -195,9 +201,34 @@ pub const ALL: &[Experiment] = &[
         run: two_streams::run,
     },
     Experiment {
+        name: "io",
+        about: "a user's launches, pages and films beside noisy machines on a modelled disk, against the host's schedulers",
+        run: io::run,
+    },
+    Experiment {
+        name: "io-sim",
+        about: "the same launches in virtual time: does the simulator tell the truth, and what would mClock do?",
+        run: io_sim::run,
+    },
+    Experiment {
+        name: "io-who",
+        about: "of which requests is it known rightly that a person waits for them, by the guest's agent and by files?",
+        run: io_who::run,
+    },
+    Experiment {
         name: "swarm-sim",
         about: "one image started on 2 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours",
         run: swarm_sim::run,
+    },
+    Experiment {
+        name: "swarm-real",
+        about: "one image started by 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent",
+        run: swarm_real::run,
+    },
+    Experiment {
+        name: "swarm-cost",
+        about: "processor time and memory of a node in a swarm, against a node that gets the same from the hub",
+        run: swarm_cost::run,
     },
     Experiment {
         name: "hub-hostile",
@@ -213,5 +244,10 @@ pub const ALL: &[Experiment] = &[
         name: "train",
         about: "time and memory to learn from 16 runs of 100,000 accesses",
         run: train::run,
+    },
+    Experiment {
+        name: "io-cost",
+        about: "what scheduling disk requests costs: random reads with and without it, and processor time",
+        run: io_cost::run,
     },
 ];

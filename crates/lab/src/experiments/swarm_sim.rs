@@ -30,7 +30,7 @@ pub struct Swarms {
     pub cases: Vec<Case>,
     /// The sizes, ascending.
     pub hosts: Vec<usize>,
-    /// What became of them at 100 Mbit/s.
+    /// What became of them.
     pub outcomes: BTreeMap<Key, Outcome>,
 }
 
@@ -54,11 +54,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     let before_s = processor_s();
     let hosts = context.pick(HOSTS.to_vec(), HOSTS_QUICK.to_vec());
-    let all = same_second(cases, hosts, MBIT_100);
+    let all = same_second(cases, hosts.clone(), MBIT_100);
+    let few = hosts.into_iter().filter(|count| *count <= PAPER).collect();
+    let fast = same_second(all.cases.clone(), few, GBIT_1);
     compare(&all, context, &mut report);
+    tell_all(&fast, "g1.", &mut report);
     others(&all, context, &mut report);
     report.add_value("cpu_s", "s", processor_s() - before_s);
-    report.plots = swarm_plots::draw(&all);
+    report.plots = swarm_plots::draw(&all, &fast);
     for case in &all.cases {
         let runs = case.runs.len() as f64;
         let mean = |of: fn(&crate::swarm_sim::Recorded) -> f64| {
@@ -107,19 +110,25 @@ fn same_second(cases: Vec<Case>, hosts: Vec<usize>, link: Link) -> Swarms {
     }
 }
 
+/// Adds the figures of all sizes and policies; their names begin with `link`.
+fn tell_all(all: &Swarms, link: &str, report: &mut Report) {
+    for count in all.hosts.iter().copied() {
+        for (policy, (name, _)) in policies().iter().enumerate() {
+            let cases = 0..all.cases.len();
+            let of = |case: usize| all.outcomes[&(case, count, policy)].mean();
+            let samples: Samples = cases.map(of).collect();
+            report.add_mean(&format!("{link}n{count}.{name}"), "x", &samples);
+        }
+    }
+}
+
 /// Adds the figures of all sizes, and those that have a limit.
 fn compare(all: &Swarms, context: &Context, report: &mut Report) {
     let names = policies().map(|(name, _)| name);
     let number = |name: &str| names.iter().position(|other| *other == name).unwrap_or(0);
     let mut worst: f64 = 0.0;
+    tell_all(all, "", report);
     for count in all.hosts.iter().copied() {
-        for (policy, name) in names.iter().enumerate() {
-            let cases = 0..all.cases.len();
-            let samples: Samples = cases
-                .map(|case| all.outcomes[&(case, count, policy)].mean())
-                .collect();
-            report.add_mean(&format!("n{count}.{name}"), "x", &samples);
-        }
         let theirs = all.mean(count, number("p2p_p"));
         worst = worst.max(all.mean(count, 0) / theirs);
     }
@@ -206,6 +215,7 @@ fn mixed(cases: &[Case], count: usize, config: floe_swarm::policy::Config) -> Ou
             profile: &case.profile,
             start_us: n as u64 * 7919 % SAME_SECOND_US,
             slowness: 0.9 + 0.2 * ((n * 37 % 101) as f64 / 101.0),
+            link_slowness: 1,
         }
     };
     simulate(&Setup {

@@ -1,4 +1,4 @@
-//! CPU time of processes.
+//! CPU time and memory of processes.
 
 use anyhow::Context as _;
 
@@ -27,4 +27,13 @@ pub fn cpu_times(pid: u32) -> anyhow::Result<CpuTimes> {
         own_ms: (ticks(14)? + ticks(15)?) * TICK_MS,
         children_ms: (ticks(16)? + ticks(17)?) * TICK_MS,
     })
+}
+
+/// Returns the bytes of a process's memory that are no file's; an error if there is no such process.
+pub fn own_memory(pid: u32) -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let word = line.and_then(|line| line.split_whitespace().next());
+    let kib: u64 = word.context("no RssAnon in /proc/PID/status")?.parse()?;
+    Ok(kib * 1024)
 }

@@ -25,4 +25,5 @@ pub use parse::{parse_bytes, parse_duration_ns, parse_rate, parse_share};
 pub use segment::{SEGMENT_HOSTS_MAX, Segment};
 pub use shape::{MTU, Rate, Shape};
 pub use state::{Link, Verdict};
+pub use sys::exact_timers;
 pub use trace::{Trace, TraceError};

@@ -9,11 +9,14 @@ pub const SEGMENT_HOSTS_MAX: usize = 250;
 /// The name of the device at each host's end of its cable.
 const DEVICE: &str = "floe1";
 
+/// What waits for a limited link before packets are dropped, in milliseconds of its rate.
+const QUEUE_MS: u32 = 50;
+
 /// A switch and its hosts. They have no names, and disappear with the process.
 pub struct Segment {
     hosts: Vec<Namespace>,
     /// The namespace of the bridge.
-    _switch: Namespace,
+    switch: Namespace,
 }
 
 impl Segment {
@@ -40,10 +43,7 @@ impl Segment {
             host.ip(&format!("link set {DEVICE} up"))?;
             all.push(host);
         }
-        Ok(Segment {
-            hosts: all,
-            _switch: switch,
-        })
+        Ok(Segment { hosts: all, switch })
     }
 
     /// Returns a host.
@@ -65,6 +65,26 @@ impl Segment {
             "iproute2",
             &format!("qdisc add dev {DEVICE} root tbf rate 1gbit burst 256k latency 20ms"),
         )
+    }
+
+    /// Limits what a host sends and what it receives to this rate, each way counted packet by packet, as on a link of its own to the
+    /// switch.
+    pub fn limit(&self, number: usize, bits_per_s: u64) -> io::Result<()> {
+        let ends = [
+            (self.host(number), DEVICE.to_owned()),
+            (&self.switch, format!("port{number}")),
+        ];
+        for (namespace, device) in ends {
+            namespace.ip(&format!("link set {device} gso_max_segs 1"))?;
+            namespace.tool(
+                "tc",
+                "iproute2",
+                &format!(
+                    "qdisc replace dev {device} root tbf rate {bits_per_s}bit burst 16k latency {QUEUE_MS}ms"
+                ),
+            )?;
+        }
+        Ok(())
     }
 
     /// Drops this percentage of the packets that arrive at a host.

@@ -40,6 +40,8 @@ pub struct Host<'a> {
     pub start_us: u64,
     /// How much slower than recorded this host computes: 1.1 is ten percent.
     pub slowness: f64,
+    /// How many times as long its link takes for the same bytes as [`Setup::link`], in both directions; 1 for all but odd ones.
+    pub link_slowness: u64,
 }
 
 /// A swarm.
@@ -74,6 +76,8 @@ pub struct Outcome {
     pub events: u64,
     /// Of each second: pieces that hosts received.
     pub received: Vec<u32>,
+    /// Of the first host: when its machine had each of its accesses, in microseconds since its start.
+    pub played_us: Vec<u64>,
 }
 
 impl Outcome {
@@ -274,8 +278,14 @@ impl<'a> Swarm<'a> {
 
     fn put_on_link(&mut self, node: u32) {
         if self.nodes[node as usize].uplink.pass_next() {
-            self.at(self.now_ns + self.block_ns, What::BlockSent(node));
+            self.at(self.now_ns + self.block_ns(node), What::BlockSent(node));
         }
+    }
+
+    /// Returns how long a block takes to pass a node's link.
+    fn block_ns(&self, node: u32) -> u64 {
+        let host = self.setup.hosts.get(node as usize);
+        self.block_ns * host.map_or(1, |host| host.link_slowness)
     }
 
     fn happens(&mut self, what: What) {
@@ -373,6 +383,7 @@ impl<'a> Swarm<'a> {
         };
         if node.policy.has(piece) {
             node.next += 1;
+            self.played(host);
             return self.goes_on(host);
         }
         node.own_ns = (own_us as f64 * 1000.0 * it.slowness) as u64;
@@ -386,10 +397,11 @@ impl<'a> Swarm<'a> {
             return;
         };
         let half_ns = self.setup.link.rtt_us * 500;
+        let (up_ns, down_ns) = (self.block_ns(node), self.block_ns(flow.to));
         let to = &mut self.nodes[flow.to as usize];
-        // the first bit arrives half a round trip after it left, unless others stand before it
-        let first_ns = (self.now_ns - self.block_ns + half_ns).max(to.down_free_ns);
-        to.down_free_ns = first_ns + self.block_ns;
+        // the first bit arrives half a round trip after it left, unless others stand before it; the last one no sooner than it left
+        let first_ns = (self.now_ns - up_ns + half_ns).max(to.down_free_ns);
+        to.down_free_ns = (first_ns + down_ns).max(self.now_ns + half_ns);
         let last_ns = to.down_free_ns;
         self.outcome.received_bytes += BLOCK_BYTES;
         if node == self.seed {
@@ -422,7 +434,15 @@ impl<'a> Swarm<'a> {
             node.waits_for = None;
             node.since_ns = self.now_ns;
             node.next += 1;
+            self.played(host);
             self.goes_on(host);
+        }
+    }
+
+    fn played(&mut self, host: u32) {
+        if host == 0 {
+            let since_us = self.now_ns / 1000 - self.setup.hosts[0].start_us;
+            self.outcome.played_us.push(since_us);
         }
     }
 }
@@ -441,6 +461,7 @@ pub fn hosts<'a>(
         profile,
         start_us: random.random_range(0..=spread_us),
         slowness: random.random_range(0.9..1.1),
+        link_slowness: 1,
     };
     (0..count).map(host).collect()
 }

@@ -1,6 +1,6 @@
 //! Swarms of the recorded workloads: which of their runs are replayed, and what is learnt from the others.
 use super::pieces::{Pieces, Recorded, profile};
-use super::swarm::{Link, Outcome, Setup, hosts, simulate};
+use super::swarm::{Host, Link, Outcome, Setup, hosts, simulate};
 use crate::traces::Workload;
 use floe_swarm::policy::{Config, PieceId};
 
@@ -69,14 +69,22 @@ impl Case {
 
     /// Simulates so many hosts that start within `spread_us`.
     pub fn run(&self, count: usize, config: Config, link: Link, spread_us: u64) -> Outcome {
-        let runs: Vec<&Recorded> = self.runs.iter().collect();
-        let chance = count as u64;
         simulate(&Setup {
             config,
-            hosts: hosts(count, &runs, &self.profile, spread_us, chance),
+            hosts: self.hosts(count, spread_us),
             pieces: self.pieces,
             link,
-            chance,
+            chance: count as u64,
         })
+    }
+
+    /// Returns the first of so many hosts; there is at least one.
+    pub fn first_host(&self, count: usize, spread_us: u64) -> Host<'_> {
+        self.hosts(count.max(1), spread_us)[0]
+    }
+
+    fn hosts(&self, count: usize, spread_us: u64) -> Vec<Host<'_>> {
+        let runs: Vec<&Recorded> = self.runs.iter().collect();
+        hosts(count, &runs, &self.profile, spread_us, count as u64)
     }
 }

@@ -86,6 +86,7 @@ fn push(hosts: &Hosts, image: &str) {
         token: Some(hosts.token.clone()),
         ca: None,
         public: true,
+        seed: false,
     };
     hosts
         .client()

@@ -2,7 +2,7 @@
 
 use super::CHUNK;
 use super::map::{Map, SECTOR, boot_id};
-use super::storage::Storage;
+use super::storage::{self, Storage};
 use super::unsynced::{Failure, Unsynced};
 use crate::MountError;
 use parking_lot::RwLock;
@@ -176,6 +176,13 @@ impl Layer {
         let chunks = offset / CHUNK..end.div_ceil(CHUNK);
         self.map
             .mark(chunks.map(|chunk| (chunk, sectors(chunk, offset, end))));
+    }
+
+    /// Writes ranges of the data (offset and length) that are only in the page cache to the disk, and waits for that. Makes nothing
+    /// durable. An error that this meets is the next [`Layer::flush`]'s all the same, because that has another descriptor.
+    pub(crate) fn write_out(&self, ranges: Vec<(u64, u64)>) -> io::Result<()> {
+        let data = File::open(data_path(&self.dir, self.number))?;
+        storage::write_out(&data, ranges)
     }
 
     /// Makes everything written so far durable; returns whether there was anything to do. After a failure it fails until

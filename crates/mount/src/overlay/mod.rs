@@ -35,9 +35,11 @@ pub use frozen::FrozenDisk;
 
 use crate::MountError;
 use crate::image::{Image, Reading};
+use crate::writeback::Behind;
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_store::{Durability, private};
-use layer::{Layer, map_path, remove_files, sectors};
+pub(crate) use layer::Layer;
+use layer::{map_path, remove_files, sectors};
 pub(crate) use map::remove_earlier_boots;
 use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
 use parking_lot::{Mutex, RwLock};
@@ -289,6 +291,8 @@ pub(crate) struct Disk {
     partial: Mutex<()>,
     /// Held while the disk is frozen or frozen layers are dropped.
     changing: Mutex<()>,
+    /// Writes out what is only in the page cache.
+    pub behind: Behind,
 }
 
 impl Disk {
@@ -362,6 +366,7 @@ impl Disk {
             chain: RwLock::new(Chain { layers, base }),
             partial: Mutex::new(()),
             changing: Mutex::new(()),
+            behind: Behind::default(),
         })
     }
 
@@ -500,11 +505,20 @@ impl Disk {
     /// Makes all completed writes durable; returns whether there were any.
     pub(crate) fn flush(&self) -> io::Result<bool> {
         // The lowest layer first: no layer becomes durable before those that it lies on.
+        let position = self.behind.position();
         let mut any = false;
         for layer in &self.chain().layers {
             any |= layer.flush()?;
         }
+        self.behind.synced(position);
         Ok(any)
+    }
+
+    /// Returns the layer that is written.
+    pub(crate) fn top(&self) -> Arc<Layer> {
+        let chain = self.chain.read();
+        let top = chain.layers.last();
+        top.expect("a disk has at least one layer").clone()
     }
 
     /// Returns why flushes fail, if they do: the failure of the lowest layer that has one.

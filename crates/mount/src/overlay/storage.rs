@@ -3,6 +3,7 @@
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// How many zeros are written at a time where holes can't be made.
@@ -52,6 +53,38 @@ impl Storage for File {
 
     fn stored_bytes(&self) -> u64 {
         self.metadata().map_or(0, |m| m.blocks() * 512)
+    }
+}
+
+/// Writes ranges of a file (offset and length) that are only in the page cache to the disk, and waits until they are there. The disk may
+/// still keep them in a cache of its own, and whatever is needed to find them again may be missing: only a sync makes them durable.
+/// An error is reported to this descriptor of the file and to no other one of those that it is to be reported to.
+pub(crate) fn write_out(file: &File, mut ranges: Vec<(u64, u64)>) -> io::Result<()> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let touches = next.0 <= last.0 + last.1;
+        if touches {
+            last.1 = last.1.max(next.0 + next.1 - last.0);
+        }
+        touches
+    });
+    // All are begun before the first one is waited for, so that the disk can put them in its order.
+    let wait = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    for flags in [libc::SYNC_FILE_RANGE_WRITE, wait] {
+        for (offset, len) in &ranges {
+            sync_range(file, *offset, *len, flags)?;
+        }
+    }
+    Ok(())
+}
+
+fn sync_range(file: &File, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
+    let (offset, len) = (offset as i64, len as i64);
+    // SAFETY: the descriptor is open as long as `file` is borrowed, and the call reads and writes no memory of this process.
+    let done = unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

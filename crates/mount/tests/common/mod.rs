@@ -1,6 +1,8 @@
 //! A small image in a real repository, behind a source that can be switched off, on a real mount.
 #![allow(dead_code)]
 
+pub mod frail;
+
 use floe_image::{Hash, Kind, Layout, MachineConfig, Manifest};
 use floe_mount::{
     DiskSpec, ImageHandle, ImageSpec, MachineHandle, MachineSpec, Mount, MountOptions,

@@ -10,6 +10,7 @@
 use crate::{
     agents::Agents,
     error::{NodeError, busy, refused, usage},
+    inventory::Entry,
 };
 use floe_api::{ExecRequest, Program};
 use floe_guest::exec::{
@@ -44,6 +45,8 @@ const BATCH_BYTES: usize = 32 << 10;
 const READ_BYTES: usize = 64 << 10;
 /// How long a user who sends more signals than the port takes has to wait.
 const CROWDED: Duration = Duration::from_millis(5);
+/// Longest message of an ssh connection that may be a key: what ssh sends for one has 36 to 100 bytes.
+const SSH_KEY_BYTES_MAX: usize = 128;
 /// The number of the one stream of a user's connection.
 const ONLY: u32 = 1;
 
@@ -222,6 +225,7 @@ impl Streams {
             frames: ear,
             room,
             answered,
+            typed: None,
         })
     }
 
@@ -267,6 +271,34 @@ pub(crate) struct Process {
     frames: mpsc::UnboundedReceiver<Frame>,
     room: Arc<Notify>,
     answered: Arc<AtomicBool>,
+    /// The machine, if a person types what is sent to the process.
+    typed: Option<Typed>,
+}
+
+/// What is taken for typed by a person.
+struct Typed {
+    entry: Arc<Entry>,
+    /// Messages up to so many bytes; longer ones are files.
+    bytes_max: usize,
+}
+
+impl Typed {
+    /// Returns what of a request's input is: all on a terminal, and single keys within an encrypted connection.
+    fn of(entry: &Arc<Entry>, program: &Program, on_terminal: bool) -> Option<Typed> {
+        let bytes_max = match program {
+            _ if on_terminal => usize::MAX,
+            Program::Dial { .. } => SSH_KEY_BYTES_MAX,
+            _ => return None,
+        };
+        let entry = entry.clone();
+        Some(Typed { entry, bytes_max })
+    }
+
+    fn note(&self, bytes: usize) {
+        if bytes <= self.bytes_max {
+            self.entry.has_input();
+        }
+    }
 }
 
 impl Drop for Process {
@@ -352,7 +384,11 @@ impl Process {
             streams: &streams,
             conversation: self.conversation,
             stream: self.stream,
+            typed: self.typed.as_ref(),
         };
+        if let Some(typed) = line.typed.filter(|typed| typed.bytes_max == usize::MAX) {
+            typed.note(0); // somebody has just started it, and waits for what it shows
+        }
         let down = line.down(&mut self.frames, to_user);
         let up = line.up(&self.room, from_user);
         tokio::select! { () = down => (), () = up => () }
@@ -363,6 +399,7 @@ struct Line<'a> {
     streams: &'a Streams,
     conversation: u64,
     stream: u32,
+    typed: Option<&'a Typed>,
 }
 
 impl Line<'_> {
@@ -420,7 +457,12 @@ impl Line<'_> {
                         channel: Channel::Input,
                         bytes,
                         ..
-                    })) => self.send(room, &bytes).await,
+                    })) => {
+                        if let Some(typed) = self.typed {
+                            typed.note(bytes.len());
+                        }
+                        self.send(room, &bytes).await;
+                    }
                     Message::Frame(Ok(Frame::End { .. })) => {
                         let end = |mux: &mut Mux| mux.finish(stream, channel);
                         self.streams.with(self.conversation, end);
@@ -525,6 +567,7 @@ impl Agents {
                 "name one: floe exec NAME -- ls",
             ));
         }
+        let (program, on_terminal) = (&request.program, request.terminal.is_some());
         let request = request_of(request);
         let texts = [&request.arguments, &request.environment]
             .into_iter()
@@ -539,7 +582,9 @@ impl Agents {
             ));
         }
         let entry = self.inventory.get(name)?;
-        self.begin(name, &entry.vm()?, &request)
+        let mut process = self.begin(name, &entry.vm()?, &request)?;
+        process.typed = Typed::of(&entry, program, on_terminal);
+        Ok(process)
     }
 
     /// Starts a process in a QEMU's guest; the agent has answered about it when this returns.

@@ -266,6 +266,7 @@ impl Forks {
                 resizing: None,
                 independence: None,
                 ensemble: planned.map(|planned| planned.ensemble.clone()),
+                swarm: None,
             };
             (self.core.home.machine(place), record)
         };

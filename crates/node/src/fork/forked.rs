@@ -113,6 +113,10 @@ impl Source for Patient {
         })
     }
 
+    fn merges(&self, image: &Hash) -> bool {
+        self.0.merges(image)
+    }
+
     fn link(&self) -> LinkEstimate {
         self.0.link()
     }

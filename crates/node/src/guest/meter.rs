@@ -10,15 +10,24 @@ const GARBAGE_COST: u64 = 4;
 /// One bucket; its level is in thousandths of a line.
 #[derive(Debug)]
 pub(super) struct Meter {
+    burst: u64,
+    per_second: u64,
     left: u64,
     then_ms: u64,
 }
 
 impl Meter {
-    /// Returns a full bucket.
+    /// Returns a full bucket for lines.
     pub fn new() -> Meter {
+        Meter::of(BURST, PER_SECOND)
+    }
+
+    /// Returns a full bucket with other bounds: so much at once, and so much a second in the long run.
+    pub fn of(burst: u64, per_second: u64) -> Meter {
         Meter {
-            left: BURST * 1000,
+            burst,
+            per_second,
+            left: burst * 1000,
             then_ms: 0,
         }
     }
@@ -27,8 +36,8 @@ impl Meter {
     pub fn take(&mut self, now_ms: u64, understood: bool) -> bool {
         let passed = now_ms.saturating_sub(self.then_ms);
         self.then_ms = self.then_ms.max(now_ms);
-        let come = passed.saturating_mul(PER_SECOND);
-        self.left = self.left.saturating_add(come).min(BURST * 1000);
+        let come = passed.saturating_mul(self.per_second);
+        self.left = self.left.saturating_add(come).min(self.burst * 1000);
         let cost = 1000 * if understood { 1 } else { GARBAGE_COST };
         match self.left.checked_sub(cost) {
             Some(left) => self.left = left,

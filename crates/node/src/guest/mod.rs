@@ -11,6 +11,7 @@
 //! plugged in once its guest reports that clock, random numbers, names and addresses are its own. A clone whose agent stays
 //! silent never gets a network: two machines with one identity on a network are worse than one machine that is missing.
 
+mod asked;
 mod calls;
 mod ledger;
 mod meter;

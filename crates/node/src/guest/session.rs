@@ -3,9 +3,9 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{calls, meter::Meter};
+use super::{asked::Ear, calls, meter::Meter};
 use crate::{agents::Streams, guest::Guests, inventory::Entry};
-use floe_api::Happened;
+use floe_api::{Happened, IoOrder};
 use floe_guest::{
     exec::frame::{Message, Messages},
     line::LineError,
@@ -32,8 +32,11 @@ const WRITE_WAIT: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long a guest that sends nonsense is disconnected.
 const HUNG_UP: Duration = Duration::from_secs(2);
-/// How long until a clone that has not taken its identity is sent it again: a message may be lost.
+/// How long until a clone's agent that has not answered a greeting is greeted again: a message may be lost.
 const AGAIN_HELLO: Duration = Duration::from_secs(10);
+/// How long an agent that has answered has to give its clone an identity until it is greeted again: on a busy host that takes it a while,
+/// and a greeting ends the commands that users have started meanwhile.
+const AGAIN_PLACE: Duration = Duration::from_secs(120);
 /// How many bytes of the port are read at a time.
 const READ_BYTES: usize = 64 << 10;
 /// How many calls of one machine may be under way at a time.
@@ -43,16 +46,31 @@ const CALLS_MAX: usize = 16;
 pub(super) struct Link {
     stream: Mutex<UnixStream>,
     session: Mutex<u64>,
-    /// When the last hello was sent.
-    said: Mutex<Instant>,
+    /// When a clone that has no identity by then is greeted again.
+    greet_again: Mutex<Instant>,
     under_way: AtomicUsize,
     /// Calls that programs have cancelled.
     cancelled: Mutex<BTreeSet<u64>>,
+    /// The session whose agent is to tell who reads as soon as its machine gets an input.
+    to_watch: Mutex<Option<u64>>,
     /// What users have started in the guest.
     streams: Arc<Streams>,
 }
 
 impl Link {
+    /// Has the agent tell who reads, once somebody has sent the machine an input: that costs a guest megabytes of memory, and before
+    /// the first input nobody waits for what it reads.
+    fn watch(&self, entry: &Entry) -> std::io::Result<()> {
+        let mut to_watch = self.to_watch.lock();
+        match *to_watch {
+            Some(session) if entry.had_input() => {
+                *to_watch = None;
+                self.send(&ToGuest::Watch { session })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn send(&self, message: &ToGuest) -> std::io::Result<()> {
         let mut stream = self.stream.lock();
         let sent = stream.write_all(&message.encode());
@@ -87,7 +105,7 @@ impl Link {
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
         *self.session.lock() = session;
-        *self.said.lock() = Instant::now();
+        *self.greet_again.lock() = Instant::now() + AGAIN_HELLO;
         self.cancelled.lock().clear();
         self.send(&ToGuest::Hello {
             session,
@@ -169,9 +187,10 @@ fn converse(
     let link = Arc::new(Link {
         stream: Mutex::new(stream.try_clone()?),
         session: Mutex::new(0),
-        said: Mutex::new(Instant::now()),
+        greet_again: Mutex::new(Instant::now() + AGAIN_HELLO),
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
+        to_watch: Mutex::default(),
         streams: match guests.upgrade() {
             Some(guests) => guests.agents.streams_of(vm),
             None => return Ok(Ended::NodeGone),
@@ -197,6 +216,7 @@ fn listen(
     link.hello()?;
     let began = Instant::now();
     let mut meter = Meter::new();
+    let ear = Ear::new();
     let mut messages = Messages::default();
     let mut buffer = [0; READ_BYTES];
     let mut was_open = vm.floe_port_is_open();
@@ -212,6 +232,7 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
+        link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
             guests.was_reset(entry, vm);
@@ -222,7 +243,7 @@ fn listen(
             link.streams.lose("its agent has ended");
         }
         let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
-        if link.said.lock().elapsed() > AGAIN_HELLO && waits {
+        if *link.greet_again.lock() <= Instant::now() && waits {
             link.hello()?;
         }
         let now_ms = began.elapsed().as_millis() as u64;
@@ -239,6 +260,14 @@ fn listen(
                 },
                 Message::Frame(Err(_)) => Err(LineError::Malformed("a frame was cut, or is none")),
             };
+            if let Ok(ToHost::Asked { session, asked }) = &understood
+                && ear.takes(now_ms)
+            {
+                if *session == *link.session.lock() {
+                    ear.told(entry, asked);
+                }
+                continue;
+            }
             if !meter.take(now_ms, understood.is_ok()) {
                 return Ok(Ended::Flooded);
             }
@@ -283,8 +312,10 @@ fn heard(
                     .tell(Happened::MachineAnswers, entry.name.as_str(), told);
             }
             guests.count_cpus(entry, vm);
+            *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;
+            *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
         ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),
         ToHost::NotPlaced { session, why } if session == current => {

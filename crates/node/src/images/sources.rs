@@ -90,13 +90,21 @@ pub(crate) trait Provide: Send + Sync {
 
     /// Returns a source for what another node provides, from its opened address.
     fn elsewhere(&self, source: Arc<dyn Source>, origin: &Origin) -> Arc<dyn Source>;
+
+    /// Returns a source for a place of the standard kinds that also reads in this way what can be had so; the place itself if this way
+    /// adds nothing to it.
+    fn beside(&self, source: Arc<dyn Source>, place: &floe_source::Origin) -> Arc<dyn Source> {
+        let _ = place;
+        source
+    }
 }
 
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
 pub struct Sources {
     repo: Repository,
     cache: Arc<Cache>,
-    io_timeout: Option<Duration>,
+    /// How each fetcher is made.
+    fetch: FetchOptions,
     registry: Registry,
     own_hub: Option<OwnHub>,
     /// By the kind of their schemes, if they have one.
@@ -106,12 +114,12 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// `io_timeout`: how long a guest's request waits for a source that doesn't answer; `None` is for ever. `own_hub`: the
+    /// `fetch`: in which order guests' requests for chunks go, and how long they wait for a source that doesn't answer. `own_hub`: the
     /// hub in this process, which knows the node's user. `providers`: ways in which images come here beside the standard ones.
     pub(crate) fn new(
         repo: Repository,
         cache: Arc<Cache>,
-        io_timeout: Option<Duration>,
+        fetch: FetchOptions,
         index_dir: PathBuf,
         own_hub: Option<OwnHub>,
         providers: Vec<Box<dyn Provide>>,
@@ -132,7 +140,7 @@ impl Sources {
         Sources {
             repo,
             cache,
-            io_timeout,
+            fetch,
             registry,
             own_hub,
             providers,
@@ -266,6 +274,12 @@ impl Sources {
         Ok(place.with_ca(of.ca_for(address).map(PathBuf::from)))
     }
 
+    /// Whether a hub may be at an address: it is neither a directory nor a bucket, nor what another way brings.
+    pub(crate) fn may_be_hub(&self, address: &str) -> bool {
+        let place = self.registry.origin(address);
+        place.is_ok_and(|place| matches!(place.kind(), "hub" | "web"))
+    }
+
     /// The bucket at an address, to write to.
     pub(crate) fn bucket(&self, address: &str, ca: Option<&str>) -> Result<Bucket, SourceError> {
         let access = Origin {
@@ -314,7 +328,11 @@ impl Sources {
             let mut providers = self.providers.iter();
             match providers.find(|(kind, _)| *kind == Some(place.kind())) {
                 Some((_, provider)) => opened.push(provider.elsewhere(Arc::new(source), origin)),
-                None => whole.push(Arc::new(source)),
+                None => {
+                    let plain = Arc::new(source) as Arc<dyn Source>;
+                    let all = self.providers.iter();
+                    whole.push(all.fold(plain, |source, (_, one)| one.beside(source, place)));
+                }
             }
         }
         // each of the others has the whole image: together they have more bandwidth than one
@@ -326,10 +344,7 @@ impl Sources {
             1 => opened.remove(0),
             _ => Arc::new(Failover::new(opened)),
         };
-        let options = FetchOptions {
-            demand_deadline: self.io_timeout,
-            ..Default::default()
-        };
+        let options = self.fetch.clone();
         let fetcher = Arc::new(Fetcher::new(source, self.cache.clone(), options));
         fetchers.retain(|_, fetcher| fetcher.strong_count() > 0);
         fetchers.insert(places, Arc::downgrade(&fetcher));
@@ -514,7 +529,7 @@ mod tests {
         Sources::new(
             Repository::create(&dir.join("repo")).unwrap(),
             Arc::new(Cache::open(&dir.join("cache"), 1 << 20).unwrap()),
-            None,
+            FetchOptions::default(),
             dir.join("index"),
             own_hub,
             Vec::new(),

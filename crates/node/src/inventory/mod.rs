@@ -554,6 +554,7 @@ mod tests {
             resizing: None,
             independence: None,
             ensemble: None,
+            swarm: None,
         }
     }
 
@@ -587,6 +588,22 @@ mod tests {
         assert!(machines.get("web").unwrap().begin(Task::Stop).is_err());
         drop(second);
         assert!(machines.get("web").unwrap().begin(Task::Stop).is_ok());
+    }
+
+    #[test]
+    fn a_user_waits_for_what_no_user_has_asked_for() {
+        let machines = inventory();
+        drop(reserve(&machines, Some("web")).unwrap());
+        let web = machines.get("web").unwrap();
+        let parks = web.begin(Task::ParkIdle).unwrap();
+        let removes = std::thread::scope(|scope| {
+            let user = scope.spawn(|| web.begin(Task::Remove));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!user.is_finished(), "it waits");
+            drop(parks);
+            user.join().unwrap().is_ok()
+        });
+        assert!(removes);
     }
 
     #[test]

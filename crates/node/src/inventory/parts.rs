@@ -48,6 +48,12 @@ impl Entry {
         }
     }
 
+    /// Returns whether a user has sent it a key, a button or a touch since its disks came to this node.
+    pub fn had_input(&self) -> bool {
+        let state = self.state.read();
+        state.disks.as_ref().is_some_and(MachineHandle::had_input)
+    }
+
     /// Forgets its QEMU, its images, its disks and the ports that were held for it. Returns whether it had disks on the mount.
     pub fn is_detached(&self) -> bool {
         let mut state = self.state.write();

@@ -8,7 +8,7 @@ use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
-    RestartPolicy, Size,
+    RestartPolicy, Size, SwarmUse,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_image::{Hash, MachineConfig};
@@ -116,6 +116,9 @@ pub struct Record {
     /// Of which ensemble it is, if it was activated as a part of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
+    /// Whether it takes part in its image's swarm; `None` means as the node says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swarm: Option<SwarmUse>,
 }
 
 /// What a machine had before its size is changed: its limits follow from that and from the size that it reaches.
@@ -398,6 +401,7 @@ pub(crate) mod tests {
             resizing: None,
             independence: None,
             ensemble: None,
+            swarm: None,
         }
     }
 

@@ -74,7 +74,8 @@ impl Machines {
         self.let_go(entry, from, loaded, model, report)
     }
 
-    /// Has a QEMU load a machine's state: one that waits for this image if possible, otherwise a new one.
+    /// Has a QEMU load a machine's state: one that waits for this image if possible, otherwise a new one. A machine that was parked has
+    /// disks of its own, which no waiting QEMU knows: it always gets a new one.
     pub(crate) fn load_state(
         self: &Arc<Self>,
         entry: &Operation,
@@ -85,8 +86,10 @@ impl Machines {
         // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, and has no
         // limits
         let record = entry.record();
+        let was_parked = record.own_layers > 0;
         let waiting = match record.network {
-            None if record.host_access.is_none()
+            None if !was_parked
+                && record.host_access.is_none()
                 && !record.limits.bind_process()
                 && record.fresh.is_none() =>
             {
@@ -111,7 +114,7 @@ impl Machines {
         }
         let forwards = record.forwards.iter().map(machine_forward);
         let forwards = forwards.collect::<Result<Vec<_>, _>>();
-        if let Some(standby) = self.load_on_blank(entry, found, model) {
+        if !was_parked && let Some(standby) = self.load_on_blank(entry, found, model) {
             report.stage("standby")?;
             return Ok(Loaded {
                 standby,
@@ -131,9 +134,9 @@ impl Machines {
         report.stage("state fetch")?;
         let mut record = entry.record();
         // the ports of a machine that was parked are the node's until it is loaded
-        let held = match record.own_layers {
-            0 => Vec::new(),
-            _ => std::mem::take(&mut record.forwards),
+        let held = match was_parked {
+            false => Vec::new(),
+            true => std::mem::take(&mut record.forwards),
         };
         let spec = self.spec(&record, &disks, None)?;
         let on_user_network = held.iter().filter(|_| record.network.is_none());

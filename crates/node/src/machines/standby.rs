@@ -331,6 +331,7 @@ impl Machines {
             resizing: None,
             independence: None,
             ensemble: None,
+            swarm: None,
         };
         let attached = self.attach_record(
             &record,

@@ -26,11 +26,21 @@ const QUIT_WAIT: Duration = Duration::from_secs(10);
 const OWN_LAYERS_MAX: u32 = 4;
 
 impl Parks {
-    /// Stores a machine's memory and ends its QEMU. One that is parked already stays so.
+    /// Stores a machine's memory and ends its QEMU, for its user. One that is parked already stays so.
     pub fn park(self: &Arc<Self>, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
+        self.park_as(Task::Park, name, report)
+    }
+
+    /// Does so as [`Task::Park`], or as [`Task::ParkIdle`] if no user has asked for it.
+    pub(super) fn park_as(
+        self: &Arc<Self>,
+        task: Task,
+        name: &str,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         let entry = self.inventory.get(name)?;
         entry.wait_for_identity()?;
-        let operation = entry.begin(Task::Park)?;
+        let operation = entry.begin(task)?;
         let mut done = (None, None);
         if !operation.is_parked() {
             self.check(&operation)?;

@@ -122,6 +122,7 @@ impl Pool {
             token: request.token.clone(),
             ca: request.ca.clone(),
             public: record.visibility == Visibility::Public,
+            seed: false,
         };
         let path = Path::new(&request.to);
         if path.extension().is_none_or(|ending| ending != FILE_ENDING) || !path.is_absolute() {

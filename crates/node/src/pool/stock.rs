@@ -187,6 +187,10 @@ impl Source for InMemory {
         }
     }
 
+    fn merges(&self, image: &Hash) -> bool {
+        self.below.merges(image)
+    }
+
     fn link(&self) -> LinkEstimate {
         self.below.link()
     }

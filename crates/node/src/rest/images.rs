@@ -133,7 +133,7 @@ pub async fn push(
 ) -> Response {
     stream(node, "push", move |node, report| {
         request.image = node.pool.image_for(&request.image, &caller)?;
-        node.images.push(&request, report)
+        node.push(&request, report)
     })
 }
 

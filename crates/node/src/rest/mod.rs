@@ -7,10 +7,12 @@ mod exec;
 mod forks;
 mod images;
 mod independent;
+mod io;
 mod machines;
 mod pool;
 mod resize;
 mod screen;
+mod swarm;
 mod system;
 mod terminal;
 mod traces;
@@ -104,7 +106,13 @@ pub fn router(node: Arc<Node>) -> Router {
             delete(resize::detach_card),
         )
         .route("/v1/machines/{name}/wait", get(watching::wait))
-        .route("/v1/io", get(system::io))
+        .route("/v1/swarm", get(swarm::report))
+        .route("/v1/swarm/seeds", post(swarm::seed))
+        .route("/v1/swarm/leave", post(swarm::leave))
+        .route("/v1/io", get(io::io))
+        .route("/v1/io/list", post(io::list))
+        .route("/v1/io/say", post(io::say))
+        .route("/v1/machines/{name}/input", post(io::input))
         .route("/v1/prune", post(system::prune))
         .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/park", post(machines::park))
@@ -211,7 +219,13 @@ pub fn router(node: Arc<Node>) -> Router {
         resize::detach_disk,
         watching::wait,
         system::usage,
-        system::io,
+        swarm::report,
+        swarm::seed,
+        swarm::leave,
+        io::io,
+        io::list,
+        io::say,
+        io::input,
         system::prune,
         machines::park,
         machines::wake,

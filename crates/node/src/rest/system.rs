@@ -1,6 +1,6 @@
 //! The node itself and its cache.
 
-use super::answer::{Args, Failure, Input, answer, line, ndjson, stream};
+use super::answer::{Args, Failure, Input, answer, blocking, line, ndjson, stream};
 use crate::{Node, caller::Caller, core::event};
 use axum::{
     Json,
@@ -89,13 +89,17 @@ pub async fn cache_verify(State(node): Floe) -> Response {
 }
 
 /// Metrics in the format of Prometheus.
-pub async fn metrics(State(node): Floe) -> Response {
-    node.record_metrics();
-    (
+pub async fn metrics(State(node): Floe) -> Result<Response, Failure> {
+    let record = move || {
+        node.record_metrics();
+        Ok(())
+    };
+    blocking(record).await?;
+    let answer = (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
         floe_front::telemetry::render_metrics(),
-    )
-        .into_response()
+    );
+    Ok(answer.into_response())
 }
 
 /// This interface's description.
@@ -121,12 +125,6 @@ pub async fn usage(
         Ok(list)
     })
     .await
-}
-
-/// Whose disk requests go first, and how they fare.
-#[utoipa::path(get, path = "/v1/io", tag = "node", responses((status = 200, body = IoReport)))]
-pub async fn io(State(node): Floe) -> Result<Json<IoReport>, Failure> {
-    answer(move || node.io()).await
 }
 
 /// Removes what nobody uses, or answers what that is.

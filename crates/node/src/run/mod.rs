@@ -200,6 +200,7 @@ impl Runs {
                 resizing: None,
                 independence: independent,
                 ensemble: None,
+                swarm: request.swarm,
             };
             (self.core.home.machine(place), record)
         };

@@ -11,6 +11,7 @@
 pub(crate) mod models;
 mod optimize;
 pub(crate) mod outbox;
+mod programs;
 pub(crate) mod rehearsed;
 
 use crate::{
@@ -116,11 +117,13 @@ impl Traces {
 
     /// Sends no more traces; those that wait are sent by the next node.
     pub fn close(&self) {
+        self.keep_programs();
         self.kept.outbox.close();
     }
 
     /// Starts the threads that read traces and send them.
     pub(crate) fn start_tracing(self: &Arc<Self>) -> Result<(), NodeError> {
+        self.load_programs();
         let taken = Instant::now();
         self.core
             .threads
@@ -129,6 +132,7 @@ impl Traces {
                 if taken.elapsed() < TAKE_EVERY {
                     return;
                 }
+                traces.keep_programs();
                 for entry in traces.inventory.all() {
                     if entry.state().vm.is_some() {
                         traces.take_trace(&entry);

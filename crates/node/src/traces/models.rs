@@ -77,11 +77,7 @@ impl Traces {
         let (traces, to) = (self.clone(), coming.clone());
         let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
         let fetch = move || {
-            let found = match traces.find_model(&image, hub.as_ref()) {
-                Ok(None) => traces.inherited_model(&image, &manifest, hub.as_ref(), &fetcher),
-                found => found.map(|model| model.map(|model| (model, image))),
-            };
-            match found {
+            match traces.model_for(&image, &manifest, hub.as_ref(), &fetcher) {
                 Ok(Some((model, of))) => {
                     tracing::info!(
                         image = image.short(),
@@ -108,6 +104,33 @@ impl Traces {
             tracing::warn!(%error, "no thread to fetch a model");
         }
         coming
+    }
+
+    /// Returns the model with which an image's machines run, if there is one; asks its hub. The error is for a human.
+    pub(crate) fn known_model(
+        &self,
+        image: Hash,
+        manifest: &Manifest,
+        origin: &Origin,
+        fetcher: &Fetcher,
+    ) -> Result<Option<Model>, String> {
+        let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
+        let found = self.model_for(&image, manifest, hub.as_ref(), fetcher)?;
+        Ok(found.map(|(model, _)| model))
+    }
+
+    /// Returns the model for an image, its own or an ancestor's, and whose it is.
+    fn model_for(
+        &self,
+        image: &Hash,
+        manifest: &Manifest,
+        hub: Option<&Destination>,
+        fetcher: &Fetcher,
+    ) -> Result<Option<(Model, Hash)>, String> {
+        match self.find_model(image, hub) {
+            Ok(None) => self.inherited_model(image, manifest, hub, fetcher),
+            found => found.map(|model| model.map(|model| (model, *image))),
+        }
     }
 
     /// Fetches the models of machines that were taken over from an earlier node.

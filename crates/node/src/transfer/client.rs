@@ -2,17 +2,18 @@
 
 use super::{Cancel, Failed, NO_HUB, Passes, TransferError, check, retry};
 use bytes::Bytes;
-use floe_api::PoolStatus;
 use floe_api::hub::{
     CommitRequest, Committed, ErrorBody, HAVE_ITEMS_MAX, HAVE_QUESTION_BYTES, ImageEntry,
     ImageList, PooledSubstrate, PooledSubstrates, Resolved, TagRequest, TraceTaken, UploadOpened,
     Visibility,
 };
+use floe_api::{PoolStatus, SwarmJoin, SwarmMembership};
 use floe_http::{Ended, Limits, Parts, Pool, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
 use floe_traces::{Method, TraceList};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -202,7 +203,10 @@ impl HubClient {
             request = request.header(header::IF_NONE_MATCH, format!("\"{seen}\""));
         }
         if !ask.body.is_empty() {
-            let media = match ask.path.ends_with("/commit") {
+            let json = ["/commit", "/swarm"]
+                .iter()
+                .any(|end| ask.path.ends_with(end));
+            let media = match json {
                 true => "application/json",
                 false => "application/octet-stream",
             };
@@ -410,6 +414,28 @@ impl HubClient {
         };
         let asked = self.call_once(&ask, &|_| ());
         asked.map_err(|failed| failed.error)
+    }
+
+    /// Takes part in the swarm of an image that the token may read, or goes on doing so.
+    pub fn join_swarm(&self, id: &Hash, me: &SwarmJoin) -> Result<SwarmMembership, TransferError> {
+        let (path, what) = (format!("/v1/images/{id}/swarm"), "an image's swarm");
+        let answer = self.send_json("POST", &path, what, me)?;
+        self.parse(what, &answer)
+    }
+
+    /// Takes part in an image's swarm no more. `key` is the node's public key in hexadecimal digits.
+    pub fn leave_swarm(&self, id: &Hash, key: &str) -> Result<(), TransferError> {
+        let path = format!("/v1/images/{id}/swarm/{key}");
+        let what = "the end of a part in a swarm";
+        self.call("DELETE", &path, what, Bytes::new(), &|_| ())
+            .map(drop)
+    }
+
+    /// Returns a range of a pack in the form that proves it by the root of the pack's tree.
+    pub fn proven(&self, pack: &Hash, range: &Range<u64>) -> Result<Vec<u8>, TransferError> {
+        let (from, bytes) = (range.start, range.end - range.start);
+        let path = format!("/v1/packs/{pack}/proven?from={from}&bytes={bytes}");
+        self.call("GET", &path, "a piece", Bytes::new(), &|_| ())
     }
 
     /// Removes an image of the token's owner.

@@ -7,6 +7,7 @@ mod pieces;
 pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
 pub(crate) use pieces::{Outcome, shelve};
 
+use crate::cap::Cap;
 use crate::members::Key;
 use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, frames_of};
@@ -92,6 +93,8 @@ pub(crate) struct Shared {
     pub(crate) notes: mpsc::Sender<Note>,
     /// Turns for those who hash and use the disk.
     pub(crate) work: Arc<Semaphore>,
+    /// What the host gives at most.
+    pub(crate) cap: Arc<Cap>,
 }
 
 /// A connection in use. It ends with this.

@@ -4,6 +4,7 @@ mod gossip;
 mod needs;
 mod peers;
 mod seed;
+mod wants;
 
 use crate::host::Door;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
+use wants::Wants;
 
 /// The policy's number of the seed: no member's, unless a hash of a key is zero.
 const SEED: PeerId = PeerId(0);
@@ -62,8 +64,11 @@ pub(crate) struct Owner {
     waiting: HashMap<PeerId, Vec<(PieceId, Purpose)>>,
     seed_queue: SeedQueue,
     needs: Needs,
+    wants: Wants,
     gossip: Gossip,
     traffic: HashMap<PeerId, Traffic>,
+    /// Whether the policy knows that the host has a cap.
+    capped: bool,
     seed_bytes: u64,
     pieces_here: u32,
     dropped: VecDeque<(Key, Fault)>,
@@ -101,8 +106,10 @@ impl Owner {
             waiting: HashMap::new(),
             seed_queue: SeedQueue::default(),
             needs: Needs::new(&options.config),
+            wants: Wants::default(),
             gossip: Gossip::default(),
             traffic: HashMap::new(),
+            capped: false,
             seed_bytes: 0,
             pieces_here: 0,
             dropped: VecDeque::new(),
@@ -149,6 +156,10 @@ impl Owner {
                 Some(note) = notes.recv() => self.note(note),
                 _ = ticks.tick() => self.tick(),
             }
+            // a planner says much at once, and the policy looks through all of it each time
+            if commands.is_empty() {
+                self.look_ahead();
+            }
             self.settle();
         }
     }
@@ -160,6 +171,22 @@ impl Owner {
     fn tell(&mut self, event: Event<'_>) {
         let now_us = self.now_us();
         self.policy.on_event(now_us, event, &mut self.actions);
+        self.grant(now_us);
+    }
+
+    /// Lets pieces be sent, as far as the host's cap allows.
+    fn grant(&mut self, now_us: u64) {
+        let capped = self.shared.cap.is_set();
+        if capped != self.capped {
+            self.capped = capped;
+            self.policy.set_shared_cap(capped);
+        }
+        let wish = if capped { self.policy.sendable() } else { 0 };
+        if wish > 0 {
+            let granted = self.shared.cap.take(wish);
+            let event = Event::Granted(granted);
+            self.policy.on_event(now_us, event, &mut self.actions);
+        }
     }
 
     /// Does what was decided, and what follows from that.
@@ -206,18 +233,15 @@ impl Owner {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Need(pieces, done) => {
-                let all = self.shared.shelf.content().pieces();
-                let mut lacks = std::collections::HashSet::new();
-                for piece in pieces.into_iter().filter(|piece| *piece < all) {
-                    if !self.shared.shelf.has(piece) {
-                        self.gone(piece); // being removed
-                        lacks.insert(piece);
-                    }
-                }
-                self.needs.add(lacks, done);
+                let lacks = self.lacking(pieces);
+                self.needs.add(lacks.into_iter().collect(), done);
                 self.miss();
             }
-            Command::Predict(pieces) => self.tell(Event::Window(&pieces)),
+            Command::Want(pieces, done) => {
+                let lacks = self.lacking(pieces);
+                self.wants.add(lacks, done);
+            }
+            Command::Predict(pieces) => self.wants.predict(pieces),
             Command::Lost(pieces, done) => {
                 self.remove(pieces, Some(done));
             }
@@ -226,6 +250,23 @@ impl Owner {
                 let _ = done.send(self.status());
             }
             Command::Leave(_) => {} // the caller's
+        }
+    }
+
+    /// Returns those of the pieces that are not here.
+    fn lacking(&mut self, mut pieces: Vec<PieceId>) -> Vec<PieceId> {
+        let all = self.shared.shelf.content().pieces();
+        pieces.retain(|piece| *piece < all && !self.shared.shelf.has(*piece));
+        for piece in &pieces {
+            self.gone(*piece); // being removed
+        }
+        pieces
+    }
+
+    /// Tells the policy what is to be fetched ahead, if that has changed.
+    fn look_ahead(&mut self) {
+        if let Some(window) = self.wants.window() {
+            self.tell(Event::Window(&window));
         }
     }
 
@@ -336,6 +377,7 @@ impl Owner {
         if !self.shared.shelf.has(piece) {
             return self.gone(piece); // it was removed at once
         }
+        self.wants.here(piece);
         if self.needs.here(piece) {
             self.miss();
         }
@@ -414,7 +456,17 @@ impl Owner {
 
     fn tick(&mut self) {
         let now_us = self.now_us();
+        self.wants.sweep();
         self.tell(Event::Tick);
+        {
+            use std::io::Write;
+            let path = format!("/tmp/sw/{}-{:?}.log", std::process::id(), self.key.peer().0 % 1000);
+            if let Ok(mut f) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
+                let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() % 1_000_000;
+                let got: u64 = self.traffic.values().map(|t| t.received).sum();
+                let _ = writeln!(f, "{unix} t {:.2} here {} seedMB {:.2} peersMB {:.2} needs {} wants {} {}", now_us as f64 / 1e6, self.pieces_here, self.seed_bytes as f64/1e6, got as f64/1e6, self.needs.len(), self.wants.len(), self.policy.dbg());
+            }
+        }
         self.roster.tick(now_us, &mut self.moves);
         self.rest(now_us);
         for message in self.gossip.due(now_us) {
@@ -448,6 +500,7 @@ impl Owner {
             pieces_here: self.pieces_here,
             pieces: self.shared.shelf.content().pieces(),
             needed: self.needs.len(),
+            wanted: self.wants.len(),
             window: self.policy.window(),
             dropped: self.dropped.iter().copied().collect(),
         }

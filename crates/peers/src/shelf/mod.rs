@@ -119,7 +119,7 @@ impl Shelf {
             let mut bytes = vec![0; (range.end - range.start) as usize];
             copy.read_exact_at(&mut bytes, range.start)?;
             let proven = tree.prove(&range, &bytes).map_err(io::Error::other)?;
-            let verified = known.verify(&range, &proven).map_err(io::Error::other)?;
+            let verified = known.check(&range, &proven).map_err(io::Error::other)?;
             self.put(piece, &verified)?;
         }
         self.sync()?;
@@ -288,7 +288,7 @@ mod tests {
         for piece in [5, 0, 6, 2] {
             let (pack, range) = to.content().place(piece).unwrap();
             let proven = from.prove(piece).unwrap();
-            let verified = to.content().packs()[pack].verify(&range, &proven).unwrap();
+            let verified = to.content().packs()[pack].check(&range, &proven).unwrap();
             to.put(piece, &verified).unwrap();
             // who has a few pieces can prove those
             assert_eq!(to.prove(piece).unwrap(), proven);

@@ -30,13 +30,29 @@ pub(super) const SLICES: usize = (2 * PERIOD_US / SLICE_US) as usize;
 pub(super) const PAUSE_US: u64 = PERIOD_US;
 /// Requests in the beginning of a run by which it is weighed.
 pub(super) const RUN_WEIGHT: u64 = 16;
-/// Less weight than this, three runs, says nothing about how a program's runs begin.
-pub(super) const RUNS_WEIGHT_MIN: u32 = 48;
+/// Less weight than this, two runs, says nothing about how a program's runs begin.
+pub(super) const RUNS_WEIGHT_MIN: u32 = 32;
+/// Less than this, six runs, says nothing of such as begin later than a launch does.
+pub(super) const RUNS_WEIGHT_LATE_MIN: u32 = 96;
+/// Nor if this much of all time is soon after an input.
+pub(super) const CHANCE_PERCENT_LATE_MAX: u32 = 70;
+/// No larger share of them than this needs to begin soon after an input, however fast inputs follow each other.
+pub(super) const RUNS_SHARE_PERCENT_MAX: u32 = 90;
+/// The parts of the time that are taken for soon after an input before anything is known of inputs: within [`PROMPT_US`] and [`PERIOD_US`].
+pub(super) const CHANCE_PERCENT_FIRST: [u32; 2] = [25, 60];
+/// The most that the time between two inputs counts for when that part is computed: nights say nothing of days.
+pub(super) const CHANCE_GAP_US: u64 = 60 * SECOND;
+/// After more time than this all of it is halved.
+pub(super) const CHANCE_US: u64 = 1200 * SECOND;
 /// With more weight than this it is halved, together with the answers in it.
 pub(super) const RUNS_WEIGHT_MAX: u32 = 512;
 /// A program about which nothing is known is taken for interactive for so long after it started on an input: a cold launch. A
 /// person waits ten seconds for something to begin; under load it takes half as much again.
 pub(super) const LAUNCH_US: u64 = 15 * SECOND;
+/// A launch begins to read so soon after its input, also in a guest that has much to do,
+pub(super) const PROMPT_US: u64 = 3 * SECOND / 2;
+/// and doesn't pause for so long: what is read for the first time at any other time was not launched.
+pub(super) const PROMPT_PAUSE_US: u64 = SECOND;
 /// Somebody who waits for an answer has it within this time, or has gone for a coffee.
 pub(super) const EPISODE_US: u64 = 60 * SECOND;
 /// A run that has moved this many bytes, and is not interactive, is bulk.
@@ -63,6 +79,29 @@ pub(super) const STREAM_BEHIND_BYTES: u64 = 1 << 20;
 pub(super) const STREAM_AHEAD_BYTES: u64 = 512 << 10;
 /// A stream with this many bytes keeps its place against new ones until it has paused.
 pub(super) const STREAM_KEPT_BYTES: u64 = 1 << 20;
+
+/// A part of a disk in which the next request is taken for the same program's as the last one.
+pub(super) const SPOT_BYTES: u64 = 1 << 20;
+/// For how long a part of a disk, or a file, is taken for the program's that an agent has named.
+pub(super) const SPOT_US: u64 = 10 * SECOND;
+/// For how long a directory is taken for the one program's that has read there, and for shared if another one has,
+pub(super) const FOLDER_US: u64 = 600 * SECOND;
+/// if it has done so this many times at least,
+pub(super) const FOLDER_RUNS_MIN: u32 = 2;
+/// with a pause as long as this in between.
+pub(super) const FOLDER_PAUSE_US: u64 = SECOND;
+/// For how long a program that has read at a new place is taken for the one that reads at the next new place.
+pub(super) const NEWEST_US: u64 = SECOND / 2;
+/// How long after a request an agent may tell whose it was.
+pub(super) const RECENT_US: u64 = 2 * SECOND;
+/// Requests that an agent may still tell of.
+pub(super) const RECENT_MAX: usize = 128;
+/// Parts of disks, files and directories whose programs are known: 80 to 150 KiB each.
+pub(super) const OWNERS_MAX: usize = 1024;
+/// Bytes of a single request that an agent may tell of.
+pub(super) const TOLD_BYTES_MAX: u64 = 4 << 20;
+/// Where an agent tells amounts only, so much of all must be one program's.
+pub(super) const SOLE_PERCENT: u64 = 80;
 
 /// Machines at a time.
 pub(super) const MACHINES_MAX: usize = 1024;

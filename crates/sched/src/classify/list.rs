@@ -152,6 +152,12 @@ impl List {
         }
     }
 
+    /// Forgets all that is said or was learned of a program.
+    pub(super) fn forget(&mut self, name: &Name) {
+        self.said.forget(name);
+        self.learned.remove(name);
+    }
+
     /// Takes over what another list says: what this one doesn't know, and what the other one knows from more machines. Doing so
     /// twice changes nothing more. What doesn't fit is left out.
     pub(super) fn merge(&mut self, other: List) {

@@ -2,15 +2,16 @@
 
 use super::counts::{Counts, Gap};
 use super::limits::{
-    EPISODE_US, EVIDENCE_MIN, LAUNCH_US, PERIOD_US, PROGRAMS_MAX, RUN_WEIGHT, RUNS_WEIGHT_MAX,
-    RUNS_WEIGHT_MIN, STATUS_PROGRAMS_MAX, TAUGHT_EACH_MAX, TAUGHT_MAX, THRESHOLD_PERCENT,
-    VOTES_MIN,
+    EPISODE_US, EVIDENCE_MIN, LAUNCH_US, PERIOD_US, PROGRAMS_MAX, PROMPT_PAUSE_US, PROMPT_US,
+    RUN_WEIGHT, STATUS_PROGRAMS_MAX, TAUGHT_EACH_MAX, TAUGHT_MAX, THRESHOLD_PERCENT, VOTES_MIN,
 };
 use super::list::{Hand, List, Said};
 use super::pace::{Pace, Step};
+use super::runs::{Chance, Runs, soon};
 use super::status::{ProgramStatus, Rule, Status};
 use super::streams::{Flow, Streams};
-use super::{Name, Owned, Program, Seen};
+use super::told::{Asked, Heard, Told as Word};
+use super::{Name, Owned, Program, Seen, Source, Verdict};
 use crate::Class;
 use crate::Op;
 use std::collections::BTreeMap;
@@ -48,33 +49,6 @@ impl Default for Asker {
     }
 }
 
-/// How a program's runs begin. What looks for updates now and then comes just after an input or just before one by chance, and the
-/// paper's counts alone take long to show that neither means anything; but then most of its runs begin at other times.
-#[derive(Clone, Copy, Debug, Default)]
-struct Runs {
-    /// The weight of all of them: their requests, up to [`RUN_WEIGHT`] of each.
-    weight: u32,
-    /// The weight of those that began soon after an input.
-    answers: u32,
-}
-
-impl Runs {
-    fn add(&mut self, is_answer: bool) {
-        self.weight += 1;
-        self.answers += u32::from(is_answer);
-        if self.weight > RUNS_WEIGHT_MAX {
-            self.weight /= 2;
-            self.answers /= 2;
-        }
-    }
-
-    /// Returns whether they may be answers to inputs.
-    fn may_answer(self) -> bool {
-        let (weight, answers) = (u64::from(self.weight), u64::from(self.answers));
-        self.weight < RUNS_WEIGHT_MIN || answers * 100 > weight * THRESHOLD_PERCENT
-    }
-}
-
 /// All those together of whom too little is known by themselves: programs that have just appeared, files that are read for the
 /// first time, and requests without any name. Who they are changes all the time, so they are judged by the last input alone.
 #[derive(Clone, Debug, Default)]
@@ -84,9 +58,20 @@ struct Strangers {
     before: u32,
     /// and in how long a time.
     before_us: u64,
+    /// Whether what they ask for without a pause began promptly after an input.
+    is_prompt: bool,
+    last_us: u64,
 }
 
 impl Strangers {
+    fn add(&mut self, now_us: u64, gap: Gap) {
+        self.counts.add(gap);
+        if now_us.saturating_sub(self.last_us) > PROMPT_PAUSE_US || self.last_us == 0 {
+            self.is_prompt = gap.has_input && gap.us < PROMPT_US;
+        }
+        self.last_us = now_us;
+    }
+
     fn input(&mut self, now_us: u64, gap: Gap) {
         let found = self.counts.settle(now_us, gap);
         if gap.period_us() > 0 {
@@ -117,7 +102,10 @@ pub(super) struct Machine {
     /// Those that have asked since the last input.
     touched: Vec<Program>,
     strangers: Strangers,
+    chance: Chance,
     streams: Streams,
+    /// What its agent has told.
+    heard: Heard,
     /// What it has taught its image, and how often.
     taught: BTreeMap<Name, u8>,
     /// Requests by class.
@@ -134,7 +122,9 @@ impl Machine {
             askers: BTreeMap::new(),
             touched: Vec::new(),
             strangers: Strangers::default(),
+            chance: Chance::default(),
             streams: Streams::default(),
+            heard: Heard::default(),
             taught: BTreeMap::new(),
             requests: [0; 3],
         }
@@ -145,6 +135,7 @@ impl Machine {
     pub fn input(&mut self, now_us: u64, mut list: Option<&mut List>) {
         let gap = self.gap(now_us);
         self.strangers.input(now_us, gap);
+        self.chance.note(gap);
         for program in std::mem::take(&mut self.touched) {
             let Some(asker) = self.askers.get_mut(&program) else {
                 continue;
@@ -160,75 +151,151 @@ impl Machine {
         self.inputs = self.inputs.saturating_add(1);
     }
 
+    /// Notes what its agent tells: whose the requests of the last moments were.
+    pub fn told(&mut self, now_us: u64, told: &[Word]) {
+        for (name, asked) in self.heard.told(now_us, told) {
+            // what came before the last input can't be compared any more
+            let gap = (asked.step.now_us >= self.since_us).then(|| self.gap(asked.step.now_us));
+            self.note(&Program::Task(name), asked.op, gap, asked.step);
+        }
+    }
+
     /// Notes a request, and returns how urgent it is.
-    pub fn request(&mut self, now_us: u64, seen: &Seen, list: Option<&List>) -> Class {
+    pub fn request(&mut self, now_us: u64, seen: &Seen, list: Option<&List>) -> Verdict {
         let gap = self.gap(now_us);
         let step = Step {
             now_us,
             bytes: seen.bytes.min(u64::from(u32::MAX)),
             is_sequential: false,
-            is_answer: gap.has_input && gap.us < PERIOD_US,
+            soon: soon(gap),
         };
         let place = seen.place.filter(|_| seen.op != Op::Flush);
-        let flow = place.map_or(Flow::default(), |place| self.streams.note(place, step));
-        let (class, rule) = match seen.program {
-            Some(program) => self.known(program, seen.op, gap, step, flow, list),
+        let file = seen.program.copied().filter(is_file);
+        let folder = seen.folder.copied().filter(|_| file.is_some());
+        let flow = place.map_or(Flow::default(), |place| {
+            self.streams.note(place, file, step)
+        });
+        let step = Step {
+            is_sequential: flow.is_sequential,
+            ..step
+        };
+        let named = place.and_then(|place| {
+            let asked = Asked {
+                step,
+                op: seen.op,
+                offset: place.offset,
+                file,
+                folder,
+            };
+            self.heard.who(asked)
+        });
+        let folder = folder.map(|folder| self.folder(&folder, seen.op, gap, step));
+        let source = match (named, seen.program) {
+            (Some(_), _) => Source::Agent,
+            (None, Some(_)) => Source::Caller,
+            (None, None) => Source::Nothing,
+        };
+        let program = named.map(Program::Task).or(seen.program.copied());
+        let (class, rule) = match &program {
+            Some(program) => {
+                // whether it is the agent's word for it comes later, and only then does anything follow from it
+                let guess = named.map(|_| self.asker_with(program, step));
+                if guess.is_none() {
+                    self.note(program, seen.op, Some(gap), step);
+                }
+                let folder = folder.filter(|_| named.is_none());
+                self.known((program, folder, guess), seen.op, gap, step, flow, list)
+            }
             None => {
                 if seen.op != Op::Write && !flow.is_bulk {
-                    self.strangers.counts.add(gap);
+                    self.strangers.add(now_us, gap);
                 }
                 self.unnamed(gap, step, flow)
             }
         };
         self.requests[class as usize] += 1;
-        if let Some(asker) = seen
-            .program
-            .and_then(|program| self.askers.get_mut(program))
-        {
+        let asker = program.and_then(|program| self.askers.get_mut(&program));
+        if let Some(asker) = asker {
             (asker.class, asker.rule) = (class, rule);
         }
-        class
+        Verdict {
+            class,
+            rule,
+            source,
+            program,
+        }
     }
 
-    /// Notes a request of a known program, and judges it.
+    /// Notes a request of a file's directory, and returns what that says of the file.
+    fn folder(&mut self, folder: &Program, op: Op, gap: Gap, step: Step) -> Folder {
+        let asker = self.note(folder, op, Some(gap), step);
+        let is_known = asker.counts.is_settled() && asker.counts.votes() >= VOTES_MIN;
+        Folder {
+            is_answer: is_known.then(|| asker.is_interactive() && asker.pace.is_answer()),
+            is_prompt: asker.pace.is_prompt(),
+        }
+    }
+
+    /// Returns what would be known of somebody who asked for this as well.
+    fn asker_with(&self, program: &Program, step: Step) -> Asker {
+        let mut asker = self.askers.get(program).cloned().unwrap_or_default();
+        asker.pace.note(step);
+        asker
+    }
+
+    /// Notes a request of somebody. `gap` is `None` if it has ended since.
+    fn note(&mut self, program: &Program, op: Op, gap: Option<Gap>, step: Step) -> &mut Asker {
+        if self.askers.len() >= PROGRAMS_MAX && !self.askers.contains_key(program) {
+            self.forget_least();
+        }
+        let asker = self.askers.entry(*program).or_default();
+        asker.requests += 1;
+        asker.pace.note(step);
+        if !std::mem::replace(&mut asker.is_touched, true) {
+            self.touched.push(*program);
+        }
+        // When a write comes is the guest's affair: it is stored there for half a minute first. Nothing follows from it.
+        if op != Op::Write {
+            if let Some(gap) = gap {
+                asker.counts.add(gap);
+            }
+            if asker.pace.requests() <= RUN_WEIGHT {
+                asker.runs.add(asker.pace.soon(), self.chance);
+            }
+        }
+        asker
+    }
+
+    /// Judges a request of a known program; `folder` is what is known of the directory of a file. `guess` is what would be known of it
+    /// with this request, if that isn't noted yet.
     fn known(
         &mut self,
-        program: &Program,
+        (program, folder, guess): (&Program, Option<Folder>, Option<Asker>),
         op: Op,
         gap: Gap,
         step: Step,
         flow: Flow,
         list: Option<&List>,
     ) -> (Class, Rule) {
-        if self.askers.len() >= PROGRAMS_MAX && !self.askers.contains_key(program) {
-            self.forget_least();
+        let is_launch = self.strangers.may_answer(gap);
+        let asker = guess.as_ref().or_else(|| self.askers.get(program));
+        let is_settled = asker.is_some_and(|asker| asker.counts.is_settled());
+        let is_known = is_settled || folder.is_some_and(|folder| folder.is_answer.is_some());
+        if op != Op::Write && !is_known && !flow.is_bulk {
+            self.strangers.add(step.now_us, gap);
         }
         let told = Told {
             by_hand: self.said(program, list),
             learned: name(program).and_then(|name| list?.belief(name)),
-            is_file: matches!(program, Program::File { .. }),
-            is_launch: self.strangers.may_answer(gap),
+            is_file: is_file(program),
+            folder: folder.and_then(|folder| folder.is_answer),
+            is_launch,
+            is_prompt: self.strangers.is_prompt || folder.is_some_and(|folder| folder.is_prompt),
         };
-        let asker = self.askers.entry(*program).or_default();
-        asker.requests += 1;
-        asker.pace.note(Step {
-            is_sequential: flow.is_sequential,
-            ..step
-        });
-        if !std::mem::replace(&mut asker.is_touched, true) {
-            self.touched.push(*program);
+        match guess.as_ref().or_else(|| self.askers.get(program)) {
+            Some(asker) => judge(step, asker, flow, told),
+            None => self.unnamed(gap, step, flow),
         }
-        // When a write comes is the guest's affair: it is stored there for half a minute first. Nothing follows from it.
-        if op != Op::Write {
-            asker.counts.add(gap);
-            if asker.pace.requests() <= RUN_WEIGHT {
-                asker.runs.add(asker.pace.is_answer());
-            }
-            if !asker.counts.is_settled() && !flow.is_bulk {
-                self.strangers.counts.add(gap);
-            }
-        }
-        judge(step, asker, flow, told)
     }
 
     /// Judges a request of which nobody knows whose it is.
@@ -237,7 +304,7 @@ impl Machine {
             (Class::Interactive, Rule::Player)
         } else if flow.is_bulk {
             (Class::Bulk, Rule::Stream)
-        } else if step.is_answer && self.strangers.may_answer(gap) {
+        } else if step.is_answer() && self.strangers.may_answer(gap) {
             (Class::Interactive, Rule::SoonAfter)
         } else {
             (Class::Normal, Rule::Unknown)
@@ -309,6 +376,7 @@ impl Machine {
             programs,
             strangers_after_input: self.strangers.counts.after(),
             strangers_before_input: self.strangers.before,
+            words: self.heard.words(),
             requests: self.requests,
         }
     }
@@ -326,8 +394,21 @@ fn name(program: &Program) -> Option<&Name> {
     match program {
         Program::Task(name) => Some(name),
         // An application's files are not learned: a launch is found without that, and a scan reads the same files.
-        Program::File { .. } | Program::Space(_) => None,
+        Program::File { .. } | Program::Folder { .. } | Program::Space(_) => None,
     }
+}
+
+fn is_file(program: &Program) -> bool {
+    matches!(program, Program::File { .. })
+}
+
+/// What is known of the directory of a file.
+#[derive(Clone, Copy, Debug)]
+struct Folder {
+    /// Whether it was read on inputs until now, and begins to be read on one now, if enough is known of it.
+    is_answer: Option<bool>,
+    /// Whether it begins to be read promptly after an input, after a pause.
+    is_prompt: bool,
 }
 
 /// What is known of a program from elsewhere.
@@ -335,10 +416,14 @@ fn name(program: &Program) -> Option<&Name> {
 struct Told {
     by_hand: Option<Hand>,
     learned: Option<bool>,
-    /// Whether it is no program but a file.
+    /// Whether it is no program but a file,
     is_file: bool,
+    /// and whether the other files of its directory are read on inputs, as this one is, if that is known.
+    folder: Option<bool>,
     /// Whether something may have been launched, because strangers ask for more than before the last input.
     is_launch: bool,
+    /// Whether it would have begun promptly after the input: all strangers, or its directory.
+    is_prompt: bool,
 }
 
 /// Judges a request of a known program: the first rule that fits.
@@ -370,18 +455,23 @@ fn judge(step: Step, asker: &Asker, flow: Flow, told: Told) -> (Class, Rule) {
             // whoever reads it now may be another one than before
             told.is_launch && pace.is_answer()
         } else {
-            told.is_launch || asker.counts.votes() >= VOTES_MIN
+            // what it does by itself isn't waited for either
+            asker.runs.may_be_answer(pace.soon())
+                && (told.is_launch || asker.counts.votes() >= VOTES_MIN || pace.is_prompt())
         };
-        let is_waited_for = run_us <= EPISODE_US || step.is_answer;
+        let is_waited_for = run_us <= EPISODE_US || step.is_answer();
         return match (asker.is_interactive() && is_sure, is_waited_for) {
             (true, true) => (Class::Interactive, Rule::Counts),
             (true, false) => (rest, Rule::GoesOn),
             (false, _) => (rest, Rule::Counts),
         };
     }
+    let began = !told.is_file || told.is_prompt || told.folder == Some(true);
     if told.learned == Some(false) {
         (rest, Rule::Learned)
-    } else if !pace.is_answer() || !asker.runs.may_answer() || !told.is_launch {
+    } else if told.folder == Some(false) {
+        (rest, Rule::Counts)
+    } else if !(began && pace.is_answer() && asker.runs.may_answer() && told.is_launch) {
         (rest, Rule::Unknown)
     } else if run_us > LAUNCH_US {
         (rest, Rule::GoesOn)

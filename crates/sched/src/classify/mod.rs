@@ -11,8 +11,12 @@
 //! 5. its counts before and after inputs (`counts`), and how its runs begin, as long as this run isn't longer than anybody waits;
 //! 6. too little is known of it, machines of its image didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
 //!    isn't taken for one, all programs (or files) of which too little is known are counted together as well, and if these
-//!    strangers asked for as much before the input none of them is believed;
+//!    strangers asked for as much before the input none of them is believed. Of a file that was never read before, more is asked: the
+//!    strangers must have begun promptly after the input, or it lies in a directory whose files are known to be read on inputs; in one
+//!    whose files are known to be read at other times, it is none;
 //! 7. without any name: soon after an input, by the same condition.
+//!
+//! Who asks is told by the guest's agent (`told`), or else by the caller: the file that a block belongs to.
 //!
 //! Anything else is normal, or bulk if it has moved very much without a pause. What is wrongly taken for interactive does no harm
 //! to other machines: the class decides the order within the share that a machine has anyway. So a guest's agent may lie, a user
@@ -24,14 +28,17 @@ mod list;
 mod machine;
 mod pace;
 mod program;
+mod runs;
 mod status;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod told;
 
 pub use list::{List, ListError, Tally};
 pub use program::{ImageId, Name, NameError, Program};
 pub use status::{ProgramStatus, Rule, Status};
+pub use told::Told;
 
 use crate::{Class, MachineId, Op};
 use limits::{LISTS_MAX, MACHINES_MAX};
@@ -64,6 +71,8 @@ pub struct Seen<'a> {
     pub machine: MachineId,
     /// Who in the guest asks, if anything is known of that.
     pub program: Option<&'a Program>,
+    /// The directory of the file that `program` is, if the caller knows.
+    pub folder: Option<&'a Program>,
     /// Where, if the caller knows.
     pub place: Option<Place>,
     /// How many bytes.
@@ -79,6 +88,31 @@ pub enum Scope {
     Machine(MachineId),
     /// In all machines of an image and owner; it is part of their list.
     Image(Owned),
+}
+
+/// By what it is known who in a guest asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// The guest's agent has named the program.
+    Agent,
+    /// The caller has: the file that the block belongs to, or an address space.
+    Caller,
+    /// Nothing is known.
+    #[default]
+    Nothing,
+}
+
+/// How urgent a request is, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Its class.
+    pub class: Class,
+    /// The rule that gave it this class.
+    pub rule: Rule,
+    /// By what it is known who asks.
+    pub source: Source,
+    /// Who asks, if anything is known of that.
+    pub program: Option<Program>,
 }
 
 /// An image's list, and its machines here.
@@ -138,11 +172,29 @@ impl Classifier {
 
     /// Notes a request, and returns how urgent it is.
     pub fn request(&mut self, now_us: u64, seen: &Seen) -> Class {
+        self.judge(now_us, seen).class
+    }
+
+    /// Notes a request, and returns how urgent it is and why. What the machine's agent has told of who asks goes before what the
+    /// caller knows.
+    pub fn judge(&mut self, now_us: u64, seen: &Seen) -> Verdict {
         let Some(machine) = self.machines.get_mut(&seen.machine) else {
-            return Class::Normal;
+            return Verdict {
+                class: Class::Normal,
+                rule: Rule::Unknown,
+                source: Source::Nothing,
+                program: None,
+            };
         };
         let kept = self.lists.get(&machine.of);
         machine.request(now_us, seen, kept.map(|kept| &kept.list))
+    }
+
+    /// A machine's agent tells who in the guest has read what. It needn't be true: it is about its own machine alone.
+    pub fn told(&mut self, now_us: u64, machine: MachineId, told: &[Told]) {
+        if let Some(machine) = self.machines.get_mut(&machine) {
+            machine.told(now_us, told);
+        }
     }
 
     /// Says that programs of this name are interactive, whatever they do.
@@ -158,6 +210,11 @@ impl Classifier {
     /// Takes back what was said of this name, and returns whether anything was.
     pub fn unsay(&mut self, scope: Scope, name: Name) -> Result<bool, ListError> {
         Ok(self.said(scope)?.forget(&name))
+    }
+
+    /// Forgets all that an image's list has of this name, said by hand or learned.
+    pub fn forget(&mut self, of: Owned, name: Name) {
+        self.kept(of).list.forget(&name);
     }
 
     /// Takes a list that was stored earlier, or comes from another host. If there is one already it stays, and takes over what the

@@ -4,6 +4,7 @@ use super::limits::{
     BULK_BYTES, PAUSE_US, PLAYER_BYTES_PER_S_MAX, PLAYER_SLACK_BYTES, WINDOW_US, WINDOWS,
     WINDOWS_FILLED_MIN,
 };
+use super::runs::Soon;
 
 /// The most that a player reads in a window.
 const WINDOW_BYTES_MAX: u64 = PLAYER_BYTES_PER_S_MAX * WINDOW_US / 1_000_000;
@@ -13,16 +14,23 @@ const WINDOW_BYTES_MAX: u64 = PLAYER_BYTES_PER_S_MAX * WINDOW_US / 1_000_000;
 pub(super) struct Step {
     pub now_us: u64,
     pub bytes: u64,
-    /// Whether it goes on where an earlier one has ended.
+    /// Whether it goes on where an earlier one has ended, in the same file.
     pub is_sequential: bool,
-    /// Whether the last input was so recent that it may have caused the request.
-    pub is_answer: bool,
+    /// How soon after the last input.
+    pub soon: Soon,
+}
+
+impl Step {
+    /// Returns whether the last input was so recent that it may have caused the request.
+    pub fn is_answer(&self) -> bool {
+        self.soon[1]
+    }
 }
 
 /// A run of requests without a pause.
 ///
 /// A player is the exception among interactive programs: it reads whether or not there is an input. Nothing but its pace tells it
-/// from a copy, so it is one if the run started on an input, goes through files in order, never faster than a film is shown, and
+/// from a copy, so it is one if the run started on an input, goes through each file in order and for long, never faster than a film is shown, and
 /// without jumps. A reader that is merely slow because the disk is busy looks like that as well, but is found out when it is
 /// served first: then it reads faster. From that on it isn't believed until its next run.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +40,7 @@ pub(super) struct Pace {
     bytes: u64,
     requests: u64,
     sequential: u64,
-    is_answer: bool,
+    soon: Soon,
     /// Number of the window that is being filled.
     window: u64,
     filling: u64,
@@ -50,7 +58,7 @@ impl Pace {
         if self.requests == 0 || pause_us > PAUSE_US {
             *self = Pace {
                 start_us: step.now_us,
-                is_answer: step.is_answer,
+                soon: step.soon,
                 ..Pace::default()
             };
         }
@@ -85,9 +93,19 @@ impl Pace {
         now_us.saturating_sub(self.start_us)
     }
 
+    /// Returns whether this run started as soon after an input as a launch does.
+    pub fn is_prompt(&self) -> bool {
+        self.soon[0]
+    }
+
     /// Returns whether this run started on an input.
     pub fn is_answer(&self) -> bool {
-        self.is_answer
+        self.soon[1]
+    }
+
+    /// Returns how soon after an input this run started.
+    pub fn soon(&self) -> Soon {
+        self.soon
     }
 
     /// Returns whether it reads like a player.
@@ -123,7 +141,7 @@ impl Pace {
         let mean = self.full.iter().sum::<u64>() / WINDOWS as u64;
         let most = self.full.iter().copied().max().unwrap_or_default();
         let filled = self.full.iter().filter(|bytes| **bytes > 0).count();
-        self.is_answer
+        self.is_answer()
             && self.window >= WINDOWS as u64
             && self.sequential * 4 >= self.requests * 3
             && filled >= WINDOWS_FILLED_MIN

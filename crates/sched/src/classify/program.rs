@@ -96,6 +96,14 @@ pub enum Program {
         /// The file's number in that file system.
         inode: u64,
     },
+    /// The directory that the file is in: what belongs to one application lies together, and of a file that was never read before it
+    /// tells more than nothing.
+    Folder {
+        /// The image, or the disk, whose file system has the directory.
+        image: ImageId,
+        /// The directory's number in that file system.
+        inode: u64,
+    },
     /// The address space that the virtual CPU was in when it asked. The guest may use the number for another one later.
     Space(u64),
 }
@@ -107,6 +115,10 @@ impl fmt::Display for Program {
             Program::File { image, inode } => {
                 let [a, b, c, d, ..] = image.0;
                 write!(f, "file {inode} of {a:02x}{b:02x}{c:02x}{d:02x}")
+            }
+            Program::Folder { image, inode } => {
+                let [a, b, c, d, ..] = image.0;
+                write!(f, "directory {inode} of {a:02x}{b:02x}{c:02x}{d:02x}")
             }
             Program::Space(number) => write!(f, "address space {number:#x}"),
         }

@@ -82,6 +82,8 @@ pub struct Status {
     pub strangers_after_input: u32,
     /// The same before the last input.
     pub strangers_before_input: u32,
+    /// How often the machine's agent has told who asks.
+    pub words: u64,
     /// Requests so far that were interactive, normal and bulk.
     pub requests: [u64; 3],
 }

@@ -1,23 +1,25 @@
 //! Sequential streams of a machine, found by the places of its requests.
 
-use super::Place;
 use super::limits::{
     PAUSE_US, STREAM_AHEAD_BYTES, STREAM_BEHIND_BYTES, STREAM_BYTES, STREAM_KEPT_BYTES, STREAMS_MAX,
 };
 use super::pace::{Pace, Step};
+use super::{Place, Program};
 
 #[derive(Clone, Debug)]
 struct Stream {
     region: u32,
     /// Where its next request begins, if it leaves nothing out.
     next: u64,
+    /// The file of its last request, if that is known.
+    file: Option<Program>,
     pace: Pace,
 }
 
 /// What the stream of a request is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Flow {
-    /// Whether the request goes on where an earlier one has ended.
+    /// Whether the request goes on where an earlier one has ended, in the same file.
     pub is_sequential: bool,
     /// Whether the stream is long and fast.
     pub is_bulk: bool,
@@ -30,8 +32,9 @@ pub(super) struct Flow {
 pub(super) struct Streams(Vec<Stream>);
 
 impl Streams {
-    /// Notes a request at this place, and returns what its stream is.
-    pub fn note(&mut self, place: Place, step: Step) -> Flow {
+    /// Notes a request at this place, in this file if that is known, and returns what its stream is. A stream may go through many files that
+    /// lie side by side, but whoever reads those looks for something or copies: a player stays in its file.
+    pub fn note(&mut self, place: Place, file: Option<Program>, step: Step) -> Flow {
         let goes_on = |stream: &Stream| {
             stream.region == place.region
                 && place.offset <= stream.next.saturating_add(STREAM_AHEAD_BYTES)
@@ -41,7 +44,9 @@ impl Streams {
         let found = self.0.iter().position(goes_on);
         let at = found.unwrap_or_else(|| self.begin(place, step.now_us));
         let stream = &mut self.0[at];
-        let is_sequential = found.is_some();
+        // A gap counts as another file: where files are not known, nothing else tells of one.
+        let is_sequential = found.is_some() && stream.file == file && place.offset <= stream.next;
+        stream.file = file;
         stream.pace.note(Step {
             is_sequential,
             ..step
@@ -61,6 +66,7 @@ impl Streams {
         let new = Stream {
             region: place.region,
             next: place.offset,
+            file: None,
             pace: Pace::default(),
         };
         if self.0.len() < STREAMS_MAX {

@@ -1,14 +1,14 @@
 //! Who has had how much: the clock, credit, charges, and what is told of them.
 
-use super::Vsip;
 use super::choose::Level;
 use super::config::{
     BOOST, CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES,
     LEAD_MIN, LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
-use super::machine::{INTERACTIVE, Machine};
-use crate::{Limit, MachineStatus, Op, Status};
+use super::machine::Machine;
+use super::{Flight, Vsip};
+use crate::{Limit, MachineStatus, Status};
 
 /// Returns how far below the clock a machine's tag can be: its share of [`CREDIT_US`] among the machines at work, whose weights
 /// are `at_work` together.
@@ -38,6 +38,11 @@ impl<T> Vsip<T> {
         share.max(LEAD_MIN / machine.weight())
     }
 
+    /// Returns the part of the lead that is nobody's own: with all machines at work counted, no machine has more of it.
+    pub(super) fn lead_share(&self) -> f64 {
+        LEAD_US * self.depth.capacity() / self.at_work.0.max(1.0)
+    }
+
     /// Returns whether a machine's interactive requests may overtake others.
     pub(super) fn may_overtake(&self, machine: &Machine<T>) -> bool {
         machine.used <= self.clock + self.lead(machine)
@@ -58,20 +63,24 @@ impl<T> Vsip<T> {
     /// Moves the clock to the turn of the machine at work that has the earliest. While nobody is at work, it goes on as if
     /// somebody were, so that machines have their credit again.
     pub(super) fn go_on(&mut self, now_us: u64) {
-        let grace_us = self.config.grace_us;
-        let (mut first, mut weights, mut count) = (f64::INFINITY, 0.0, 0);
-        let mut first_last = f64::INFINITY;
-        for machine in &self.machines {
-            if machine.is_at_work(now_us, grace_us) {
+        self.retire(now_us);
+        let (mut first, mut first_last) = self.index.turns();
+        for place in &self.index.capped {
+            let machine = &self.machines[*place];
+            if machine.is_at_work(now_us, self.config.grace_us) {
                 // Who goes last is no measure of what the others have had.
                 match machine.goes_last() || self.is_capped(now_us, machine) {
                     false => first = first.min(machine.turn),
                     true => first_last = first_last.min(machine.turn),
                 }
-                weights += machine.weight();
-                count += 1;
             }
         }
+        let (weights, count) = self.index.at_work();
+        #[cfg(test)]
+        assert_eq!(
+            (first, first_last, weights, count),
+            self.at_work_by_search(now_us)
+        );
         self.at_work = (weights, count);
         if count > 0 {
             if first == f64::INFINITY {
@@ -126,6 +135,26 @@ impl<T> Vsip<T> {
         }
     }
 
+    /// Charges a machine for a request that is under way from now on, or that has grown, and keeps that with the request.
+    pub(super) fn charge_flight(
+        &mut self,
+        now_us: u64,
+        place: usize,
+        cost: f64,
+        mut flight: Flight,
+    ) {
+        let level = self.taken_at.unwrap_or(Level::Last);
+        let tags = |machine: &Machine<T>| (machine.used, machine.turn);
+        let before = tags(&self.machines[place]);
+        self.charge(now_us, place, cost, level);
+        let after = tags(&self.machines[place]);
+        // What was cut off, because it took what nobody else wanted, was not paid for it.
+        flight.charged.0 += (after.0 - before.0).max(0.0);
+        flight.charged.1 += (after.1 - before.1).max(0.0);
+        self.flights.push_back(flight);
+        self.reindex(place);
+    }
+
     /// Charges the machine for which the device was held free since the last call.
     pub(super) fn charge_held(&mut self, now_us: u64) {
         let Some((since, machine)) = self.held.take() else {
@@ -134,8 +163,9 @@ impl<T> Vsip<T> {
         let held_us = now_us.saturating_sub(since).min(self.config.hold_us_max);
         self.held_us += held_us;
         let cost = held_us as f64 * self.depth.capacity();
-        if let Some(place) = self.places.get(&machine) {
-            self.machines[*place].charge(cost);
+        if let Some(place) = self.places.get(&machine).copied() {
+            self.machines[place].charge(cost);
+            self.reindex(place);
         }
     }
 
@@ -143,14 +173,21 @@ impl<T> Vsip<T> {
     pub(super) fn kept_for(&mut self, now_us: u64) -> Option<(usize, Option<u64>)> {
         let session = self.session_us? + self.config.hold_us_max >= now_us;
         if self.depth.limit() > HOLD_DEPTH_MAX
-            || !(session || self.flights.iter().any(|flight| flight.lane == INTERACTIVE))
+            || !(session || self.urgent_in_flight > 0)
             || !self.depth.may_hold(now_us)
         {
             return None;
         }
         let hold_us = self.hold_us();
         let mut found: Option<(usize, Option<u64>)> = None;
-        for (place, machine) in self.machines.iter().enumerate() {
+        let (machines, longest_us) = (&self.machines, self.config.hold_us_max);
+        self.index.thinking.retain(|place| {
+            let machine = &machines[*place];
+            let until_us = machine.think.until_us(longest_us);
+            machine.urgent_in_flight > 0 || until_us.is_some_and(|until| until > now_us)
+        });
+        for place in self.index.thinking.iter().copied() {
+            let machine = &self.machines[place];
             if !machine.think.pays() || machine.gone {
                 continue;
             }
@@ -177,11 +214,7 @@ impl<T> Vsip<T> {
         if !self.session_us.is_some_and(session) {
             return true;
         }
-        let writes = self.flights.iter().filter(|flight| flight.op != Op::Read);
-        let others = writes.filter(|flight| flight.lane != INTERACTIVE);
-        let (count, bytes) = others.fold((0, 0u64), |(count, bytes), flight| {
-            (count + 1, bytes.saturating_add(flight.bytes))
-        });
+        let (count, bytes) = self.writes;
         count == 0 || (count < self.depth.limit() / WRITES_PART && bytes < WRITE_BYTES_MAX)
     }
 
@@ -224,10 +257,30 @@ impl<T> Vsip<T> {
         Status {
             capacity_per_s: per_s,
             depth: self.depth.limit(),
-            in_flight: self.flights.len(),
+            in_flight: self.placed,
             guarded: self.guarded,
             held_us: self.held_us,
             machines,
         }
+    }
+}
+
+#[cfg(test)]
+impl<T> Vsip<T> {
+    /// The earliest turns, the weights and the number of the machines at work, found by asking all machines.
+    fn at_work_by_search(&self, now_us: u64) -> (f64, f64, f64, usize) {
+        let (mut first, mut first_last) = (f64::INFINITY, f64::INFINITY);
+        let (mut weights, mut count) = (0.0, 0);
+        for machine in &self.machines {
+            if machine.is_at_work(now_us, self.config.grace_us) {
+                match machine.goes_last() || self.is_capped(now_us, machine) {
+                    false => first = first.min(machine.turn),
+                    true => first_last = first_last.min(machine.turn),
+                }
+                weights += machine.weight();
+                count += 1;
+            }
+        }
+        (first, first_last, weights, count)
     }
 }

@@ -89,6 +89,8 @@ pub struct VsipConfig {
     pub(super) grace_us: u64,
     /// What has waited for so long while nothing of its machine and lane was served is starving.
     pub(super) guard_us: u64,
+    /// Whether the caller bounds what no guest waits for by itself: then such requests take no place of the depth.
+    pub(super) ahead_apart: bool,
 }
 
 impl VsipConfig {
@@ -108,10 +110,12 @@ impl VsipConfig {
             hold_us_max: 33_000,
             grace_us: 10_000,
             guard_us: 500_000,
+            ahead_apart: false,
         }
     }
 
-    /// A network source whose answers are queued by this host: `workers` requests can be on their way at once.
+    /// A network source whose answers are queued by this host: `workers` requests that a guest waits for can be on their way at once. How
+    /// much is under way that no guest waits for is the caller's to decide; here it only waits for its turn.
     pub fn link(most_queued: usize, workers: usize) -> VsipConfig {
         VsipConfig {
             most_queued,
@@ -125,6 +129,8 @@ impl VsipConfig {
             grace_us: 20_000,
             // Answers take round trips; nothing that waits for two seconds is taken for a hung guest.
             guard_us: 2_000_000,
+            // By bytes, which is what a link is kept busy by.
+            ahead_apart: true,
         }
     }
 }

@@ -123,6 +123,16 @@ impl Depth {
         }
     }
 
+    /// Records what was served together with another request, which is reported by [`Depth::served`].
+    pub(super) fn served_with_another(&mut self, cost: f64) {
+        self.second.cost += cost;
+        if let Some(epoch) = &mut self.epoch
+            && self.settling == 0
+        {
+            epoch.cost += cost;
+        }
+    }
+
     fn known(&mut self, now_us: u64) {
         self.look_us = now_us + LOOK_EVERY_US;
         self.looks_until_us = None;

@@ -1,6 +1,7 @@
 //! What is known of one machine: what it has queued, what it has had, and how its interactive programs read.
 
-use super::config::{HOLD_HITS_MIN, SECOND_US};
+use super::config::{BULK_YIELDS, HOLD_HITS_MIN, SECOND_US};
+use super::index::Keys;
 use super::waits::{Rate, Waits};
 use crate::{Class, Limit, MachineId, Op, Purpose, Who};
 use std::collections::VecDeque;
@@ -43,6 +44,8 @@ pub(super) struct Waiting<T> {
 #[derive(Debug)]
 pub(super) struct Lane<T> {
     pub queue: VecDeque<Waiting<T>>,
+    /// How many of them are reads.
+    pub reads: usize,
     /// When one of them was last taken.
     pub taken_us: u64,
 }
@@ -68,6 +71,27 @@ pub(super) struct Machine<T> {
     pub cap: Cap,
     pub waits: [Waits; 3],
     pub rate: Rate,
+    /// Where it is in the index.
+    pub keys: Keys,
+}
+
+impl<T> Lane<T> {
+    pub(super) fn push(&mut self, waiting: Waiting<T>) {
+        self.reads += usize::from(waiting.op == Op::Read);
+        self.queue.push_back(waiting);
+    }
+
+    pub(super) fn remove(&mut self, at: usize) -> Option<Waiting<T>> {
+        let waiting = self.queue.remove(at)?;
+        self.reads -= usize::from(waiting.op == Op::Read);
+        Some(waiting)
+    }
+
+    pub(super) fn retain(&mut self, keep: &mut dyn FnMut(&T) -> bool) {
+        self.queue.retain(|waiting| keep(&waiting.request));
+        let reads = self.queue.iter().filter(|waiting| waiting.op == Op::Read);
+        self.reads = reads.count();
+    }
 }
 
 impl<T> Machine<T> {
@@ -79,6 +103,7 @@ impl<T> Machine<T> {
             gone: false,
             lanes: std::array::from_fn(|_| Lane {
                 queue: VecDeque::new(),
+                reads: 0,
                 taken_us: now_us,
             }),
             used: f64::NEG_INFINITY,
@@ -90,6 +115,7 @@ impl<T> Machine<T> {
             cap: Cap::default(),
             waits: Default::default(),
             rate: Rate::default(),
+            keys: Keys::default(),
         }
     }
 
@@ -116,6 +142,22 @@ impl<T> Machine<T> {
     /// Returns whether it counts among those that share the device: it is busy, or was a moment ago.
     pub(super) fn is_at_work(&self, now_us: u64, grace_us: u64) -> bool {
         self.in_flight > 0 || self.last_us + grace_us > now_us || self.is_busy()
+    }
+
+    /// Returns when the turn of its bulk requests is.
+    pub(super) fn bulk_turn(&self) -> f64 {
+        self.turn + BULK_YIELDS / self.weight()
+    }
+
+    /// Returns whether its next interactive request may be waited for now or soon.
+    pub(super) fn may_think(&self) -> bool {
+        self.urgent_in_flight > 0 || self.think.idle_since_us.is_some()
+    }
+
+    /// Gives back what it was charged for and didn't get: by how much that has moved `used` and `turn`.
+    pub(super) fn uncharge(&mut self, (used, turn): (f64, f64)) {
+        self.used -= used;
+        self.turn = self.used.max(self.turn - turn);
     }
 
     /// Charges it for what it had.
@@ -163,7 +205,7 @@ impl Think {
         self.hits >= HOLD_HITS_MIN
     }
 
-    /// Returns until when its next request is to be waited for.
+    /// Returns until when its next request is to be waited for; `None` if it came.
     pub(super) fn until_us(&self, hold_us: u64) -> Option<u64> {
         self.idle_since_us.map(|since| since + hold_us)
     }

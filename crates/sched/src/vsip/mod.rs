@@ -12,13 +12,14 @@
 //! - A guard serves what starves. [`Depth`] keeps the device's own queue short. [`Think`] tells whether a slow device is
 //!   to be held free for the next read of a program that somebody is waiting for.
 //!
-//! Each request costs a few passes over the machines: half a microsecond with eight of them. Heaps would be faster with hundreds,
-//! but not where a host has tens, and could not be asked which requests are ready.
+//! [`Index`] keeps machines in the order of their tags, so that a request costs a few steps whose number grows with the logarithm of
+//! the machines', and a look at each machine with a cap.
 
 mod account;
 mod choose;
 mod config;
 mod depth;
+mod index;
 mod machine;
 mod waits;
 
@@ -26,10 +27,12 @@ pub use config::VsipConfig;
 
 use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
 use account::credit;
-use config::{LOST_US, MACHINES_MAX};
+use choose::Level;
+use config::{CHARGED_BYTES_MAX, LOST_US, MACHINES_MAX};
 use depth::Depth;
+use index::Index;
 use machine::{AHEAD, INTERACTIVE, Machine, Waiting, lane_of};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Serves interactive requests first, within what each machine may have. See the module's documentation.
 #[derive(Debug)]
@@ -37,10 +40,18 @@ pub struct Vsip<T> {
     config: VsipConfig,
     machines: Vec<Machine<T>>,
     places: HashMap<MachineId, usize>,
-    flights: Vec<Flight>,
+    /// What is being served, the oldest first.
+    flights: VecDeque<Flight>,
+    /// How many of them take a place of the depth, and how many are interactive.
+    placed: usize,
+    urgent_in_flight: usize,
+    /// The writes and flushes among them that aren't interactive: how many, and their bytes.
+    writes: (usize, u64),
     queued: usize,
     /// How many of them are in interactive lanes.
     urgent_queued: usize,
+    /// How many of them nobody waits for.
+    ahead_queued: usize,
     depth: Depth,
     /// What machines at work have had, at least, by weight.
     clock: f64,
@@ -61,8 +72,9 @@ pub struct Vsip<T> {
     guarded: u64,
     /// When to look for starving lanes again.
     guard_at_us: u64,
-    /// Where requests may be taken from, while one is chosen.
-    candidates: Vec<choose::Candidate>,
+    /// How the latest request was taken.
+    taken_at: Option<Level>,
+    index: Index,
 }
 
 /// A request that is being served.
@@ -73,6 +85,10 @@ struct Flight {
     bytes: u64,
     cost: f64,
     lane: usize,
+    /// Whether it isn't part of another one.
+    by_itself: bool,
+    /// By how much it has moved its machine's `used` and `turn`.
+    charged: (f64, f64),
     since_us: u64,
     taken_us: u64,
 }
@@ -84,9 +100,13 @@ impl<T> Vsip<T> {
             config,
             machines: Vec::new(),
             places: HashMap::new(),
-            flights: Vec::new(),
+            flights: VecDeque::new(),
+            placed: 0,
+            urgent_in_flight: 0,
+            writes: (0, 0),
             queued: 0,
             urgent_queued: 0,
+            ahead_queued: 0,
             depth: Depth::new(config.depth_start, config.depth_max, config.capacity_per_s),
             clock: 0.0,
             clock_us: 0,
@@ -99,7 +119,8 @@ impl<T> Vsip<T> {
             unguarded: 0,
             guarded: 0,
             guard_at_us: 0,
-            candidates: Vec::new(),
+            taken_at: None,
+            index: Index::default(),
         }
     }
 
@@ -119,7 +140,9 @@ impl<T> Vsip<T> {
         }
         self.places.insert(machine, self.machines.len());
         self.machines.push(Machine::new(machine, self.now_us));
-        self.machines.len() - 1
+        let place = self.machines.len() - 1;
+        self.reindex(place);
+        place
     }
 
     /// Removes the machines that want nothing and that `unwanted` accepts.
@@ -128,22 +151,55 @@ impl<T> Vsip<T> {
             .retain(|machine| machine.is_busy() || !unwanted(machine));
         let places = self.machines.iter().enumerate();
         self.places = places.map(|(place, machine)| (machine.id, place)).collect();
+        self.reindex_all();
     }
 
     /// Forgets requests whose end nobody has reported.
     fn forget_lost(&mut self, now_us: u64) {
-        while let Some(at) = self
-            .flights
-            .iter()
-            .position(|flight| flight.taken_us + LOST_US <= now_us)
+        let is_lost = |flight: &&Flight| flight.taken_us + LOST_US <= now_us;
+        while self.flights.front().filter(is_lost).is_some()
+            && let Some(flight) = self.flights.pop_front()
         {
-            let flight = self.flights.swap_remove(at);
             self.land(now_us, &flight);
         }
     }
 
+    /// Counts a request among those under way, or no longer.
+    fn under_way(&mut self, flight: &Flight, is: bool) {
+        let count = |of: &mut usize| match is {
+            true => *of += 1,
+            false => *of = of.saturating_sub(1),
+        };
+        if flight.by_itself && !(self.config.ahead_apart && flight.lane == AHEAD) {
+            count(&mut self.placed);
+        }
+        match flight.lane {
+            INTERACTIVE => count(&mut self.urgent_in_flight),
+            _ if flight.op == Op::Read => {}
+            _ => {
+                count(&mut self.writes.0);
+                let bytes = self.writes.1;
+                self.writes.1 = match is {
+                    true => bytes.saturating_add(flight.bytes),
+                    false => bytes.saturating_sub(flight.bytes),
+                };
+            }
+        }
+    }
+
+    /// Removes a request that is no longer under way from those that are.
+    fn remove_flight(&mut self, who: Who, op: Op, bytes: u64) -> Option<Flight> {
+        let asked = |flight: &Flight| flight.who == who && flight.op == op;
+        let same = |flight: &Flight| asked(flight) && flight.bytes == bytes;
+        let flights = &self.flights;
+        let at = flights.iter().position(same);
+        self.flights
+            .remove(at.or_else(|| flights.iter().position(asked))?)
+    }
+
     /// Subtracts a request that is no longer under way; returns its machine's place.
     fn land(&mut self, now_us: u64, flight: &Flight) -> Option<usize> {
+        self.under_way(flight, false);
         let place = *self.places.get(&flight.who.machine)?;
         let machine = &mut self.machines[place];
         machine.in_flight = machine.in_flight.saturating_sub(1);
@@ -153,8 +209,10 @@ impl<T> Vsip<T> {
             self.session_us = Some(now_us);
             if machine.urgent_in_flight == 0 && machine.lanes[INTERACTIVE].queue.is_empty() {
                 machine.think.done(now_us);
+                self.index.thinking.insert(place);
             }
         }
+        self.reindex(place);
         Some(place)
     }
 }
@@ -191,7 +249,7 @@ impl<T: Send> Policy<T> for Vsip<T> {
             machine.think.came(now_us, hold_us);
             self.session_us = Some(now_us);
         }
-        machine.lanes[lane].queue.push_back(Waiting {
+        machine.lanes[lane].push(Waiting {
             who,
             op,
             bytes,
@@ -200,6 +258,8 @@ impl<T: Send> Policy<T> for Vsip<T> {
             request,
         });
         self.queued += 1;
+        self.ahead_queued += usize::from(lane == AHEAD);
+        self.reindex(place);
         Ok(())
     }
 
@@ -226,20 +286,23 @@ impl<T: Send> Policy<T> for Vsip<T> {
 
     fn served(&mut self, now_us: u64, who: Who, op: Op, bytes: u64) {
         let now_us = self.at(now_us);
-        let asked = |flight: &Flight| flight.who == who && flight.op == op;
-        let same = |flight: &Flight| asked(flight) && flight.bytes == bytes;
-        let flights = &self.flights;
-        let at = flights.iter().position(same);
-        let Some(at) = at.or_else(|| flights.iter().position(asked)) else {
+        let full = self.placed >= self.depth.limit() && self.held.is_none();
+        let Some(flight) = self.remove_flight(who, op, bytes) else {
             return;
         };
-        let full = self.flights.len() >= self.depth.limit() && self.held.is_none();
-        let flight = self.flights.remove(at);
         let Some(place) = self.land(now_us, &flight) else {
             return;
         };
-        let full = full && self.queued > 0;
-        self.depth.served(now_us, flight.cost, full);
+        let waited_for = match self.config.ahead_apart {
+            true => self.queued - self.ahead_queued,
+            false => self.queued,
+        };
+        match flight.by_itself {
+            true => self
+                .depth
+                .served(now_us, flight.cost, full && waited_for > 0),
+            false => self.depth.served_with_another(flight.cost),
+        }
         let machine = &mut self.machines[place];
         let wait_us = now_us.saturating_sub(flight.since_us);
         if flight.lane != AHEAD {
@@ -248,6 +311,44 @@ impl<T: Send> Policy<T> for Vsip<T> {
         machine.rate.add(now_us, flight.bytes);
         if machine.gone && !machine.is_busy() {
             self.forget(|machine| machine.gone);
+        }
+    }
+
+    fn join(&mut self, now_us: u64, ready: &mut dyn FnMut(&Who, &T) -> bool) -> Option<(Who, T)> {
+        let now_us = self.at(now_us);
+        self.take_joining(now_us, ready)
+    }
+
+    fn grow(&mut self, bytes: u64) {
+        let cost = bytes.min(CHARGED_BYTES_MAX) as f64 / self.config.bytes_per_request;
+        let Some(mut flight) = self.flights.pop_back() else {
+            return;
+        };
+        self.under_way(&flight, false);
+        flight.bytes = flight.bytes.saturating_add(bytes);
+        flight.cost += cost;
+        self.under_way(&flight, true);
+        match self.places.get(&flight.who.machine).copied() {
+            Some(place) => self.charge_flight(self.now_us, place, cost, flight),
+            None => self.flights.push_back(flight),
+        }
+    }
+
+    fn places(&self) -> usize {
+        self.free()
+    }
+
+    fn dropped(&mut self, now_us: u64, who: Who, op: Op, bytes: u64) {
+        let now_us = self.at(now_us);
+        let Some(flight) = self.remove_flight(who, op, bytes) else {
+            return;
+        };
+        if let Some(place) = self.land(now_us, &flight) {
+            self.machines[place].uncharge(flight.charged);
+            self.reindex(place);
+            if self.machines[place].gone && !self.machines[place].is_busy() {
+                self.forget(|machine| machine.gone);
+            }
         }
     }
 
@@ -260,10 +361,12 @@ impl<T: Send> Policy<T> for Vsip<T> {
             .machines
             .iter_mut()
             .flat_map(|machine| &mut machine.lanes);
-        lanes.for_each(|lane| lane.queue.retain(|waiting| keep(&waiting.request)));
+        lanes.for_each(|lane| lane.retain(keep));
         self.queued = self.machines.iter().map(Machine::queued).sum();
         let urgent = |machine: &Machine<T>| machine.lanes[INTERACTIVE].queue.len();
         self.urgent_queued = self.machines.iter().map(urgent).sum();
+        let ahead = |machine: &Machine<T>| machine.lanes[AHEAD].queue.len();
+        self.ahead_queued = self.machines.iter().map(ahead).sum();
         self.forget(|machine| machine.gone);
     }
 
@@ -272,12 +375,18 @@ impl<T: Send> Policy<T> for Vsip<T> {
         let machine = &mut self.machines[place];
         machine.limited = true;
         let old = machine.weight();
-        machine.limit = limit.clamped();
+        let limit = limit.clamped();
+        machine.limit = limit;
         // What it has had beyond its share, or saved of it, stays what it was in requests.
         let new = machine.weight();
         let clock = self.clock;
         let moved = |tag: f64| clock + (tag - clock) * old / new;
         (machine.used, machine.turn) = (moved(machine.used), moved(machine.turn));
+        match limit.cap_percent < 100 {
+            true => self.index.capped.insert(place),
+            false => self.index.capped.remove(&place),
+        };
+        self.reindex(place);
     }
 
     fn gone(&mut self, machine: MachineId) {
@@ -295,3 +404,6 @@ impl<T: Send> Policy<T> for Vsip<T> {
         self.queued
     }
 }
+
+#[cfg(test)]
+mod tests;

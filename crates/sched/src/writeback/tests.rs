@@ -359,3 +359,28 @@ proptest! {
         prop_assert_eq!(caller.writeback.wake_us(), None);
     }
 }
+
+#[test]
+fn what_somebody_else_has_synced_is_not_written_again() {
+    let mut writeback = WriteBack::new(small());
+    writeback.admit(0, 300);
+    assert_eq!(writeback.wrote(0, 300), []);
+    let position = writeback.position();
+    writeback.admit(1, 50);
+    writeback.wrote(1, 50);
+    assert_eq!(writeback.synced(position), 300);
+    assert_eq!(
+        (writeback.dirty_bytes(), writeback.synced(position)),
+        (50, 0)
+    );
+    // While somebody waits for pieces, these are written all the same.
+    let (flush, actions) = writeback.flush(2);
+    assert_eq!(piece(&actions), Some(10));
+    assert_eq!(writeback.synced(writeback.position()), 0);
+    let mut actions = actions;
+    while let Some(bytes) = piece(&actions) {
+        actions = writeback.written(3, bytes);
+    }
+    assert_eq!(actions, [Action::Flushed(flush)]);
+    assert_eq!(writeback.synced(u64::MAX), 0, "there is nothing left");
+}

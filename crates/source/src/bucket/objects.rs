@@ -1,9 +1,11 @@
 //! One bucket: its objects under a prefix, and what its refusals mean.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use floe_image::Hash;
 use floe_threads::Cancel;
 use futures::StreamExt;
 use object_store::path::Path;
@@ -16,7 +18,7 @@ use tokio::time::timeout;
 
 use super::{Refusal, Words};
 use crate::link::LinkMeter;
-use crate::packed::Objects;
+use crate::packed::{Objects, PackBytes, pack_path};
 use crate::{LinkEstimate, Request, SourceError};
 
 /// Shortest time that an upload may take, whatever its size.
@@ -238,11 +240,25 @@ impl Prefix {
     }
 }
 
-impl Objects for Prefix {
+impl PackBytes for Prefix {
     fn at(&self) -> &str {
         &self.at
     }
 
+    fn pack_range(
+        &self,
+        pack: &Hash,
+        range: Range<u64>,
+        what: &str,
+        request: &Request,
+    ) -> Result<Vec<u8>, SourceError> {
+        let len = range.end.saturating_sub(range.start);
+        let bounded = Some(GetRange::Bounded(range));
+        self.load(&pack_path(pack), bounded, len, what, request)
+    }
+}
+
+impl Objects for Prefix {
     fn get(
         &self,
         path: &str,
@@ -251,23 +267,6 @@ impl Objects for Prefix {
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
         self.load(path, None, limit, what, request)
-    }
-
-    fn get_range(
-        &self,
-        path: &str,
-        start: u64,
-        len: u64,
-        what: &str,
-        request: &Request,
-    ) -> Result<Vec<u8>, SourceError> {
-        self.load(
-            path,
-            Some(GetRange::Bounded(start..start + len)),
-            len,
-            what,
-            request,
-        )
     }
 
     fn link(&self) -> LinkEstimate {

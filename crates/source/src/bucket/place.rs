@@ -15,7 +15,7 @@ use floe_store::{VERSION_TEXT, tag_file_name};
 use floe_threads::Cancel;
 
 use super::Bucket;
-use crate::packed::{Objects, pack_path};
+use crate::packed::{Objects, PackBytes, pack_path};
 use crate::{Purpose, Request, SourceError};
 
 /// Most objects of a kind that are listed: packs of 8 TiB, as many as an image may have.
@@ -120,9 +120,9 @@ impl Bucket {
         let start = pack.bytes.checked_sub(PACK_FOOTER_BYTES);
         let start = start.filter(|start| *start > PACK_HEADER_BYTES);
         let start = start.ok_or_else(|| invalid(&"it is too short"))?;
-        let (path, request) = (pack_path(&pack.id), self.request());
+        let (range, request) = (start..start + PACK_FOOTER_BYTES, self.request());
         let objects = self.0.objects();
-        let footer = objects.get_range(&path, start, PACK_FOOTER_BYTES, &what, &request)?;
+        let footer = objects.pack_range(&pack.id, range, &what, &request)?;
         let found = PackRef::from_footer(&footer, pack.bytes).map_err(|e| invalid(&e))?;
         match found.id == pack.id {
             true => Ok(found),

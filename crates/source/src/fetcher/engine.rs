@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
-use floe_sched::Who;
+use floe_sched::{Limit, MachineId, Status, Who};
 use floe_store::{Cache, StoreError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -46,7 +46,6 @@ pub(super) struct Engine {
     counts: Counts,
 }
 
-#[derive(Default)]
 struct State {
     queue: Queue,
     demand: Crew,
@@ -75,11 +74,17 @@ struct Counts {
 
 impl Engine {
     pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Engine {
+        let state = State {
+            queue: Queue::new(options.order, options.demand_threads.max(1)),
+            demand: Crew::default(),
+            prefetch: Crew::default(),
+            stopped: false,
+        };
         Engine {
             source,
             cache,
             options,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             demand_added: Condvar::new(),
             prefetch_added: Condvar::new(),
             here: AtomicUsize::new(0),
@@ -100,17 +105,15 @@ impl Engine {
             drop(state);
             return done(Err(SourceError::Stopped { what: what() }));
         }
-        match state.queue.add_demand(now, wanted, until, done) {
+        let merges = state.queue.knows(&wanted.hash) && self.source.merges(&wanted.image);
+        match state.queue.add_demand(now, wanted, until, merges, done) {
             Added::Queued => {}
             Added::Joined => {
                 self.counts.joined.fetch_add(1, Relaxed);
             }
             Added::Full(done) => {
                 drop(state);
-                return done(Err(SourceError::Local {
-                    what: what(),
-                    reason: "too many requests are waiting for chunks already".into(),
-                }));
+                return done(Err(full(what())));
             }
         }
         self.staff_demand(&mut state);
@@ -128,7 +131,19 @@ impl Engine {
             drop(state);
             return self.demand(wanted, done);
         }
-        let batch = state.queue.add_flying(wanted, self.options.until(), done);
+        let (now, hash) = (Instant::now(), wanted.hash);
+        let what = crate::packed::item_name(&(wanted.kind, hash));
+        let added = state
+            .queue
+            .add_demand(now, wanted, self.options.until(), false, done);
+        if let Added::Full(done) = added {
+            drop(state);
+            return done(Err(full(what)));
+        }
+        // Others may go first; then it waits for its turn like any.
+        let Some(batch) = state.queue.take_here(now, &hash) else {
+            return self.staff_demand(&mut state);
+        };
         drop(state);
         let limit = HERE_TIMEOUT.min(self.options.attempt_timeout);
         self.read(&batch, true, limit, true);
@@ -146,6 +161,7 @@ impl Engine {
             .iter()
             .partition(|(kind, hash)| hash.is_zero() || self.cache.contains(*kind, hash));
         if !wanted.is_empty() {
+            let now = Instant::now();
             let mut state = self.state.lock();
             if !state.stopped {
                 for &(kind, hash) in &wanted {
@@ -156,7 +172,7 @@ impl Engine {
                         kind,
                         hash,
                     };
-                    if !state.queue.add_prefetch(wanted, each) {
+                    if !state.queue.add_prefetch(now, wanted, each) {
                         refused.push((kind, hash));
                     }
                 }
@@ -195,6 +211,20 @@ impl Engine {
         self.demand_added.notify_all();
         self.prefetch_added.notify_all();
         calls.make();
+    }
+
+    pub fn limit(&self, machine: MachineId, limit: Limit) {
+        let mut state = self.state.lock();
+        let policy = state.queue.policy_mut();
+        policy.limit(machine, limit);
+    }
+
+    pub fn gone(&self, machine: MachineId) {
+        self.state.lock().queue.policy_mut().gone(machine);
+    }
+
+    pub fn status(&self) -> Option<Status> {
+        self.state.lock().queue.status(Instant::now())
     }
 
     pub fn stats(&self) -> FetchStats {
@@ -355,6 +385,7 @@ impl Engine {
         let mut calls = Calls::default();
         {
             let mut state = self.state.lock();
+            state.queue.ended(Instant::now(), batch);
             let left = state.queue.undelivered(batch);
             let error = match outcome {
                 Ok(Ok(())) if left == 0 => None,
@@ -371,9 +402,10 @@ impl Engine {
                 state
                     .queue
                     .failed(Instant::now(), batch, &error, here, &mut calls);
-                if state.queue.demand_len() > 0 {
-                    self.staff_demand(&mut state);
-                }
+            }
+            // The link may take another request now.
+            if state.queue.demand_len() > 0 {
+                self.staff_demand(&mut state);
             }
         }
         calls.make();
@@ -463,6 +495,14 @@ impl Engine {
         let place = Here(&self.here);
         let taken = place.0.fetch_add(1, Relaxed);
         (fast && taken < self.options.here_max).then_some(place)
+    }
+}
+
+/// The error of a demand for which there is no room.
+fn full(what: String) -> SourceError {
+    SourceError::Local {
+        what,
+        reason: "too many requests are waiting for chunks already".into(),
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct Batch {
     pub who: Who,
     pub image: Hash,
     pub wants: Vec<(Kind, Hash)>,
+    /// What the policy is to be told once it was read: who asked for how many bytes. Of demands one for each of the items.
+    pub taken: Vec<(Who, u64)>,
 }
 
 /// What a thread has to do now.
@@ -84,10 +86,17 @@ pub(super) enum State {
     Flying(u64),
 }
 
+/// Most wishes of an item that are queued with the policy. Later ones wait for the item without a say in when it comes.
+const WISHES_MAX: usize = 8;
+
 pub(super) struct Item {
     pub kind: Kind,
     /// Who asked first, among those with the purpose that it is queued for.
     pub who: Who,
+    /// Those who demand it, each once. Each is queued with the policy, and whose turn is the first decides.
+    pub wishes: Vec<Who>,
+    /// Whether it is in a second lane of the prefetch.
+    pub ahead_twice: bool,
     /// The image in whose name it is read next.
     pub image: Hash,
     pub state: State,
@@ -104,6 +113,8 @@ impl Item {
         Item {
             kind: wanted.kind,
             who: wanted.who,
+            wishes: Vec::new(),
+            ahead_twice: false,
             image: wanted.image,
             state,
             waiters: Vec::new(),
@@ -112,6 +123,25 @@ impl Item {
             last_error: None,
             charge: 0,
         }
+    }
+}
+
+impl Item {
+    /// Returns whether this would be one more wish that has a say.
+    pub fn may_wish(&self, who: &Who) -> bool {
+        self.wishes.len() < WISHES_MAX && !self.wishes.contains(who)
+    }
+
+    /// Adds a wish, if it may have a say.
+    pub fn wish(&mut self, who: Who) {
+        if self.may_wish(&who) {
+            self.wishes.push(who);
+        }
+    }
+
+    /// Returns whether it is wanted as a part of this image.
+    pub fn is_of(&self, image: &Hash) -> bool {
+        self.image == *image || self.listeners.iter().any(|(of, _)| of == image)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Fetches chunks and segments into the node's cache: demand before prefetch, each hash once, again until it is there.
 //!
-//! `queue` knows what is wanted by whom (in `item`s), `budget` how much prefetch a link can take; neither does I/O. `engine`
-//! has the threads that ask them what to do and do it.
+//! `queue` knows what is wanted by whom (in `item`s) and asks a policy of floe-sched whose turn it is; `ahead` has what is queued for
+//! prefetch, `budget` says how much of it a link can take. None of them does I/O. `engine` has the threads that ask them what to do and
+//! do it.
 
 mod ahead;
 mod budget;
@@ -15,7 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use floe_image::{Hash, Kind};
-use floe_sched::{Purpose, Who};
+use floe_sched::{Limit, MachineId, Purpose, Status, Who};
 use floe_store::Cache;
 
 use crate::{LinkEstimate, Source, SourceError};
@@ -24,6 +25,16 @@ use item::Wanted;
 
 pub use budget::budget;
 pub use item::Budget;
+
+/// In which order a [`Fetcher`] asks its source for what is demanded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FetchOrder {
+    /// What a person waits for first, and each machine has its share of the link (vSIP).
+    #[default]
+    Vsip,
+    /// First come, first served.
+    Fifo,
+}
 
 /// Options of a [`Fetcher`]. The defaults suit a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +51,8 @@ pub struct FetchOptions {
     pub demand_deadline: Option<Duration>,
     /// How many callers of [`Fetcher::demand_here`] may fetch on their own thread at the same time.
     pub here_max: usize,
+    /// Whose demand goes first.
+    pub order: FetchOrder,
 }
 
 impl Default for FetchOptions {
@@ -51,6 +64,7 @@ impl Default for FetchOptions {
             attempt_timeout: Duration::from_secs(10),
             demand_deadline: None,
             here_max: 2,
+            order: FetchOrder::default(),
         }
     }
 }
@@ -179,7 +193,7 @@ impl Fetcher {
     }
 
     /// Queues items to be fetched ahead of need, in this order, as the link allows. What is cached or on its way is skipped.
-    /// Images take turns, one request each, however much one of them has queued.
+    /// Machines take turns by their shares, and each machine's images one request each, however much one of them has queued.
     pub fn prefetch(&self, who: Who, image: &Hash, items: Vec<(Kind, Hash)>) {
         self.engine.prefetch(who, image, &items, None);
     }
@@ -194,6 +208,21 @@ impl Fetcher {
     /// [`SourceError::Stopped`].
     pub fn cancel_prefetch(&self, image: &Hash) {
         self.engine.cancel_prefetch(image);
+    }
+
+    /// Sets a machine's part of the link, from now on; may be called again, with the same or another limit.
+    pub fn limit(&self, machine: MachineId, limit: Limit) {
+        self.engine.limit(machine, limit);
+    }
+
+    /// Reports that a machine has ended. What it has queued is still fetched, and then nothing is kept of it.
+    pub fn gone(&self, machine: MachineId) {
+        self.engine.gone(machine);
+    }
+
+    /// Returns whose demands wait for the link, and what was measured of it; `None` in the order [`FetchOrder::Fifo`].
+    pub fn status(&self) -> Option<Status> {
+        self.engine.status()
     }
 
     /// Returns what it has done so far.

@@ -1,33 +1,31 @@
 //! Knows what is wanted and by whom: a state machine without I/O, threads or a clock.
 //!
 //! Each wanted hash is one [`Item`] in one of four states: ready for demand, waiting to be tried again, queued for prefetch, or
-//! being read ("flying"). Everybody who wants the hash joins that item. A [`Policy`] decides the order of demands. Queues hold
-//! hashes; an entry whose item has changed state meanwhile is skipped when its turn comes.
+//! being read ("flying"). Everybody who wants the hash joins that item. A [`Policy`] decides the order of demands, in which each who
+//! demands an item has an entry, and whose prefetch is next, of which each lane of `ahead` has one. Queues hold hashes; an entry
+//! whose item has changed state meanwhile is skipped when its turn comes.
+
+mod prefetch;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use floe_image::Hash;
-use floe_sched::{Fifo, Full, Op, Policy, Who};
+use floe_image::{Hash, Kind};
+use floe_sched::{Fifo, Op, Policy, Purpose, Status, Vsip, VsipConfig, Who};
 
-use super::ahead::Ahead;
-use super::item::{Batch, Budget, Calls, Counts, Item, Landed, Next, State, Waiter, Wanted};
-use super::{Done, Each};
+use super::ahead::{Ahead, LaneKey, lane_of};
+use super::item::{Batch, Calls, Counts, Item, Landed, Next, State, Waiter, Wanted};
+use super::{Done, Each, FetchOrder};
 use crate::packed::item_name;
 use crate::wrap::retry::pause;
 use crate::{RetryOptions, SourceError};
+use prefetch::PREFETCH_ITEMS_MAX;
 
 /// Most items in one demand read: when more items wait than there are threads, they share requests.
 const DEMAND_BATCH_MAX: usize = 64;
 
 /// Most demands that are queued. The kernel limits a mount's requests to far fewer; further demands fail at once.
 const DEMAND_ITEMS_MAX: usize = 1 << 20;
-
-/// Most items that are queued for prefetch, some 200 bytes each; further ones are given up at once.
-const PREFETCH_ITEMS_MAX: u64 = 1 << 20;
-
-/// Most items in one prefetch read.
-const PREFETCH_BATCH_MAX: usize = 1024;
 
 /// How often a prefetched item that nobody waits for is tried before it is given up.
 const PREFETCH_ATTEMPTS: u32 = 4;
@@ -43,6 +41,15 @@ const RETRY: RetryOptions = RetryOptions {
 /// How long to wait before something that was missing or denied is asked for once more.
 const ONCE_MORE_AFTER: Duration = Duration::from_millis(500);
 
+/// What the policy puts in order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entry {
+    /// Somebody demands an item.
+    Demand(Kind, Hash),
+    /// A lane of the prefetch wants its turn.
+    Ahead(LaneKey),
+}
+
 /// The outcome of adding a demand.
 pub(super) enum Added {
     /// It is queued.
@@ -53,10 +60,26 @@ pub(super) enum Added {
     Full(Done),
 }
 
+/// Returns who asks for something that is waited for, whatever was said of the purpose.
+fn demanding(who: Who) -> Who {
+    let purpose = match who.purpose.is_waited_for() {
+        true => who.purpose,
+        false => Purpose::Demand,
+    };
+    Who { purpose, ..who }
+}
+
 /// Everything that is wanted and not yet here.
 pub(super) struct Queue {
     items: HashMap<Hash, Item>,
-    demand: Box<dyn Policy<Hash>>,
+    order: FetchOrder,
+    /// Most requests for demands at a time.
+    threads: usize,
+    policy: Box<dyn Policy<Entry>>,
+    /// How many of its entries are of prefetch.
+    lanes_queued: usize,
+    /// Since when no prefetch was taken while there was some.
+    ahead_since: Option<Instant>,
     /// Demands that are tried again later, ordered by time.
     later: BTreeSet<(Instant, Hash)>,
     /// When demands give up, ordered by time.
@@ -71,11 +94,26 @@ pub(super) struct Queue {
     flights: u64,
 }
 
-impl Default for Queue {
-    fn default() -> Queue {
+/// Makes what decides the order.
+fn policy(order: FetchOrder, threads: usize) -> Box<dyn Policy<Entry>> {
+    // Prefetch is bounded by itself, and has no more lanes than items.
+    let most = DEMAND_ITEMS_MAX + PREFETCH_ITEMS_MAX as usize;
+    match order {
+        FetchOrder::Vsip => Box::new(Vsip::new(VsipConfig::link(most, threads))),
+        FetchOrder::Fifo => Box::new(Fifo::new(most)),
+    }
+}
+
+impl Queue {
+    /// Makes an empty queue, from which at most `threads` requests for demands are taken at a time.
+    pub fn new(order: FetchOrder, threads: usize) -> Queue {
         Queue {
             items: HashMap::new(),
-            demand: Box::new(Fifo::new(DEMAND_ITEMS_MAX)),
+            order,
+            threads,
+            policy: policy(order, threads),
+            lanes_queued: 0,
+            ahead_since: None,
             later: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             began: None,
@@ -87,9 +125,18 @@ impl Default for Queue {
             flights: 0,
         }
     }
-}
 
-impl Queue {
+    /// Returns what decides the order, to be told of machines.
+    pub fn policy_mut(&mut self) -> &mut dyn Policy<Entry> {
+        &mut *self.policy
+    }
+
+    /// Returns what the policy knows; `None` if it keeps no account.
+    pub fn status(&mut self, now: Instant) -> Option<Status> {
+        let now_us = self.microseconds(now);
+        self.policy.status(now_us)
+    }
+
     /// Returns whether an item is wanted already.
     pub fn knows(&self, hash: &Hash) -> bool {
         self.items.contains_key(hash)
@@ -121,29 +168,37 @@ impl Queue {
         now.saturating_duration_since(began).as_micros() as u64
     }
 
-    /// Adds a demand for an item; it gives up at `until`.
+    /// Adds a demand for an item; it gives up at `until`. If `merges`, one that a prefetch is reading is read once more, for itself.
     pub fn add_demand(
         &mut self,
         now: Instant,
         wanted: Wanted,
         until: Option<Instant>,
+        merges: bool,
         done: Done,
     ) -> Added {
-        let Wanted { who, hash, .. } = wanted;
-        let known = self.items.get(&hash).map(|item| item.state);
-        let queue = known.is_none_or(|state| state == State::Prefetch);
-        if queue {
-            let now_us = self.microseconds(now);
-            let bytes = wanted.kind.raw_size() as u64;
-            if let Err(Full(_)) = self.demand.submit(now_us, who, Op::Read, bytes, hash) {
-                return Added::Full(done);
-            }
+        let Wanted { hash, kind, .. } = wanted;
+        let who = demanding(wanted.who);
+        let item = self.items.get(&hash);
+        let known = item.map(|item| item.state);
+        let is_queued = known == Some(State::Demand);
+        let is_ahead = item.is_some_and(|item| !item.who.purpose.is_waited_for());
+        let hurries = matches!(known, Some(State::Flying(_))) && merges && is_ahead;
+        let enters = match known {
+            None | Some(State::Prefetch) => true,
+            Some(State::Flying(_)) if hurries => true,
+            Some(State::Demand) => item.is_some_and(|item| item.may_wish(&who)),
+            Some(State::Later(_) | State::Flying(_)) => false,
+        };
+        if enters && !self.enter(now, who, kind, hash) && !is_queued {
+            return Added::Full(done);
         }
         let item = self.items.entry(hash).or_insert_with(|| {
             self.counts.enter(State::Demand);
             Item::new(&wanted, State::Demand)
         });
-        if known.is_some() && queue {
+        item.wish(who);
+        if hurries || known == Some(State::Prefetch) {
             item.who = who;
             self.counts.change(item, State::Demand);
         }
@@ -152,6 +207,90 @@ impl Queue {
             Some(_) => Added::Joined,
             None => Added::Queued,
         }
+    }
+
+    /// Queues a demand with the policy; returns false if there is no room.
+    fn enter(&mut self, now: Instant, who: Who, kind: Kind, hash: Hash) -> bool {
+        if self.policy.len() - self.lanes_queued >= DEMAND_ITEMS_MAX {
+            return false;
+        }
+        let now_us = self.microseconds(now);
+        let entry = Entry::Demand(kind, hash);
+        let bytes = kind.raw_size() as u64;
+        self.policy
+            .submit(now_us, who, Op::Read, bytes, entry)
+            .is_ok()
+    }
+
+    /// Takes the demand for an item out again, which the caller then reads itself at once; `None` if others go first.
+    pub fn take_here(&mut self, now: Instant, hash: &Hash) -> Option<Batch> {
+        if self.counts.ready != 1 {
+            return None;
+        }
+        let now_us = self.microseconds(now);
+        let mut fits = |_: &Who, entry: &Entry| matches!(entry, Entry::Demand(_, of) if of == hash);
+        let (who, entry) = self.policy.next(now_us, &mut fits)?;
+        self.flights += 1;
+        let mut batch = None;
+        if !self.take(&mut batch, who, entry, self.flights) {
+            self.drop_entry(now_us, who, entry);
+        }
+        batch
+    }
+
+    /// Adds the item of an entry that the policy has returned to a batch; returns false if nobody demands it any more.
+    fn take(&mut self, batch: &mut Option<Batch>, who: Who, entry: Entry, flight: u64) -> bool {
+        let Entry::Demand(kind, hash) = entry else {
+            return false;
+        };
+        let item = self.items.get_mut(&hash);
+        let Some(item) = item.filter(|item| item.state == State::Demand) else {
+            return false;
+        };
+        self.counts.change(item, State::Flying(flight));
+        let image = item.image;
+        let batch = batch.get_or_insert_with(|| Batch {
+            flight,
+            who,
+            image,
+            wants: Vec::new(),
+            taken: Vec::new(),
+        });
+        batch.wants.push((kind, hash));
+        batch.taken.push((who, kind.raw_size() as u64));
+        true
+    }
+
+    /// Tells the policy that what it returned isn't read.
+    fn drop_entry(&mut self, now_us: u64, who: Who, entry: Entry) {
+        let bytes = match entry {
+            Entry::Demand(kind, _) => kind.raw_size() as u64,
+            Entry::Ahead(_) => 0,
+        };
+        self.policy.dropped(now_us, who, Op::Read, bytes);
+    }
+
+    /// Tells the policy that a batch was read, and what of it has come. To be called before [`Queue::failed`].
+    pub fn ended(&mut self, now: Instant, batch: &Batch) {
+        let now_us = self.microseconds(now);
+        let whole = batch.taken.len() != batch.wants.len();
+        let missing = self.undelivered(batch);
+        // The first one last: the others were a part of it.
+        for (number, (who, bytes)) in batch.taken.iter().enumerate().rev() {
+            let is_missing = match whole {
+                true => missing == batch.wants.len(),
+                false => self.is_flying(batch, &batch.wants[number].1),
+            };
+            match is_missing {
+                true => self.policy.dropped(now_us, *who, Op::Read, *bytes),
+                false => self.policy.served(now_us, *who, Op::Read, *bytes),
+            }
+        }
+    }
+
+    fn is_flying(&self, batch: &Batch, hash: &Hash) -> bool {
+        let item = self.items.get(hash);
+        item.is_some_and(|item| item.state == State::Flying(batch.flight))
     }
 
     /// Adds a waiter to an item that is known.
@@ -170,81 +309,37 @@ impl Queue {
         }
     }
 
-    /// As [`Queue::add_demand`], for an unknown item that the caller reads itself at once.
-    pub fn add_flying(&mut self, wanted: Wanted, until: Option<Instant>, done: Done) -> Batch {
-        self.flights += 1;
-        let item = Item::new(&wanted, State::Flying(self.flights));
-        self.items.insert(wanted.hash, item);
-        self.wait(wanted, until, done);
-        Batch {
-            flight: self.flights,
-            who: wanted.who,
-            image: wanted.image,
-            wants: vec![(wanted.kind, wanted.hash)],
-        }
-    }
-
-    /// Queues an item for prefetch; returns false if there is no room for it.
-    pub fn add_prefetch(&mut self, wanted: Wanted, each: Option<&Each>) -> bool {
-        let known = self.items.contains_key(&wanted.hash);
-        if !known && self.counts.prefetch >= PREFETCH_ITEMS_MAX {
-            return false;
-        }
-        let item = self.items.entry(wanted.hash).or_insert_with(|| {
-            self.counts.enter(State::Prefetch);
-            Item::new(&wanted, State::Prefetch)
-        });
-        if let Some(each) = each {
-            item.listeners.push((wanted.image, each.clone()));
-        }
-        if !known {
-            self.prefetch.push_back(wanted.image, wanted.hash);
-        }
-        true
-    }
-
     /// Returns what a demand thread has to do. `free` is the number of threads, this one included, that share what waits. The
     /// callbacks of demands past their deadline are added to `calls`.
     pub fn next_demand(&mut self, now: Instant, free: usize, calls: &mut Calls) -> Next {
         self.expire(now, calls);
         self.try_again(now);
         let now_us = self.microseconds(now);
-        let limit = self
-            .counts
-            .ready
-            .div_ceil(free.max(1))
-            .clamp(1, DEMAND_BATCH_MAX);
+        let free = free.min(self.policy.places()).max(1);
+        let limit = self.counts.ready.div_ceil(free).clamp(1, DEMAND_BATCH_MAX);
         let flight = self.flights + 1;
         let mut batch: Option<Batch> = None;
         while batch.as_ref().is_none_or(|batch| batch.wants.len() < limit) {
             let image = batch.as_ref().map(|batch| batch.image);
             // Items that are no longer demanded come out too, to be dropped.
             let items = &self.items;
-            let mut fits = |_: &Who, hash: &Hash| {
+            let mut fits = |_: &Who, entry: &Entry| {
+                let Entry::Demand(_, hash) = entry else {
+                    return false;
+                };
                 let item = items.get(hash).filter(|item| item.state == State::Demand);
                 item.is_none_or(|item| image.is_none_or(|image| image == item.image))
             };
-            let Some((_, hash)) = self.demand.next(now_us, &mut fits) else {
+            let next = match image {
+                None => self.policy.next(now_us, &mut fits),
+                Some(_) => self.policy.join(now_us, &mut fits),
+            };
+            let Some((who, entry)) = next else {
                 break;
             };
-            let Some(item) = self
-                .items
-                .get_mut(&hash)
-                .filter(|item| item.state == State::Demand)
-            else {
-                continue;
-            };
-            self.counts.change(item, State::Flying(flight));
-            let (image, who) = (item.image, item.who);
-            batch
-                .get_or_insert_with(|| Batch {
-                    flight,
-                    who,
-                    image,
-                    wants: Vec::new(),
-                })
-                .wants
-                .push((item.kind, hash));
+            if !self.take(&mut batch, who, entry, flight) {
+                self.drop_entry(now_us, who, entry);
+            }
         }
         match batch {
             Some(batch) => {
@@ -257,7 +352,7 @@ impl Queue {
 
     /// Returns when demand may have something to do without anything being added.
     fn wake(&self) -> Option<Instant> {
-        let policy = self.demand.wake_us().zip(self.began);
+        let policy = self.policy.wake_us().zip(self.began);
         let policy = policy.map(|(us, began)| began + Duration::from_micros(us));
         let later = self.later.first().map(|(at, _)| *at);
         let deadline = self.deadlines.first().map(|(at, _)| *at);
@@ -266,27 +361,28 @@ impl Queue {
 
     /// Submits to the policy what is to be tried again by now.
     fn try_again(&mut self, now: Instant) {
-        let now_us = self.microseconds(now);
         while let Some((at, hash)) = self.later.first().copied() {
             if at > now {
                 return;
             }
             self.later.pop_first();
-            let Some(item) = self
-                .items
-                .get_mut(&hash)
-                .filter(|item| item.state == State::Later(at))
-            else {
+            let item = self.items.get(&hash);
+            let Some(item) = item.filter(|item| item.state == State::Later(at)) else {
                 continue;
             };
-            let bytes = item.kind.raw_size() as u64;
-            match self.demand.submit(now_us, item.who, Op::Read, bytes, hash) {
-                Ok(()) => self.counts.change(item, State::Demand),
-                Err(Full(_)) => {
-                    let at = now + RETRY.longest_pause;
-                    self.counts.change(item, State::Later(at));
-                    self.later.insert((at, hash));
-                }
+            let (kind, wishes) = (item.kind, item.wishes.clone());
+            let entered = wishes
+                .into_iter()
+                .filter(|who| self.enter(now, *who, kind, hash));
+            let state = match entered.count() {
+                0 => State::Later(now + RETRY.longest_pause),
+                _ => State::Demand,
+            };
+            if let State::Later(at) = state {
+                self.later.insert((at, hash));
+            }
+            if let Some(item) = self.items.get_mut(&hash) {
+                self.counts.change(item, state);
             }
         }
     }
@@ -305,87 +401,6 @@ impl Queue {
         self.try_again(now);
     }
 
-    /// Returns what a prefetch thread has to do.
-    pub fn next_prefetch(&mut self, now: Instant, budget: Budget) -> Next {
-        if let Some(at) = self.prefetch_not_before {
-            if at > now {
-                return Next::Wait(Some(at));
-            }
-            self.prefetch_not_before = None;
-        }
-        // A demand that no thread has taken yet goes first.
-        let due = self.later.first().is_some_and(|(at, _)| *at <= now);
-        let overtaken = self.counts.ready > 0 || due;
-        let room = budget.in_flight.saturating_sub(self.in_flight);
-        if overtaken || (self.in_flight > 0 && room < budget.batch.min(budget.in_flight)) {
-            return Next::Wait(None);
-        }
-        let flight = self.flights + 1;
-        let mut batch: Option<Batch> = None;
-        let mut bytes = 0;
-        while let Some((lane, hash)) = self.prefetch.first() {
-            let image = batch.as_ref().map(|batch| batch.image);
-            if image.is_some_and(|image| image != lane) {
-                break;
-            }
-            let Some(item) = self
-                .items
-                .get_mut(&hash)
-                .filter(|item| item.state == State::Prefetch)
-            else {
-                self.prefetch.take_first();
-                continue;
-            };
-            if item.image != lane {
-                // The image that it was queued for no longer wants it, but another one does.
-                self.prefetch.take_first();
-                self.prefetch.push_back(item.image, hash);
-                continue;
-            }
-            let size = item.kind.raw_size() as u64;
-            let full = batch.as_ref().is_some_and(|batch| {
-                bytes + size > budget.batch || batch.wants.len() >= PREFETCH_BATCH_MAX
-            });
-            if full {
-                break;
-            }
-            self.prefetch.take_first();
-            self.counts.change(item, State::Flying(flight));
-            item.charge = size;
-            bytes += size;
-            let (image, who) = (item.image, item.who);
-            batch
-                .get_or_insert_with(|| Batch {
-                    flight,
-                    who,
-                    image,
-                    wants: Vec::new(),
-                })
-                .wants
-                .push((item.kind, hash));
-        }
-        self.in_flight += bytes;
-        match batch {
-            Some(batch) => {
-                if self
-                    .prefetch
-                    .first()
-                    .is_some_and(|(lane, _)| lane == batch.image)
-                {
-                    self.prefetch.end_turn();
-                }
-                self.flights = flight;
-                Next::Read(batch)
-            }
-            None => Next::Wait(None),
-        }
-    }
-
-    /// Holds all prefetch back until then.
-    pub fn hold_prefetch(&mut self, until: Instant) {
-        self.prefetch_not_before = self.prefetch_not_before.max(Some(until));
-    }
-
     /// Removes an item that is here now; returns who wanted it.
     pub fn landed(&mut self, hash: &Hash) -> Landed {
         let Some(item) = self.items.remove(hash) else {
@@ -401,12 +416,10 @@ impl Queue {
 
     /// Returns how many items of a batch have not arrived.
     pub fn undelivered(&self, batch: &Batch) -> usize {
-        let flying = |hash| {
-            self.items
-                .get(hash)
-                .is_some_and(|item| item.state == State::Flying(batch.flight))
-        };
-        batch.wants.iter().filter(|(_, hash)| flying(hash)).count()
+        let wants = batch.wants.iter();
+        wants
+            .filter(|(_, hash)| self.is_flying(batch, hash))
+            .count()
     }
 
     /// Handles a read of `batch` that failed with `error`: items that have not arrived are queued again or given up.
@@ -482,53 +495,25 @@ impl Queue {
                     .first()
                     .map_or(item.image, |(image, _)| *image);
                 self.counts.change(item, State::Prefetch);
-                prefetch_again.push((item.image, *hash, item.failures));
+                prefetch_again.push((item.who, item.image, *hash, item.failures));
             } else {
                 self.items.remove(hash);
             }
         }
-        if let Some(failures) = prefetch_again.iter().map(|again| again.2).max()
+        if let Some(failures) = prefetch_again.iter().map(|again| again.3).max()
             && passing
         {
             self.hold_prefetch(now + pause(&RETRY, failures));
         }
-        for (image, hash, _) in prefetch_again.into_iter().rev() {
-            self.prefetch.push_front(image, hash);
+        for (who, image, hash, _) in prefetch_again.into_iter().rev() {
+            let key = lane_of(&who, &image);
+            if self.prefetch.push_front(key, hash) {
+                self.enter_lane(now, &who, key);
+            }
         }
         for (hash, at) in demand_again {
             self.demand_again(now, &hash, at);
         }
-    }
-
-    /// Drops what is queued for prefetch of `image`, unless somebody else wants it.
-    pub fn cancel_prefetch(&mut self, image: &Hash, calls: &mut Calls) {
-        self.prefetch.retain(|hash| {
-            let Some(item) = self
-                .items
-                .get_mut(hash)
-                .filter(|item| item.state == State::Prefetch)
-            else {
-                return false;
-            };
-            let stopped = SourceError::Stopped {
-                what: item_name(&(item.kind, *hash)),
-            };
-            let (gone, stay) = item.listeners.drain(..).partition(|(of, _)| of == image);
-            item.listeners = stay;
-            let gone: Vec<(Hash, Each)> = gone;
-            calls.each.extend(
-                gone.into_iter()
-                    .map(|(_, each)| (each, item.kind, *hash, stopped.clone())),
-            );
-            if let Some((other, _)) = item.listeners.first() {
-                item.image = *other;
-            } else if item.image == *image {
-                self.counts.leave(State::Prefetch);
-                self.items.remove(hash);
-                return false;
-            }
-            true
-        });
     }
 
     /// Gives everything up.
@@ -548,7 +533,7 @@ impl Queue {
                     .map(|(_, each)| (each, item.kind, hash, stopped.clone())),
             );
         }
-        *self = Queue::default();
+        *self = Queue::new(self.order, self.threads);
     }
 
     /// Drops waiters past their deadline, except those of items that are being read, and items that nobody else wants.
@@ -602,8 +587,12 @@ impl Queue {
             self.counts.leave(item.state);
             self.items.remove(hash);
         } else {
+            item.wishes.clear();
             self.counts.change(item, State::Prefetch);
-            self.prefetch.push_back(item.image, *hash);
+            let (who, key) = (item.who, lane_of(&item.who, &item.image));
+            if self.prefetch.push_back(key, *hash) {
+                self.enter_lane(now, &who, key);
+            }
         }
     }
 

@@ -17,6 +17,9 @@ const SICK_FIRST: Duration = Duration::from_secs(1);
 /// The longest such time: a repaired server is used again within a minute.
 const SICK_LONGEST: Duration = Duration::from_secs(60);
 
+/// A source that did not answer within less than this has not failed: a busy link takes longer, and whoever waits so short a time asks again.
+const SLOW_FROM: Duration = Duration::from_secs(1);
+
 /// Several sources, in order of preference. If a source lacks something, can't be reached, is too slow or sends wrong bytes,
 /// the next one is asked for the rest; a source that failed is asked last for a while. If a source denies access the read
 /// fails, because that is a mistake that somebody should see.
@@ -39,6 +42,7 @@ impl Member {
     /// Notes the outcome of its last answer.
     pub(super) fn learn(&self, outcome: Option<&SourceError>) {
         match outcome {
+            Some(SourceError::Timeout { after, .. }) if *after < SLOW_FROM => {}
             Some(error) if error.is_retryable() => self.failed(error),
             _ => *self.health.lock() = Health::default(),
         }
@@ -181,6 +185,13 @@ impl Source for Failover {
     ) -> Result<(), SourceError> {
         let mut progress = Progress::new(wants);
         self.read_rest(image, &mut progress, &Deadline::new(request), sink)
+    }
+
+    fn merges(&self, image: &Hash) -> bool {
+        // what the others have is read at once
+        self.sources
+            .iter()
+            .any(|member| member.source.merges(image))
     }
 
     fn link(&self) -> LinkEstimate {

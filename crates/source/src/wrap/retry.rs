@@ -127,6 +127,10 @@ impl Source for Retry {
         })
     }
 
+    fn merges(&self, image: &Hash) -> bool {
+        self.inner.merges(image)
+    }
+
     fn link(&self) -> LinkEstimate {
         self.inner.link()
     }

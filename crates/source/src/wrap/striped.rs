@@ -239,6 +239,10 @@ impl Source for Striped {
         }
     }
 
+    fn merges(&self, image: &Hash) -> bool {
+        self.sources.merges(image)
+    }
+
     /// Returns the sum of their traffic and bandwidth, and the longest round trip, which determines how much must be in flight.
     fn link(&self) -> LinkEstimate {
         let links = self

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use floe_image::{Hash, Kind, Layout, Manifest};
@@ -37,6 +38,8 @@ pub struct Script {
     flying: Mutex<(HashSet<Hash>, bool)>,
     gate: Mutex<Gate>,
     changed: Condvar,
+    /// Whether it says that two reads of an item cost what one costs.
+    pub merges: AtomicBool,
 }
 
 #[derive(Default)]
@@ -115,6 +118,10 @@ impl Source for Script {
 
     fn manifest(&self, _: &Hash) -> Result<Manifest, SourceError> {
         Err(self.error(Act::Silent))
+    }
+
+    fn merges(&self, _: &Hash) -> bool {
+        self.merges.load(SeqCst)
     }
 
     fn layout(&self, _: &Hash) -> Result<Option<Layout>, SourceError> {

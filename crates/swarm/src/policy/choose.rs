@@ -1,11 +1,14 @@
 //! The rules: what to ask next, and of whom.
 use super::downloads::{Ask, Demand, Flight};
+use super::rate::Rate;
 use super::uploads::Answer;
 use super::{Action, DEMANDS_MAX, Fault, PeerId, PieceId, Policy, Purpose};
 use rand::Rng;
 
 /// How many pieces of the window are looked at for one that can be asked for, each time.
 const DRAWS: usize = 8;
+/// So many prefetches may be under way however slowly pieces come: from different hosts, so that none of them is waited for alone.
+const PREFETCH_LEAST: usize = 4;
 /// How often a demand without a host looks for one again, in microseconds.
 const AGAIN_US: u64 = 50_000;
 /// How many times its patience a demand waits before it leaves the swarm to itself, however many hosts say that they have the piece.
@@ -54,8 +57,15 @@ impl Policy {
                 self.answered(ask.peer, &flight);
                 if ask.peer != from {
                     out.push(Action::Cancel(ask.peer, piece));
-                } else if let Some(peer) = self.peers.get(from) {
-                    peer.has_answered(now_us, now_us.saturating_sub(ask.since_us));
+                    continue;
+                }
+                let took_us = now_us.saturating_sub(ask.since_us);
+                self.downloads.rate.came(now_us, took_us);
+                if self.peers.is_seed(from) {
+                    self.downloads.seed_rate.came(now_us, took_us);
+                }
+                if let Some(peer) = self.peers.get(from) {
+                    peer.has_answered(now_us, took_us);
                 }
             }
         }
@@ -69,7 +79,7 @@ impl Policy {
     /// A host owes one answer less.
     fn answered(&mut self, id: PeerId, flight: &Flight) {
         if let Some(peer) = self.peers.get(id) {
-            peer.asked = peer.asked.saturating_sub(1);
+            peer.owes_less();
             if flight.purpose == Purpose::Prefetch {
                 peer.prefetching = peer.prefetching.saturating_sub(1);
             }
@@ -158,7 +168,7 @@ impl Policy {
             && flight.is_none()
             && self.config.wardens
             && self.peers.seed.is_some()
-            && self.ring.warden(piece) == self.me
+            && self.ring.stands_in(piece, self.me)
             && self.here.is_of_image(piece);
         let hold = self.config.wardens && (coming || mine);
         let answer = match here || hold {
@@ -191,13 +201,11 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         let sure = self.peers.is_seed(id) || self.peers.has_piece(id, piece);
-        let Some(peer) = self.peers.get(id) else {
+        if !self.peers.knows(id) {
             return;
-        };
-        peer.was_asked(now_us);
-        if purpose == Purpose::Prefetch {
-            peer.prefetching += 1;
         }
+        let prefetch = purpose == Purpose::Prefetch;
+        self.peers.ask(id, now_us, prefetch);
         let ask = Ask {
             peer: id,
             since_us: now_us,
@@ -222,12 +230,22 @@ impl Policy {
             if self.config.wardens && self.peers.seed.is_some() {
                 self.fill_duties(now_us, out);
             }
-            while self.downloads.prefetching < self.config.prefetch_max {
+            let most = self.config.prefetch_max;
+            let most = self.ahead_most(&self.downloads.rate, PREFETCH_LEAST, most);
+            while self.downloads.prefetching < most {
                 let Some((peer, piece)) = self.next_prefetch(now_us) else {
                     break;
                 };
                 self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
             }
+        }
+    }
+
+    /// Returns how many pieces may be under way ahead of need where they come at this rate, between `least` and `most`.
+    fn ahead_most(&self, rate: &Rate, least: usize, most: usize) -> usize {
+        match self.config.queue_us {
+            0 => most,
+            us => rate.under_way(us, least, most),
         }
     }
 
@@ -282,7 +300,7 @@ impl Policy {
         if holder.is_some() {
             return holder;
         }
-        let Some(warden) = self.warden(piece) else {
+        let Some(warden) = self.warden(now_us, piece) else {
             return seed;
         };
         let patient = now_us.saturating_sub(since_us) < self.seed_patience_us();
@@ -299,7 +317,9 @@ impl Policy {
     fn fill_duties(&mut self, now_us: u64, out: &mut Vec<Action>) {
         let k = self.window();
         let mut at = 0;
-        while self.downloads.duties < self.config.duties_max {
+        // the seed's link is everybody's: with many hosts it brings each of them little
+        let most = self.ahead_most(&self.downloads.seed_rate, 1, self.config.duties_max);
+        while self.downloads.duties < most {
             let Some(piece) = self.ahead.duty(at) else {
                 return;
             };
@@ -339,9 +359,13 @@ impl Policy {
     fn prefetch_source(&mut self, now_us: u64, piece: PieceId) -> Option<PeerId> {
         let most = self.config.prefetch_per_peer_max;
         if self.config.peers && self.peers.holders(piece) > 0 {
-            return self.peers.holder(piece, now_us, most, &mut self.random);
+            let holder = self.peers.holder(piece, now_us, most, &mut self.random);
+            // one that is busy is waited for, one that is slow is not
+            if holder.is_some() || self.peers.has_quick_holder(piece, now_us) {
+                return holder;
+            }
         }
-        let warden = self.warden(piece);
+        let warden = self.warden(now_us, piece);
         let ask = match warden {
             Some(warden) if warden != self.me => warden,
             _ => self.peers.seed?,
@@ -353,7 +377,11 @@ impl Policy {
     }
 
     pub(super) fn tick(&mut self, now_us: u64, out: &mut Vec<Action>) {
-        while let Some(peer) = self.peers.stalled(now_us, self.config.stall_us) {
+        let flights = &self.downloads.flights;
+        let demands = flights.values().any(|f| f.purpose == Purpose::Demand);
+        // the paper's policies know nothing of slow hosts
+        self.peers.measure(now_us, demands, self.config.wardens);
+        while let Some(peer) = self.peers.stalled(self.config.stall_us) {
             self.drop_peer(peer, Fault::Stalled, out);
         }
         if !self.config.peers {
@@ -364,8 +392,29 @@ impl Policy {
             self.ahead
                 .find_duties(ring.version(), |piece| ring.warden(piece) == me);
         }
+        self.leave_late(now_us, out);
         self.move_demands(now_us, out);
         self.end_game(now_us, out);
+    }
+
+    /// Takes back what was asked ahead of need and is long overdue: its answer may have been lost, and who waits for it without standing
+    /// still has no patience of its own.
+    fn leave_late(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let late_us = self.peers.late_us();
+        let is_late = |flight: &Flight| match flight.asks[..] {
+            [ask] if flight.purpose == Purpose::Prefetch && !self.peers.is_seed(ask.peer) => {
+                (now_us.saturating_sub(ask.since_us) > late_us).then_some(ask.peer)
+            }
+            _ => None,
+        };
+        let flights = self.downloads.flights.iter();
+        let asked = flights.filter_map(|(piece, flight)| Some((*piece, is_late(flight)?)));
+        let mut asked: Vec<(PieceId, PeerId)> = asked.collect();
+        asked.sort_unstable();
+        for (piece, peer) in asked {
+            out.push(Action::Cancel(peer, piece));
+            self.unask(peer, piece, out);
+        }
     }
 
     /// Takes demands that wait too long at one host to another.
@@ -383,9 +432,11 @@ impl Policy {
             let [ask] = flight.asks[..] else { continue };
             let waited_us = now_us.saturating_sub(ask.since_us.max(demand.since_us));
             let at_seed = self.peers.is_seed(ask.peer);
+            let slow = !at_seed && self.peers.is_slow(ask.peer, now_us);
             let patience_us = match at_seed {
                 // its queue is everybody's: whoever can be served elsewhere leaves it
                 true => self.config.refused_us,
+                false if slow => 0,
                 false => self.config.demand_patience_us,
             };
             if waited_us < patience_us {
@@ -402,10 +453,12 @@ impl Policy {
             }
             let to = match other.filter(|other| *other != ask.peer) {
                 _ if hopeless => self.peers.seed,
-                Some(other) if !sure || late => Some(other),
+                Some(other) if !sure || late || slow => Some(other),
                 _ if late && !at_seed => self.peers.seed,
+                _ if slow => self.source(now_us, piece, demand.since_us),
                 _ => None,
             };
+            let to = to.filter(|to| *to != ask.peer);
             if let Some(to) = to {
                 out.push(Action::Cancel(ask.peer, piece));
                 self.unask(ask.peer, piece, out);
@@ -450,10 +503,8 @@ impl Policy {
                 peer: other,
                 since_us: now_us,
             });
-            if let Some(peer) = self.peers.get(other) {
-                peer.was_asked(now_us);
-                peer.prefetching += usize::from(purpose == Purpose::Prefetch);
-            }
+            let prefetch = purpose == Purpose::Prefetch;
+            self.peers.ask(other, now_us, prefetch);
             out.push(Action::Ask(other, piece, purpose));
         }
     }

@@ -1,4 +1,5 @@
 //! What was asked for, and what machines wait for.
+use super::rate::Rate;
 use super::{PeerId, PieceId, Purpose};
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,6 +44,10 @@ pub(super) struct Downloads {
     /// Duties on their way that nobody waits for yet.
     pub(super) duties: usize,
     outside: f64,
+    /// How fast pieces come from anywhere,
+    pub(super) rate: Rate,
+    /// and from the seed.
+    pub(super) seed_rate: Rate,
 }
 
 impl Downloads {

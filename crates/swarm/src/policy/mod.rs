@@ -26,6 +26,9 @@
 //!    serves it on arrival, so that a hundred hosts that miss one piece cost the seed that piece once.
 //! 3. A warden that has much to do refuses; who was refused looks again for a host that has the piece by then.
 //!    A demand that gets nowhere ends at the seed.
+//! 4. A host that takes many times as long as the median of those that were asked (a link of its own kind, or a bad one) is not asked
+//!    while there is another way: the next on the ring stands in for it. Nobody needs to agree on who is slow. Where hosts see it
+//!    differently a piece leaves the seed twice.
 //!
 //! The window adapts to the swarm: k is [`Config::window_per_peer`] pieces for each host, because n uplinks are only busy together if
 //! there are about n different pieces to carry; it shrinks where machines miss what no profile predicts, since they bring
@@ -43,6 +46,7 @@ mod choose;
 mod config;
 mod downloads;
 mod peers;
+mod rate;
 mod ring;
 mod uploads;
 
@@ -125,6 +129,8 @@ pub enum Event<'a> {
     Withdrawn(PeerId, PieceId),
     /// A piece was sent to a host ([`Action::Serve`]), or could not be.
     Served(PeerId, PieceId),
+    /// So many pieces may be sent now ([`Policy::sendable`]); what isn't used at once is void.
+    Granted(usize),
     /// Time has passed; reported every 50 ms or so.
     Tick,
 }
@@ -196,6 +202,16 @@ impl Policy {
         self.here.get(piece)
     }
 
+    /// DEBUG
+    pub fn dbg(&self) -> String {
+        let d = &self.downloads;
+        let at_seed = d.flights.values().filter(|f| f.asks.iter().any(|a| self.peers.is_seed(a.peer))).count();
+        let dem = d.flights.values().filter(|f| f.purpose == Purpose::Demand).count();
+        format!("flights {} (demand {} seed {}) prefetching {} duties {} demands {} unasked {} ahead {} k {} most {} seedmost {} uploads {}",
+            d.flights.len(), dem, at_seed, d.prefetching, d.duties, d.demands.len(), d.unasked.len(), self.ahead.len(), self.window(),
+            d.rate.under_way(self.config.queue_us, 4, self.config.prefetch_max), d.seed_rate.under_way(self.config.queue_us, 1, self.config.duties_max), self.uploads.len())
+    }
+
     /// Returns the number of questions to others that wait for an answer.
     pub fn asked(&self) -> usize {
         self.downloads.asks()
@@ -204,6 +220,17 @@ impl Policy {
     /// Returns the number of entries that this policy remembers of peers' questions: what they could make grow.
     pub fn held(&self) -> usize {
         self.uploads.len()
+    }
+
+    /// Says whether there is a cap on what is sent that this image's swarm shares with others. Then pieces are sent only when the caller
+    /// grants that: as many of [`Policy::sendable`] as the cap allows, by [`Event::Granted`].
+    pub fn set_shared_cap(&mut self, shared: bool) {
+        self.uploads.set_shared_cap(shared);
+    }
+
+    /// Returns how many pieces would be sent now if they were granted.
+    pub fn sendable(&self) -> usize {
+        self.uploads.sendable(&self.config)
     }
 
     /// Returns the present k: among how many missing pieces of the prediction prefetch picks.
@@ -225,7 +252,7 @@ impl Policy {
     pub fn on_event(&mut self, now_us: u64, event: Event<'_>, out: &mut Vec<Action>) {
         match event {
             Event::Joined(peer) => self.joined(peer),
-            Event::Seed(peer) => self.peers.set_seed(peer, now_us),
+            Event::Seed(peer) => self.peers.set_seed(peer),
             Event::Left(peer) => self.forget(peer, out),
             Event::Has(peer, pieces) => self.peers.has(peer, pieces),
             Event::Lacks(peer, pieces) => self.peers.lacks(peer, pieces),
@@ -237,6 +264,7 @@ impl Policy {
             Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
             Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
             Event::Served(peer, piece) => self.uploads.served((peer, piece)),
+            Event::Granted(pieces) => self.uploads.grant(pieces),
             Event::Tick => self.tick(now_us, out),
         }
         self.uploads.pump(now_us, &self.config, out);
@@ -288,8 +316,11 @@ impl Policy {
         });
     }
 
-    /// Returns whose duty a piece is; `None` without wardens.
-    fn warden(&mut self, piece: PieceId) -> Option<PeerId> {
-        self.config.wardens.then(|| self.ring.warden(piece))
+    /// Returns whose duty a piece is, as this host sees it: of a warden that is slow, who stands in for it; `None` without wardens.
+    fn warden(&mut self, now_us: u64, piece: PieceId) -> Option<PeerId> {
+        let peers = &self.peers;
+        let slow = |peer| peers.is_slow(peer, now_us);
+        let ring = &mut self.ring;
+        self.config.wardens.then(|| ring.warden_but(piece, slow))
     }
 }

@@ -10,6 +10,27 @@ const FAILURES_MAX: u32 = 64;
 const PACE_WEIGHT: f64 = 0.2;
 /// How long a host is believed to take that was never asked, in microseconds: some pieces of 64 KiB at 100 Mbit/s.
 const PACE_US: f64 = 20_000.0;
+/// How often it is looked anew how long hosts take, in microseconds.
+const TYPICAL_EVERY_US: u64 = 100_000;
+/// Fewer hosts than that tell nothing of what is typical.
+const TYPICAL_HOSTS: usize = 3;
+/// So many times as long as is typical is slow.
+const SLOW: f64 = 4.0;
+/// Nobody is slow who takes less than that, in microseconds.
+const SLOW_LEAST_US: f64 = 100_000.0;
+/// A host that was slow is tried again after so long, in microseconds.
+const SLOW_FOR_US: u64 = 30_000_000;
+/// A host that was silent for so many times as long as is typical may have stalled.
+const STALL: f64 = 8.0;
+/// So many times as long as is typical is overdue: of a dozen questions each may wait for all others, and for those of other hosts.
+const LATE: f64 = 50.0;
+/// Nothing is overdue before that, and everything is after that, in microseconds.
+const LATE_LEAST_US: u64 = 2_000_000;
+const LATE_MOST_US: u64 = 60_000_000;
+/// No more time than that passes between two looks, in microseconds: this host may have been halted meanwhile.
+const PASSED_MAX_US: u64 = 1_000_000;
+/// Silence is never forgiven for longer than so many times the patience with it.
+const STALL_TIMES_MAX: u64 = 6;
 
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
@@ -23,8 +44,13 @@ pub(super) struct Peer {
     pace_us: f64,
     refused_until_us: u64,
     failures: u32,
-    /// When it last sent something, or was asked while it owed nothing.
-    heard_us: u64,
+    /// How long it has owed something since it last answered, with pauses: demands are taken back from a host that is silent before one of
+    /// them has waited for long. Prefetch counts only while nothing else is on its way, which goes first.
+    silent_us: u64,
+    /// When it was last asked or answered.
+    dealt_us: u64,
+    /// Whether its place is in [`Peers::dealt`].
+    listed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,9 +60,15 @@ pub(super) struct Peers {
     all: Vec<Peer>,
     /// Places in `all` of those with a map.
     mapped: Vec<usize>,
+    /// Places in `all` of those that were asked of late: a few of many.
+    dealt: Vec<usize>,
     /// How many hosts have a piece, of those with a map.
     count: Vec<u8>,
     pub(super) seed: Option<PeerId>,
+    /// The median of what hosts take that were asked of late, in microseconds; 0 if they are too few.
+    typical_us: f64,
+    typical_at_us: u64,
+    passed_us: u64,
 }
 
 impl Peers {
@@ -46,8 +78,12 @@ impl Peers {
             slots: HashMap::new(),
             all: Vec::new(),
             mapped: Vec::new(),
+            dealt: Vec::new(),
             count: vec![0; pieces as usize],
             seed: None,
+            typical_us: 0.0,
+            typical_at_us: 0,
+            passed_us: 0,
         }
     }
 
@@ -65,17 +101,16 @@ impl Peers {
             pace_us: PACE_US,
             refused_until_us: 0,
             failures: 0,
-            heard_us: 0,
+            silent_us: 0,
+            dealt_us: 0,
+            listed: false,
         });
         true
     }
 
-    pub(super) fn set_seed(&mut self, id: PeerId, now_us: u64) {
+    pub(super) fn set_seed(&mut self, id: PeerId) {
         self.join(id);
         self.seed = self.slots.contains_key(&id).then_some(id);
-        if let Some(peer) = self.get(id) {
-            peer.heard_us = now_us;
-        }
     }
 
     pub(super) fn is_seed(&self, id: PeerId) -> bool {
@@ -94,6 +129,11 @@ impl Peers {
         if let Some(moved) = self.all.get(place) {
             self.slots.insert(moved.id, place);
         }
+        let last = self.all.len();
+        self.dealt.retain(|other| *other != place);
+        if let Some(moved) = self.dealt.iter_mut().find(|other| **other == last) {
+            *moved = place;
+        }
         for piece in gone.map.iter().flat_map(Bits::ones) {
             self.count[piece as usize] -= 1;
         }
@@ -107,6 +147,20 @@ impl Peers {
 
     pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
         self.all.get_mut(*self.slots.get(&id)?)
+    }
+
+    /// A host is asked for a piece.
+    pub(super) fn ask(&mut self, id: PeerId, now_us: u64, prefetch: bool) {
+        let Some(place) = self.slots.get(&id).copied() else {
+            return;
+        };
+        let peer = &mut self.all[place];
+        peer.dealt_us = now_us;
+        peer.asked += 1;
+        peer.prefetching += usize::from(prefetch);
+        if !std::mem::replace(&mut peer.listed, true) {
+            self.dealt.push(place);
+        }
     }
 
     pub(super) fn has(&mut self, id: PeerId, pieces: &[PieceId]) {
@@ -151,8 +205,8 @@ impl Peers {
         self.count.get(piece as usize).copied().unwrap_or(0)
     }
 
-    /// Returns the host that will probably bring a piece first, of those that are known to have it and have fewer than
-    /// `prefetching_max` prefetches to bring. Which of equals is chance.
+    /// Returns the host that will probably bring a piece first, of those that are known to have it, have fewer than `prefetching_max`
+    /// prefetches to bring, and are not slow. Which of equals is chance.
     pub(super) fn holder(
         &self,
         piece: PieceId,
@@ -172,6 +226,9 @@ impl Peers {
             if !free || !peer.map.as_ref().is_some_and(|map| map.get(piece)) {
                 continue;
             }
+            if self.takes_long(peer, now_us) {
+                continue;
+            }
             let cost = peer.cost_us();
             if best.is_none_or(|(least, _)| cost < least) {
                 best = Some((cost, peer.id));
@@ -180,18 +237,80 @@ impl Peers {
         best.map(|(_, id)| id)
     }
 
-    /// Returns a host that was asked and has sent nothing for so long.
-    pub(super) fn stalled(&self, now_us: u64, stall_us: u64) -> Option<PeerId> {
-        let silent = |peer: &&Peer| {
-            peer.asked > 0
-                && now_us.saturating_sub(peer.heard_us) > stall_us
-                && !self.is_seed(peer.id)
+    /// Whether some host that is not slow is known to have a piece.
+    pub(super) fn has_quick_holder(&self, piece: PieceId, now_us: u64) -> bool {
+        self.mapped.iter().map(|at| &self.all[*at]).any(|peer| {
+            peer.map.as_ref().is_some_and(|map| map.get(piece)) && !self.takes_long(peer, now_us)
+        })
+    }
+
+    /// Counts how long hosts are silent, and looks how long those take that were asked of late. `demands` tells whether demands are on
+    /// their way to this host; without `judge` nobody is slow.
+    pub(super) fn measure(&mut self, now_us: u64, demands: bool, judge: bool) {
+        let passed_us = now_us.saturating_sub(self.passed_us).min(PASSED_MAX_US);
+        self.passed_us = now_us;
+        for place in &self.dealt {
+            let peer = &mut self.all[*place];
+            if peer.asked > peer.prefetching || peer.asked > 0 && !demands {
+                peer.silent_us += passed_us;
+            }
+        }
+        if !judge || now_us < self.typical_at_us + TYPICAL_EVERY_US {
+            return;
+        }
+        self.typical_at_us = now_us;
+        let all = &mut self.all;
+        self.dealt.retain(|place| {
+            all[*place].listed = all[*place].dealt_with(now_us);
+            all[*place].listed
+        });
+        let mut takes_us: Vec<f64> = self.dealt.iter().map(|at| all[*at].takes_us()).collect();
+        let middle = takes_us.len().saturating_sub(1) / 2;
+        self.typical_us = match takes_us.len() >= TYPICAL_HOSTS {
+            true => *takes_us.select_nth_unstable_by(middle, f64::total_cmp).1,
+            false => 0.0,
         };
-        self.all.iter().find(silent).map(|peer| peer.id)
+    }
+
+    /// Whether a host takes so much longer than others do that it is better to do without it. One whose own link is slow finds all others
+    /// equally late, and so none of them slow.
+    pub(super) fn is_slow(&self, id: PeerId, now_us: u64) -> bool {
+        let peer = self.slots.get(&id).and_then(|place| self.all.get(*place));
+        peer.is_some_and(|peer| self.takes_long(peer, now_us))
+    }
+
+    fn takes_long(&self, peer: &Peer, now_us: u64) -> bool {
+        let slow_us = (self.typical_us * SLOW).max(SLOW_LEAST_US);
+        self.typical_us > 0.0 && peer.dealt_with(now_us) && peer.takes_us() > slow_us
+    }
+
+    /// Returns how long an answer may take before it is asked for anew, in microseconds.
+    pub(super) fn late_us(&self) -> u64 {
+        ((self.typical_us * LATE) as u64).clamp(LATE_LEAST_US, LATE_MOST_US)
+    }
+
+    /// Returns a host that has owed answers for so long and has sent none, unless others let this host wait as well: then its own link is
+    /// full.
+    pub(super) fn stalled(&self, stall_us: u64) -> Option<PeerId> {
+        let stall_us =
+            ((self.typical_us * STALL) as u64).clamp(stall_us, stall_us * STALL_TIMES_MAX);
+        let dealt = self.dealt.iter().map(|place| &self.all[*place]);
+        let mut stalled = dealt.filter(|peer| peer.silent_us > stall_us && !self.is_seed(peer.id));
+        stalled.next().map(|peer| peer.id)
     }
 }
 
 impl Peer {
+    /// Whether it was asked or has answered of late, or owes something.
+    fn dealt_with(&self, now_us: u64) -> bool {
+        self.asked > 0 || self.dealt_us > 0 && now_us.saturating_sub(self.dealt_us) < SLOW_FOR_US
+    }
+
+    /// Returns how long it takes for a piece: what was measured, or how long it has been silent, if that is longer.
+    fn takes_us(&self) -> f64 {
+        self.pace_us.max(self.silent_us as f64)
+    }
+
     /// Returns how long an answer takes with what it was asked already, in microseconds.
     fn cost_us(&self) -> f64 {
         self.pace_us * (self.asked + 1) as f64
@@ -205,15 +324,18 @@ impl Peer {
         self.refused_until_us = at_us;
     }
 
-    pub(super) fn was_asked(&mut self, now_us: u64) {
-        if self.asked == 0 {
-            self.heard_us = now_us;
-        }
-        self.asked += 1;
+    /// It owes an answer less: it has given it, or it is not wanted any more.
+    pub(super) fn owes_less(&mut self) {
+        self.asked = self.asked.saturating_sub(1);
+    }
+
+    fn was_heard(&mut self, now_us: u64) {
+        self.silent_us = 0;
+        self.dealt_us = now_us;
     }
 
     pub(super) fn has_answered(&mut self, now_us: u64, took_us: u64) {
-        self.heard_us = now_us;
+        self.was_heard(now_us);
         self.failures = 0;
         let each = took_us as f64 / (self.asked + 1) as f64;
         self.pace_us += (each - self.pace_us) * PACE_WEIGHT;
@@ -221,7 +343,7 @@ impl Peer {
 
     /// Returns whether it has failed too often.
     pub(super) fn has_failed(&mut self, now_us: u64) -> bool {
-        self.heard_us = now_us;
+        self.was_heard(now_us);
         self.failures += 1;
         self.failures > FAILURES_MAX
     }

@@ -4,6 +4,8 @@ use super::{PeerId, PieceId};
 
 /// Places of each host: with one, some hosts would have seven times the mean of duties.
 const PLACES: u64 = 8;
+/// How many hosts may stand in for a piece's warden: two that are slow at a time are rare, and of more hosts nobody may make duties.
+const STAND_INS: usize = 2;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ring {
@@ -44,14 +46,52 @@ impl Ring {
         self.places.len() / PLACES as usize
     }
 
-    /// The ring must have a host.
+    /// Returns whose duty a piece is. The ring must have a host.
     pub(super) fn warden(&mut self, piece: PieceId) -> PeerId {
+        let first = self.first(piece);
+        self.places[first].1
+    }
+
+    /// Returns whose duty a piece is once those are left out that `passed` says: the warden, or who stands in for it. If all of them are
+    /// left out it is the warden. The ring must have a host.
+    pub(super) fn warden_but(&mut self, piece: PieceId, passed: impl Fn(PeerId) -> bool) -> PeerId {
+        let warden = self.warden(piece);
+        match passed(warden) {
+            true => self.line(piece).into_iter().find(|peer| !passed(*peer)),
+            false => None,
+        }
+        .unwrap_or(warden)
+    }
+
+    /// Whether a piece may become the duty of `peer`, since others find its warden slow.
+    pub(super) fn stands_in(&mut self, piece: PieceId, peer: PeerId) -> bool {
+        self.line(piece).contains(&peer)
+    }
+
+    /// Returns a piece's warden and those who stand in for it, in order.
+    fn line(&mut self, piece: PieceId) -> Vec<PeerId> {
+        let first = self.first(piece);
+        let (before, after) = self.places.split_at(first);
+        let mut line = Vec::with_capacity(1 + STAND_INS);
+        for (_, peer) in after.iter().chain(before) {
+            if !line.contains(peer) {
+                line.push(*peer);
+            }
+            if line.len() > STAND_INS {
+                break;
+            }
+        }
+        line
+    }
+
+    /// Returns the place on the ring that a piece belongs to.
+    fn first(&mut self, piece: PieceId) -> usize {
         if std::mem::take(&mut self.dirty) {
             self.places.sort_unstable();
         }
         let at = scattered(u64::from(piece) ^ 0x5EED) as u32;
         let next = self.places.partition_point(|(place, _)| *place < at);
-        self.places[next % self.places.len()].1
+        next % self.places.len()
     }
 }
 
@@ -76,5 +116,20 @@ mod tests {
         assert_eq!((ring.hosts(), duties.len()), (99, 100));
         let most = duties.values().max().unwrap();
         assert!(*most < 300, "{most} of 10 000 for one of a hundred");
+    }
+
+    #[test]
+    fn who_stands_in_for_a_slow_warden_is_who_would_be_warden_without_it() {
+        let mut ring = Ring::default();
+        (0..100).for_each(|n| ring.add(PeerId(scattered(n))));
+        for piece in 0..1000 {
+            let slow = ring.warden(piece);
+            let stand_in = ring.warden_but(piece, |peer| peer == slow);
+            assert!(ring.stands_in(piece, slow) && ring.stands_in(piece, stand_in));
+            assert_eq!(ring.warden_but(piece, |_| true), slow);
+            let mut without = ring.clone();
+            without.remove(slow);
+            assert_eq!(stand_in, without.warden(piece));
+        }
     }
 }

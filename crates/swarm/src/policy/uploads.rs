@@ -49,6 +49,8 @@ pub(super) struct Uploads {
     /// Bytes that may pass now, and when that was so.
     tokens: u64,
     at_us: u64,
+    /// Pieces that may be sent by a cap that others share; `None` if there is none.
+    granted: Option<usize>,
 }
 
 impl Uploads {
@@ -64,6 +66,7 @@ impl Uploads {
             held_max: config.held_per_piece_max,
             tokens: config.piece_bytes,
             at_us: 0,
+            granted: None,
         }
     }
 
@@ -189,7 +192,42 @@ impl Uploads {
         self.places.remove(&peer);
     }
 
-    /// Starts what may be sent now.
+    /// Whether pieces are sent only as far as they are granted.
+    pub(super) fn set_shared_cap(&mut self, shared: bool) {
+        self.granted = shared.then_some(0);
+    }
+
+    pub(super) fn grant(&mut self, pieces: usize) {
+        self.granted = self.granted.map(|_| pieces);
+    }
+
+    /// Returns how many pieces would be sent now if they were granted.
+    pub(super) fn sendable(&self, config: &Config) -> usize {
+        let free = config.uploads_max.saturating_sub(self.active);
+        let afforded = match config.upload_bytes_per_s {
+            Some(_) => (self.tokens / config.piece_bytes.max(1)) as usize,
+            None => free,
+        };
+        let queued = |purpose: Purpose| {
+            let questions = &self.questions;
+            move |key: &&Key| questions.get(*key) == Some(&State::Queued(purpose))
+        };
+        let demand = self.demand.iter().filter(queued(Purpose::Demand));
+        let prefetch = self.prefetch.iter().filter(queued(Purpose::Prefetch));
+        // one that was taken back and asked anew stands in a queue twice
+        let mut some: Vec<&Key> = Vec::new();
+        for key in demand.chain(prefetch) {
+            if some.len() >= free.min(afforded) {
+                break;
+            }
+            if !some.contains(&key) {
+                some.push(key);
+            }
+        }
+        some.len()
+    }
+
+    /// Starts what may be sent now. What was granted counts for this once.
     pub(super) fn pump(&mut self, now_us: u64, config: &Config, out: &mut Vec<Action>) {
         let capped = config.upload_bytes_per_s.is_some();
         if let Some(rate) = config.upload_bytes_per_s {
@@ -201,10 +239,14 @@ impl Uploads {
                 self.at_us = now_us;
             }
         }
-        while self.active < config.uploads_max && (!capped || self.tokens >= config.piece_bytes) {
+        while self.active < config.uploads_max
+            && (!capped || self.tokens >= config.piece_bytes)
+            && self.granted != Some(0)
+        {
             let Some((key, purpose)) = self.next() else {
-                return;
+                break;
             };
+            self.granted = self.granted.map(|granted| granted - 1);
             if capped {
                 self.tokens -= config.piece_bytes;
             }
@@ -212,6 +254,7 @@ impl Uploads {
             self.active += 1;
             out.push(Action::Serve(key.0, key.1, purpose));
         }
+        self.grant(0);
     }
 
     fn next(&mut self) -> Option<(Key, Purpose)> {

@@ -190,6 +190,7 @@ impl Worker {
             token: Some(self.places.token.clone()),
             ca: None,
             public: true,
+            seed: false,
         };
         let node = self.node()?;
         self.shared.began(Moment::Push);

@@ -96,6 +96,8 @@ pub(crate) enum Task {
     Continue,
     /// Its memory is stored, and its QEMU ended.
     Park,
+    /// The same, because it is idle: no user has asked for it.
+    ParkIdle,
     /// It goes on from its stored memory.
     Wake,
     /// It was made small, and gets back what was taken from it.
@@ -105,7 +107,7 @@ pub(crate) enum Task {
 }
 
 impl Task {
-    /// Whether the task ends soon: other tasks then wait for it instead of being refused.
+    /// Whether the task ends soon, or nobody has asked for it: other tasks then wait for it instead of being refused.
     pub fn is_short(self) -> bool {
         matches!(
             self,
@@ -114,6 +116,7 @@ impl Task {
                 | Task::Pause
                 | Task::Continue
                 | Task::Wake
+                | Task::ParkIdle
                 | Task::Expand
                 | Task::Look
         )
@@ -157,7 +160,7 @@ impl Display for Task {
             Task::Adopt => "adopt",
             Task::Pause => "pause",
             Task::Continue => "continue",
-            Task::Park => "park",
+            Task::Park | Task::ParkIdle => "park",
             Task::Wake => "wake",
             Task::Expand => "expansion",
             Task::Look => "a look at its size",

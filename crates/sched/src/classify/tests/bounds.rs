@@ -87,9 +87,11 @@ fn run(calls: &[(u64, u32, Call)]) -> (Vec<Class>, Vec<Option<Status>>, List) {
                     file(*who as u64),
                     Program::Space(*at),
                 ];
+                let folders = [folder(*at), folder(7)];
                 let seen = Seen {
                     machine,
                     program: named.get(who % 4),
+                    folder: folders.get(who % 3),
                     place: (who % 3 > 0).then_some(Place {
                         region: 0,
                         offset: *at,

@@ -96,6 +96,7 @@ fn what_several_machines_show_their_image_knows_and_no_other_owners() {
         let seen = Seen {
             machine,
             program: Some(program),
+            folder: None,
             place: None,
             bytes: 4096,
             op: Op::Read,

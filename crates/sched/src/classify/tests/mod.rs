@@ -24,6 +24,13 @@ fn file(inode: u64) -> Program {
     }
 }
 
+fn folder(inode: u64) -> Program {
+    Program::Folder {
+        image: OF.image,
+        inode,
+    }
+}
+
 /// A machine in front of which things happen.
 struct Scene {
     classifier: Classifier,
@@ -54,6 +61,7 @@ impl Scene {
         let seen = Seen {
             machine: self.machine,
             program,
+            folder: None,
             place,
             bytes,
             op: Op::Read,
@@ -333,6 +341,36 @@ fn a_scan_of_ever_new_files_is_not_taken_for_launches() {
 }
 
 #[test]
+fn a_launch_beside_a_reader_that_never_pauses_is_found_by_its_directory() {
+    let mut scene = Scene::new();
+    let read = |scene: &mut Scene, at_us, inode, of| {
+        let seen = Seen {
+            machine: MACHINE,
+            program: Some(&file(inode)),
+            folder: Some(&folder(of)),
+            place: None,
+            bytes: 16 << 10,
+            op: Op::Read,
+        };
+        scene.classifier.request(at_us, &seen)
+    };
+    // one file every 0.4 s, each for the first time
+    let steady = |scene: &mut Scene, from: u64, to: u64| {
+        (from..to).all(|n| read(scene, n * 2 * SECOND / 5, n, 1) == Class::Normal)
+    };
+    assert!(steady(&mut scene, 1, 26));
+    scene.input(10_100_000);
+    assert!(steady(&mut scene, 26, 27));
+    let launch = (0..60).map(|n| read(&mut scene, 10_500_000 + n * 5_000, 1000 + n, 2));
+    let first = launch
+        .collect::<Vec<_>>()
+        .iter()
+        .position(|class| *class == Class::Interactive);
+    assert!(first.is_some_and(|first| first < 10), "{first:?}");
+    assert!(steady(&mut scene, 28, 40));
+}
+
+#[test]
 fn requests_without_a_name_are_interactive_soon_after_inputs_only() {
     let mut scene = Scene::new();
     assert_eq!(scene.reads(None, SECOND, 2 * SECOND, 50_000), Class::Normal);
@@ -375,6 +413,7 @@ fn writes_prove_nothing() {
         let seen = Seen {
             machine: MACHINE,
             program: Some(&editor),
+            folder: None,
             place: None,
             bytes: 4096,
             op: Op::Write,

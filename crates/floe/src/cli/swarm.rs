@@ -1,0 +1,315 @@
+//! Nodes that bring one image to each other: `floe swarm`.
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::error::CliError;
+use super::login::Access;
+use super::output::{bytes, fields, short, table};
+use super::{Context, args};
+use floe_api::{
+    ErrorCode, SwarmInfo, SwarmLeave, SwarmPeer, SwarmReport, SwarmSeed, SwarmUse, SwarmWay,
+};
+use std::net::SocketAddr;
+
+/// Show which images this node and others bring to each other, and give images to others
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example: which images come from other nodes, and how much of them
+  floe swarm status
+Example: who gives, and who takes
+  floe swarm peers
+Example: give an image to all who run it, and end that
+  floe swarm seed https://hub.example/team/web
+  floe swarm leave https://hub.example/team/web
+
+Nodes that run the same image of a hub find each other by that hub, and bring each other its pieces over UDP; the hub sends what none
+of them has. Only who may read an image on its hub can take part.")]
+pub enum Swarm {
+    /// Show the swarms that this node is in
+    #[command(after_help = "Example:\n  floe swarm status")]
+    Status,
+    /// Show the other nodes of its swarms
+    #[command(after_help = "Example:\n  floe swarm peers\n  floe swarm peers 07142f5b47f6")]
+    Peers {
+        /// Only those of this image: its id or the beginning of it
+        image: Option<String>,
+    },
+    /// Bring all of an image here, and give it to the nodes that run it, also after a restart
+    #[command(after_help = "Example:\n  floe swarm seed https://hub.example/team/web")]
+    Seed {
+        /// Address of the image on its hub
+        image: String,
+        #[command(flatten)]
+        access: Access,
+    },
+    /// Take part in an image's swarm no more; machines that run it go on by the hub alone
+    #[command(after_help = "Example:\n  floe swarm leave https://hub.example/team/web")]
+    Leave {
+        /// The image: its id, the beginning of it, or its address as it was given
+        image: String,
+    },
+}
+
+/// Whether machines take part in swarms, as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Use {
+    Auto,
+    On,
+    Off,
+}
+
+impl Use {
+    fn wish(self) -> SwarmUse {
+        match self {
+            Use::Auto => SwarmUse::Auto,
+            Use::On => SwarmUse::On,
+            Use::Off => SwarmUse::Off,
+        }
+    }
+}
+
+/// What `floe run` is told of it.
+#[derive(Debug, Args)]
+pub(super) struct SwarmRunArgs {
+    /// Bring the image's pieces here from other nodes, too, and give them to others: always (--swarm), once another node of the same
+    /// hub runs the image (--swarm=auto), or never (--swarm=off); by default as the node was told
+    #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
+    swarm: Option<Use>,
+}
+
+impl SwarmRunArgs {
+    /// Returns the wish, if there is one.
+    pub fn wish(&self) -> Option<SwarmUse> {
+        self.swarm.map(Use::wish)
+    }
+}
+
+/// What `floe node` and `floe up` are told of it.
+#[derive(Debug, Args)]
+pub(super) struct SwarmNodeArgs {
+    /// Bring images' pieces here from other nodes, too, and give them to others: once another node of the same hub runs the same
+    /// image (auto), always (on), or never (off)
+    #[arg(long, value_enum, num_args = 0..=1, default_value = "auto", default_missing_value = "on", value_name = "WHEN")]
+    swarm: Use,
+    /// UDP address and port for that; by default all addresses of this host, at a free port that is kept
+    #[arg(long, value_name = "ADDRESS")]
+    swarm_listen: Option<SocketAddr>,
+    /// Most bytes a second that go to other nodes, such as 20M; by default all that the link carries
+    #[arg(long, value_parser = args::size, value_name = "SIZE")]
+    swarm_upload: Option<u64>,
+}
+
+impl SwarmNodeArgs {
+    /// Returns the node's options.
+    pub fn options(&self) -> floe_node::SwarmOptions {
+        floe_node::SwarmOptions {
+            usage: self.swarm.wish(),
+            listen: self.swarm_listen,
+            upload_bytes_per_s: self.swarm_upload,
+            ..Default::default()
+        }
+    }
+}
+
+impl Swarm {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
+        match self {
+            Swarm::Status => cx.out.value(&cx.client()?.swarm()?, status),
+            Swarm::Peers { image } => {
+                let mut report = cx.client()?.swarm()?;
+                if let Some(image) = image {
+                    report
+                        .swarms
+                        .retain(|swarm| swarm.image.starts_with(&image));
+                    if report.swarms.is_empty() {
+                        return Err(CliError::new(
+                            ErrorCode::NotFound,
+                            format!("this node is in no swarm of an image {image:?}"),
+                            "floe swarm status lists them by their ids",
+                        ));
+                    }
+                }
+                cx.out.value(&report, peers)
+            }
+            Swarm::Seed { image, access } => {
+                let image = args::image(&image)?;
+                let request = SwarmSeed {
+                    token: access.token_for(&image)?,
+                    ca: access.ca()?,
+                    image,
+                };
+                cx.out.value(&cx.client()?.swarm_seed(&request)?, status)
+            }
+            Swarm::Leave { image } => {
+                let request = SwarmLeave {
+                    image: args::image(&image)?,
+                };
+                cx.out.value(&cx.client()?.swarm_leave(&request)?, status)
+            }
+        }
+    }
+}
+
+fn status(report: &SwarmReport) -> String {
+    let usage = match report.usage {
+        SwarmUse::Auto => "as soon as another node runs the same image (auto)",
+        SwarmUse::On => "always (on)",
+        SwarmUse::Off => "never, unless a machine was started with --swarm (off)",
+    };
+    let mut pairs = vec![("machines take part", usage.to_owned())];
+    if let Some(key) = &report.key {
+        pairs.push(("this node", short(key)));
+        pairs.push(("listens (UDP)", report.addresses.join(", ")));
+    }
+    let mut text = fields(&pairs);
+    if report.swarms.is_empty() {
+        return text + "This node is in no swarm: it runs no image of a hub, or must not.\n";
+    }
+    let rows: Vec<_> = report.swarms.iter().map(row).collect();
+    let titles = [
+        "IMAGE",
+        "MACHINES",
+        "PIECES FROM",
+        ">HERE",
+        ">OTHERS",
+        ">FROM THEM",
+        ">FROM HUB",
+        ">TO THEM",
+    ];
+    text.push('\n');
+    text += &table(&titles, &rows);
+    for swarm in report
+        .swarms
+        .iter()
+        .filter(|swarm| !swarm.trouble.is_empty())
+    {
+        text += &format!("{}: not used now: {}\n", short(&swarm.image), swarm.trouble);
+    }
+    text
+}
+
+fn row(swarm: &SwarmInfo) -> Vec<String> {
+    let mut machines = swarm.machines.join(", ");
+    if swarm.seeding {
+        machines = match machines.is_empty() {
+            true => "(seeded)".into(),
+            false => format!("{machines} (seeded)"),
+        };
+    }
+    let way = match swarm.way {
+        SwarmWay::Hub => "the hub",
+        SwarmWay::Swarm => "others and the hub",
+        SwarmWay::Multicast => "multicast and others",
+    };
+    let here = match swarm.pieces {
+        0 => "-".into(),
+        all => format!("{} of {all}", swarm.pieces_here),
+    };
+    let linked = swarm.peers.iter().filter(|peer| peer.linked).count();
+    let others = match swarm.peers.len() {
+        0 => "none".into(),
+        all => format!("{linked} of {all} linked"),
+    };
+    vec![
+        short(&swarm.image),
+        machines,
+        way.into(),
+        here,
+        others,
+        bytes(swarm.received_bytes),
+        bytes(swarm.hub_bytes),
+        bytes(swarm.sent_bytes),
+    ]
+}
+
+fn peers(report: &SwarmReport) -> String {
+    let of = |swarm: &SwarmInfo| {
+        let image = short(&swarm.image);
+        let row = |peer: &SwarmPeer| {
+            let state = match (&peer.dropped, peer.linked) {
+                (Some(why), _) => format!("dropped: {why}"),
+                (None, true) => "linked".into(),
+                (None, false) => "known".into(),
+            };
+            vec![
+                image.clone(),
+                short(&peer.key),
+                peer.addresses.join(", "),
+                state,
+                bytes(peer.received_bytes),
+                bytes(peer.sent_bytes),
+            ]
+        };
+        swarm.peers.iter().map(row).collect::<Vec<_>>()
+    };
+    let rows: Vec<_> = report.swarms.iter().flat_map(of).collect();
+    if rows.is_empty() {
+        return "No other node is known that runs an image of this node's.\n".into();
+    }
+    let titles = ["IMAGE", "NODE", "ADDRESS", "STATE", ">FROM IT", ">TO IT"];
+    table(&titles, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> SwarmReport {
+        let peer = |key: &str, linked, dropped: Option<&str>| SwarmPeer {
+            key: key.repeat(32),
+            addresses: vec!["10.0.0.2:4433".into()],
+            linked,
+            received_bytes: 3 << 20,
+            sent_bytes: 1 << 20,
+            dropped: dropped.map(str::to_owned),
+        };
+        let info = SwarmInfo {
+            image: "ab".repeat(32),
+            machines: vec!["web".into()],
+            seeding: true,
+            way: SwarmWay::Swarm,
+            pieces_here: 7,
+            pieces: 90,
+            received_bytes: 3 << 20,
+            peers: vec![
+                peer("01", true, None),
+                peer("02", false, Some("it sent wrong bytes")),
+            ],
+            trouble: "the disk is full".into(),
+            ..Default::default()
+        };
+        SwarmReport {
+            key: Some("cd".repeat(32)),
+            addresses: vec!["0.0.0.0:4433".into()],
+            swarms: vec![info],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn swarms_and_the_others_in_them_are_shown_with_what_went_which_way() {
+        let text = status(&report());
+        for part in [
+            "abababababab",
+            "web (seeded)",
+            "7 of 90",
+            "1 of 2 linked",
+            "others and the hub",
+            "0.0.0.0:4433",
+            "not used now: the disk is full",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = peers(&report());
+        for part in ["linked", "dropped: it sent wrong bytes", "10.0.0.2:4433"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn who_is_alone_is_told_so() {
+        let alone = SwarmReport::default();
+        assert!(status(&alone).contains("in no swarm"));
+        assert!(peers(&alone).contains("No other node"));
+    }
+}

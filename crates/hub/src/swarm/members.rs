@@ -1,0 +1,454 @@
+//! Who takes part in which swarm. Decided without I/O and clock.
+//!
+//! Bounded are the members of a swarm, those of one user or address, those of all strangers, and all together; a swarm has at least
+//! one member, so that there are no more swarms than members.
+
+use floe_api::SWARM_MEMBERS_MAX;
+use floe_front::Party;
+use floe_image::Hash;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A member's public key.
+pub(super) type Key = [u8; 32];
+/// Name of the packs that a swarm brings.
+pub(super) type Content = [u8; 32];
+
+/// How long a member stays on the list without a word.
+const LIFE: Duration = Duration::from_secs(45);
+/// When members ask again while others come and go.
+const SOON: Duration = Duration::from_secs(1);
+/// When they ask again otherwise.
+const SELDOM: Duration = Duration::from_secs(10);
+/// How long a change of the list is news.
+const NEWS: Duration = Duration::from_secs(15);
+/// All members of a swarm together ask this often: an answer names all of them, so what they cost would grow with their square.
+const EACH: Duration = Duration::from_millis(10);
+/// Members of all swarms, 30 MB of memory.
+const ALL_MAX: usize = 1 << 16;
+/// Members of one user, in all swarms.
+const USER_MAX: usize = ALL_MAX / 4;
+/// Members at one address that have shown no token, in all swarms.
+const ADDRESS_MAX: usize = 512;
+
+#[derive(Clone, Debug)]
+struct Member {
+    party: Party,
+    addresses: Vec<SocketAddr>,
+    expires: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Swarm {
+    members: BTreeMap<Key, Member>,
+    strangers: usize,
+    changed: Duration,
+    /// Nobody's time is over before.
+    first_expires: Duration,
+}
+
+/// Why somebody is not taken onto a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Somebody else has registered this key.
+    Taken,
+    /// The swarm has as many members as there may be, or as many strangers.
+    Full,
+    /// This user or address, or all strangers, or all together have as many members as they may.
+    TooMany,
+}
+
+/// A list as it is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct List {
+    pub members: Vec<(Key, Vec<SocketAddr>)>,
+    pub ask_again: Duration,
+    pub expires_after: Duration,
+}
+
+/// All swarms' members.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    /// By image and content.
+    swarms: BTreeMap<(Hash, Content), Swarm>,
+    parties: HashMap<Party, usize>,
+    all: usize,
+    strangers: usize,
+    swept: Duration,
+}
+
+impl Members {
+    /// Takes a member onto the list of a swarm, or keeps it there; one of another content of the same image it is no more.
+    pub fn join(
+        &mut self,
+        now: Duration,
+        image: Hash,
+        content: Content,
+        (key, party): (Key, &Party),
+        addresses: Vec<SocketAddr>,
+    ) -> Result<(), Refused> {
+        self.sweep(now, image);
+        let known = |swarm: &Swarm| swarm.members.get(&key).map(|m| m.party == *party);
+        let here = self.swarms.get(&(image, content)).and_then(known);
+        match here {
+            Some(false) => return Err(Refused::Taken),
+            None => self.has_room(image, content, party)?,
+            Some(true) => {}
+        }
+        let others = self.of_image(image);
+        for other in others.into_iter().filter(|other| *other != content) {
+            self.remove((image, other), now, |of, member| {
+                *of == key && member.party == *party
+            });
+        }
+        let swarm = self.swarms.entry((image, content)).or_default();
+        let member = Member {
+            party: party.clone(),
+            addresses,
+            expires: now + life(swarm.members.len()),
+        };
+        let addresses = member.addresses.clone();
+        swarm.first_expires = swarm.first_expires.min(member.expires);
+        let before = swarm.members.insert(key, member);
+        if before.as_ref().map(|before| &before.addresses) != Some(&addresses) {
+            swarm.changed = now;
+        }
+        if before.is_none() {
+            let strange = usize::from(!party.is_user());
+            swarm.strangers += strange;
+            self.strangers += strange;
+            self.all += 1;
+            *self.parties.entry(party.clone()).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    fn has_room(&self, image: Hash, content: Content, party: &Party) -> Result<(), Refused> {
+        let strange = !party.is_user();
+        if let Some(swarm) = self.swarms.get(&(image, content)) {
+            let many = swarm.members.len() >= SWARM_MEMBERS_MAX;
+            if many || strange && swarm.strangers >= SWARM_MEMBERS_MAX / 2 {
+                return Err(Refused::Full);
+            }
+        }
+        let own = self.parties.get(party).copied().unwrap_or(0);
+        let own_max = if strange { ADDRESS_MAX } else { USER_MAX };
+        let many = own >= own_max || self.all >= ALL_MAX;
+        match many || strange && self.strangers >= ALL_MAX / 2 {
+            true => Err(Refused::TooMany),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a member off the lists of an image. Refused if somebody else has registered it.
+    pub fn leave(
+        &mut self,
+        now: Duration,
+        image: Hash,
+        key: Key,
+        party: &Party,
+    ) -> Result<(), Refused> {
+        self.sweep(now, image);
+        let mut foreign = false;
+        for content in self.of_image(image) {
+            self.remove((image, content), now, |of, member| {
+                foreign |= *of == key && member.party != *party;
+                *of == key && member.party == *party
+            });
+        }
+        match foreign {
+            true => Err(Refused::Taken),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the list of a swarm: those members whose party `may` be on it.
+    pub fn list<'a>(
+        &'a self,
+        now: Duration,
+        image: Hash,
+        content: Content,
+        may: impl Fn(&Party) -> bool,
+    ) -> List {
+        let swarm = self.swarms.get(&(image, content));
+        let mut known: HashMap<&'a Party, bool> = HashMap::new();
+        let mut may = |party: &'a Party| *known.entry(party).or_insert_with(|| may(party));
+        let members = swarm.into_iter().flat_map(|swarm| &swarm.members);
+        let members: Vec<(Key, Vec<SocketAddr>)> = members
+            .filter(|(_, member)| member.expires > now && may(&member.party))
+            .map(|(key, member)| (*key, member.addresses.clone()))
+            .collect();
+        let news = swarm.is_some_and(|swarm| now < swarm.changed + NEWS);
+        let each = EACH * members.len() as u32;
+        List {
+            ask_again: each.max(if news { SOON } else { SELDOM }),
+            expires_after: life(members.len()),
+            members,
+        }
+    }
+
+    fn of_image(&self, image: Hash) -> Vec<Content> {
+        let of_image = self.swarms.range((image, [0; 32])..=(image, [0xFF; 32]));
+        of_image.map(|((_, content), _)| *content).collect()
+    }
+
+    /// Forgets who has not said anything for too long: in the swarms of an image, and now and then in all.
+    fn sweep(&mut self, now: Duration, image: Hash) {
+        let all = now >= self.swept + SELDOM;
+        let places: Vec<(Hash, Content)> = match all {
+            true => self.swarms.keys().copied().collect(),
+            false => self
+                .of_image(image)
+                .into_iter()
+                .map(|c| (image, c))
+                .collect(),
+        };
+        if all {
+            self.swept = now;
+        }
+        for place in places {
+            let due = |swarm: &Swarm| swarm.first_expires <= now;
+            if !self.swarms.get(&place).is_some_and(due) {
+                continue;
+            }
+            self.remove(place, now, |_, member| member.expires <= now);
+            if let Some(swarm) = self.swarms.get_mut(&place) {
+                let left = swarm.members.values().map(|member| member.expires);
+                swarm.first_expires = left.min().unwrap_or_default();
+            }
+        }
+    }
+
+    fn remove(
+        &mut self,
+        place: (Hash, Content),
+        now: Duration,
+        mut goes: impl FnMut(&Key, &Member) -> bool,
+    ) {
+        let Some(swarm) = self.swarms.get_mut(&place) else {
+            return;
+        };
+        let gone: Vec<Key> = swarm
+            .members
+            .iter()
+            .filter(|(key, member)| goes(key, member))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in gone {
+            let Some(member) = swarm.members.remove(&key) else {
+                continue;
+            };
+            swarm.changed = now;
+            self.all -= 1;
+            if !member.party.is_user() {
+                swarm.strangers -= 1;
+                self.strangers -= 1;
+            }
+            if let Some(own) = self.parties.get_mut(&member.party) {
+                *own -= 1;
+                if *own == 0 {
+                    self.parties.remove(&member.party);
+                }
+            }
+        }
+        if swarm.members.is_empty() {
+            self.swarms.remove(&place);
+        }
+    }
+}
+
+/// Returns how long a member of a swarm of so many stays on the list without a word: it may miss three times to ask.
+fn life(members: usize) -> Duration {
+    LIFE.max(EACH * members as u32 * 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: Hash = Hash([1; 32]);
+    const CONTENT: Content = [2; 32];
+
+    fn user(name: &str) -> Party {
+        Party::User(name.into())
+    }
+
+    fn stranger(n: u32) -> Party {
+        Party::at(std::net::Ipv4Addr::from(0x0A00_0000 + n).into())
+    }
+
+    fn key(n: u32) -> Key {
+        let mut key = [0; 32];
+        key[..4].copy_from_slice(&n.to_be_bytes());
+        key
+    }
+
+    fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn at(port: u16) -> Vec<SocketAddr> {
+        vec![([10, 0, 0, 1], port).into()]
+    }
+
+    impl Members {
+        fn enter(&mut self, now: Duration, n: u32, party: &Party) -> Result<(), Refused> {
+            self.join(now, IMAGE, CONTENT, (key(n), party), at(7))
+        }
+
+        fn keys(&self, now: Duration) -> Vec<Key> {
+            let list = self.list(now, IMAGE, CONTENT, |_| true);
+            list.members.into_iter().map(|(key, _)| key).collect()
+        }
+
+        fn assert_counted(&self) {
+            let all = self
+                .swarms
+                .values()
+                .flat_map(|swarm| swarm.members.values());
+            let strangers = all.clone().filter(|member| !member.party.is_user()).count();
+            assert_eq!((self.all, self.strangers), (all.count(), strangers));
+            assert_eq!(self.parties.values().sum::<usize>(), self.all);
+            assert!(self.swarms.values().all(|swarm| !swarm.members.is_empty()));
+        }
+    }
+
+    #[test]
+    fn who_says_nothing_is_off_the_list_and_who_repeats_it_stays() {
+        let (mut members, ann) = (Members::default(), user("ann"));
+        members.enter(s(0), 1, &ann).unwrap();
+        members.enter(s(0), 2, &user("bob")).unwrap();
+        members.enter(s(30), 1, &ann).unwrap();
+        assert_eq!(members.keys(s(44)), [key(1), key(2)]);
+        assert_eq!(members.keys(s(45)), [key(1)]);
+        // the key of who is gone is free
+        members.enter(s(46), 2, &ann).unwrap();
+        assert_eq!(members.keys(s(46)), [key(1), key(2)]);
+        // with nobody left there is no swarm
+        members
+            .join(s(200), Hash([9; 32]), CONTENT, (key(9), &ann), at(1))
+            .unwrap();
+        assert_eq!(members.swarms.len(), 1);
+        members.assert_counted();
+    }
+
+    #[test]
+    fn members_ask_soon_while_others_come_and_go_and_seldom_otherwise() {
+        let mut members = Members::default();
+        let ask = |members: &Members, now| members.list(s(now), IMAGE, CONTENT, |_| true).ask_again;
+        members.enter(s(0), 1, &user("ann")).unwrap();
+        assert_eq!(ask(&members, 14), SOON);
+        members.enter(s(20), 1, &user("ann")).unwrap();
+        assert_eq!(ask(&members, 20), SELDOM);
+        // another address is news, and so is who comes and who goes
+        let moved = members.join(s(30), IMAGE, CONTENT, (key(1), &user("ann")), at(8));
+        assert_eq!(
+            (moved, ask(&members, 30), ask(&members, 45)),
+            (Ok(()), SOON, SELDOM)
+        );
+        members.enter(s(50), 2, &user("bob")).unwrap();
+        assert_eq!((ask(&members, 50), ask(&members, 65)), (SOON, SELDOM));
+        members.leave(s(66), IMAGE, key(2), &user("bob")).unwrap();
+        assert_eq!(
+            (ask(&members, 66), members.keys(s(66))),
+            (SOON, vec![key(1)])
+        );
+        // a large swarm costs no more than many small ones
+        for n in 0..1000 {
+            members.enter(s(70), n, &user("ann")).unwrap();
+        }
+        let list = members.list(s(70), IMAGE, CONTENT, |_| true);
+        assert!(list.ask_again >= s(10) && list.expires_after > 3 * list.ask_again);
+    }
+
+    #[test]
+    fn a_key_is_its_users_until_it_expires() {
+        let (mut members, ann, bob) = (Members::default(), user("ann"), user("bob"));
+        members.enter(s(0), 1, &ann).unwrap();
+        assert_eq!(members.enter(s(40), 1, &bob), Err(Refused::Taken));
+        assert_eq!(
+            members.leave(s(40), IMAGE, key(1), &bob),
+            Err(Refused::Taken)
+        );
+        assert_eq!(members.keys(s(40)), [key(1)]);
+        assert_eq!(members.enter(s(45), 1, &bob), Ok(()));
+        // who is not there has left
+        assert_eq!(members.leave(s(45), IMAGE, key(7), &ann), Ok(()));
+        assert_eq!(members.leave(s(45), IMAGE, key(1), &bob), Ok(()));
+        assert!(members.swarms.is_empty());
+        members.assert_counted();
+    }
+
+    #[test]
+    fn a_host_is_in_the_swarm_of_the_content_that_it_knows_last() {
+        let (mut members, ann) = (Members::default(), user("ann"));
+        members.enter(s(0), 1, &ann).unwrap();
+        members
+            .join(s(1), IMAGE, [3; 32], (key(1), &ann), at(7))
+            .unwrap();
+        assert!(members.keys(s(1)).is_empty());
+        let list = members.list(s(1), IMAGE, [3; 32], |_| true);
+        assert_eq!(list.members, [(key(1), at(7))]);
+        members.assert_counted();
+    }
+
+    #[test]
+    fn only_those_who_may_are_named() {
+        let mut members = Members::default();
+        for (n, name) in ["ann", "bob", "ann"].iter().enumerate() {
+            members.enter(s(0), n as u32, &user(name)).unwrap();
+        }
+        let list = members.list(s(0), IMAGE, CONTENT, |party| *party == user("ann"));
+        let keys: Vec<Key> = list.members.into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, [key(0), key(2)]);
+    }
+
+    #[test]
+    fn strangers_take_no_more_than_their_part() {
+        let mut members = Members::default();
+        let (mut taken, mut n) = (0, 0);
+        for host in 0..10 {
+            for _ in 0..=ADDRESS_MAX {
+                n += 1;
+                taken += usize::from(members.enter(s(0), n, &stranger(host)).is_ok());
+            }
+        }
+        assert_eq!(taken, SWARM_MEMBERS_MAX / 2);
+        assert_eq!(
+            members.enter(s(0), n + 1, &stranger(99)),
+            Err(Refused::Full)
+        );
+        assert_eq!(members.enter(s(0), n + 1, &stranger(0)), Err(Refused::Full));
+        let elsewhere = |members: &mut Members, party: &Party| {
+            members.join(s(0), Hash([5; 32]), CONTENT, (key(0), party), at(7))
+        };
+        assert_eq!(elsewhere(&mut members, &stranger(0)), Err(Refused::TooMany));
+        assert_eq!(elsewhere(&mut members, &stranger(99)), Ok(()));
+        for n in 0..SWARM_MEMBERS_MAX as u32 / 2 {
+            members.enter(s(0), 1_000_000 + n, &user("ann")).unwrap();
+        }
+        assert_eq!(members.enter(s(0), 0, &user("ann")), Err(Refused::Full));
+        members.assert_counted();
+    }
+
+    #[test]
+    fn one_user_leaves_room_for_others_and_there_is_an_end_to_all() {
+        let mut members = Members::default();
+        let mut fill = |name: &str| {
+            let mut taken = 0;
+            for image in 0..=16 {
+                for n in 0..SWARM_MEMBERS_MAX as u32 / 4 {
+                    let n = n + 10_000 * name.len() as u32;
+                    let who = (key(n), &user(name));
+                    let joined = members.join(s(0), Hash([image; 32]), CONTENT, who, at(7));
+                    taken += usize::from(joined.is_ok());
+                }
+            }
+            taken
+        };
+        let counts = ["a", "bb", "ccc", "dddd", "eeeee"].map(&mut fill);
+        assert_eq!(counts, [USER_MAX, USER_MAX, USER_MAX, USER_MAX, 0]);
+        members.assert_counted();
+    }
+}

@@ -1,0 +1,61 @@
+//! Swarms: hosts that bring an image to each other. The hub tells those who may read an image of each other, names the packs and
+//! the roots by which every piece of them is verified, and proves the pieces that it gives itself.
+//!
+//! - `members`: who takes part. A state machine without I/O and clock.
+//! - `addresses`: where a member may say that it can be reached, so that nobody can send a swarm to somebody else.
+//! - `token`: what members show each other. It changes with the users who may read the image.
+//! - `trees`: BLAKE3 trees of packs, each computed once and kept in `trees/`; `tree_file` is their format.
+//! - `routes`: the requests.
+//!
+//! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
+//! names only those who read, at that moment, the copy that the asking user reads.
+
+mod addresses;
+mod members;
+pub(crate) mod routes;
+mod token;
+mod tree_file;
+mod trees;
+
+use super::HubError;
+use floe_image::Hash;
+use members::Members;
+use parking_lot::Mutex;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use token::Secret;
+use trees::Trees;
+
+/// What the hub keeps for swarms.
+pub(crate) struct Swarms {
+    members: Mutex<Members>,
+    secret: Secret,
+    trees: Trees,
+    since: Instant,
+}
+
+impl Swarms {
+    /// Opens what is kept in a hub's folder.
+    pub fn open(dir: &Path) -> Result<Swarms, HubError> {
+        Ok(Swarms {
+            members: Mutex::default(),
+            secret: Secret::open(dir)?,
+            trees: Trees::open(dir)?,
+            since: Instant::now(),
+        })
+    }
+
+    /// Forgets the tree of a pack that was removed or replaced.
+    pub fn forget_pack(&self, pack: &Hash) {
+        self.trees.forget(pack);
+    }
+
+    /// Removes trees of packs that are no longer there.
+    pub fn clear_litter(&self, knows: impl Fn(&Hash) -> bool) -> Result<(), HubError> {
+        self.trees.clear_litter(knows)
+    }
+
+    fn now(&self) -> Duration {
+        self.since.elapsed()
+    }
+}

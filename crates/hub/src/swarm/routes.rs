@@ -1,0 +1,320 @@
+//! The requests of those who take part in swarms.
+
+use super::super::access::Viewer;
+use super::super::batch::count_bytes;
+use super::super::catalogue::Holding;
+use super::super::error::{ApiError, ApiResult};
+use super::super::files::missing_pack;
+use super::super::state::{Hub, blocking};
+use super::super::wire::{Args, Path, counted, json, parse_id, readable};
+use super::addresses;
+use super::members::{Content, Key, Refused};
+use super::trees;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use floe_api::hub::ErrorBody;
+use floe_api::{SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
+use floe_front::{Party, Peer};
+use floe_image::{Hash, PackRef};
+use floe_peers::{PIECE_BYTES, Pack};
+use futures::{StreamExt, TryStreamExt};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use utoipa::IntoParams;
+
+/// Most bytes that are proven at a time.
+const PROVEN_BYTES_MAX: u64 = 16 * PIECE_BYTES;
+/// Packs of an image that are read at a time for their trees, each in the turn of the one who asks.
+const READ_AT_ONCE: usize = 4;
+
+/// Where a request comes from, and which address of this host it has reached.
+pub(crate) struct Origin {
+    from: IpAddr,
+    reached: Option<IpAddr>,
+}
+
+impl FromRequestParts<Arc<Hub>> for Origin {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<Hub>) -> Result<Origin, Infallible> {
+        let peer = parts.extensions.get::<Peer>();
+        Ok(Origin {
+            from: peer.map_or(IpAddr::from([0, 0, 0, 0]), Peer::ip),
+            reached: peer.and_then(Peer::reached),
+        })
+    }
+}
+
+/// Parses 64 hex digits of a body or path, which must be there as `what`.
+fn bytes_of(text: &str, what: &str) -> ApiResult<[u8; 32]> {
+    let parsed: Result<Hash, _> = text.parse();
+    let wrong = |error| {
+        ApiError::bad(
+            format!("the {what} is wrong: {error}"),
+            "give 64 hex digits",
+        )
+    };
+    Ok(*parsed.map_err(wrong)?.as_bytes())
+}
+
+fn refused(why: Refused) -> ApiError {
+    match why {
+        Refused::Taken => ApiError::new(
+            StatusCode::CONFLICT,
+            "key-taken",
+            "somebody else takes part with this key",
+            "use the key of this host; one that nobody uses any more is free after a minute",
+        ),
+        Refused::Full => ApiError::busy("this image's swarm has as many members as there may be"),
+        Refused::TooMany => {
+            ApiError::busy("this user or address has as many members in swarms as it may")
+        }
+    }
+}
+
+/// The packs of a swarm, and their name.
+struct Packs {
+    content: Content,
+    packs: Vec<SwarmPack>,
+}
+
+/// Returns the packs of a copy of an image as its swarm knows them.
+async fn packs_of(
+    hub: &Arc<Hub>,
+    viewer: &Viewer,
+    id: Hash,
+    holding: &Holding,
+) -> ApiResult<Packs> {
+    let owner = holding.owner.clone();
+    let mut packs: Vec<PackRef> = blocking(hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.packs(&id, &owner)?)
+    })
+    .await?;
+    let mut known = HashSet::new();
+    packs.retain(|pack| known.insert(pack.id));
+    let roots = packs.iter().map(|pack| trees::root_of(hub, viewer, *pack));
+    let roots: Vec<Pack> = futures::stream::iter(roots.collect::<Vec<_>>())
+        .buffered(READ_AT_ONCE)
+        .try_collect()
+        .await?;
+    let named = packs.iter().zip(&roots).map(|(pack, root)| SwarmPack {
+        id: pack.id.to_string(),
+        root: Hash::from(root.root).to_string(),
+        bytes: root.bytes,
+    });
+    let packs = named.collect();
+    let content = floe_peers::Content::new(roots).map_err(|error| {
+        ApiError::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "no-swarm",
+            format!("this image makes no swarm: {error}"),
+            "read it from the hub alone",
+        )
+    })?;
+    Ok(Packs {
+        content: content.id(),
+        packs,
+    })
+}
+
+/// Whether a member reads the same copy of an image as those who read `holding`: all public copies are one.
+fn reads_same(hub: &Hub, id: &Hash, holding: &Holding, party: &Party) -> bool {
+    let name = match party {
+        Party::User(name) => Some(&**name),
+        Party::Address(_) => None,
+    };
+    hub.catalogue.readable(id, name).is_some_and(|own| {
+        own.public == holding.public && (own.public || own.owner == holding.owner)
+    })
+}
+
+/// Takes part in the swarm of an image, or goes on doing so, and learns who else does.
+///
+/// Only who may read the image is told anything, and the hub names only those who may read the same copy of it. A member that does not
+/// repeat this in time is taken off the list. The first request for an image takes until the hub has read its packs.
+#[utoipa::path(
+    post, path = "/v1/images/{id}/swarm", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits")), request_body = SwarmJoin,
+    responses((status = 200, body = SwarmMembership), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 404, body = ErrorBody), (status = 409, body = ErrorBody, description = "somebody else has this key"),
+              (status = 413, body = ErrorBody), (status = 422, body = ErrorBody, description = "the image makes no swarm"),
+              (status = 503, body = ErrorBody, description = "there are too many members, or a pack is damaged"),
+              (status = 507, body = ErrorBody)))]
+pub(crate) async fn join(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Origin { from, reached }: Origin,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> ApiResult<Response> {
+    let id = parse_id(&id)?;
+    readable(&hub, &id, &viewer)?;
+    let wish: SwarmJoin = json(&hub, &viewer, body, &headers).await?;
+    let key: Key = bytes_of(&wish.key, "key")?;
+    let knows = wish.content.as_deref();
+    let knows = knows.map(|text| bytes_of(text, "content")).transpose()?;
+    let stranger = !viewer.party().is_user();
+    let addresses = addresses::read(&wish.addresses, from, stranger).map_err(|wrong| {
+        ApiError::bad(
+            format!("the addresses are wrong: {wrong}"),
+            "give address:port of this host, or 0.0.0.0:port for the one from which this request comes",
+        )
+    })?;
+    // who may read what may change while the hub reads packs: what is known at the end counts
+    let holding = readable(&hub, &id, &viewer)?;
+    let Packs { content, packs } = packs_of(&hub, &viewer, id, &holding).await?;
+    let now = hub.swarms.now();
+    let list = {
+        let mut members = hub.swarms.members.lock();
+        let still = readable(&hub, &id, &viewer)?;
+        if (still.public, &still.owner) != (holding.public, &holding.owner) {
+            return Err(ApiError::busy("this image was published anew meanwhile"));
+        }
+        let who = (key, viewer.party());
+        let joined = members.join(now, id, content, who, addresses);
+        joined.map_err(refused)?;
+        let same = |party: &Party| reads_same(&hub, &id, &holding, party);
+        (still, members.list(now, id, content, same))
+    };
+    let (holding, list) = list;
+    let members = list
+        .members
+        .into_iter()
+        .map(|(key, addresses)| SwarmMember {
+            key: Hash::from(key).to_string(),
+            addresses: addresses
+                .into_iter()
+                .map(|address| addresses::seen(address, from, reached).to_string())
+                .collect(),
+        });
+    let membership = SwarmMembership {
+        content: Hash::from(content).to_string(),
+        token: hub.swarms.secret.token(&id, &content, &holding).to_string(),
+        packs: match knows == Some(content) {
+            true => Vec::new(),
+            false => packs,
+        },
+        members: members.collect(),
+        ask_again_ms: list.ask_again.as_millis() as u64,
+        expires_after_s: list.expires_after.as_secs(),
+    };
+    let body = serde_json::to_vec(&membership).map_err(std::io::Error::other)?;
+    answer(&hub, &viewer, "application/json", body)
+}
+
+/// Answers with bytes that are counted until they are taken, and that nobody keeps.
+fn answer(
+    hub: &Hub,
+    viewer: &Viewer,
+    kind: &'static str,
+    bytes: impl Into<Bytes>,
+) -> ApiResult<Response> {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    let body = Body::from(counted(hub, viewer, bytes)?);
+    Ok((headers, body).into_response())
+}
+
+/// Takes part in the swarm of an image no longer. Who does not say this is taken off the list a little later.
+#[utoipa::path(
+    delete, path = "/v1/images/{id}/swarm/{key}", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits"),
+           ("key" = String, Path, description = "the member's public key, 64 hex digits")),
+    responses((status = 204), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 404, body = ErrorBody), (status = 409, body = ErrorBody, description = "somebody else has this key")))]
+pub(crate) async fn leave(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path((id, key)): Path<(String, String)>,
+) -> ApiResult<StatusCode> {
+    let id = parse_id(&id)?;
+    readable(&hub, &id, &viewer)?;
+    let key = bytes_of(&key, "key")?;
+    let now = hub.swarms.now();
+    let left = hub
+        .swarms
+        .members
+        .lock()
+        .leave(now, id, key, viewer.party());
+    left.map_err(refused)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Which bytes of a pack to prove.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ProvenQuery {
+    /// The first byte, a multiple of 65536.
+    from: u64,
+    /// How many: a multiple of 65536, or up to the pack's end; at most 1048576.
+    bytes: u64,
+}
+
+impl ProvenQuery {
+    fn range(&self, pack: &PackRef) -> ApiResult<Range<u64>> {
+        let bad = |message: String| {
+            let fix = format!("ask for pieces of {PIECE_BYTES} bytes, at most {PROVEN_BYTES_MAX}");
+            Err(ApiError::bad(message, fix))
+        };
+        if self.bytes == 0 || self.bytes > PROVEN_BYTES_MAX {
+            return bad(format!("{} bytes can't be proven at a time", self.bytes));
+        }
+        if !self.from.is_multiple_of(PIECE_BYTES) {
+            return bad(format!("no piece begins at byte {}", self.from));
+        }
+        let end = self.from.checked_add(self.bytes);
+        let Some(end) = end.filter(|end| *end <= pack.file_bytes) else {
+            return Err(ApiError::new(
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                "range",
+                format!("the pack has {} bytes", pack.file_bytes),
+                "ask for bytes within it",
+            ));
+        };
+        if !end.is_multiple_of(PIECE_BYTES) && end != pack.file_bytes {
+            return bad(format!("no piece ends at byte {end}"));
+        }
+        Ok(self.from..end)
+    }
+}
+
+/// Returns pieces of a pack with the hashes that prove them.
+///
+/// The answer is bao's encoding of the range, with groups of 16 KiB: docs/format.md draws it. It is verified with the pack's root and
+/// length, which `POST /v1/images/{id}/swarm` names.
+#[utoipa::path(
+    get, path = "/v1/packs/{id}/proven", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits"), ProvenQuery),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>),
+              (status = 400, body = ErrorBody), (status = 401, body = ErrorBody), (status = 404, body = ErrorBody),
+              (status = 416, body = ErrorBody),
+              (status = 503, body = ErrorBody, description = "too much is asked at a time, or the pack is damaged"),
+              (status = 507, body = ErrorBody)))]
+pub(crate) async fn proven(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+    Args(query): Args<ProvenQuery>,
+) -> ApiResult<Response> {
+    let id = parse_id(&id)?;
+    let name = viewer.name().map(str::to_owned);
+    let found = blocking(&hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.pack_readable(&id, name.as_deref())?)
+    });
+    let pack = found.await?.ok_or_else(|| missing_pack(&id))?;
+    let range = query.range(&pack)?;
+    let proven = trees::prove(&hub, &viewer, pack, range).await?;
+    count_bytes(proven.len());
+    answer(&hub, &viewer, "application/octet-stream", proven)
+}

@@ -1,0 +1,437 @@
+//! A hub and hosts at one switch, each behind a slow link of its own, and an image on the hub that all hosts start at the same second.
+use super::player::play;
+use super::script::{Run, Script};
+use crate::experiments::live::{Hub, Node};
+use crate::experiments::stream_real::site::{model_traces, wait_for_model};
+use crate::guest::Guest;
+use crate::harness::{cpu_times, own_memory};
+use crate::link::Segment;
+use crate::swarm_sim::sweep::LEARNT;
+use crate::swarm_sim::{PIECE_BYTES, Recorded, pieces::profile};
+use crate::traces;
+use anyhow::{Context as _, bail};
+use floe_api::paths::Home;
+use floe_api::{
+    ImportRequest, OptimizeRequest, REHEARSE_S_DEFAULT, RunRequest, StopRequest, SwarmUse, Wait,
+};
+use floe_image::Hash;
+use floe_store::Repository;
+use floe_swarm::policy::PieceId;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// The workload: a boot from the disk.
+const WORKLOAD: &str = "boot";
+/// How much of a link's speed a machine needs on the mean with everything in memory, as in `swarm-sim` and in the paper.
+const LINK_SHARE: f64 = 0.6;
+const HUB_PORT: u16 = 7070;
+/// Memory of a machine: its guest stops in its boot sector.
+const MEMORY_BYTES: u64 = 64 << 20;
+/// The image's name, and the machine's.
+const IMAGE: &str = "lab-swarm";
+const MACHINE: &str = "peer";
+
+/// The captured guest's image, its memory, and the longest time until it answers.
+const GUEST_IMAGE: &str = "lab-guest";
+const GUEST_MEMORY_BYTES: u64 = 128 << 20;
+const GUEST_MAX: Duration = Duration::from_secs(300);
+
+/// What a host, by its number, does with its node's machine once that runs.
+type Work<'a> = dyn Fn(usize, &Node) -> anyhow::Result<()> + Sync + 'a;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Most hosts besides the hub's.
+    pub hosts: usize,
+    /// Of each link, in both directions.
+    pub bits_per_s: u64,
+    /// Compressed bytes of the chunks that a machine touches.
+    pub touched_bytes: u64,
+    /// Compressed bytes of the image.
+    pub image_bytes: u64,
+    /// All hosts start within this time.
+    pub spread: Duration,
+}
+
+/// How an image comes to its hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// As floe does it by itself.
+    Ours,
+    /// By the paper's policy, through the same code.
+    P2pP,
+    /// From each other, what is needed and nothing else.
+    P2pD,
+    /// From the hub, with what was learnt from earlier runs.
+    CsP,
+    /// From the hub, what is needed and nothing else.
+    CsD,
+    /// It is here already.
+    Local,
+}
+
+impl Mode {
+    /// Its name in figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Ours => "ours",
+            Mode::P2pP => "p2p_p",
+            Mode::P2pD => "p2p_d",
+            Mode::CsP => "cs_p",
+            Mode::CsD => "cs_d",
+            Mode::Local => "local",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Mode::Ours | Mode::CsP | Mode::Local => &[],
+            Mode::P2pP => &["--swarm-policy", "p2p_p"],
+            Mode::P2pD => &["--swarm-policy", "p2p_d", "--demand-only"],
+            Mode::CsD => &["--demand-only"],
+        }
+    }
+}
+
+/// What came of hosts that started an image together.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Of each host: seconds from the command until its machine has done everything.
+    pub took_s: Vec<f64>,
+    /// Of each host: seconds from the command until its machine ran.
+    pub started_s: Vec<f64>,
+    /// Bytes that left the hub's host, headers included.
+    pub seed_bytes: u64,
+    /// Bytes that left all other hosts.
+    pub peer_bytes: u64,
+    /// Of each node's process: seconds of processor time since its start, and memory that is no file's, in MB.
+    pub cpu_s: Vec<f64>,
+    /// See `cpu_s`.
+    pub memory_mb: Vec<f64>,
+}
+
+impl Outcome {
+    /// Returns the hosts' mean run time.
+    pub fn mean_s(&self) -> f64 {
+        self.took_s.iter().sum::<f64>() / self.took_s.len().max(1) as f64
+    }
+}
+
+/// The hosts and the image. Fields are dropped in this order, as processes use the network.
+pub struct Site {
+    hub: Hub,
+    origin: Node,
+    homes: PathBuf,
+    id: Hash,
+    /// What machines do.
+    pub script: Script,
+    /// The same as a swarm sees it.
+    pub recorded: Vec<Recorded>,
+    /// Pieces of the image.
+    pub pieces: u32,
+    /// What was learnt from the first runs.
+    pub profile: Vec<PieceId>,
+    /// What it was made with.
+    pub size: Size,
+    /// The network; the hub is at its first host.
+    pub segment: Segment,
+}
+
+impl Site {
+    /// Makes the image, and lets earlier users teach the hub.
+    pub fn prepare(dir: &Path, size: Size) -> anyhow::Result<Site> {
+        let workload = traces::read(&traces::folder().join(WORKLOAD))?;
+        let mut script = Script::new(&workload, size.touched_bytes, size.image_bytes)?;
+        let segment = Segment::new(1 + size.hosts).context("hosts of our own need root")?;
+        let first = segment.host(0);
+        let hub = Hub::start(Some(first), &dir.join("hub"), segment.address(0), HUB_PORT)?;
+        let origin = Node::start(Some(first), &dir.join("origin"), false)?;
+        eprintln!("swarm-real: making the image");
+        let disk = dir.join("disk.raw");
+        script.write_disk(&disk)?;
+        let request = ImportRequest {
+            disks: vec![disk.display().to_string()],
+            name: Some(IMAGE.into()),
+            memory_bytes: Some(MEMORY_BYTES),
+            cpus: Some(1),
+            ..ImportRequest::default()
+        };
+        origin.client.import(&request)?.finish(|_| {})?;
+        std::fs::remove_file(&disk)?;
+        let id = origin.client.image(IMAGE)?.summary.id.parse()?;
+        let repository = Repository::open(&origin.home.join("repo"))?;
+        let bytes_per_s = LINK_SHARE * size.bits_per_s as f64 / 8.0;
+        let (recorded, _) = script.pieces(&repository, &id)?;
+        script.speed_up(&recorded, bytes_per_s);
+        lay_out(&origin, &script)?;
+        origin.publish(IMAGE, &hub)?;
+        let (recorded, _) = script.pieces(&repository, &id)?;
+        script.speed_up(&recorded, bytes_per_s);
+        let (recorded, pieces) = script.pieces(&repository, &id)?;
+        let learnt: Vec<&Recorded> = recorded.iter().take(LEARNT).collect();
+        let site = Site {
+            profile: profile(&learnt),
+            hub,
+            origin,
+            homes: dir.to_path_buf(),
+            id,
+            script,
+            recorded,
+            pieces,
+            size,
+            segment,
+        };
+        site.teach()?;
+        for host in 0..=size.hosts {
+            site.segment.limit(host, size.bits_per_s)?;
+        }
+        Ok(site)
+    }
+
+    /// Returns the bytes of the pieces that the profile names.
+    pub fn profile_bytes(&self) -> f64 {
+        (self.profile.len() as u64 * PIECE_BYTES) as f64
+    }
+
+    /// Returns the number of a host's run: those that were learnt from are nobody's.
+    pub fn run_of(&self, host: usize) -> usize {
+        LEARNT + host % (self.script.runs.len() - LEARNT)
+    }
+
+    /// Returns when a host starts, after the first.
+    pub fn start_of(&self, host: usize) -> Duration {
+        let spread_us = self.size.spread.as_micros() as u64;
+        Duration::from_micros(host as u64 * 7_919_000 % spread_us.max(1))
+    }
+
+    /// Writes all of the image's packs into one file.
+    pub fn packed(&self, path: &Path) -> anyhow::Result<u64> {
+        let repository = Repository::open(&self.origin.home.join("repo"))?;
+        let mut file = std::fs::File::create(path)?;
+        let mut bytes = 0;
+        for pack in repository.layout(&self.id)?.packs {
+            bytes += io::copy(
+                &mut std::fs::File::open(repository.pack_path(&pack.id))?,
+                &mut file,
+            )?;
+        }
+        Ok(bytes)
+    }
+
+    /// Lets earlier users' machines, next to the hub, do what the first runs did.
+    fn teach(&self) -> anyhow::Result<()> {
+        let hub = self.homes.join("hub");
+        for run in 0..LEARNT {
+            eprintln!("swarm-real: earlier user {}", run + 1);
+            let home = self.homes.join("teacher");
+            // a node that fetches nothing ahead sees every touch
+            let node = Node::start_with(Some(self.segment.host(0)), &home, &["--demand-only"])?;
+            let known = model_traces(&hub, &self.id)?;
+            once(
+                &node,
+                &self.request(Mode::CsD, IMAGE, true),
+                &self.script.runs[run],
+            )?;
+            wait_for_model(&hub, &self.id, known)?;
+            drop(node);
+            std::fs::remove_dir_all(&home)?;
+        }
+        Ok(())
+    }
+
+    fn request(&self, mode: Mode, image: &str, trace: bool) -> RunRequest {
+        let local = self.origin.home.join("repo").join(image);
+        RunRequest {
+            image: match mode {
+                Mode::Local => local.display().to_string(),
+                _ => self.hub.address(image),
+            },
+            name: Some(MACHINE.into()),
+            token: (mode != Mode::Local).then(|| self.hub.token.clone()),
+            wait: Wait::None,
+            no_trace: !trace,
+            swarm: Some(match mode {
+                Mode::Ours | Mode::P2pP | Mode::P2pD => SwarmUse::On,
+                Mode::CsP | Mode::CsD | Mode::Local => SwarmUse::Off,
+            }),
+            ..RunRequest::default()
+        }
+    }
+
+    /// Makes an image of a machine that runs, and publishes it. Returns its name.
+    pub fn capture_guest(&self) -> anyhow::Result<&'static str> {
+        let guest = Guest::tiny()?;
+        self.origin
+            .import_with(&guest, "guest", GUEST_MEMORY_BYTES, 1)?;
+        self.origin.boot("guest", "maker")?;
+        self.origin
+            .capture("maker", GUEST_IMAGE, true, REHEARSE_S_DEFAULT)?;
+        self.origin.remove("maker")?;
+        self.origin.publish(GUEST_IMAGE, &self.hub)?;
+        Ok(GUEST_IMAGE)
+    }
+
+    /// Lets so many hosts, which have nothing of the image, start it at the same second, each to do what a recorded machine did.
+    pub fn start(&self, mode: Mode, hosts: usize) -> anyhow::Result<Outcome> {
+        self.together(mode, IMAGE, hosts, &|host, node| {
+            play(&disk_of(node), &self.script.runs[self.run_of(host)]).map(drop)
+        })
+    }
+
+    /// Lets so many hosts, which have nothing of an image of [`Site::capture_guest`], go on with its guest until that answers.
+    pub fn resume(&self, mode: Mode, image: &str, hosts: usize) -> anyhow::Result<Outcome> {
+        self.together(mode, image, hosts, &|_, node| {
+            node.ask(MACHINE, GUEST_MAX).map(drop)
+        })
+    }
+
+    /// Lets so many hosts start an image at the same second, and do `work` with its machine.
+    fn together(
+        &self,
+        mode: Mode,
+        image: &str,
+        hosts: usize,
+        work: &Work<'_>,
+    ) -> anyhow::Result<Outcome> {
+        let dir = self.homes.join(format!("{}-{hosts}", mode.name()));
+        let ready = Barrier::new(hosts);
+        let sent = || -> io::Result<Vec<u64>> {
+            (0..=hosts)
+                .map(|host| self.segment.sent_bytes(host))
+                .collect()
+        };
+        let before = sent()?;
+        let results: Vec<anyhow::Result<Told>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..hosts)
+                .map(|host| {
+                    let (home, ready) = (dir.join(host.to_string()), &ready);
+                    scope.spawn(move || self.host((mode, image, host), &home, ready, work))
+                })
+                .collect();
+            let told = threads.into_iter().map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| bail!("a host's thread panicked"))
+            });
+            told.collect()
+        });
+        let after = sent()?;
+        let mut outcome = Outcome {
+            seed_bytes: after[0] - before[0],
+            peer_bytes: after[1..].iter().sum::<u64>() - before[1..].iter().sum::<u64>(),
+            ..Outcome::default()
+        };
+        let told = results.into_iter().collect::<anyhow::Result<Vec<Told>>>()?;
+        for told in told {
+            outcome.took_s.push(told.took_s);
+            outcome.started_s.push(told.started_s);
+            outcome.cpu_s.push(told.cpu_s);
+            outcome.memory_mb.push(told.memory_mb);
+        }
+        std::fs::remove_dir_all(&dir)?;
+        let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+        eprintln!(
+            "{image}: {} on {hosts} hosts: {:.1} s, of which {:.1} s until it runs; {:.1} MB left the hub, {:.1} MB the others; {:.2} s of \
+             processor, {:.0} MB of memory a node",
+            mode.name(),
+            outcome.mean_s(),
+            mean(&outcome.started_s),
+            outcome.seed_bytes as f64 / 1e6,
+            outcome.peer_bytes as f64 / 1e6,
+            mean(&outcome.cpu_s),
+            mean(&outcome.memory_mb)
+        );
+        Ok(outcome)
+    }
+
+    /// One host. If it fails, the others need not wait for it.
+    fn host(
+        &self,
+        (mode, image, host): (Mode, &str, usize),
+        home: &Path,
+        ready: &Barrier,
+        work: &Work<'_>,
+    ) -> anyhow::Result<Told> {
+        let node = Node::start_with(Some(self.segment.host(host + 1)), home, mode.flags());
+        ready.wait();
+        let told =
+            node.and_then(|node| Ok((self.use_image((mode, image, host), &node, work)?, node)));
+        // who is done goes on giving until all are
+        ready.wait();
+        Ok(told?.0)
+    }
+
+    fn use_image(
+        &self,
+        (mode, image, host): (Mode, &str, usize),
+        node: &Node,
+        work: &Work<'_>,
+    ) -> anyhow::Result<Told> {
+        let process = node.process()?;
+        let before = cpu_times(process)?;
+        std::thread::sleep(self.start_of(host));
+        let began = Instant::now();
+        node.run(&self.request(mode, image, false), |_| {})?;
+        let started_s = began.elapsed().as_secs_f64();
+        work(host, node)?;
+        Ok(Told {
+            took_s: began.elapsed().as_secs_f64(),
+            started_s,
+            cpu_s: (cpu_times(process)?.own_ms - before.own_ms) / 1e3,
+            memory_mb: own_memory(process)? as f64 / 1e6,
+        })
+    }
+}
+
+/// Runs a machine once, lets it do what a recorded one did, and stops it.
+fn once(node: &Node, request: &RunRequest, run: &Run) -> anyhow::Result<()> {
+    node.run(request, |_| {})?;
+    play(&disk_of(node), run)?;
+    let now = StopRequest {
+        now: true,
+        timeout_s: None,
+    };
+    node.client.stop(MACHINE, &now)?;
+    Ok(())
+}
+
+/// Does what the documents advise before an image is published for many hosts: runs it some times where it was made, and lays its packs
+/// out by what the machines touched.
+fn lay_out(origin: &Node, script: &Script) -> anyhow::Result<()> {
+    for (number, run) in script.runs[..LEARNT].iter().enumerate() {
+        eprintln!(
+            "swarm-real: run {} before the image is laid out",
+            number + 1
+        );
+        let request = RunRequest {
+            image: IMAGE.into(),
+            name: Some(MACHINE.into()),
+            wait: Wait::None,
+            ..RunRequest::default()
+        };
+        once(origin, &request, run)?;
+        origin.remove(MACHINE)?;
+    }
+    let request = OptimizeRequest {
+        image: IMAGE.into(),
+        ..OptimizeRequest::default()
+    };
+    origin.client.optimize(&request)?.finish(|_| {})?;
+    Ok(())
+}
+
+/// What one host tells.
+struct Told {
+    took_s: f64,
+    started_s: f64,
+    cpu_s: f64,
+    memory_mb: f64,
+}
+
+fn disk_of(node: &Node) -> PathBuf {
+    let mount = Home::at(&node.home).mountpoint();
+    mount.join("machines").join(MACHINE).join("disk0")
+}

@@ -1,0 +1,428 @@
+//! Which file of a machine's disk each block belongs to, by the disk's own file system (`floe-extents`).
+//!
+//! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. A
+//! thread of its own reads the file system, as the machine sees it, so that neither a start nor a request waits for it; the reads count as
+//! nobody's touches. From then on the map is kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage,
+//! a part of it that isn't on this host) means no map, and no harm.
+//!
+//! Locks: each map's own, last of all, for as long as a lookup takes. A request that finds it taken does without.
+
+use crate::core::Core;
+use crate::image::{Extra, Reading};
+use crate::io::IoScheduling;
+use crate::machine::Machine;
+use crate::overlay::{Disk, Stop};
+use floe_extents::{FileId, Kind, Limits, Map};
+use floe_sched::classify::{ImageId, Program};
+use floe_sched::{Purpose, Who};
+use parking_lot::{Mutex, RwLock};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
+const MACHINES_MAX: usize = 16;
+/// The bounds of one disk's map.
+const LIMITS: Limits = Limits {
+    inodes: 1 << 18,
+    extents: 1 << 18,
+    name_bytes: 16 << 20,
+    read_bytes: 1 << 30,
+};
+/// Disks of a machine that get a map.
+const DISKS_MAX: usize = 4;
+/// Writes that may come while a map is made. More of them, and it is made again,
+const WRITTEN_MAX: usize = 4096;
+/// so many times at most. The same number of times a part is read again that is written while it is read.
+const TRIES_MAX: usize = 4;
+/// How often a disk's map is made: a guest may make its file systems anew again and again.
+const MADE_MAX: usize = 16;
+/// Zeros that are handed to a map at once.
+const ZEROS: &[u8] = &[0; 64 << 10];
+/// A range of zeros longer than this is looked at as if the disk had been made anew.
+const ZEROED_MAX: u64 = 64 << 20;
+
+/// Machines that have maps.
+static MACHINES: AtomicUsize = AtomicUsize::new(0);
+
+/// The maps of a machine's disks.
+#[derive(Default)]
+pub(crate) struct Files {
+    /// Whether there are any, which each write asks.
+    any: AtomicBool,
+    begun: AtomicBool,
+    maps: RwLock<Vec<Arc<DiskMap>>>,
+}
+
+/// A disk and its map.
+struct DiskMap {
+    disk: Arc<Disk>,
+    /// The number of the disk among its machine's.
+    number: u64,
+    state: Mutex<State>,
+    made: AtomicUsize,
+}
+
+enum State {
+    /// The file system is being read; what was written meanwhile, or `None` if that is too much.
+    Reading(Option<Vec<Range<u64>>>),
+    Ready(Box<Ready>),
+    /// There is none; why.
+    None(String),
+}
+
+struct Ready {
+    map: Map,
+    /// Whether a thread reads what the map wants to know.
+    is_busy: bool,
+    /// The part of the disk that is being read, and whether it was written since.
+    part: Option<Range<u64>>,
+    is_written: bool,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        if *self.begun.get_mut() {
+            MACHINES.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Files {
+    /// Returns the file that a byte of a disk belongs to and the directory of that, as far as this is known at once.
+    pub(crate) fn at(
+        &self,
+        machine: &Machine,
+        disk: &Arc<Disk>,
+        offset: u64,
+    ) -> Option<(Program, Option<Program>)> {
+        let found = self.of(disk)?;
+        let state = found.state.try_lock()?;
+        let State::Ready(ready) = &*state else {
+            return None;
+        };
+        match ready.map.at(offset)? {
+            Kind::File(file) => {
+                let image = ImageId(*machine.image.id.as_bytes());
+                let folder = ready.map.directory(file).map(|folder| Program::Folder {
+                    image,
+                    inode: number(found.number, folder),
+                });
+                let inode = number(found.number, file);
+                Some((Program::File { image, inode }, folder))
+            }
+            // everybody reads those
+            Kind::Directory(_) | Kind::Journal | Kind::Meta => None,
+        }
+    }
+
+    /// Forgets a disk that the machine no longer has. (One that it is given later gets a map at the machine's next start.)
+    pub(crate) fn forget(&self, disk: &Arc<Disk>) {
+        self.maps
+            .write()
+            .retain(|map| !Arc::ptr_eq(&map.disk, disk));
+    }
+
+    /// Returns the path of what [`Files::at`] has returned.
+    pub(crate) fn path(&self, program: &Program) -> Option<String> {
+        let (Program::File { inode, .. } | Program::Folder { inode, .. }) = program else {
+            return None;
+        };
+        let maps = self.maps.read();
+        let found = maps.iter().find(|map| map.number == inode >> 48)?;
+        match &*found.state.lock() {
+            State::Ready(ready) => Some(ready.map.path(FileId {
+                system: (inode >> 32) as u16,
+                inode: *inode as u32,
+            })),
+            _ => None,
+        }
+    }
+
+    /// Returns how many files are known, or why none are. `None` if nobody has asked for a map.
+    pub(crate) fn known(&self) -> Option<Result<usize, String>> {
+        let maps = self.maps.read();
+        let all: Vec<Result<usize, String>> = maps
+            .iter()
+            .filter_map(|map| match &*map.state.lock() {
+                State::Reading(_) => None,
+                State::Ready(ready) => Some(Ok(ready.map.files().count())),
+                State::None(why) => Some(Err(why.clone())),
+            })
+            .collect();
+        let found = all.iter().flatten().copied().reduce(|sum, one| sum + one);
+        found.map(Ok).or_else(|| all.into_iter().next())
+    }
+
+    fn of(&self, disk: &Arc<Disk>) -> Option<Arc<DiskMap>> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let maps = self.maps.read();
+        maps.iter()
+            .find(|map| Arc::ptr_eq(&map.disk, disk))
+            .cloned()
+    }
+}
+
+/// Returns a number that no other file or directory of a machine's disks has.
+fn number(disk: u64, file: FileId) -> u64 {
+    disk << 48 | u64::from(file.system) << 32 | u64::from(file.inode)
+}
+
+/// Makes the maps of a machine's disks, on a thread of its own; the first call does.
+pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
+    let files = &machine.files;
+    if files.begun.load(Ordering::Relaxed) || core.options.io != IoScheduling::Vsip {
+        return;
+    }
+    let count = |count: usize| (count < MACHINES_MAX).then_some(count + 1);
+    if MACHINES
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, count)
+        .is_err()
+    {
+        return; // perhaps at a later input
+    }
+    if files.begun.swap(true, Ordering::AcqRel) {
+        MACHINES.fetch_sub(1, Ordering::AcqRel);
+        return;
+    }
+    let disks = machine.disks().into_iter().zip(0..).take(DISKS_MAX);
+    let maps: Vec<Arc<DiskMap>> = disks
+        .map(|(disk, number)| {
+            let state = Mutex::new(State::Reading(Some(Vec::new())));
+            Arc::new(DiskMap {
+                disk,
+                number,
+                state,
+                made: AtomicUsize::new(0),
+            })
+        })
+        .collect();
+    *files.maps.write() = maps.clone();
+    // from here on all writes are noted
+    files.any.store(true, Ordering::Release);
+    let name = machine.name.clone();
+    let work = move || {
+        for map in maps {
+            map.make();
+            if let State::None(why) = &*map.state.lock() {
+                tracing::debug!(
+                    machine = name,
+                    disk = map.disk.name,
+                    why,
+                    "its files are not known"
+                );
+            }
+        }
+    };
+    if let Err(error) = floe_threads::spawn("floe-files", work) {
+        tracing::warn!(machine = machine.name, %error, "no thread for the map of its files");
+    }
+}
+
+/// Takes what a guest has written to a disk.
+pub(crate) fn wrote(machine: &Machine, disk: &Arc<Disk>, offset: u64, data: &[u8]) {
+    let Some(map) = machine.files.of(disk) else {
+        return;
+    };
+    let range = offset..offset.saturating_add(data.len() as u64);
+    if map.note(&range, |map| map.wrote(offset, data)) {
+        map.catch_up_later();
+    }
+}
+
+/// Takes that a guest has written zeros.
+pub(crate) fn zeroed(machine: &Machine, disk: &Arc<Disk>, offset: u64, len: u64) {
+    let Some(map) = machine.files.of(disk) else {
+        return;
+    };
+    let range = offset..offset.saturating_add(len.min(ZEROED_MAX));
+    let zero = |map: &mut Map| {
+        for at in (range.start..range.end).step_by(ZEROS.len()) {
+            let length = (range.end - at).min(ZEROS.len() as u64);
+            map.wrote(at, &ZEROS[..length as usize]);
+        }
+    };
+    if map.note(&range, zero) {
+        map.catch_up_later();
+    }
+}
+
+impl DiskMap {
+    /// Makes the map, from the beginning, or again.
+    fn make(&self) {
+        if self.made.fetch_add(1, Ordering::Relaxed) >= MADE_MAX {
+            *self.state.lock() = State::None("its file systems are made anew all the time".into());
+            return;
+        }
+        for _ in 0..TRIES_MAX {
+            *self.state.lock() = State::Reading(Some(Vec::new()));
+            let read = Map::read(&Quiet(&self.disk), LIMITS);
+            let mut state = self.state.lock();
+            let State::Reading(written) = &mut *state else {
+                return;
+            };
+            let map = match read {
+                Ok(map) => map,
+                Err(error) => {
+                    let source = std::error::Error::source(&error);
+                    let why = source.map_or(error.to_string(), |s| format!("{error}: {s}"));
+                    *state = State::None(why);
+                    return;
+                }
+            };
+            let Some(mut written) = written.take() else {
+                continue; // too much was written meanwhile
+            };
+            written.retain(|range| map.cares(range.clone()));
+            *state = State::Ready(Box::new(Ready {
+                map,
+                is_busy: true,
+                part: None,
+                is_written: false,
+            }));
+            drop(state);
+            // it was read before that was written, or after that: once more, so that it is known
+            for range in written {
+                self.read_part(range);
+            }
+            return self.read_wanted();
+        }
+        *self.state.lock() = State::None("it is written faster than it can be read".into());
+    }
+
+    /// Notes a write to this range, of which the map is told by `tell` if it matters. Returns whether something must be read for it.
+    fn note(&self, range: &Range<u64>, tell: impl FnOnce(&mut Map)) -> bool {
+        let mut state = self.state.lock();
+        match &mut *state {
+            State::None(_) => false,
+            State::Reading(written) => {
+                if written.as_ref().is_some_and(|all| all.len() >= WRITTEN_MAX) {
+                    *written = None;
+                }
+                if let Some(written) = written {
+                    written.push(range.clone());
+                }
+                false
+            }
+            State::Ready(ready) => {
+                if let Some(part) = &ready.part {
+                    ready.is_written |= range.start < part.end && part.start < range.end;
+                }
+                if !ready.map.cares(range.clone()) {
+                    return false;
+                }
+                tell(&mut ready.map);
+                let wants = ready.map.is_stale() || ready.map.has_wanted();
+                wants && !std::mem::replace(&mut ready.is_busy, true)
+            }
+        }
+    }
+
+    /// Reads on a thread of its own what the map wants to know.
+    fn catch_up_later(self: &Arc<Self>) {
+        let map = self.clone();
+        if let Err(error) = floe_threads::spawn("floe-files", move || map.read_wanted()) {
+            tracing::debug!(%error, "a map of files lags behind");
+            if let State::Ready(ready) = &mut *self.state.lock() {
+                ready.is_busy = false;
+            }
+        }
+    }
+
+    /// Reads until the map wants nothing more. Only called by the one thread for which it is busy.
+    fn read_wanted(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let State::Ready(ready) = &mut *state else {
+                return;
+            };
+            if ready.map.is_stale() {
+                drop(state);
+                return self.make();
+            }
+            let Some(part) = ready.map.wanted() else {
+                ready.is_busy = false;
+                return;
+            };
+            drop(state);
+            self.read_part(part);
+        }
+    }
+
+    /// Reads a part of the disk and hands it to the map, unless the guest has written there meanwhile: then it is read again.
+    fn read_part(&self, part: Range<u64>) {
+        let mut buffer = Vec::new();
+        for _ in 0..TRIES_MAX {
+            if let State::Ready(ready) = &mut *self.state.lock() {
+                ready.part = Some(part.clone());
+                ready.is_written = false;
+            }
+            // at most as long as a map wants at once, or as a write is
+            buffer.resize((part.end - part.start) as usize, 0);
+            let read = read_quietly(&self.disk, part.start, &mut buffer);
+            let mut state = self.state.lock();
+            let State::Ready(ready) = &mut *state else {
+                return;
+            };
+            ready.part = None;
+            if read.is_err() {
+                return; // the map lacks it
+            }
+            if !ready.is_written {
+                ready.map.wrote(part.start, &buffer);
+                return;
+            }
+        }
+    }
+}
+
+/// A machine's disk, read without that anything counts as touched.
+struct Quiet<'a>(&'a Disk);
+
+impl floe_extents::Disk for Quiet<'_> {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        read_quietly(self.0, offset, buffer)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.size()
+    }
+}
+
+/// Reads a disk. What isn't here is fetched after everything else, and only from this host: the map of an image that comes over a
+/// network would cost as much of the link as some program's launch.
+fn read_quietly(disk: &Disk, offset: u64, out: &mut [u8]) -> io::Result<()> {
+    let extra = Extra::default();
+    loop {
+        let mut reading = Reading {
+            quiet: true,
+            extra: Some(&extra),
+            ..Reading::default()
+        };
+        match disk.read(offset, out, &mut reading) {
+            Ok(()) => return Ok(()),
+            Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+            Err(Stop::Needs | Stop::OnDisk) => {}
+        }
+        let image = reading.image.or_else(|| disk.chain().base_image());
+        let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
+            return Err(io::Error::other("not all of it is on this host"));
+        };
+        for need in &reading.needs {
+            let (tell, told) = crossbeam_channel::bounded(1);
+            let done = move |result: Result<&[u8], String>| {
+                let _ = tell.send(result.map(<[u8]>::to_vec));
+            };
+            let who = Who::node(Purpose::Settle);
+            image
+                .backend
+                .demand(who, need.kind, &need.hash, false, Box::new(done));
+            let bytes = told.recv().map_err(io::Error::other)?;
+            let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
+            accepted.map_err(io::Error::other)?;
+        }
+    }
+}

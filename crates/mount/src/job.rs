@@ -1,0 +1,63 @@
+//! What the disk workers have to do, and what the queue before them has to know of it.
+
+use crate::abi;
+use crate::image::First;
+use crate::machine::Machine;
+use crate::overlay::Disk;
+use crate::queue::Queued;
+use floe_sched::Op;
+use std::sync::Arc;
+
+/// A request as it was read from the kernel.
+pub(crate) struct Raw {
+    /// The index of the descriptor that it was read from.
+    pub device: usize,
+    pub bytes: Vec<u8>,
+    /// What it touched for the first time when it was tried before.
+    pub firsts: Vec<First>,
+    /// How often it has waited for its disk's write-back.
+    pub rounds: u8,
+}
+
+/// One thing to do on the host's disk.
+pub(crate) enum Job {
+    /// A request of the kernel's.
+    Request(Raw),
+    /// Write so many bytes of the oldest of a disk's that are only in the page cache.
+    Piece(Arc<Machine>, Arc<Disk>, u64),
+}
+
+impl Queued for Job {
+    fn bytes(&self) -> u64 {
+        match self {
+            Job::Request(raw) => raw.bytes.len() as u64,
+            Job::Piece(..) => 0,
+        }
+    }
+
+    fn is_quick(&self) -> bool {
+        let Job::Request(raw) = self else {
+            return false;
+        };
+        let header = abi::parse(&raw.bytes).map(|(header, _)| header.opcode);
+        matches!(header, Some(abi::op::READ | abi::op::WRITE))
+    }
+
+    fn work(&self) -> (Op, u64) {
+        let raw = match self {
+            Job::Request(raw) => raw,
+            Job::Piece(_, _, bytes) => return (Op::Write, *bytes),
+        };
+        let Some((header, body)) = abi::parse(&raw.bytes) else {
+            return (Op::Read, 0);
+        };
+        match header.opcode {
+            abi::op::READ => {
+                let len = abi::parse_read(body).map_or(0, |(_, len)| len.into());
+                (Op::Read, len)
+            }
+            abi::op::FSYNC => (Op::Flush, 0),
+            _ => (Op::Write, body.len() as u64),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Swarms.
+
+use super::answer::{Failure, Input, answer};
+use crate::Node;
+use axum::{Json, extract::State};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// In which swarms this node takes part, and how they are.
+#[utoipa::path(get, path = "/v1/swarm", tag = "swarm", responses((status = 200, body = SwarmReport)))]
+pub async fn report(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
+    answer(move || Ok(node.swarms.report())).await
+}
+
+/// Lets this node have all of an image and give it to others, until it leaves.
+#[utoipa::path(post, path = "/v1/swarm/seeds", tag = "swarm", request_body = SwarmSeed,
+    responses((status = 200, body = SwarmReport), (status = 404, body = ApiError)))]
+pub async fn seed(
+    State(node): Floe,
+    Input(request): Input<SwarmSeed>,
+) -> Result<Json<SwarmReport>, Failure> {
+    answer(move || node.swarms.seed(&request)).await
+}
+
+/// Takes this node out of an image's swarm.
+#[utoipa::path(post, path = "/v1/swarm/leave", tag = "swarm", request_body = SwarmLeave,
+    responses((status = 200, body = SwarmReport), (status = 404, body = ApiError)))]
+pub async fn leave(
+    State(node): Floe,
+    Input(request): Input<SwarmLeave>,
+) -> Result<Json<SwarmReport>, Failure> {
+    answer(move || node.swarms.leave(&request)).await
+}

@@ -1,0 +1,307 @@
+//! Enters swarms: opens the shelf of an image's pieces, joins those who exchange them, and says what is wanted.
+
+use super::{
+    Known, Swarms,
+    decide::{Event, Key},
+    member::{digits, members},
+    pieces::{Part, Pieces, wait_for},
+    predict,
+};
+use crate::{files::make_private_dir, inventory::record::Origin};
+use floe_api::SwarmMembership;
+use floe_image::{Hash, Layout};
+use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
+use floe_source::PackReader;
+use std::{
+    fs::File,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// How long a hub may take to say where an image's packs end.
+const LAYOUT_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long joining may take, which asks nobody.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How many pieces a seed asks for at a time: 16 MiB.
+const BRING_PIECES: usize = 256;
+/// How long these may take, 350 kbit/s; what comes later comes nevertheless.
+const BRING_TIMEOUT: Duration = Duration::from_secs(400);
+
+impl Swarms {
+    /// Enters a swarm as its hub described it last, and tells how that went.
+    pub(super) fn enter(self: &Arc<Self>, key: &Key) {
+        let part = match self.enter_now(key) {
+            Ok(part) => part,
+            Err(why) => {
+                tracing::warn!(image = key.image.short(), why, "a swarm can't be entered");
+                self.trouble(key, why);
+                return self.tell(Event::Broken(key.clone()));
+            }
+        };
+        self.trouble(key, String::new());
+        self.tell(Event::Entered(key.clone()));
+        let shelf = part.swarm.shelf();
+        tracing::info!(
+            image = key.image.short(),
+            pieces = shelf.content().pieces(),
+            here = shelf.pieces().count(),
+            "entered a swarm"
+        );
+        if let Err(why) = self.predict(key, &part) {
+            tracing::warn!(image = key.image.short(), why, "nothing is predicted");
+        }
+    }
+
+    fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
+        self.end_part(key);
+        let all = self.active.all();
+        if all.iter().any(|(other, _)| other.image == key.image) {
+            return Err("its pieces are exchanged by way of another hub already".into());
+        }
+        if self.free_bytes() < super::FREE_BYTES_MIN {
+            return Err("the disk is full".into());
+        }
+        let host = self.host()?;
+        let known = self.known.lock().get(key).map(|known| {
+            let Known {
+                place, membership, ..
+            } = known;
+            (place.clone(), membership.clone())
+        });
+        let (place, membership) = known.ok_or("nobody wants it any more")?;
+        let layout = self.layout(key, &place)?;
+        let (content, ids) = content_of(&membership, &layout)?;
+        let dir = self.shelf_of(&key.image);
+        let shelf = make_private_dir(&dir)
+            .map_err(|error| error.to_string())
+            .and_then(|()| Shelf::open(&dir, content).map_err(|error| error.to_string()))?;
+        let shelf = Arc::new(shelf);
+        let wanted = self.wanted();
+        let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
+        if wanted.whole {
+            self.fill(&shelf, &ids);
+        }
+        let seed = place.seed(ids.clone()).map_err(|error| error.to_string())?;
+        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
+        let options = Options {
+            config: self.core.options.swarm.policy.config(),
+            token,
+            members: members(&membership.members),
+        };
+        let ahead = options.config.prefetch;
+        let (me, seed) = (host.key(), Arc::new(seed));
+        let others = options.members.iter().any(|member| member.key != me);
+        let joined = wait_for(&self.runtime, JOIN_TIMEOUT, async move {
+            host.join(shelf, Some(seed), options)
+        });
+        let swarm = joined.ok_or("the node is ending")?;
+        let swarm = Arc::new(swarm.map_err(|error| error.to_string())?);
+        let at = format!("the swarm of {}", key.hub);
+        let pieces = Pieces::new(at, swarm.clone(), &ids, ahead, self.runtime.clone());
+        let index_dir = Some(self.core.home.run().join("index"));
+        let part = Arc::new(Part {
+            content: membership.content,
+            swarm,
+            reader: PackReader::new(pieces, layout, index_dir),
+            always: AtomicBool::new(wanted.wish.always),
+            others: AtomicBool::new(others),
+            whole: AtomicBool::new(wanted.whole),
+        });
+        self.active.put(key.clone(), part.clone());
+        if wanted.whole {
+            self.bring_whole(key, &part);
+        }
+        Ok(part)
+    }
+
+    fn layout(&self, key: &Key, place: &super::Place) -> Result<Layout, String> {
+        let origin = Origin {
+            urls: vec![place.url.clone()],
+            token: place.token.clone(),
+            ca: place.ca.clone(),
+            ..Default::default()
+        };
+        let source = self
+            .images
+            .sources
+            .ask_one(&place.url, &origin, LAYOUT_TIMEOUT);
+        let layout = source.and_then(|source| source.layout(&key.image));
+        let layout = layout.map_err(|error| error.to_string())?;
+        layout.ok_or_else(|| "the hub does not keep it in packs".into())
+    }
+
+    /// Puts packs on the shelf that this host's repository has. Others come from the hub.
+    fn fill(&self, shelf: &Shelf, ids: &[Hash]) {
+        for (number, id) in ids.iter().enumerate() {
+            let bytes = shelf.content().packs()[number].bytes;
+            let mut pieces = shelf.content().pieces_of(number, 0..bytes);
+            if pieces.all(|piece| shelf.has(piece)) {
+                continue;
+            }
+            let Ok(file) = File::open(self.images.repo.pack_path(id)) else {
+                continue;
+            };
+            match shelf.fill(number, file) {
+                Ok(true) => {}
+                Ok(false) => tracing::info!(pack = id.short(), "the hub's pack is another"),
+                Err(error) => {
+                    tracing::warn!(pack = id.short(), %error, "can't be put on the shelf")
+                }
+            }
+        }
+    }
+
+    /// Brings all pieces here, in the background.
+    pub(super) fn bring_whole(self: &Arc<Self>, key: &Key, part: &Arc<Part>) {
+        let (here, key) = (Arc::downgrade(self), key.clone());
+        let (part, over) = (Arc::downgrade(part), self.core.threads.over().clone());
+        let work = move || {
+            while let (Some(swarms), Some(part)) = (here.upgrade(), part.upgrade()) {
+                let shelf = part.swarm.shelf();
+                let all = 0..shelf.content().pieces();
+                let lacking = all.filter(|piece| !shelf.has(*piece));
+                let lacking: Vec<PieceId> = lacking.take(BRING_PIECES).collect();
+                let same = swarms.active.part(&key);
+                let same = same.is_some_and(|same| Arc::ptr_eq(&same, &part));
+                if lacking.is_empty() || !same || !part.whole.load(Relaxed) || over.is_cancelled() {
+                    return;
+                }
+                let swarm = part.swarm.clone();
+                drop((part, swarms.runtime.clone()));
+                bring(&swarms, swarm, lacking);
+            }
+        };
+        if let Err(error) = self.core.threads.start("swarm-whole", work) {
+            tracing::error!(%error, "no thread to bring a whole image here");
+        }
+    }
+
+    /// Tells a swarm what machines of the image will need next, if there is a model of it.
+    fn predict(&self, key: &Key, part: &Part) -> Result<(), String> {
+        let entries = self.inventory.all();
+        let entry = entries.iter().find(|entry| {
+            let record = entry.record();
+            super::uses(entry) && record.image == key.image
+        });
+        let Some(entry) = entry else {
+            return Ok(());
+        };
+        let origin = entry.record().origin;
+        let fetcher = self.images.sources.fetcher(&origin);
+        let fetcher = fetcher.map_err(|error| error.to_string())?;
+        let manifest = self.images.manifest_of(&entry.dir, &key.image);
+        let manifest = match manifest {
+            Ok(manifest) => manifest,
+            Err(_) => fetcher
+                .source()
+                .manifest(&key.image)
+                .map_err(|error| error.to_string())?,
+        };
+        let Some(model) = self
+            .traces
+            .known_model(key.image, &manifest, &origin, &fetcher)?
+        else {
+            return Ok(());
+        };
+        let pieces = predict::order(part, &model, &manifest, &fetcher);
+        let pieces = pieces.map_err(|error| error.to_string())?;
+        tracing::info!(
+            image = key.image.short(),
+            pieces = pieces.len(),
+            "predicted"
+        );
+        let swarm = part.swarm.clone();
+        wait_for(&self.runtime, JOIN_TIMEOUT, async move {
+            let _ = swarm.predict(&pieces).await; // it may be ending
+        });
+        Ok(())
+    }
+}
+
+fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {
+    wait_for(&swarms.runtime, BRING_TIMEOUT, async move {
+        let _ = swarm.want(&lacking).await; // it may be ending
+    });
+}
+
+/// Numbers an image's packs as its hub does, which must be those of the layout. Returns their names in that order, too.
+fn content_of(
+    membership: &SwarmMembership,
+    layout: &Layout,
+) -> Result<(Arc<Content>, Vec<Hash>), String> {
+    let (mut packs, mut ids) = (Vec::new(), Vec::new());
+    for pack in &membership.packs {
+        let root = digits(&pack.root).ok_or("the hub names a pack by no 64 digits")?;
+        let id = digits(&pack.id).ok_or("the hub names a pack by no 64 digits")?;
+        ids.push(Hash(id));
+        packs.push(Pack {
+            root,
+            bytes: pack.bytes,
+        });
+    }
+    let known = |id: &Hash, bytes: u64| {
+        let mut both = ids.iter().zip(&packs);
+        both.any(|(other, pack)| other == id && pack.bytes == bytes)
+    };
+    if !layout
+        .packs
+        .iter()
+        .all(|pack| known(&pack.id, pack.file_bytes))
+    {
+        return Err("the hub has laid the image's packs out anew".into());
+    }
+    let content = Content::new(packs).map_err(|error| error.to_string())?;
+    if digits(&membership.content) != Some(content.id()) {
+        return Err("the hub's packs are not what it calls them".into());
+    }
+    Ok((Arc::new(content), ids))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_api::SwarmPack;
+    use floe_image::PackRef;
+
+    #[test]
+    fn packs_that_are_not_those_of_the_image_are_no_content() {
+        let pack = |name: &[u8]| PackRef {
+            id: Hash::of(name),
+            file_bytes: 100 + name.len() as u64,
+            index_offset: 50,
+            index_bytes: 10,
+        };
+        let listed = |of: &PackRef| SwarmPack {
+            id: of.id.to_string(),
+            root: Hash::of(of.id.as_bytes()).to_string(),
+            bytes: of.file_bytes,
+        };
+        let (a, b) = (pack(b"a"), pack(b"bb"));
+        let layout = Layout { packs: vec![a, b] };
+        let membership = |packs: Vec<SwarmPack>| {
+            let known = packs.iter().map(|pack| Pack {
+                root: digits(&pack.root).unwrap_or_default(),
+                bytes: pack.bytes,
+            });
+            SwarmMembership {
+                content: Hash(Content::new(known.collect()).unwrap().id()).to_string(),
+                packs,
+                ..Default::default()
+            }
+        };
+        let (content, ids) =
+            content_of(&membership(vec![listed(&b), listed(&a)]), &layout).unwrap();
+        assert_eq!(ids, [b.id, a.id]);
+        assert_eq!(content.packs()[0].bytes, b.file_bytes);
+        assert!(content_of(&membership(vec![listed(&a)]), &layout).is_err());
+        let mut short = listed(&b);
+        short.bytes -= 1;
+        assert!(content_of(&membership(vec![listed(&a), short]), &layout).is_err());
+        let mut odd = listed(&b);
+        odd.root = "no digits".into();
+        assert!(content_of(&membership(vec![listed(&a), odd]), &layout).is_err());
+    }
+}

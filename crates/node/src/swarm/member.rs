@@ -1,0 +1,149 @@
+//! What a hub is asked: to list this node, to take it off the list, and for pieces that no other host has.
+
+use super::decide::Key;
+use crate::transfer::{Cancel, HubClient, TransferError};
+use floe_api::{SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembership};
+use floe_image::Hash;
+use floe_peers::{Fetching, Key as PeerKey, Member, Seed};
+use std::{io, net::SocketAddr, ops::Range, path::Path, sync::Arc, time::Duration};
+
+/// How long a hub may take to say who takes part: at the first time it reads all of the image.
+const ASK_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it may take to forget this node: a machine that ends does not wait for it, but a node that ends does.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long it may take to send a piece; the swarm gives it up a little later.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(25);
+
+/// How a hub is reached about an image: as its machine's image was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub url: String,
+    pub token: Option<String>,
+    pub ca: Option<String>,
+}
+
+/// What a hub said.
+pub(super) enum Answer {
+    Listed(SwarmMembership),
+    /// It knows no swarms, or gives this image to others only; in words.
+    Refused(String),
+    /// It did not answer, or not now; in words.
+    Silent(String),
+}
+
+impl Place {
+    fn client(&self, timeout: Duration) -> Result<HubClient, TransferError> {
+        let ca = self.ca.as_deref().map(Path::new);
+        let cancel = Cancel::default();
+        HubClient::impatient(&self.url, self.token.as_deref(), ca, &cancel, timeout)
+    }
+
+    /// Asks to be listed.
+    pub fn ask(&self, key: &Key, me: &SwarmJoin) -> Answer {
+        let asked = self
+            .client(ASK_TIMEOUT)
+            .and_then(|hub| hub.join_swarm(&key.image, me));
+        match asked {
+            Ok(mut membership) => {
+                membership.members.truncate(SWARM_MEMBERS_MAX);
+                Answer::Listed(membership)
+            }
+            Err(
+                error @ TransferError::Refused {
+                    status: 400..=407 | 409..=428 | 501,
+                    ..
+                },
+            ) => Answer::Refused(error.to_string()),
+            Err(error) => Answer::Silent(error.to_string()),
+        }
+    }
+
+    /// Asks to be forgotten.
+    pub fn leave(&self, key: &Key, me: &str) {
+        let left = self
+            .client(LEAVE_TIMEOUT)
+            .and_then(|hub| hub.leave_swarm(&key.image, me));
+        if let Err(error) = left {
+            tracing::debug!(image = key.image.short(), %error, "the hub forgets this node by itself");
+        }
+    }
+
+    /// Makes the seed of an image's packs.
+    pub fn seed(&self, packs: Vec<Hash>) -> Result<HubSeed, TransferError> {
+        Ok(HubSeed {
+            hub: self.client(PIECE_TIMEOUT)?,
+            packs: packs.into(),
+        })
+    }
+}
+
+/// Reads a list of members; what makes no sense is passed over.
+pub(super) fn members(listed: &[SwarmMember]) -> Vec<Member> {
+    let member = |one: &SwarmMember| {
+        let addresses = one.addresses.iter().take(SWARM_ADDRESSES_MAX);
+        let addresses: Vec<SocketAddr> = addresses.flat_map(|text| text.parse()).collect();
+        Some(Member {
+            key: PeerKey(digits(&one.key)?),
+            addresses,
+        })
+    };
+    listed.iter().filter_map(member).collect()
+}
+
+/// Reads 64 hexadecimal digits.
+pub(super) fn digits(text: &str) -> Option<[u8; 32]> {
+    let hash: Hash = text.parse().ok()?;
+    Some(*hash.as_bytes())
+}
+
+/// Writes a public key as 64 hexadecimal digits.
+pub(super) fn key_text(key: &PeerKey) -> String {
+    Hash(key.0).to_string()
+}
+
+/// The hub, as the seed of last resort.
+pub(super) struct HubSeed {
+    hub: HubClient,
+    /// The packs' names, by their numbers in the content.
+    packs: Arc<[Hash]>,
+}
+
+impl Seed for HubSeed {
+    fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_> {
+        Box::pin(async move {
+            let id = *self.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
+            let hub = self.hub.clone();
+            // the client blocks, as all of floe's that a fault may wait for
+            let asked = tokio::task::spawn_blocking(move || hub.proven(&id, &range));
+            let proven = asked.await.map_err(io::Error::other)?;
+            Ok(proven.map_err(io::Error::other)?.into())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_that_make_no_sense_are_passed_over() {
+        let member = |key: &str, addresses: &[&str]| SwarmMember {
+            key: key.into(),
+            addresses: addresses.iter().map(|&at| at.into()).collect(),
+        };
+        let good = "0b".repeat(32);
+        let many = ["10.0.0.1:1"; 100];
+        let listed = [
+            member(&good, &["10.0.0.1:4433", "nowhere", "[fd00::1]:4433"]),
+            member("not a key", &["10.0.0.2:4433"]),
+            member(&good[1..], &[]),
+            member(&"cc".repeat(32), &many),
+        ];
+        let read = members(&listed);
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[0].key, PeerKey([0x0b; 32]));
+        assert_eq!(key_text(&read[0].key), good);
+        assert_eq!(read[0].addresses.len(), 2);
+        assert_eq!(read[1].addresses.len(), SWARM_ADDRESSES_MAX);
+    }
+}

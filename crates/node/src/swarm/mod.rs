@@ -1,0 +1,624 @@
+//! Swarms: nodes that run one image bring its pieces to each other (VMTorrent), and the hub sends what none of them has.
+//!
+//! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
+//! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
+//! [`member`] asks hubs, `enter` opens a shelf and joins, [`pieces`] reads images out of what comes, [`predict`] says what will be needed.
+//! If anything goes wrong here, machines read their hubs as without all this.
+//!
+//! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
+//! the list of seeds (held while it is written), what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+
+mod decide;
+mod enter;
+mod identity;
+mod member;
+mod pieces;
+mod predict;
+mod report;
+mod seeds;
+mod traffic;
+
+pub(crate) use pieces::Active;
+
+use crate::{
+    core::Core,
+    error::{NodeError, not_found, usage},
+    images::{Images, sources::bind_token},
+    inventory::{Entry, Inventory, lifecycle::Phase, record::Origin},
+    traces::Traces,
+};
+use decide::{Action, Duties, Event, Key, Wish};
+use floe_api::{
+    SwarmJoin, SwarmLeave, SwarmMembership, SwarmReport, SwarmSeed, SwarmUse,
+    credentials::HubAddress,
+};
+use floe_image::Hash;
+use floe_peers::Host;
+use identity::Identity;
+use member::{Answer, Place, key_text, members};
+use parking_lot::Mutex;
+use pieces::wait_for;
+use seeds::{Seeded, Seeds};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+use tokio::runtime::Handle;
+
+/// How often the disk is looked at while pieces come.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long sockets may take to be opened.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long others may take to be told that this node leaves.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// So much of the disk is left to everything else: a swarm that would take it is given up.
+const FREE_BYTES_MIN: u64 = 64 << 20;
+
+/// What is known of one swarm.
+struct Known {
+    place: Place,
+    /// What the hub said last, with the packs of its content.
+    membership: SwarmMembership,
+    /// Why it is not used, if something is wrong.
+    trouble: String,
+}
+
+impl Known {
+    /// Whether the hub lists this node, or did.
+    fn is_listed(&self) -> bool {
+        !self.membership.content.is_empty()
+    }
+}
+
+/// The service that takes part in swarms.
+pub(crate) struct Swarms {
+    core: Arc<Core>,
+    images: Arc<Images>,
+    inventory: Arc<Inventory>,
+    traces: Arc<Traces>,
+    /// Where the swarms' sockets and tasks live.
+    runtime: Handle,
+    active: Active,
+    identity: Identity,
+    seeds: Seeds,
+    endpoint: Mutex<Option<Arc<Host>>>,
+    known: Mutex<HashMap<Key, Known>>,
+    happened: Mutex<Vec<Event>>,
+    counted: traffic::Counted,
+}
+
+/// What this node wants of a swarm.
+struct Wanted {
+    place: Place,
+    wish: Wish,
+    /// Whether all of it is to be here.
+    whole: bool,
+    machines: Vec<String>,
+}
+
+impl Swarms {
+    /// Creates the service, which makes pieces readable through `active`. Nothing is done yet.
+    pub fn open(
+        core: Arc<Core>,
+        images: Arc<Images>,
+        inventory: Arc<Inventory>,
+        traces: Arc<Traces>,
+        active: Active,
+        runtime: Handle,
+    ) -> Result<Arc<Swarms>, NodeError> {
+        let dir = core.home.swarm();
+        Ok(Arc::new(Swarms {
+            identity: Identity::open(&dir)?,
+            seeds: Seeds::open(dir.join("seeds.json")),
+            core,
+            images,
+            inventory,
+            traces,
+            runtime,
+            active,
+            endpoint: Mutex::default(),
+            known: Mutex::default(),
+            happened: Mutex::default(),
+            counted: traffic::Counted::default(),
+        }))
+    }
+
+    /// Starts the thread that carries out what is wanted.
+    pub fn start_taking_part(self: &Arc<Self>) -> Result<(), NodeError> {
+        self.tidy();
+        let (mut duties, began) = (Duties::default(), Instant::now());
+        let here = Arc::downgrade(self);
+        let (changed, over) = (
+            self.inventory.changed().clone(),
+            self.core.threads.over().clone(),
+        );
+        let keep = move || {
+            let beats = changed.clone();
+            let _hook = over.on_cancel(move || beats.beat());
+            while !over.is_cancelled() {
+                let seen = changed.seen();
+                let Some(swarms) = here.upgrade() else {
+                    return;
+                };
+                let until = swarms.look(&mut duties, began);
+                drop(swarms);
+                changed.wait(seen, Some(until));
+            }
+        };
+        Ok(self.core.threads.keep_running("swarm", keep)?)
+    }
+
+    /// Leaves all swarms: the node ends. Shelves stay where there is something left to do for the next node.
+    pub fn close(&self) {
+        let all = self.active.all();
+        for (key, part) in &all {
+            self.active.take(key);
+            let swarm = part.swarm.clone();
+            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
+                swarm.leave().await;
+            });
+        }
+        let me = self.key();
+        let known: Vec<_> = self.known.lock().drain().collect();
+        for (key, known) in known {
+            if let Some(me) = me.as_ref().filter(|_| known.is_listed()) {
+                known.place.leave(&key, me);
+            }
+        }
+        let host = self.endpoint.lock().take();
+        if let Some(host) = host.and_then(Arc::into_inner) {
+            wait_for(&self.runtime, LEAVE_TIMEOUT, host.close());
+        }
+    }
+
+    /// Lets this node have all of an image and give it to others.
+    pub fn seed(&self, request: &SwarmSeed) -> Result<SwarmReport, NodeError> {
+        let access = Origin {
+            tokens: bind_token(request.token.as_deref(), [&*request.image])?,
+            ca: request.ca.clone(),
+            ..Default::default()
+        };
+        let found = self
+            .images
+            .sources
+            .find_in(&request.image, &[], access, |_| Ok(()))?;
+        let place = self.place_of(&found.origin).ok_or_else(|| {
+            usage(
+                format!("{:?} is on no hub", request.image),
+                "only a hub knows who else wants an image: name one on a hub, or push it there",
+            )
+        })?;
+        self.seed_at(found.id, &request.image, place)
+    }
+
+    /// Returns an error if there can be no hub at an address to which an image is to be pushed and seeded.
+    pub fn check_seed(&self, to: &str) -> Result<(), NodeError> {
+        match self.images.sources.may_be_hub(to) {
+            true => Ok(()),
+            false => Err(usage(
+                format!("{to} is no hub, and nobody asks there who else has an image"),
+                "push to a hub, or leave --seed out",
+            )),
+        }
+    }
+
+    /// The same of an image that was just pushed to a hub.
+    pub fn seed_pushed(
+        &self,
+        image: &str,
+        request: &floe_api::PushRequest,
+    ) -> Result<SwarmReport, NodeError> {
+        let id = image
+            .parse::<Hash>()
+            .map_err(|_| usage(format!("{image:?} is no image's id"), "push it again"))?;
+        let given = bind_token(request.token.as_deref(), [&*request.to])?;
+        let token = given.into_values().next();
+        let place = Place {
+            token: self.images.sources.token_for(&request.to, token.as_deref()),
+            url: request.to.clone(),
+            ca: request.ca.clone(),
+        };
+        self.seed_at(id, &request.image, place)
+    }
+
+    fn seed_at(&self, image: Hash, name: &str, place: Place) -> Result<SwarmReport, NodeError> {
+        self.seeds.add(Seeded {
+            image,
+            name: name.into(),
+            url: place.url,
+            token: place.token,
+            ca: place.ca,
+        })?;
+        self.wake();
+        Ok(self.report())
+    }
+
+    /// Takes this node out of an image's swarm: its machines go on by the hub alone.
+    pub fn leave(&self, request: &SwarmLeave) -> Result<SwarmReport, NodeError> {
+        let text = request.image.as_str();
+        let means = |image: &Hash, name: &str| {
+            name == text || (text.len() >= 6 && image.to_string().starts_with(text))
+        };
+        let mut found = self.seeds.remove(|one| means(&one.image, &one.name))?;
+        for entry in self.inventory.all() {
+            let record = entry.record();
+            let takes_part = self.use_of(record.swarm) != SwarmUse::Off;
+            if takes_part && uses(&entry) && means(&record.image, &record.image_name) {
+                entry.update(|record| record.swarm = Some(SwarmUse::Off))?;
+                found = true;
+            }
+        }
+        self.wake();
+        match found {
+            true => Ok(self.report()),
+            false => Err(not_found(
+                format!("this node is in no swarm of an image {text:?}"),
+                "see floe swarm status",
+            )),
+        }
+    }
+
+    fn use_of(&self, of_machine: Option<SwarmUse>) -> SwarmUse {
+        of_machine.unwrap_or(self.core.options.swarm.usage)
+    }
+
+    /// Makes the thread look.
+    fn wake(&self) {
+        self.inventory.changed().beat();
+    }
+
+    fn tell(&self, event: Event) {
+        self.happened.lock().push(event);
+        self.wake();
+    }
+
+    /// How the hub of an image's origin is reached, if it could have one.
+    fn place_of(&self, origin: &Origin) -> Option<Place> {
+        let sources = &self.images.sources;
+        let mut urls = origin.urls.iter();
+        let url = urls.find(|url| sources.may_be_hub(url))?;
+        Some(Place {
+            token: sources.token_for(url, origin.token_for(url)),
+            ca: origin.ca_for(url).map(str::to_owned),
+            url: url.clone(),
+        })
+    }
+
+    /// What machines and seeds want.
+    fn wanted(&self) -> BTreeMap<Key, Wanted> {
+        let mut all: BTreeMap<Key, Wanted> = BTreeMap::new();
+        for entry in self.inventory.all() {
+            let record = entry.record();
+            let usage = self.use_of(record.swarm);
+            if usage == SwarmUse::Off || !uses(&entry) {
+                continue;
+            }
+            let Some(place) = self.place_of(&record.origin) else {
+                continue;
+            };
+            let Some(hub) = HubAddress::of(&place.url) else {
+                continue;
+            };
+            let image = record.image;
+            let wanted = all.entry(Key { hub, image }).or_insert(Wanted {
+                place,
+                wish: Wish::default(),
+                whole: false,
+                machines: Vec::new(),
+            });
+            wanted.wish.always |= usage == SwarmUse::On;
+            wanted.machines.push(entry.name.to_string());
+        }
+        for seeded in self.seeds.all() {
+            let Some(key) = seeded.key() else {
+                continue;
+            };
+            let wanted = all.entry(key).or_insert_with(|| Wanted {
+                place: seeded.place(),
+                wish: Wish::default(),
+                whole: true,
+                machines: Vec::new(),
+            });
+            (wanted.wish.always, wanted.whole) = (true, true);
+        }
+        all
+    }
+
+    /// Compares what is wanted with what is being done, and returns when to look again.
+    fn look(self: &Arc<Self>, duties: &mut Duties, began: Instant) -> Instant {
+        let now_us = || began.elapsed().as_micros() as u64;
+        let wanted = self.wanted();
+        let wishes = wanted.iter().map(|(key, of)| (key.clone(), of.wish));
+        let wishes: BTreeMap<Key, Wish> = wishes.collect();
+        self.note_wishes(&wanted);
+        let mut actions = duties.step(now_us(), Some(Event::Wanted(wishes)));
+        for event in std::mem::take(&mut *self.happened.lock()) {
+            actions.extend(duties.step(now_us(), Some(event)));
+        }
+        for action in actions {
+            let (key, name) = match &action {
+                Action::Ask(key) => (key, "swarm-ask"),
+                Action::Enter(key) => (key, "swarm-enter"),
+                Action::Leave(key) => (key, "swarm-leave"),
+            };
+            let (here, key) = (self.clone(), key.clone());
+            let work = move || match action {
+                Action::Ask(_) => here.ask(&key),
+                Action::Enter(_) => here.enter(&key),
+                Action::Leave(_) => here.leave_one(&key),
+            };
+            if let Err(error) = self.core.threads.start(name, work) {
+                tracing::error!(%error, name, "no thread for a swarm");
+            }
+        }
+        self.look_at_disk();
+        let next = duties.next_us().map(|us| began + Duration::from_micros(us));
+        let often = Instant::now() + LOOK_EVERY;
+        match self.active.is_empty() {
+            true => next.unwrap_or(often).max(Instant::now()),
+            false => next.map_or(often, |next| next.min(often)),
+        }
+    }
+
+    /// Makes known what is wanted of the swarms that this node is in.
+    fn note_wishes(self: &Arc<Self>, wanted: &BTreeMap<Key, Wanted>) {
+        let mut known = self.known.lock();
+        known.retain(|key, known| wanted.contains_key(key) || known.is_listed());
+        for (key, of) in wanted {
+            let known = known.entry(key.clone()).or_insert_with(|| Known {
+                place: of.place.clone(),
+                membership: SwarmMembership::default(),
+                trouble: String::new(),
+            });
+            known.place = of.place.clone();
+        }
+        drop(known);
+        for (key, part) in self.active.all() {
+            let Some(of) = wanted.get(&key) else {
+                continue;
+            };
+            part.always.store(of.wish.always, Relaxed);
+            if of.whole && !part.whole.swap(true, Relaxed) {
+                self.bring_whole(&key, &part);
+            }
+        }
+    }
+
+    /// Gives swarms up for which the disk has no room.
+    fn look_at_disk(self: &Arc<Self>) {
+        let all = self.active.all();
+        if all.is_empty() || self.free_bytes() >= FREE_BYTES_MIN {
+            return;
+        }
+        for (key, _) in all {
+            let why = format!(
+                "the disk is full: fewer than {} MiB are free below {}",
+                FREE_BYTES_MIN >> 20,
+                self.core.home.root().display()
+            );
+            self.give_up(&key, why);
+        }
+    }
+
+    /// Returns the free bytes of the disk that shelves are on; if nobody knows, there is room.
+    fn free_bytes(&self) -> u64 {
+        let disk = rustix::fs::statvfs(self.core.home.swarm());
+        disk.map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    /// Ends the exchange of pieces of an image, which is tried again later.
+    fn give_up(self: &Arc<Self>, key: &Key, why: String) {
+        tracing::warn!(
+            image = key.image.short(),
+            why,
+            "a swarm is given up for a while"
+        );
+        self.trouble(key, why);
+        let (here, key) = (self.clone(), key.clone());
+        let work = move || {
+            here.end_part(&key);
+            here.remove_shelf(&key);
+            here.tell(Event::Broken(key));
+        };
+        if let Err(error) = self.core.threads.start("swarm-leave", work) {
+            tracing::error!(%error, "no thread to leave a swarm");
+        }
+    }
+
+    fn trouble(&self, key: &Key, why: String) {
+        if let Some(known) = self.known.lock().get_mut(key) {
+            known.trouble = why;
+        }
+    }
+
+    /// This node's public key, once it has an endpoint.
+    fn key(&self) -> Option<String> {
+        let endpoint = self.endpoint.lock();
+        endpoint.as_ref().map(|host| key_text(&host.key()))
+    }
+
+    /// Asks a hub to list this node, and who else is listed.
+    fn ask(&self, key: &Key) {
+        let event = match self.asked(key) {
+            Ok(event) => event,
+            Err(why) => {
+                self.trouble(key, why);
+                Event::Silent(key.clone())
+            }
+        };
+        self.tell(event);
+    }
+
+    fn asked(&self, key: &Key) -> Result<Event, String> {
+        let host = self.host()?;
+        let known = self.known.lock().get(key).map(|known| {
+            let packs = !known.membership.packs.is_empty();
+            let content = packs.then(|| known.membership.content.clone());
+            (known.place.clone(), content)
+        });
+        let Some((place, content)) = known else {
+            return Ok(Event::Silent(key.clone()));
+        };
+        let me = SwarmJoin {
+            key: key_text(&host.key()),
+            addresses: host.addresses().iter().map(ToString::to_string).collect(),
+            content,
+        };
+        match place.ask(key, &me) {
+            Answer::Listed(membership) => self.listed(key, &me.key, membership),
+            Answer::Refused(why) => {
+                self.trouble(key, why);
+                Ok(Event::Refused(key.clone()))
+            }
+            Answer::Silent(why) => Err(why),
+        }
+    }
+
+    /// Takes a hub's answer.
+    fn listed(
+        &self,
+        key: &Key,
+        me: &str,
+        mut membership: SwarmMembership,
+    ) -> Result<Event, String> {
+        let others = membership.members.iter().any(|member| member.key != me);
+        let content = membership.content.clone();
+        let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
+        let now = members(&membership.members);
+        let part = self.active.part(key);
+        if let Some(known) = self.known.lock().get_mut(key) {
+            let same = known.membership.content == content;
+            if membership.packs.is_empty() && same {
+                membership.packs = std::mem::take(&mut known.membership.packs);
+            }
+            if membership.packs.is_empty() {
+                return Err("the hub names no packs of the image".into());
+            }
+            known.membership = membership;
+            if part.is_some() {
+                known.trouble.clear();
+            }
+        }
+        if let Some(part) = part.filter(|part| part.content == content) {
+            part.others.store(others, Relaxed);
+            let swarm = part.swarm.clone();
+            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
+                let _ = swarm.members(now).await; // it may be ending
+            });
+        }
+        Ok(Event::Listed {
+            key: key.clone(),
+            others,
+            content,
+            ask_again_us,
+        })
+    }
+
+    /// Takes no part in a swarm any more, in order.
+    fn leave_one(&self, key: &Key) {
+        self.end_part(key);
+        let place = self.known.lock().get_mut(key).map(|known| {
+            known.membership = SwarmMembership::default();
+            known.place.clone()
+        });
+        if let (Some(place), Some(me)) = (place, self.key()) {
+            place.leave(key, &me);
+        }
+        self.remove_shelf(key);
+        self.tell(Event::Left(key.clone()));
+    }
+
+    /// Ends the exchange of pieces of an image, and tells the others.
+    fn end_part(&self, key: &Key) {
+        if let Some(part) = self.active.take(key) {
+            self.count_last(key, &part);
+            let swarm = part.swarm.clone();
+            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
+                swarm.leave().await;
+            });
+        }
+    }
+
+    fn shelf_of(&self, image: &Hash) -> PathBuf {
+        self.core.home.swarm().join(image.to_string())
+    }
+
+    fn remove_shelf(&self, key: &Key) {
+        let dir = self.shelf_of(&key.image);
+        let elsewhere = self.active.all();
+        if elsewhere.iter().any(|(other, _)| other.image == key.image) {
+            return;
+        }
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, dir = %dir.display(), "pieces could not be removed");
+            }
+            _ => {}
+        }
+    }
+
+    /// Removes shelves of images that nobody here wants any more: a node was killed before it could.
+    fn tidy(&self) {
+        let wanted: BTreeSet<Hash> = self.wanted().keys().map(|key| key.image).collect();
+        let found = std::fs::read_dir(self.core.home.swarm());
+        for entry in found.into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let image = name.to_str().and_then(|name| name.parse::<Hash>().ok());
+            if image.is_some_and(|image| !wanted.contains(&image))
+                && let Err(error) = std::fs::remove_dir_all(entry.path())
+            {
+                tracing::warn!(%error, dir = %entry.path().display(), "pieces could not be removed");
+            }
+        }
+    }
+
+    /// This node's endpoint, opened with its first swarm.
+    fn host(&self) -> Result<Arc<Host>, String> {
+        let mut endpoint = self.endpoint.lock();
+        if let Some(host) = &*endpoint {
+            return Ok(host.clone());
+        }
+        let sets = match self.core.options.swarm.listen {
+            Some(listen) => vec![vec![listen]],
+            None => self.identity.addresses(),
+        };
+        let mut why = String::new();
+        for addresses in sets {
+            let secret = self.identity.secret();
+            let opened = wait_for(&self.runtime, LISTEN_TIMEOUT, async move {
+                Host::listen(secret, &addresses).await
+            });
+            match opened {
+                Some(Ok(host)) => {
+                    host.cap_uploads(self.core.options.swarm.upload_bytes_per_s);
+                    let host = Arc::new(host);
+                    if self.core.options.swarm.listen.is_none() {
+                        self.identity.keep(&host.addresses());
+                    }
+                    tracing::info!(key = %host.key(), addresses = ?host.addresses(), "listens for swarms");
+                    *endpoint = Some(host.clone());
+                    return Ok(host);
+                }
+                Some(Err(error)) => why = error.to_string(),
+                None => why = "the node is ending".into(),
+            }
+        }
+        Err(why)
+    }
+}
+
+/// Whether a machine reads its image, or is about to.
+fn uses(entry: &Entry) -> bool {
+    matches!(
+        entry.life().phase(),
+        Phase::Creating
+            | Phase::Starting
+            | Phase::Left
+            | Phase::Running
+            | Phase::Resetting
+            | Phase::Waking
+            | Phase::Woken
+    )
+}

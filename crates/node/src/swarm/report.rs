@@ -1,0 +1,130 @@
+//! What users see of swarms.
+
+use super::{
+    Known, Swarms,
+    decide::Key,
+    member::key_text,
+    pieces::{Part, wait_for},
+};
+use floe_api::{SwarmInfo, SwarmPeer, SwarmReport, SwarmWay};
+use floe_peers::{Fault, Status};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+/// How long a swarm may take to say how it is.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl Swarms {
+    /// Returns in which swarms this node takes part, and how they are.
+    pub fn report(&self) -> SwarmReport {
+        let wanted = self.wanted();
+        let (key, addresses) = match &*self.endpoint.lock() {
+            Some(host) => (
+                Some(key_text(&host.key())),
+                host.addresses().iter().map(ToString::to_string).collect(),
+            ),
+            None => (None, Vec::new()),
+        };
+        let known = self.known.lock();
+        let mut swarms: BTreeMap<Key, SwarmInfo> = BTreeMap::new();
+        for (at, known) in known.iter().filter(|(at, _)| wanted.contains_key(at)) {
+            swarms.insert(at.clone(), described(at, known, key.as_deref()));
+        }
+        drop(known);
+        for (at, info) in &mut swarms {
+            if let Some(wanted) = wanted.get(at) {
+                info.machines.clone_from(&wanted.machines);
+                info.seeding = wanted.whole;
+            }
+            if let Some(part) = self.active.part(at) {
+                self.measured(info, &part);
+            }
+        }
+        SwarmReport {
+            usage: self.core.options.swarm.usage,
+            key,
+            addresses,
+            swarms: swarms.into_values().collect(),
+        }
+    }
+
+    /// Brings the metrics up to date.
+    pub fn record_metrics(&self) {
+        let swarms = self.report().swarms;
+        super::traffic::show(&swarms);
+        swarms.iter().for_each(|info| self.counted.add(info));
+        self.counted.keep(&swarms);
+    }
+
+    /// Counts what a swarm that ends has moved since the metrics were read last.
+    pub(super) fn count_last(&self, at: &Key, part: &Arc<Part>) {
+        let me = self.key();
+        let known = self.known.lock();
+        let info = known
+            .get(at)
+            .map(|known| described(at, known, me.as_deref()));
+        drop(known);
+        if let Some(mut info) = info {
+            self.measured(&mut info, part);
+            self.counted.add(&info);
+        }
+    }
+
+    fn measured(&self, info: &mut SwarmInfo, part: &Arc<Part>) {
+        let swarm = part.swarm.clone();
+        let status = wait_for(&self.runtime, STATUS_TIMEOUT, async move {
+            swarm.status().await
+        });
+        if let Some(Ok(status)) = status {
+            if !info.peers.is_empty() {
+                info.way = SwarmWay::Swarm;
+            }
+            fill_in(info, &status);
+        }
+    }
+}
+
+fn described(at: &Key, known: &Known, me: Option<&str>) -> SwarmInfo {
+    let members = known.membership.members.iter();
+    let others = members.filter(|member| Some(&*member.key) != me);
+    let peers = others.map(|member| SwarmPeer {
+        key: member.key.clone(),
+        addresses: member.addresses.clone(),
+        ..Default::default()
+    });
+    SwarmInfo {
+        peers: peers.collect(),
+        image: at.image.to_string(),
+        hub: known.place.url.clone(),
+        trouble: known.trouble.clone(),
+        ..Default::default()
+    }
+}
+
+fn fill_in(info: &mut SwarmInfo, status: &Status) {
+    info.pieces_here = status.pieces_here;
+    info.pieces = status.pieces;
+    info.needed = u32::try_from(status.needed).unwrap_or(u32::MAX);
+    info.window = u32::try_from(status.window).unwrap_or(u32::MAX);
+    info.hub_bytes = status.seed_bytes;
+    info.received_bytes = status.peers.iter().map(|peer| peer.traffic.received).sum();
+    info.sent_bytes = status.peers.iter().map(|peer| peer.traffic.sent).sum();
+    for peer in &mut info.peers {
+        let same = |key: &floe_peers::Key| key_text(key) == peer.key;
+        if let Some(known) = status.peers.iter().find(|known| same(&known.key)) {
+            peer.linked = known.linked;
+            peer.received_bytes = known.traffic.received;
+            peer.sent_bytes = known.traffic.sent;
+        }
+        let dropped = status.dropped.iter().rev().find(|(key, _)| same(key));
+        peer.dropped = dropped.map(|(_, fault)| why(*fault).to_owned());
+    }
+}
+
+fn why(fault: Fault) -> &'static str {
+    match fault {
+        Fault::WrongBytes => "it sent wrong bytes",
+        Fault::Stalled => "it sent nothing of what it was asked for",
+        Fault::Lied => "it does not have what it said",
+        Fault::Flooded => "it asked for far too much",
+    }
+}

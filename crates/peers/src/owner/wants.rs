@@ -1,0 +1,182 @@
+//! What is fetched ahead: pieces that somebody waits for without a machine that stands still, and after them what is predicted. No I/O.
+use super::needs::{Done, NEEDS_MAX};
+use crate::swarm::SwarmError;
+use floe_swarm::policy::{PieceId, WINDOW_MAX};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+struct Waiter {
+    /// Pieces that it still waits for.
+    left: HashSet<PieceId>,
+    done: Done,
+}
+
+/// A piece that is waited for.
+struct Wanted {
+    /// Its place among the others: first come, first fetched.
+    place: u64,
+    /// Waiters, by number.
+    by: Vec<u64>,
+}
+
+#[derive(Default)]
+pub(super) struct Wants {
+    waiters: BTreeMap<u64, Waiter>,
+    next_waiter: u64,
+    pieces: HashMap<PieceId, Wanted>,
+    order: BTreeMap<u64, PieceId>,
+    next_place: u64,
+    predicted: Vec<PieceId>,
+    changed: bool,
+}
+
+impl Wants {
+    /// Returns the number of pieces that are waited for.
+    pub(super) fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Replaces the prediction.
+    pub(super) fn predict(&mut self, mut pieces: Vec<PieceId>) {
+        pieces.truncate(WINDOW_MAX);
+        self.predicted = pieces;
+        self.changed = true;
+    }
+
+    /// Someone waits for all of `lacks`, the first ones first, unless these are too many.
+    pub(super) fn add(&mut self, lacks: Vec<PieceId>, done: Done) {
+        if lacks.is_empty() {
+            let _ = done.send(Ok(()));
+            return;
+        }
+        if self.pieces.len() + lacks.len() > NEEDS_MAX {
+            let _ = done.send(Err(SwarmError::TooMany));
+            return;
+        }
+        let id = self.next_waiter;
+        self.next_waiter += 1;
+        let mut left = HashSet::new();
+        for piece in lacks {
+            if !left.insert(piece) {
+                continue;
+            }
+            let wanted = self.pieces.entry(piece).or_insert_with(|| {
+                let place = self.next_place;
+                self.next_place += 1;
+                self.order.insert(place, piece);
+                self.changed = true;
+                let by = Vec::new();
+                Wanted { place, by }
+            });
+            wanted.by.push(id);
+        }
+        self.waiters.insert(id, Waiter { left, done });
+    }
+
+    /// A piece is here.
+    pub(super) fn here(&mut self, piece: PieceId) {
+        let Some(wanted) = self.pieces.remove(&piece) else {
+            return;
+        };
+        self.order.remove(&wanted.place);
+        for id in wanted.by {
+            let Some(waiter) = self.waiters.get_mut(&id) else {
+                continue;
+            };
+            waiter.left.remove(&piece);
+            if waiter.left.is_empty()
+                && let Some(waiter) = self.waiters.remove(&id)
+            {
+                let _ = waiter.done.send(Ok(()));
+            }
+        }
+    }
+
+    /// Forgets those who have given up, and the pieces that nobody else waits for.
+    pub(super) fn sweep(&mut self) {
+        let given_up = self.waiters.iter();
+        let given_up = given_up.filter(|(_, waiter)| waiter.done.is_closed());
+        let given_up: Vec<u64> = given_up.map(|(id, _)| *id).collect();
+        for id in given_up {
+            let left = self.waiters.remove(&id).map(|waiter| waiter.left);
+            for piece in left.unwrap_or_default() {
+                self.unwant(id, piece);
+            }
+        }
+    }
+
+    fn unwant(&mut self, id: u64, piece: PieceId) {
+        let Some(wanted) = self.pieces.get_mut(&piece) else {
+            return;
+        };
+        wanted.by.retain(|other| *other != id);
+        if wanted.by.is_empty() {
+            self.order.remove(&wanted.place);
+            self.pieces.remove(&piece);
+            self.changed = true;
+        }
+    }
+
+    /// Returns what is to be fetched ahead, in order, if that has changed since the last call by more than what came.
+    pub(super) fn window(&mut self) -> Option<Vec<PieceId>> {
+        if !std::mem::take(&mut self.changed) {
+            return None;
+        }
+        let wanted = self.order.values();
+        let window = wanted.chain(&self.predicted).copied();
+        Some(window.take(WINDOW_MAX).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+
+    #[test]
+    fn what_is_waited_for_goes_before_what_is_predicted() {
+        let mut wants = Wants::default();
+        assert_eq!(wants.window(), None);
+        wants.predict(vec![1, 2, 3]);
+        let (done, mut told) = oneshot::channel();
+        wants.add(vec![9, 2, 9], done);
+        let (other, mut other_told) = oneshot::channel();
+        wants.add(vec![7, 2], other);
+        assert_eq!(wants.window().unwrap(), [9, 2, 7, 1, 2, 3]);
+        assert_eq!((wants.window(), wants.len()), (None, 3));
+        wants.here(2);
+        wants.here(100);
+        assert!(told.try_recv().is_err() && other_told.try_recv().is_err());
+        wants.here(9);
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        wants.here(7);
+        assert_eq!(other_told.try_recv(), Ok(Ok(())));
+        // what came is no change of what is to come
+        assert_eq!((wants.window(), wants.len()), (None, 0));
+        let (nothing, mut at_once) = oneshot::channel();
+        wants.add(Vec::new(), nothing);
+        assert_eq!(at_once.try_recv(), Ok(Ok(())));
+    }
+
+    #[test]
+    fn who_gives_up_is_forgotten_and_so_is_what_nobody_else_wants() {
+        let mut wants = Wants::default();
+        let (stays, mut told) = oneshot::channel();
+        wants.add(vec![1, 2], stays);
+        for _ in 0..100 {
+            let (goes, gone) = oneshot::channel();
+            wants.add(vec![2, 3], goes);
+            drop(gone);
+        }
+        assert_eq!(wants.window().unwrap(), [1, 2, 3]);
+        wants.sweep();
+        assert_eq!(wants.window().unwrap(), [1, 2]);
+        assert_eq!((wants.waiters.len(), wants.pieces[&2].by.len()), (1, 1));
+        wants.here(1);
+        wants.here(2);
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        let (done, mut told) = oneshot::channel();
+        wants.add((0..=NEEDS_MAX as PieceId).collect(), done);
+        assert_eq!(told.try_recv(), Ok(Err(SwarmError::TooMany)));
+        assert_eq!((wants.len(), wants.order.len()), (0, 0));
+    }
+}

@@ -1,0 +1,48 @@
+//! The targets of swarms: what hosts say to each other, and what a hub keeps to prove its pieces.
+
+use floe_image::Hash;
+
+#[allow(dead_code)]
+#[path = "../../crates/peers/src/wire/message.rs"]
+mod pieces;
+#[path = "../../crates/hub/src/swarm/tree_file.rs"]
+mod tree;
+
+/// The file of a pack's tree in a hub's folder, but for its checksum, which would keep out whatever is tried here.
+pub fn tree_file(data: &[u8]) {
+    let id = Hash([7; 32]);
+    assert!(tree::read(&id, data).is_none());
+    let sum = Hash::of(&[id.as_bytes(), data].concat());
+    let file = [data, sum.as_bytes()].concat();
+    let Some(kept) = tree::read(&id, &file) else { return };
+    let hashes = &data[..kept.hashes_bytes as usize];
+    assert!(tree::write(&id, &kept.root, kept.pack_bytes, hashes) == file);
+    assert!(tree::read(&Hash([8; 32]), &file).is_none());
+}
+
+/// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.
+pub fn swarm_message(data: &[u8]) {
+    let read = |step: usize| {
+        let (mut frames, mut messages) = (pieces::Frames::default(), Vec::new());
+        for part in data.chunks(step) {
+            frames.put(part);
+            loop {
+                match frames.next() {
+                    Ok(Some(message)) => messages.push(message),
+                    Ok(None) => break,
+                    Err(_) => return (messages, false),
+                }
+            }
+        }
+        (messages, true)
+    };
+    let whole = read(data.len().max(1));
+    assert_eq!(whole, read(1));
+    assert_eq!(whole, read(1000));
+    let mut rest = data;
+    for message in whole.0 {
+        // a long list would be said in several
+        let [frame] = &pieces::frames_of(&message)[..] else { return };
+        rest = rest.strip_prefix(&frame[..]).expect("a message has one form");
+    }
+}
