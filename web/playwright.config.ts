@@ -11,11 +11,11 @@ export default defineConfig({
   // one node, and guests without KVM: tests one after the other
   workers: 1,
   // emulated guests on a busy machine; what needed a second try is named as flaky
-  retries: 1,
+  retries: 2,
   timeout: 120_000,
   expect: { timeout: 60_000 },
   // what failed stands at the end of what is printed
-  reporter: "dot",
+  reporter: process.env["PLAYWRIGHT_JSON_OUTPUT_NAME"] ? [["dot"], ["json"]] : "dot",
   forbidOnly: true,
   use: {
     viewport: { width: 1280, height: 800 },

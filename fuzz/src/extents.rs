@@ -5,14 +5,23 @@ use floe_extents::{Kind, Limits, Map};
 /// In the place of a block: it is written after the map was made.
 const LATER: u16 = 0x8000;
 /// Little, so that they are met.
-const LIMITS: Limits = Limits { inodes: 200, extents: 500, name_bytes: 20_000, read_bytes: 8 << 20 };
+const LIMITS: Limits = Limits {
+    inodes: 200,
+    extents: 500,
+    name_bytes: 20_000,
+    read_bytes: 8 << 20,
+};
 
 /// A disk with a stranger's file system, and what is written to it later. 2 bytes: the disk's length in KiB; then blocks of 1 KiB, each
 /// behind 2 bytes that say where it stands. The highest of those bits says that it is written after the map was made.
 pub fn extents(data: &[u8]) {
-    let Some((length, blocks)) = data.split_first_chunk() else { return };
+    let Some((length, blocks)) = data.split_first_chunk() else {
+        return;
+    };
     let mut disk = vec![0; usize::from(u16::from_le_bytes(*length).min(4096)) << 10];
-    let blocks = blocks.chunks(2 + 1024).filter_map(|block| block.split_first_chunk());
+    let blocks = blocks
+        .chunks(2 + 1024)
+        .filter_map(|block| block.split_first_chunk());
     let blocks = blocks.map(|(place, block)| (u16::from_le_bytes(*place), block));
     let (later, first): (Vec<_>, Vec<_>) = blocks.partition(|(place, _)| place & LATER != 0);
     let place = |disk: &mut [u8], place: u16, block: &[u8]| {
@@ -24,7 +33,9 @@ pub fn extents(data: &[u8]) {
     for (at, block) in first {
         place(&mut disk, at, block);
     }
-    let Ok(mut map) = Map::read(&*disk, LIMITS) else { return };
+    let Ok(mut map) = Map::read(&*disk, LIMITS) else {
+        return;
+    };
     check(&map, disk.len());
     for (at, block) in later {
         map.wrote(u64::from(at & !LATER) << 10, block);

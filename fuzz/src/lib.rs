@@ -1,8 +1,8 @@
 //! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
 //!
 //! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/lab/src/experiments/fuzz.rs`); so does
-//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test --no-default-features --manifest-path fuzz/Cargo.toml` (part of
-//! `make test`) replays the corpus of every target, each entry also damaged in a few thousand ways.
+//! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test -p floe-fuzz` (part of `make test`)
+//! replays the corpus of every target, each entry also damaged in a few thousand ways.
 //!
 //! To add a parser: a function here, its line in [`TARGETS`], a file in `fuzz_targets/`, its `[[bin]]` in `Cargo.toml`, and
 //! at least one valid input in `corpus/<name>/`. The tests of this crate fail if one of them is forgotten.
@@ -90,8 +90,6 @@ pub mod credentials;
 #[path = "../../crates/node/src"]
 mod node {
     pub mod images {
-        #[path = "agent/stat.rs"]
-        pub mod stat;
         #[path = "disk_boot.rs"]
         pub mod disk_boot;
         #[path = "disk_content.rs"]
@@ -100,6 +98,8 @@ mod node {
         pub mod disk_extent;
         #[path = "disk_format.rs"]
         pub mod disk_format;
+        #[path = "agent/stat.rs"]
+        pub mod stat;
     }
     pub mod inventory {
         #[path = "given.rs"]
@@ -115,18 +115,18 @@ mod node {
         #[path = "record.rs"]
         pub mod record;
     }
+    #[path = "ensemble/file.rs"]
+    pub mod ensemble;
     #[path = "fork/record.rs"]
     pub mod fork;
     #[path = "placement/listed.rs"]
     pub mod listed;
-    #[path = "ensemble/file.rs"]
-    pub mod ensemble;
     #[path = "names.rs"]
     pub mod names;
-    #[path = "pool/record.rs"]
-    pub mod pool;
     #[path = "network/plan.rs"]
     pub mod network;
+    #[path = "pool/record.rs"]
+    pub mod pool;
     #[path = "placement/slurm_text.rs"]
     pub mod slurm;
     #[path = "placement/ticket.rs"]
@@ -135,10 +135,10 @@ mod node {
 }
 pub use api::*;
 pub use extents::extents;
+pub use node::{MachineName, NameError};
+use node::{cluster, images, inventory, names};
 pub use scheduling::io_list;
 pub use swarm::{swarm_message, tree_file};
-use node::{cluster, images, inventory, names};
-pub use node::{MachineName, NameError};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
@@ -269,7 +269,9 @@ pub fn exec_frame(data: &[u8]) {
         node.open(stream, stream == 1, Vec::new());
     }
     for message in Messages::default().feed(data) {
-        let Message::Frame(Ok(frame)) = message else { continue };
+        let Message::Frame(Ok(frame)) = message else {
+            continue;
+        };
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
         assert_eq!(Frame::decode(&bytes[1..bytes.len() - 1]), Ok(frame.clone()));
@@ -301,7 +303,11 @@ pub fn copy_archive(data: &[u8]) {
     let mut stream = Vec::new();
     let mut out = pieces::Writer::new(&mut stream);
     let _ = out.write_all(data).and_then(|()| out.finish());
-    let place = Place { target: &target, name: "x", special_bits: false };
+    let place = Place {
+        target: &target,
+        name: "x",
+        special_bits: false,
+    };
     let done = receive(&stream[..], Form::Archive, &place);
     let left = std::fs::read_dir(dir.path()).map(|entries| entries.count());
     assert_eq!(left.ok(), Some(usize::from(done.is_ok())));
@@ -329,29 +335,44 @@ pub fn segment(data: &[u8]) {
 
 /// 8 bytes of index offset, then an index. Every item listed is found where the index says.
 pub fn pack_index(data: &[u8]) {
-    let Some((offset, index)) = data.split_first_chunk::<8>() else { return };
+    let Some((offset, index)) = data.split_first_chunk::<8>() else {
+        return;
+    };
     let index_offset = u64::from_le_bytes(*offset);
     let pack = PackRef {
         id: Hash::of(index),
         index_offset,
         index_bytes: index.len() as u32,
-        file_bytes: index_offset.wrapping_add(index.len() as u64).wrapping_add(PACK_FOOTER_BYTES),
+        file_bytes: index_offset
+            .wrapping_add(index.len() as u64)
+            .wrapping_add(PACK_FOOTER_BYTES),
     };
     if let Ok(index) = PackIndex::decode(index, &pack) {
         for hash in index.hashes() {
             let at = index.lookup(hash).expect("a listed item is found");
             assert_eq!(index.frame_hashes(at.frame)[usize::from(at.slot)], *hash);
         }
-        assert!(index.frames().iter().all(|f| f.offset + u64::from(f.len) <= index_offset));
+        assert!(
+            index
+                .frames()
+                .iter()
+                .all(|f| f.offset + u64::from(f.len) <= index_offset)
+        );
     }
 }
 
 /// A whole pack file, read as a source reads it: footer, index, frames.
 pub fn pack_file(data: &[u8]) {
-    let Some(at) = data.len().checked_sub(PACK_FOOTER_BYTES as usize) else { return };
-    let Ok(pack) = PackRef::from_footer(&data[at..], data.len() as u64) else { return };
+    let Some(at) = data.len().checked_sub(PACK_FOOTER_BYTES as usize) else {
+        return;
+    };
+    let Ok(pack) = PackRef::from_footer(&data[at..], data.len() as u64) else {
+        return;
+    };
     let index = &data[pack.index_offset as usize..][..pack.index_bytes as usize];
-    let Ok(index) = PackIndex::decode(index, &pack) else { return };
+    let Ok(index) = PackIndex::decode(index, &pack) else {
+        return;
+    };
     for f in index.frames() {
         let bytes = &data[f.offset as usize..][..f.len as usize];
         if let Ok(raw) = decompress_frame(f.kind, bytes, f.items.into()) {
@@ -362,8 +383,14 @@ pub fn pack_file(data: &[u8]) {
 
 /// First byte: kind and number of items; then a frame. Never more bytes out than promised.
 pub fn frame(data: &[u8]) {
-    let Some((&head, bytes)) = data.split_first() else { return };
-    let kind = if head & 0x80 == 0 { Kind::Chunk } else { Kind::Segment };
+    let Some((&head, bytes)) = data.split_first() else {
+        return;
+    };
+    let kind = if head & 0x80 == 0 {
+        Kind::Chunk
+    } else {
+        Kind::Segment
+    };
     let items = usize::from(head & 0x1f);
     if let Ok(raw) = decompress_frame(kind, bytes, items) {
         assert_eq!(raw.len(), items * kind.raw_size());
@@ -386,7 +413,9 @@ pub fn batch_request(data: &[u8]) {
 
 /// First byte: size of the pieces in which the response arrives. Pieces change nothing.
 pub fn batch_response(data: &[u8]) {
-    let Some((&piece, bytes)) = data.split_first() else { return };
+    let Some((&piece, bytes)) = data.split_first() else {
+        return;
+    };
     let read = |piece: usize| {
         let mut decoder = ResponseDecoder::new(64);
         let mut records = Vec::new();
@@ -463,7 +492,9 @@ pub fn cluster_record(data: &[u8]) {
 
 /// An invitation is a word with one form.
 pub fn invitation(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     if let Ok(invitation) = text.parse::<node::cluster::invitation::Invitation>() {
         assert_eq!(invitation.to_string(), text);
     }
@@ -471,7 +502,9 @@ pub fn invitation(data: &[u8]) {
 
 /// What is read of a trace is written again as the same bytes.
 pub fn trace(data: &[u8]) {
-    let Ok(mut reader) = TraceReader::new(data) else { return };
+    let Ok(mut reader) = TraceReader::new(data) else {
+        return;
+    };
     let mut w = TraceWriter::new(Vec::new(), reader.header()).expect("the header was read");
     for access in reader.by_ref() {
         w.push(access).expect("a Vec takes everything");
@@ -493,24 +526,38 @@ pub fn model(data: &[u8]) {
 
 /// A trace from anywhere, from its bytes to a model that can be read again.
 pub fn zero_trace(data: &[u8]) {
-    let Ok(reader) = TraceReader::new(data) else { return };
+    let Ok(reader) = TraceReader::new(data) else {
+        return;
+    };
     let image = reader.header().image;
     let zero = ZeroTrace::from_reader(reader);
     assert!(zero.accesses.windows(2).all(|w| w[0].t_us <= w[1].t_us));
     for method in Method::ALL {
-        let model = train(method, &image, std::slice::from_ref(&zero), &TrainOptions::default());
+        let model = train(
+            method,
+            &image,
+            std::slice::from_ref(&zero),
+            &TrainOptions::default(),
+        );
         assert_eq!(Model::decode(&model.encode()).as_ref(), Ok(&model));
     }
 }
 
 /// Accepted names are relative paths that stay where they are.
 pub fn name(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     let _ = text.parse::<Hash>();
     if let Ok(name) = ImageName::parse(text) {
         assert_eq!(ImageName::parse(&name.to_string()).as_ref(), Ok(&name));
         let path = format!("{}/{}", name.name(), name.tag());
-        assert!(!path.starts_with('/') && path.split('/').all(|p| !p.is_empty() && !p.starts_with('.')));
+        assert!(
+            !path.starts_with('/')
+                && path
+                    .split('/')
+                    .all(|p| !p.is_empty() && !p.starts_with('.'))
+        );
     }
 }
 
@@ -518,7 +565,10 @@ pub fn name(data: &[u8]) {
 pub fn tag_file(data: &[u8]) {
     if let Some((id, time)) = floe_store::parse_tag_file(data) {
         let again = format!("{id} {time}\n");
-        assert_eq!(floe_store::parse_tag_file(again.as_bytes()), Some((id, time)));
+        assert_eq!(
+            floe_store::parse_tag_file(again.as_bytes()),
+            Some((id, time))
+        );
     }
 }
 
@@ -550,9 +600,15 @@ pub fn agent_line(data: &[u8]) {
 
 /// A request from the kernel, its body read as that of each kind.
 pub fn fuse_request(data: &[u8]) {
-    let Some((header, body)) = fuse::parse(data) else { return };
+    let Some((header, body)) = fuse::parse(data) else {
+        return;
+    };
     assert_eq!(body.len() + fuse::IN_HEADER_BYTES, header.len as usize);
-    let _ = (fuse::parse_init(body), fuse::parse_read(body), fuse::parse_setattr(body));
+    let _ = (
+        fuse::parse_init(body),
+        fuse::parse_read(body),
+        fuse::parse_setattr(body),
+    );
     let _ = (fuse::parse_fallocate(body), fuse::parse_interrupt(body));
     if let Some(name) = fuse::parse_name(body) {
         assert!(!name.contains('\0') && name.len() < body.len());
@@ -577,7 +633,9 @@ fn same_again<T: serde::Serialize + PartialEq + std::fmt::Debug>(
 pub fn machine_record(data: &[u8]) {
     if let Some(record) = same_again(data, inventory::record::Record::parse) {
         assert!(record.name.parse::<node::MachineName>().is_ok());
-        assert!(!record.place.starts_with('/') && !record.place.split('/').any(|part| part == ".."));
+        assert!(
+            !record.place.starts_with('/') && !record.place.split('/').any(|part| part == "..")
+        );
     }
 }
 
@@ -585,7 +643,12 @@ pub fn machine_record(data: &[u8]) {
 pub fn fork_record(data: &[u8]) {
     if let Some(record) = same_again(data, node::fork::ForkRecord::parse) {
         assert!(record.id.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        assert!(record.clones.iter().all(|clone| clone.name.parse::<node::MachineName>().is_ok()));
+        assert!(
+            record
+                .clones
+                .iter()
+                .all(|clone| clone.name.parse::<node::MachineName>().is_ok())
+        );
     }
 }
 
@@ -598,14 +661,19 @@ pub fn substrate_record(data: &[u8]) {
     }
     if let Some(record) = same_again(data, node::pool::SubstrateRecord::parse) {
         assert!(record.name.parse::<node::MachineName>().is_ok());
-        assert_eq!(record.visibility == Visibility::Restricted, !record.users.is_empty());
+        assert_eq!(
+            record.visibility == Visibility::Restricted,
+            !record.users.is_empty()
+        );
     }
 }
 
 /// What a user's file describes is within bounds, and can come to an end; what is wrong with it stands in one of its lines.
 pub fn ensemble_file(data: &[u8]) {
     use node::ensemble::{hosts, read};
-    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
     let described = match read(text) {
         Ok(described) => described,
         Err(wrong) => {
@@ -618,7 +686,13 @@ pub fn ensemble_file(data: &[u8]) {
     assert!((1..=ENSEMBLE_MEMBERS_MAX).contains(&members.len()));
     let machines: Vec<String> = members.iter().flat_map(hosts).collect();
     assert!(machines.len() <= ENSEMBLE_MACHINES_MAX as usize);
-    assert_eq!(machines.iter().collect::<std::collections::BTreeSet<_>>().len(), machines.len());
+    assert_eq!(
+        machines
+            .iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len(),
+        machines.len()
+    );
     let mut ready = vec![false; members.len()];
     for _ in members {
         for (index, member) in members.iter().enumerate() {
@@ -631,13 +705,25 @@ pub fn ensemble_file(data: &[u8]) {
 /// What becomes of a family's network are the lines of `ip` and `nft` that are meant, whatever it says.
 pub fn network_record(data: &[u8]) {
     use node::network::{MEMBERS_MAX, Network};
-    let Some(network) = same_again(data, Network::parse) else { return };
-    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':');
+    let Some(network) = same_again(data, Network::parse) else {
+        return;
+    };
+    let plain = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_hexdigit() || byte == b':')
+    };
     assert!(plain(&network.id) && plain(&network.parent_mac) && network.vni() > 0);
     assert!((0..=MEMBERS_MAX).all(|number| network.mac(number).split(':').count() == 6));
     let with = network.rules().lines().count();
-    let destinations: usize = network.allow.iter().map(|to| if to.port.is_some() { 2 } else { 1 }).sum();
-    let without = Network { allow: Vec::new(), ..network };
+    let destinations: usize = network
+        .allow
+        .iter()
+        .map(|to| if to.port.is_some() { 2 } else { 1 })
+        .sum();
+    let without = Network {
+        allow: Vec::new(),
+        ..network
+    };
     assert_eq!(without.rules().lines().count() + destinations, with);
 }
 
@@ -648,7 +734,9 @@ pub fn ticket_record(data: &[u8]) {
 
 /// Hosts have names that differ, and addresses.
 pub fn hosts_file(data: &[u8]) {
-    let Ok(hosts) = node::listed::decode(data) else { return };
+    let Ok(hosts) = node::listed::decode(data) else {
+        return;
+    };
     let mut text = String::new();
     for host in &hosts {
         assert!(!host.name.is_empty() && !host.name.contains(char::is_whitespace));

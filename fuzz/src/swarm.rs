@@ -14,7 +14,9 @@ pub fn tree_file(data: &[u8]) {
     assert!(tree::read(&id, data).is_none());
     let sum = Hash::of(&[id.as_bytes(), data].concat());
     let file = [data, sum.as_bytes()].concat();
-    let Some(kept) = tree::read(&id, &file) else { return };
+    let Some(kept) = tree::read(&id, &file) else {
+        return;
+    };
     let hashes = &data[..kept.hashes_bytes as usize];
     assert!(tree::write(&id, &kept.root, kept.pack_bytes, hashes) == file);
     assert!(tree::read(&Hash([8; 32]), &file).is_none());
@@ -42,7 +44,11 @@ pub fn swarm_message(data: &[u8]) {
     let mut rest = data;
     for message in whole.0 {
         // a long list would be said in several
-        let [frame] = &pieces::frames_of(&message)[..] else { return };
-        rest = rest.strip_prefix(&frame[..]).expect("a message has one form");
+        let [frame] = &pieces::frames_of(&message)[..] else {
+            return;
+        };
+        rest = rest
+            .strip_prefix(&frame[..])
+            .expect("a message has one form");
     }
 }

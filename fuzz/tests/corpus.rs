@@ -14,7 +14,9 @@ fn root() -> PathBuf {
 }
 
 fn entries(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let Ok(list) = std::fs::read_dir(dir) else { return Vec::new() };
+    let Ok(list) = std::fs::read_dir(dir) else {
+        return Vec::new();
+    };
     let mut out: Vec<_> = list
         .map(|e| e.expect("the directory can be listed").path())
         .map(|p| (p.clone(), std::fs::read(&p).expect("the entry can be read")))
@@ -64,7 +66,8 @@ fn every_target_survives_its_corpus_and_the_corpus_damaged() {
         for (path, entry) in corpus {
             println!("{}", path.display());
             target(&entry);
-            let tries = DAMAGED_COPIES as usize * ENTRY_BYTES_SMALL / entry.len().max(ENTRY_BYTES_SMALL);
+            let tries =
+                DAMAGED_COPIES as usize * ENTRY_BYTES_SMALL / entry.len().max(ENTRY_BYTES_SMALL);
             for _ in 0..tries {
                 target(&damage(&mut random, &entry));
             }
@@ -74,11 +77,20 @@ fn every_target_survives_its_corpus_and_the_corpus_damaged() {
 
 #[test]
 fn every_target_has_a_binary() {
-    let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml can be read");
+    let manifest =
+        std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml can be read");
     for (name, _) in TARGETS {
-        assert!(manifest.contains(&format!("name = \"{name}\"")), "Cargo.toml has no [[bin]] {name}");
+        assert!(
+            manifest.contains(&format!("name = \"{name}\"")),
+            "Cargo.toml has no [[bin]] {name}"
+        );
         let source = root().join(format!("fuzz_targets/{name}.rs"));
-        let text = std::fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
-        assert!(text.contains(&format!("floe_fuzz::{name}(data)")), "{} calls another target", source.display());
+        let text = std::fs::read_to_string(&source)
+            .unwrap_or_else(|e| panic!("{}: {e}", source.display()));
+        assert!(
+            text.contains(&format!("floe_fuzz::{name}(data)")),
+            "{} calls another target",
+            source.display()
+        );
     }
 }

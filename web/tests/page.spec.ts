@@ -15,7 +15,7 @@ test.afterEach(({ site }) => {
   for (const machine of machines(site)) floe(site, "rm", machine.name, "--force");
 });
 
-test("a click on a picture shows the guest where it was, and it answers a key", async ({ page }) => {
+test("a click on a picture shows the guest where it was, and it answers a key", { tag: "@core" }, async ({ page }) => {
   const picture = page.getByRole("button", { name: "Start tiny-live:shell" }).locator("img");
   await expect(picture).toBeVisible();
   await expect(picture).toHaveJSProperty("naturalWidth", 640);
@@ -257,7 +257,7 @@ test("what can't be started says why, and what to do", async ({ page }) => {
   await expect(page.getByRole("heading", { name: "Images" })).toBeVisible();
 });
 
-test("another web page gets nothing: no list, no screen, no console", async ({ page, site }) => {
+test("another web page gets nothing: no list, no screen, no console", { tag: "@core" }, async ({ page, site }) => {
   const name = await launch(page);
   const foreign = createServer((_, answer) => answer.end("<!doctype html><title>elsewhere</title>"));
   await new Promise<void>((resolve) => foreign.listen(0, "127.0.0.1", resolve));
@@ -290,7 +290,7 @@ test("without the token there is a way in and nothing else", async ({ browser, s
   await context.close();
 });
 
-test("the hub shows its catalogue with pictures, and tells how to start an image", async ({ page, site }) => {
+test("the hub shows its catalogue with pictures, and tells how to start an image", { tag: "@core" }, async ({ page, site }) => {
   await page.goto(site.hub);
   const card = page.getByRole("button", { name: "How to start tiny-live:shell" });
   await expect(card.locator("img")).toBeVisible();

@@ -196,7 +196,7 @@ fn assert_clean(disk: &Path, first: u64) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and the guest stock: make system"]
+#[ignore = "needs root, FUSE and the guest stock: make test-all"]
 fn the_agent_comes_into_a_system_wherever_it_is_and_the_users_file_stays_as_it_is() {
     let rig = Rig::new();
     let tree = rig.tree();
@@ -244,7 +244,7 @@ fn the_agent_comes_into_a_system_wherever_it_is_and_the_users_file_stays_as_it_i
 }
 
 #[test]
-#[ignore = "needs root, FUSE and the guest stock: make system"]
+#[ignore = "needs root, FUSE and the guest stock: make test-all"]
 fn a_disk_that_gets_no_agent_is_refused_with_the_other_way_to_get_one() {
     let rig = Rig::new();
     let tree = rig.tree();
@@ -308,7 +308,7 @@ fn a_disk_that_gets_no_agent_is_refused_with_the_other_way_to_get_one() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the guest stock: make system"]
+#[ignore = "needs root, FUSE, QEMU and the guest stock: make test-all"]
 fn an_imported_debian_answers_exec_at_its_first_boot() {
     let rig = Rig::new();
     let disk = rig.path("debian.raw");
@@ -360,7 +360,7 @@ fn an_imported_debian_answers_exec_at_its_first_boot() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the guests tiny and stock: make system"]
+#[ignore = "needs root, FUSE, QEMU and the guests tiny and stock: make test-all"]
 fn each_init_starts_the_agent_that_an_import_has_put_in_and_its_successor() {
     let rig = Rig::new();
     let sysvinit = guest("tiny/sysvinit.tar");

@@ -93,7 +93,7 @@ fn ram_file(node: &TestNode, machine: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_pages() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -174,7 +174,7 @@ fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_run_of_a_later_state_finds_the_qemu_that_waits_for_its_hardware() {
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));

@@ -53,7 +53,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
     let (server, azure) = (BucketServer::start(), Azurite::start());
     let setup = || Setup {

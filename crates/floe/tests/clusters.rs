@@ -93,7 +93,7 @@ fn quiet() -> TestNode {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_invitation_lets_one_node_in_once_and_in_time() {
     let (here, there, third) = (quiet(), quiet(), quiet());
     let made = init(&here, None);
@@ -187,7 +187,7 @@ fn an_invitation_lets_one_node_in_once_and_in_time() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn strangers_other_clusters_and_revoked_members_are_refused() {
     let (here, there, mut third, outside) = (quiet(), quiet(), quiet(), quiet());
     init(&here, None);
@@ -280,11 +280,14 @@ fn strangers_other_clusters_and_revoked_members_are_refused() {
             .count(),
         0
     );
-    assert!(TcpStream::connect_timeout(&at(&here), Duration::from_secs(5)).is_err());
+    let address = at(&here);
+    eventually("nobody listens to members any more", || {
+        TcpStream::connect_timeout(&address, Duration::from_secs(5)).is_err()
+    });
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn certificates_are_renewed_before_they_end_and_a_restarted_node_keeps_its_place() {
     let (mut here, mut there) = (quiet(), quiet());
     init(&here, Some(CERTIFICATE_S_MIN));
@@ -319,7 +322,7 @@ fn certificates_are_renewed_before_they_end_and_a_restarted_node_keeps_its_place
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn without_a_cluster_no_fork_goes_to_another_host_and_the_way_out_is_named() {
     let (here, there) = (quiet(), quiet());
     here.boot_tiny("web");

@@ -50,7 +50,7 @@ fn named(node: &TestNode) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn machines_of_a_substrate_run_on_many_hosts_in_one_network_and_end_with_one_command() {
     let hosts = Hosts::at_a_switch(3, "d");
     let nodes = nodes(&hosts);
@@ -168,7 +168,7 @@ fn has_unread(hosts: &Hosts, host: usize) -> bool {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_host_that_is_lost_while_it_activates_is_told_for_each_machine_and_keeps_none_in_vain() {
     let hosts = Hosts::at_a_switch(3, "l");
     let mut nodes = nodes(&hosts);

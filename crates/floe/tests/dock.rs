@@ -96,7 +96,7 @@ fn note_free(node: &TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_is_made_small_docked_and_gone_and_is_whole_again_when_activated() {
     let node = TestNode::start();
     boot(&node);
@@ -170,7 +170,7 @@ fn is_kept(node: &TestNode, machine: &str, kept: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_dock_that_fails_or_is_cut_off_leaves_the_machine_as_it_was() {
     let mut node = TestNode::start();
     boot(&node);
@@ -252,7 +252,7 @@ fn a_dock_that_fails_or_is_cut_off_leaves_the_machine_as_it_was() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_that_says_it_needs_nothing_keeps_what_it_needs() {
     let node = TestNode::start();
     boot(&node);
@@ -277,7 +277,7 @@ fn a_guest_that_says_it_needs_nothing_keeps_what_it_needs() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn two_machines_of_a_public_substrate_share_nothing_that_says_who_they_are() {
     let node = TestNode::start();
     boot(&node);
@@ -372,7 +372,7 @@ ssh-keyscan -t ecdsa,ed25519 127.0.0.1 2>/dev/null | sed s/^/shows-/ | sort
 md5sum < /var/lib/systemd/random-seed; grep ^CLIENTID /run/systemd/netif/leases/*"#;
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the guest stock: make system"]
+#[ignore = "needs root, FUSE, QEMU and the guest stock: make test-all"]
 fn two_debians_of_a_public_substrate_have_nothing_that_says_who_they_were() {
     let node = TestNode::start();
     let stock = |file: &str| node::guest(&format!("stock/{file}"));

@@ -84,7 +84,7 @@ fn boot(node: &TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn machines_of_several_substrates_reach_each_other_by_name_in_the_order_of_the_file() {
     let mut node = TestNode::start();
     boot(&node);
@@ -182,7 +182,7 @@ ready = "port 7"
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_line() {
     let mut node = TestNode::start();
     boot(&node);

@@ -70,7 +70,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_command_has_its_streams_its_exit_code_and_its_limits() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -187,7 +187,7 @@ fn a_command_has_its_streams_its_exit_code_and_its_limits() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn files_and_directories_are_copied_both_ways_whole_or_not_at_all() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -277,7 +277,7 @@ fn files_and_directories_are_copied_both_ways_whole_or_not_at_all() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_runs_in_a_guest_outlives_its_command_and_its_node() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -319,7 +319,7 @@ fn what_runs_in_a_guest_outlives_its_command_and_its_node() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_clone_has_its_parents_processes_but_not_their_streams() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -363,7 +363,7 @@ fn a_clone_has_its_parents_processes_but_not_their_streams() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_terminal_is_one_and_answers_beside_a_copy() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -420,7 +420,7 @@ fn a_terminal_is_one_and_answers_beside_a_copy() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_agent_is_installed_over_the_console_of_a_guest_that_has_none() {
     let node = TestNode::start();
     node.boot_tiny("web");

@@ -56,7 +56,7 @@ fn settling(n: u32) -> ForkRequest {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent() {
     let node = TestNode::start();
     with_a_mark(&node);
@@ -137,7 +137,7 @@ fn clones_go_on_from_their_parents_memory_of_that_instant_and_so_does_the_parent
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -219,7 +219,7 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -290,7 +290,7 @@ fn a_fork_is_stored_only_for_clones_that_stay_and_before_the_node_ends() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_parent_is_lost() {
     let mut here = TestNode::on_the_network();
     let there = TestNode::on_the_network();
@@ -392,7 +392,7 @@ fn clones_on_another_host_fetch_what_they_touch_and_stand_still_while_their_pare
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_host_that_dies_during_a_fork_leaves_its_clones_to_another_or_to_nobody() {
     let with_a_page = || Setup {
         web: Some(node::free_address()),
@@ -480,7 +480,7 @@ fn a_host_that_dies_during_a_fork_leaves_its_clones_to_another_or_to_nobody() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
     let mut here = TestNode::on_the_network();
     let others = [TestNode::on_the_network(), TestNode::on_the_network()];
@@ -543,7 +543,7 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
     let here = TestNode::on_the_network();
     let there = TestNode::with(Setup {

@@ -99,7 +99,7 @@ fn capture(node: &TestNode, machine: &str, image: &str) -> ImageDetail {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn added_memory_is_in_images_restored_machines_and_clones() {
     let mut node = TestNode::start();
     node.boot_tiny("one");
@@ -173,7 +173,7 @@ fn added_memory_is_in_images_restored_machines_and_clones() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_killed_before_a_fork_is_stored_costs_no_added_memory() {
     let mut node = TestNode::start();
     node.boot_tiny("web");

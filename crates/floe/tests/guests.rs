@@ -92,7 +92,7 @@ fn names(node: &TestNode) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_program_clones_its_machine_and_each_clone_knows_which_one_it_is() {
     let node = TestNode::start();
     let reports = Reports::listen();
@@ -193,7 +193,7 @@ fn a_program_clones_its_machine_and_each_clone_knows_which_one_it_is() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn no_clone_has_a_network_before_it_knows_who_it_is_and_no_call_waits_for_a_dead_node() {
     let mut node = TestNode::start();
     booted(&node, 1);
@@ -283,7 +283,7 @@ fn no_clone_has_a_network_before_it_knows_who_it_is_and_no_call_waits_for_a_dead
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_meanwhile() {
     let mut there = TestNode::on_the_network();
     let here = TestNode::with(Setup {
@@ -332,13 +332,13 @@ fn a_program_waits_for_and_ends_its_clones_on_another_host_also_when_that_dies_m
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn the_papers_four_patterns_run_as_they_are() {
     four_patterns("tiny", "");
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn the_papers_four_patterns_run_in_python() {
     four_patterns("mpi", "python3 /usr/share/floe/examples/NAME.py");
 }

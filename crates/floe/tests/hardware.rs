@@ -139,7 +139,7 @@ fn region(node: &TestNode, image: &str, region: &str) -> Vec<u8> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_cloud_init_sets_up_goes_with_the_machine() {
     let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEj0gzsWZqRvmBQzIJ4ZT9YVs+7iQdLyMXEO9jTfT6mX me";
     let mut node = TestNode::start();
@@ -236,7 +236,7 @@ fn what_cloud_init_sets_up_goes_with_the_machine() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the guest stock: make system"]
+#[ignore = "needs root, FUSE, QEMU and the guest stock: make test-all"]
 fn a_real_cloud_init_takes_the_seed_and_a_real_ssh_server_answers() {
     let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEj0gzsWZqRvmBQzIJ4ZT9YVs+7iQdLyMXEO9jTfT6mX its-owner";
     let node = TestNode::start();
@@ -294,7 +294,7 @@ fn a_real_cloud_init_takes_the_seed_and_a_real_ssh_server_answers() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn machines_of_every_disk_model_go_on_elsewhere_or_say_why_not() {
     let dir = tempfile::tempdir().unwrap();
     let (node, there) = (TestNode::start(), TestNode::start());
@@ -384,7 +384,7 @@ fn resize(node: &TestNode, name: &str, model: DiskModel) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disc_is_booted_where_the_disk_is_empty_and_belongs_to_the_machine() {
     let dir = tempfile::tempdir().unwrap();
     let (node, there) = (TestNode::start(), TestNode::start());
@@ -471,7 +471,7 @@ fn efi_disk(dir: &Path) -> PathBuf {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and ovmf: make system"]
+#[ignore = "needs root, FUSE, QEMU and ovmf: make test-all"]
 fn a_uefi_machine_keeps_its_variables_wherever_it_goes() {
     let dir = tempfile::tempdir().unwrap();
     let (node, there) = (TestNode::start(), TestNode::start());

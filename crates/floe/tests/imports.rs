@@ -90,7 +90,7 @@ fn convert(rig: &Rig, name: &str, format: &str, options: &[&str]) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_image_that_is_cut_off_is_refused_wherever_it_is_cut() {
     let rig = Rig::new();
     rig.write("disk.raw", &disk());
@@ -122,7 +122,7 @@ fn an_image_that_is_cut_off_is_refused_wherever_it_is_cut() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn one_disk_in_every_format_is_stored_once() {
     let rig = Rig::new();
     rig.write("disk.raw", &disk());
@@ -164,7 +164,7 @@ fn one_disk_in_every_format_is_stored_once() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_is_no_disk_is_refused_by_name_and_nothing_is_waited_for() {
     let rig = Rig::new();
     fs::copy("/proc/self/exe", rig.path("elf")).unwrap();
@@ -218,7 +218,7 @@ fn what_is_no_disk_is_refused_by_name_and_nothing_is_waited_for() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_packed_disk_is_the_disk_that_was_packed() {
     let rig = Rig::new();
     rig.write("disk.raw", &disk());
@@ -267,7 +267,7 @@ fn a_packed_disk_is_the_disk_that_was_packed() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_of_an_odd_size_starts_and_is_exported_as_it_was() {
     let rig = Rig::new();
     for bytes in [5003usize, 9 * 512] {

@@ -181,7 +181,7 @@ fn noted_bytes(node: &TestNode) -> u64 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_of_a_hub_becomes_independent_through_cuts_kills_and_a_full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, sums) = world(dir.path());
@@ -324,7 +324,7 @@ fn a_machine_of_a_hub_becomes_independent_through_cuts_kills_and_a_full_disk() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_clone_becomes_independent_of_its_parent_and_of_its_parents_node() {
     let mut here = TestNode::on_the_network();
     let there = TestNode::on_the_network();

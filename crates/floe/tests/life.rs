@@ -18,7 +18,7 @@ fn runs(node: &TestNode, name: &str) -> bool {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_a_user_paused_stands_still_until_he_resumes_it_even_under_another_node() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -74,7 +74,7 @@ fn what_a_user_paused_stands_still_until_he_resumes_it_even_under_another_node()
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn each_stop_at_a_full_disk_is_reported_and_a_user_who_resumes_learns_of_it() {
     let node = TestNode::with(Setup {
         disk_bytes: Some(128 << 20),
@@ -109,7 +109,7 @@ fn each_stop_at_a_full_disk_is_reported_and_a_user_who_resumes_learns_of_it() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_restored_machine_is_there_at_once_and_a_wait_that_ends_leaves_it() {
     let node = TestNode::start();
     node.boot_tiny("one");
@@ -177,7 +177,7 @@ fn a_restored_machine_is_there_at_once_and_a_wait_that_ends_leaves_it() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_that_had_to_be_switched_off_is_told_as_that_and_hides_no_other() {
     let node = TestNode::start();
     node.boot_tiny("one");
@@ -224,7 +224,7 @@ fn a_guest_that_had_to_be_switched_off_is_told_as_that_and_hides_no_other() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn when_down_is_done_the_node_has_ended_and_its_addresses_are_free() {
     let page = node::free_address();
     let mut node = TestNode::with(Setup {

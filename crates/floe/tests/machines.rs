@@ -54,7 +54,7 @@ fn qemus_of(home: &std::path::Path) -> Vec<u32> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
     let here = TestNode::start();
     let outcome = capture_with_a_mark(&here);
@@ -113,7 +113,7 @@ fn a_captured_guest_goes_on_on_another_node_from_a_directory() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
     let mut node = TestNode::start();
     capture_with_a_mark(&node);
@@ -131,7 +131,7 @@ fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -177,7 +177,7 @@ fn a_killed_node_loses_neither_its_guest_nor_a_completed_write() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_that_stopped_at_a_disk_goes_on_with_the_next_node() {
     let mut node = TestNode::with(Setup {
         disk_bytes: Some(128 << 20),
@@ -217,7 +217,7 @@ fn a_machine_that_stopped_at_a_disk_goes_on_with_the_next_node() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_removed_machine_leaves_nothing_and_its_image_can_go_then() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -267,7 +267,7 @@ fn a_removed_machine_leaves_nothing_and_its_image_can_go_then() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_client_that_hangs_up_leaves_no_half_made_machine() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -294,7 +294,7 @@ fn a_client_that_hangs_up_leaves_no_half_made_machine() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_captured_twice_is_what_it_was_the_second_time() {
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -335,7 +335,7 @@ fn a_machine_captured_twice_is_what_it_was_the_second_time() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_restored_guest_that_resets_is_started_from_its_disks() {
     let node = TestNode::start();
     node.boot_tiny("one");
@@ -369,7 +369,7 @@ fn a_restored_guest_that_resets_is_started_from_its_disks() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
     let here = TestNode::start();
     capture_with_a_mark(&here);
@@ -431,7 +431,7 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     let here = TestNode::start();
     capture_with_a_mark(&here);

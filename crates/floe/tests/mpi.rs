@@ -52,7 +52,7 @@ fn names(node: &TestNode) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_mpi_program_as_it_is_runs_its_ranks_in_clones() {
     let node = TestNode::start();
     node.import_guest("mpi", "mpi", None);
@@ -118,7 +118,7 @@ fn an_mpi_program_as_it_is_runs_its_ranks_in_clones() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn ranks_find_each_other_on_different_hosts() {
     let hosts = Hosts::new();
     let here = TestNode::with(Setup {

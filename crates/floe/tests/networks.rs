@@ -84,7 +84,7 @@ fn spaces_of(node: &TestNode) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_family_sees_itself_and_nobody_else_and_two_with_the_same_addresses_never_meet() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -264,7 +264,7 @@ fn dropped(namespace: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     let hosts = Hosts::new();
     let here = TestNode::in_namespace(&hosts.names[0], "10.90.0.1:7070");

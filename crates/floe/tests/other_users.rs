@@ -241,7 +241,7 @@ fn node_with_machines() -> TestNode {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
     let mut node = node_with_machines();
     let home = node.home().to_owned();
@@ -324,7 +324,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn the_user_of_a_machine_gets_its_own_files_and_nothing_of_another_machine() {
     let node = node_with_machines();
     let home = node.home().to_owned();
@@ -369,7 +369,7 @@ fn the_user_of_a_machine_gets_its_own_files_and_nothing_of_another_machine() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);

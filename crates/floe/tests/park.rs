@@ -41,7 +41,7 @@ fn refused(node: &TestNode, arguments: &[&str], words: &[&str]) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -218,7 +218,7 @@ fn answers(port: u16) -> bool {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_connection_to_a_parked_machine_wakes_it_is_answered_and_none_is_refused() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -281,7 +281,7 @@ fn a_connection_to_a_parked_machine_wakes_it_is_answered_and_none_is_refused() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_idle_machine_is_parked_by_itself_and_never_while_somebody_is_with_it() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -347,7 +347,7 @@ fn datagrams(node: &TestNode, name: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn ports_of_a_family_network_and_of_datagrams_are_held_too_and_given_back_if_it_cannot_be_parked() {
     let node = TestNode::with(Setup {
         disk_bytes: Some(2 << 30),
@@ -401,7 +401,7 @@ fn ports_of_a_family_network_and_of_datagrams_are_held_too_and_given_back_if_it_
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_killed_at_any_step_of_parking_or_waking_leaves_it_parked_or_running() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -463,7 +463,7 @@ fn killed_at(node: &mut TestNode, events: floe_api::client::Events, stage: &str)
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn parks_that_meet_are_told_and_who_connects_does_not_wait_for_a_machine_without_room() {
     // for one machine of 256 MiB that starts cold; one that is woken needs less, but does not fit beside it
     let args = ["--memory", "360M", "--standby", "0"];
@@ -564,7 +564,7 @@ fn node_with_booted() -> TestNode {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_keeps_its_disk_when_a_qemu_waits_for_the_next_run_of_its_hardware() {
     let node = node_with_booted();
     node.run_named("booted", "web");
@@ -585,7 +585,7 @@ fn a_machine_keeps_its_disk_when_a_qemu_waits_for_the_next_run_of_its_hardware()
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn each_use_of_a_machine_alone_keeps_it_from_being_parked() {
     let node = node_with_booted();
     let used = ["screen", "network", "disk", "processor"];

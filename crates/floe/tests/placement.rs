@@ -148,7 +148,7 @@ fn end_clones(node: &TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     // no node of ours runs on gamma
     let cluster = Cluster::start(&["alpha", "beta", "gamma"]);

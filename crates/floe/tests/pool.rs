@@ -49,7 +49,7 @@ fn activate(node: &TestNode, name: &str, called: &str) -> ActivateReport {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_substrate_lives_in_memory_while_its_backup_is_damaged_and_its_neighbours_outlive_the_node() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -303,7 +303,7 @@ fn one_name_for_two(node: &TestNode, machines: [&str; 2]) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn who_may_not_see_a_substrate_has_none_and_a_budget_sends_the_oldest_to_the_disk() {
     let node = TestNode::with(Setup {
         args: vec!["--socket-group".into(), STRANGER.to_string()],
@@ -450,7 +450,7 @@ fn killed_after_each_step(node: &mut TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_dock_that_fails_leaves_nothing_and_a_second_one_at_once_is_refused() {
     let mut node = TestNode::with(Setup {
         disk_bytes: Some(192 << 20),

@@ -110,7 +110,7 @@ fn sees_nothing(node: &TestNode, pool: &str, token: &[&str]) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_pool_on_its_own_host_gives_substrates_from_memory_to_those_who_may_and_survives_its_death() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path().join("pool");

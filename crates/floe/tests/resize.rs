@@ -66,7 +66,7 @@ fn promised(node: &TestNode) -> String {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_grows_and_shrinks_and_so_do_its_images_and_clones() {
     let mut node = TestNode::with(Setup {
         args: ["--memory".into(), "1G".into()].into(),
@@ -213,7 +213,7 @@ fn a_machine_grows_and_shrinks_and_so_do_its_images_and_clones() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -294,7 +294,7 @@ fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_that_reboots_has_all_cpus_of_its_machine_and_that_is_shown_whoever_saw_it() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -342,7 +342,7 @@ fn agree(node: &TestNode, name: &str, limits: (u32, u64)) -> Result<(), String> 
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_killed_at_any_step_of_a_resize_leaves_a_machine_of_which_all_say_the_same() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -443,7 +443,7 @@ fn named(disk: &str, alias: &str) -> (String, Option<String>) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_is_given_to_a_machine_that_runs_and_goes_wherever_it_goes() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -561,7 +561,7 @@ fn a_disk_is_given_to_a_machine_that_runs_and_goes_wherever_it_goes() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_that_cannot_be_given_or_taken_is_told_and_nothing_is_left_of_it() {
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));

@@ -51,7 +51,7 @@ fn promised(node: &TestNode) -> String {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn memory_is_promised_once_and_whoever_wants_more_is_told_who_has_it() {
     let mut node = with_memory(512);
     node.boot_tiny("first"); // 256 MiB, and 48 for QEMU
@@ -112,7 +112,7 @@ fn now() -> floe_api::StopRequest {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn forks_at_the_same_time_are_not_promised_the_same_memory() {
     let memory = format!("{}M", 304 + 4 * 80 + 40);
     // none is started ahead for the next fork, which would be promised memory too
@@ -148,7 +148,7 @@ fn forks_at_the_same_time_are_not_promised_the_same_memory() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_qemu_that_waits_gives_way_to_machines_that_somebody_wants() {
     let node = with_memory(304 + 2 * 80 + 80);
     node.boot_tiny("web");
@@ -228,7 +228,7 @@ fn ratio(node: &TestNode, first: &str, second: &str) -> f64 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make test-all"]
 fn a_busy_guest_gets_the_part_of_a_core_that_it_is_limited_to_whoever_is_the_node() {
     let mut node = TestNode::start();
     needs_groups(&node);
@@ -279,7 +279,7 @@ fn pid_of_record(node: &TestNode, name: &str) -> u32 {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make test-all"]
 fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
     let node = TestNode::start();
     needs_groups(&node);
@@ -309,7 +309,7 @@ fn a_guest_that_takes_more_memory_than_it_may_is_ended_and_others_go_on() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and control groups: make system"]
+#[ignore = "needs root, FUSE, QEMU and control groups: make test-all"]
 fn no_control_group_stays_behind_a_machine_whoever_was_killed() {
     let mut node = TestNode::start();
     needs_groups(&node);

@@ -52,7 +52,7 @@ fn read_cold(node: &TestNode, name: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn disk_requests_are_counted_by_machine_and_weights_change_at_once_and_outlive_the_node() {
     let mut node = TestNode::start();
     import(&node);
@@ -109,7 +109,7 @@ fn disk_requests_are_counted_by_machine_and_weights_change_at_once_and_outlive_t
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn without_an_order_guests_read_the_same_and_nothing_is_claimed() {
     let mut sums = Vec::new();
     for order in ["vsip", "fifo", "off"] {
@@ -133,7 +133,7 @@ fn without_an_order_guests_read_the_same_and_nothing_is_claimed() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn weights_and_caps_that_mean_nothing_are_refused_and_change_nothing() {
     let node = TestNode::start();
     node.boot_tiny("web");

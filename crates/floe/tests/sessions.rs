@@ -96,7 +96,7 @@ impl Terminal {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_terminal_here_is_the_guests_and_an_agent_that_dies_is_told_of() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -230,7 +230,7 @@ fn tree(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_that_lies_about_its_files_writes_nothing_outside_the_copy() {
     let node = TestNode::start();
     node.boot_tiny("web");

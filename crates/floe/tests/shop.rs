@@ -58,7 +58,7 @@ fn get(port: u16) -> std::io::Result<String> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the guest shop: make system"]
+#[ignore = "needs root, FUSE, QEMU and the guest shop: make test-all"]
 fn a_web_request_goes_through_a_cluster_of_three_that_was_docked_warm() {
     let node = TestNode::start();
     let cmdline = std::fs::read_to_string(guest("shop/cmdline")).unwrap();

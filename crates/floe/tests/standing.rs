@@ -104,7 +104,7 @@ fn kill_in_pause(node: &mut TestNode, forks: bool) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_killed_in_the_pause_of_a_capture_or_fork_leaves_no_machine_paused() {
     let mut node = TestNode::start();
     node.boot_tiny("web");
@@ -200,7 +200,7 @@ fn read_from_disk(node: &TestNode, name: &str, sector: u32, text: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_supervisor_that_dies_is_replaced_and_a_node_that_dies_after_it_loses_nothing() {
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
@@ -241,7 +241,7 @@ fn a_supervisor_that_dies_is_replaced_and_a_node_that_dies_after_it_loses_nothin
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_that_died_with_its_supervisor_says_so_and_its_machines_start_from_their_disks() {
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
@@ -319,7 +319,7 @@ fn sum_of_memory(node: &TestNode, name: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_killed_before_a_fork_is_stored_costs_no_clone() {
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
@@ -368,7 +368,7 @@ fn a_node_killed_before_a_fork_is_stored_costs_no_clone() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
@@ -419,7 +419,7 @@ fn clones_whose_memory_is_lost_delay_nobody_and_are_told_as_such() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_whose_qemu_answers_no_node_can_be_stopped_and_started_from_its_disks() {
     let mut node = TestNode::start();
     boot_with_a_disk(&node);
@@ -451,7 +451,7 @@ fn a_machine_whose_qemu_answers_no_node_can_be_stopped_and_started_from_its_disk
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_whose_log_takes_nothing_goes_on() {
     for hub in [false, true] {
         let mut node = TestNode::with(Setup {
@@ -469,7 +469,7 @@ fn a_node_whose_log_takes_nothing_goes_on() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn on_a_full_disk_a_killed_node_comes_back_and_machines_go_on_once_there_is_room_for_what_they_write()
  {
     let mut node = TestNode::with(Setup {
@@ -543,7 +543,7 @@ fn state_files(home: &Path) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_node_starts_whichever_of_its_files_is_damaged() {
     let mut node = TestNode::on_the_network();
     boot_with_a_disk(&node);

@@ -72,7 +72,7 @@ fn fork(node: &TestNode, parent: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_its_clones_and_its_images_reach_the_host_as_far_as_was_said_and_no_further() {
     let hosts = Hosts::new();
     let here = &hosts.names[0];
@@ -130,7 +130,7 @@ fn a_machine_its_clones_and_its_images_reach_the_host_as_far_as_was_said_and_no_
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_family_network_that_may_go_anywhere_does_not_go_to_the_clouds_metadata_unless_that_is_named() {
     let hosts = Hosts::new();
     let (here, there) = (&hosts.names[0], &hosts.names[1]);
@@ -168,7 +168,7 @@ fn qemu_img(args: &[&str]) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_are_refused() {
     let node = TestNode::start();
     let dir = tempfile::tempdir().unwrap(); // nobody else's
@@ -276,7 +276,7 @@ fn assert_harmless(shown: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_guests_and_images_say_does_not_steer_a_terminal() {
     let node = TestNode::start();
     let hostile = "\x1b]0;owned\x07\u{9b}2J\u{202e}gnp.exe\nfake  row";

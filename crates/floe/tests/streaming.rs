@@ -173,7 +173,7 @@ fn copy(mut from: TcpStream, mut to: TcpStream, pause: impl Fn(usize) -> Duratio
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses_it() {
     let world = world();
     let there = TestNode::start();
@@ -292,7 +292,7 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn two_machines_of_one_image_are_each_buffered_and_their_bytes_come_once() {
     let world = world();
     // somebody teaches the hub what this guest touches
@@ -354,7 +354,7 @@ fn two_machines_of_one_image_are_each_buffered_and_their_bytes_come_once() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_local_images_traces_are_kept_and_learned_from_without_a_hub() {
     let node = TestNode::start();
     node.boot_tiny("one");
@@ -447,7 +447,7 @@ fn scattered_trace(image: Hash, to: &Path) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn an_image_is_laid_out_by_its_traces_where_it_is_and_in_a_directory() {
     let node = TestNode::start();
     let dir = tempfile::tempdir().unwrap();

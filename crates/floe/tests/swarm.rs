@@ -175,7 +175,7 @@ fn shelves(home: &Path) -> usize {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     let world = World::new(false);
     let first = TestNode::start();
@@ -227,7 +227,7 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
     let world = World::new(false);
     let one = TestNode::with(Setup {
@@ -305,7 +305,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
     let mut world = World::new(true);
     let seeds = || {
@@ -358,7 +358,7 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_captured_machine_that_goes_on_elsewhere_takes_its_memory_from_others_too() {
     let world = World::new(false);
     world.maker.run_named("web", "made");

@@ -233,7 +233,7 @@ fn the_tour_has_commands() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn every_command_of_the_tour_does_what_it_says() {
     let tour = Tour::begin();
     for command in commands() {

@@ -55,7 +55,7 @@ fn stats_are_told(node: &TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
     let node = TestNode::start();
     node.boot_tiny("web");
@@ -126,7 +126,7 @@ fn who_waits_and_watches_is_told_as_it_happens_and_a_restart_is_a_boot() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_that_runs_is_renamed_and_its_old_name_is_free() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -203,7 +203,7 @@ fn kill_qemu(node: &TestNode, name: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_becomes_of_a_machine_that_ended_is_kept_across_nodes() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -280,7 +280,7 @@ fn what_becomes_of_a_machine_that_ended_is_kept_across_nodes() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_shell_at_once_and_the_machine_goes_with_it() {
     use std::io::Write;
     let node = TestNode::start();
@@ -316,7 +316,7 @@ fn a_shell_at_once_and_the_machine_goes_with_it() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_nobody_uses_is_removed_and_nothing_else() {
     let node = TestNode::start();
     node.import_tiny("tiny", None);
@@ -404,7 +404,7 @@ fn kill_in_resize(node: &mut TestNode, qemu: Pid, size: &str, shown: &str) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_of_a_running_machine_is_made_larger_and_its_guest_is_told_whoever_is_killed() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
@@ -465,7 +465,7 @@ fn a_disk_of_a_running_machine_is_made_larger_and_its_guest_is_told_whoever_is_k
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_is_made_larger_and_what_is_taken_of_it_later_is_too() {
     let mut node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));

@@ -79,7 +79,7 @@ fn read(node: &TestNode, name: &str, first: u64, mark: u32) {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_guest_is_known_by_its_files_and_better_by_its_agent_and_one_that_lies_harms_nobody() {
     let kept = tempfile::tempdir().unwrap();
     let trace = kept.path().join("verdicts");
@@ -167,7 +167,7 @@ fn a_guest_is_known_by_its_files_and_better_by_its_agent_and_one_that_lies_harms
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_disk_without_a_file_system_or_with_a_damaged_one_is_read_like_any_other() {
     let node = TestNode::start();
     let disk = disk(node.home());
@@ -210,7 +210,7 @@ fn a_disk_without_a_file_system_or_with_a_damaged_one_is_read_like_any_other() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_is_said_of_an_images_programs_outlives_a_killed_node_and_can_be_taken_back() {
     let mut node = TestNode::start();
     node.import_tiny("desk", None);

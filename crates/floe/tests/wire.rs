@@ -136,7 +136,7 @@ fn fork_and_listen(kind: &str, insecure: bool) -> (Sniffer, Vec<(&'static str, S
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn nothing_of_a_fork_can_be_read_between_the_hosts_of_a_cluster() {
     let (sniffer, secrets) = fork_and_listen("c", false);
     // all ways were listened to: TLS and sealed frames besides the group
@@ -151,7 +151,7 @@ fn nothing_of_a_fork_can_be_read_between_the_hosts_of_a_cluster() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE and QEMU: make system"]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn without_a_cluster_all_of_a_fork_can_be_read_so_it_must_be_asked_for() {
     let (sniffer, secrets) = fork_and_listen("i", true);
     for (what, secret) in secrets {

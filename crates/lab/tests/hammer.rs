@@ -7,7 +7,7 @@ use std::process::Command;
 const SEED: &str = "15";
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU, the tiny guest and rustc: make system"]
+#[ignore = "needs root, FUSE, QEMU, the tiny guest and rustc: make test-all"]
 fn a_storm_of_kills_loses_no_write_and_leaves_nothing_standing_or_behind() {
     let dir = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))

@@ -57,7 +57,7 @@ fn chunks(repository: &Repository, image: &Hash) -> Vec<(Kind, Hash)> {
 }
 
 #[test]
-#[ignore = "needs root, iproute2 and nftables: make system"]
+#[ignore = "needs root, iproute2 and nftables: make test-all"]
 fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_passes() {
     // the parent, three hosts that lose 2 % of all packets, one that multicast does not reach, a stranger
     let segment = Segment::new(6).unwrap();

@@ -4,7 +4,7 @@ use floe_lab::slow_disk::{Kind, SlowDisk};
 use std::path::Path;
 
 #[test]
-#[ignore = "needs root, FUSE and loop devices: make system"]
+#[ignore = "needs root, FUSE and loop devices: make test-all"]
 fn a_slow_disk_carries_files_serves_each_request_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_floe-lab"));

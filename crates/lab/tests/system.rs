@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
-#[ignore = "needs root, /dev/net/tun and iproute2: make system"]
+#[ignore = "needs root, /dev/net/tun and iproute2: make test-all"]
 fn the_emulated_link_keeps_rate_and_delay_within_3_percent() {
     let (bits, delay_ms) = (7_200_000, 60);
     let shape = Shape {
@@ -48,7 +48,7 @@ fn the_emulated_link_keeps_rate_and_delay_within_3_percent() {
 }
 
 #[test]
-#[ignore = "needs root, /dev/net/tun and iproute2: make system"]
+#[ignore = "needs root, /dev/net/tun and iproute2: make test-all"]
 fn an_ended_link_leaves_no_namespace_behind() {
     let name = format!("floe-test-{}", std::process::id());
     let mut link = Command::new(env!("CARGO_BIN_EXE_floe-lab"))
@@ -75,7 +75,7 @@ fn an_ended_link_leaves_no_namespace_behind() {
 }
 
 #[test]
-#[ignore = "needs zstd: make system"]
+#[ignore = "needs zstd: make test-all"]
 fn the_import_experiment_writes_its_figures() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("import.json");
@@ -114,7 +114,7 @@ fn the_import_experiment_writes_its_figures() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU and the tiny guest: make system"]
+#[ignore = "needs root, FUSE, QEMU and the tiny guest: make test-all"]
 fn a_collected_trace_is_in_order_and_has_no_zero_chunk() {
     let dir = tempfile::Builder::new()
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o711))

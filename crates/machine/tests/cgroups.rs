@@ -44,7 +44,7 @@ impl Drop for Hung<'_> {
 }
 
 #[test]
-#[ignore = "needs root and FUSE: make system"]
+#[ignore = "needs root and FUSE: make test-all"]
 fn the_host_s_control_groups_are_found_beside_a_mount_that_hangs() {
     let dir = tempfile::tempdir().unwrap();
     let hung = Hung::mount(dir.path());

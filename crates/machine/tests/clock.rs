@@ -47,7 +47,7 @@ fn guest_number(console: &mut Console, command: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn the_clock_is_right_after_a_restore_or_told_to_be_stale() {
     let guest = guest();
     let dir = scratch();

@@ -48,7 +48,7 @@ fn network_listeners(pid: u32) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_machine_is_confined_and_a_failed_capture_leaves_it_running() {
     let guest = guest();
     let dir = scratch();
@@ -200,7 +200,7 @@ fn kill(pid: u32) {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn huge_pages_are_refused_only_where_ram_is_a_file() {
     use std::os::unix::process::CommandExt;
     // A program that asks for huge pages, started in the same way as QEMU.
@@ -242,7 +242,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
 }
 
 #[test]
-#[ignore = "needs root: make system"]
+#[ignore = "needs root: make test-all"]
 fn a_machines_user_is_in_the_group_of_kvms_device_and_in_no_other() {
     use std::os::unix::process::CommandExt;
     let (user, group) = (90_017, 107);
@@ -280,7 +280,7 @@ fn a_machines_user_is_in_the_group_of_kvms_device_and_in_no_other() {
 
 /// A node that is killed at any moment of a start leaves either a QEMU that is found, or none.
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
     let guest = guest();
     if let Some(dir) = std::env::var_os(STARTER) {
@@ -339,7 +339,7 @@ fn names_it(dir: &std::path::Path) -> bool {
 const STARTER: &str = "FLOE_TEST_STARTER_DIR";
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_machine_outlives_its_killed_starter() {
     let guest = guest();
     if let Some(dir) = std::env::var_os(STARTER) {

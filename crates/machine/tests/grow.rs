@@ -157,7 +157,7 @@ fn restore(
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
     let guest = guest();
     let dir = scratch();
@@ -226,7 +226,7 @@ fn what_is_added_to_a_guest_goes_with_it_through_capture_restore_and_fork() {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn an_image_of_profile_1_goes_on_as_what_it_was() {
     let guest = guest();
     let dir = scratch();
@@ -263,7 +263,7 @@ fn paused(guest: &Path, dir: &Path, name: &str, number: u32) -> Machine {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn what_a_machine_has_no_room_for_is_refused_in_words() {
     let guest = guest();
     let dir = scratch();
@@ -311,7 +311,7 @@ fn what_a_machine_has_no_room_for_is_refused_in_words() {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_change_that_was_cut_short_is_settled_by_who_adopts_the_machine() {
     let guest = guest();
     let dir = scratch();

@@ -22,7 +22,7 @@ impl Drop for Running {
 }
 
 #[test]
-#[ignore = "needs QEMU: make system"]
+#[ignore = "needs QEMU: make test-all"]
 fn a_qemu_that_is_asked_something_ends_with_who_asked() {
     let programs = programs();
     // a shell that starts the wrapper as the node does, says the number of the process that becomes QEMU, and waits
@@ -50,7 +50,7 @@ fn a_qemu_that_is_asked_something_ends_with_who_asked() {
 /// A real agent that refuses to set the clock, as one without `hwclock` does, runs a `date` that only writes down what it is
 /// asked, and has no right to set this host's clock.
 #[test]
-#[ignore = "needs root and qemu-ga (package qemu-guest-agent): make system"]
+#[ignore = "needs root and qemu-ga (package qemu-guest-agent): make test-all"]
 fn a_guest_whose_agent_cannot_set_the_clock_gets_it_from_date() {
     const NOBODY: u32 = 65534;
     let dir = scratch();

@@ -33,7 +33,7 @@ fn holds<F>(capture: &Capture<F>, bytes: &[u8]) -> bool {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn two_clones_go_on_where_their_parent_was_captured() {
     let guest = guest();
     let dir = scratch();

@@ -166,7 +166,7 @@ fn page(port: u16) -> String {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
     let guest = guest();
     alone(move || {
@@ -260,7 +260,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
 }
 
 #[test]
-#[ignore = "needs root, QEMU and python3: make system"]
+#[ignore = "needs root, QEMU and python3: make test-all"]
 fn a_forwarded_udp_port_answers_its_callers_and_calls_nobody() {
     // A forwarded port is a socket of QEMU's from which a guest may send whatever it wants.
     let script = r#"
@@ -317,7 +317,7 @@ unix, other = socket.socketpair(); attempt('unix', lambda: unix.send(b'x'))
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
     let guest = guest();
     let guest = guest.parent().unwrap().join("mpi"); // has Python, which speaks UDP
@@ -361,7 +361,7 @@ fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_console_that_writes_without_end_keeps_within_its_bound() {
     let guest = guest();
     const BYTES: u64 = 128 << 10;

@@ -28,7 +28,7 @@ fn refusal(
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_state_that_does_not_fit_this_host_is_refused_with_the_way_out() {
     let guest = guest();
     let dir = scratch();
@@ -151,7 +151,7 @@ fn a_machine_without_qemu_or_wrapper_says_what_is_missing() {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_guest_that_resets_or_switches_off_after_a_restore_is_told_apart() {
     let guest = guest();
     let dir = scratch();
@@ -187,7 +187,7 @@ fn a_guest_that_resets_or_switches_off_after_a_restore_is_told_apart() {
 }
 
 #[test]
-#[ignore = "needs QEMU and the tiny guest: make system"]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
 fn a_full_disk_pauses_the_machine_and_it_goes_on_when_there_is_room() {
     let guest = guest();
     let dir = scratch();

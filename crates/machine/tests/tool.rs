@@ -50,7 +50,7 @@ fn convert<'a>(format: &'a str, to: &'a str) -> Vec<&'a str> {
 }
 
 #[test]
-#[ignore = "needs qemu-img and python3: make system"]
+#[ignore = "needs qemu-img and python3: make test-all"]
 fn disks_are_converted_by_descriptors_alone() {
     let tool = program("qemu-img");
     let dir = scratch();
@@ -79,7 +79,7 @@ fn disks_are_converted_by_descriptors_alone() {
 }
 
 #[test]
-#[ignore = "needs qemu-img and python3: make system"]
+#[ignore = "needs qemu-img and python3: make test-all"]
 fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
     let tool = program("qemu-img");
     let dir = scratch();
@@ -128,7 +128,7 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
 }
 
 #[test]
-#[ignore = "needs qemu-img and python3: make system"]
+#[ignore = "needs qemu-img and python3: make test-all"]
 fn a_tool_that_was_taken_over_has_neither_files_nor_network_nor_processes() {
     let python = program("python3");
     let dir = scratch();

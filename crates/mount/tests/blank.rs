@@ -77,7 +77,7 @@ fn refusal(bound: Result<floe_mount::MachineHandle, MountError>) -> String {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn what_waited_on_one_blank_sees_the_image_and_shares_its_pages() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -120,7 +120,7 @@ fn what_waited_on_one_blank_sees_the_image_and_shares_its_pages() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_blank_that_was_touched_or_does_not_fit_is_refused_and_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_disk_comes_and_goes_while_its_machine_is_there() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

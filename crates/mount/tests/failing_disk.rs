@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 const LEN: usize = 4 << 20;
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn no_flush_succeeds_after_a_failed_one_before_the_data_is_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let frail = Frail::make(dir.path());
@@ -62,7 +62,7 @@ fn waits_for_a_disk(thread: &str) -> bool {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_disk_that_stands_still_does_not_hold_up_the_planner() {
     let dir = tempfile::tempdir().unwrap();
     let frail = Frail::make(dir.path());

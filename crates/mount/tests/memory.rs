@@ -8,7 +8,7 @@ use floe_mount::{DiskSpec, MachineSpec};
 use floe_store::{Ingest, IngestOptions, Repository};
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_machine_has_a_file_for_each_block_of_its_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut place = Place::make(dir.path());

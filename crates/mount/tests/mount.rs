@@ -22,7 +22,7 @@ fn open(path: &std::path::Path) -> File {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn regions_are_the_images_bytes_however_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -79,7 +79,7 @@ fn few(pages: u64) -> u64 {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn an_image_can_be_opened_for_writing_and_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -144,7 +144,7 @@ fn step(random: &mut Random, file: &File, model: &mut [u8]) {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_disk_behaves_like_a_plain_file_through_freezes_and_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -173,7 +173,7 @@ fn a_disk_behaves_like_a_plain_file_through_freezes_and_restarts() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_disk_grows_while_it_is_open_and_goes_on_as_a_plain_file() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -219,7 +219,7 @@ fn a_disk_grows_while_it_is_open_and_goes_on_as_a_plain_file() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn whole_chunks_and_sectors_are_written_without_the_base() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -242,7 +242,7 @@ fn whole_chunks_and_sectors_are_written_without_the_base() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -325,7 +325,7 @@ fn a_freeze_under_writes_splits_them_and_a_published_one_becomes_the_base() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn pushed_pages_are_read_without_asking() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -347,7 +347,7 @@ fn pushed_pages_are_read_without_asking() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn what_is_around_touched_pages_needs_no_request() {
     const PAGES: usize = 64;
     let dir = tempfile::tempdir().unwrap();
@@ -399,7 +399,7 @@ fn what_is_around_touched_pages_needs_no_request() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_source_that_comes_back_lets_the_guest_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -425,7 +425,7 @@ fn a_source_that_comes_back_lets_the_guest_go_on() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn without_a_source_a_read_fails_after_the_timeout_and_not_before() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -455,7 +455,7 @@ impl Drop for Small {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_full_layer_is_enospc_and_the_disk_goes_on_when_there_is_space() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -496,7 +496,7 @@ fn a_full_layer_is_enospc_and_the_disk_goes_on_when_there_is_space() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn the_trace_has_every_chunk_once_with_its_machine() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -541,7 +541,7 @@ fn the_trace_has_every_chunk_once_with_its_machine() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn names_come_and_go_with_their_machines() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -601,7 +601,7 @@ fn model(image: &Hash) -> Arc<Model> {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_model_brings_chunks_before_they_are_touched_and_a_pause_ends() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

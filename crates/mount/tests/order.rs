@@ -48,7 +48,7 @@ fn served(node: &Node, name: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_hundred_machines_share_a_disk_and_none_starves() {
     const MACHINES: usize = 100;
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn a_hundred_machines_share_a_disk_and_none_starves() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_disk_that_stands_still_delays_who_waits_for_it_and_loses_nothing() {
     const THREADS: u64 = 12;
     let dir = tempfile::tempdir().unwrap();
@@ -138,7 +138,7 @@ fn a_disk_that_stands_still_delays_who_waits_for_it_and_loses_nothing() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_large_flush_is_written_in_pieces_and_is_durable_when_it_is_answered() {
     const LEN: usize = 24 << 20;
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn a_large_flush_is_written_in_pieces_and_is_durable_when_it_is_answered() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_page_of_an_image_that_is_on_the_disk_waits_in_the_queue_as_its_machines_demand() {
     let dir = tempfile::tempdir().unwrap();
     let frail = Frail::make(dir.path());

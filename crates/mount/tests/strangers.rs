@@ -98,7 +98,7 @@ fn machine(place: &Place, node: &common::Node, name: &str, user: u32) -> Machine
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn nobody_changes_a_siblings_memory_not_for_one_read() {
     let dir = tempfile::tempdir().unwrap();
     // Lets other users get as far as the mount.
@@ -141,7 +141,7 @@ fn nobody_changes_a_siblings_memory_not_for_one_read() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_machine_that_opens_its_memory_for_reading_shares_pages_and_writes_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

@@ -156,7 +156,7 @@ fn supervisor_of(place: &Place) -> (Process, PathBuf) {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_killed_node_loses_no_write_and_no_reader_notices() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -235,7 +235,7 @@ fn a_killed_node_loses_no_write_and_no_reader_notices() {
 
 /// A VMM that waited on blank files, and the node that bound them is killed: the next node gives it the image's bytes.
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn what_was_bound_under_a_killed_node_goes_on_under_the_next() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -269,7 +269,7 @@ fn what_was_bound_under_a_killed_node_goes_on_under_the_next() {
 /// The kernel copies a request into the buffer of the thread that reads it. If that thread is killed at that moment, the
 /// request must not be lost. Each thread's first read is such a moment, and there are as many threads as waiting requests.
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_node_killed_in_its_first_moments_fails_no_write() {
     const WRITERS: usize = 16;
     const KILLS: usize = 60;
@@ -338,7 +338,7 @@ fn a_node_killed_in_its_first_moments_fails_no_write() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn what_a_takeover_does_not_bring_back_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());

@@ -57,7 +57,7 @@ fn until_faults(machine: &MachineHandle, faults: u64) {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn a_machine_is_known_by_its_user_whatever_process_asks() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -85,7 +85,7 @@ fn a_machine_is_known_by_its_user_whatever_process_asks() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn what_an_unknown_thread_touches_is_accounted_for_all_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::make(dir.path());
@@ -113,7 +113,7 @@ fn what_an_unknown_thread_touches_is_accounted_for_all_the_same() {
 }
 
 #[test]
-#[ignore = "needs root and /dev/fuse: make system"]
+#[ignore = "needs root and /dev/fuse: make test-all"]
 fn disk_requests_beyond_the_queues_room_are_all_done() {
     const THREADS: usize = 24;
     const ROUNDS: usize = 12;

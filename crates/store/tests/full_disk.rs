@@ -51,7 +51,7 @@ fn assert_full(result: Result<impl Sized, StoreError>) {
 }
 
 #[test]
-#[ignore = "needs root to mount a small file system: make system"]
+#[ignore = "needs root to mount a small file system: make test-all"]
 fn a_cache_on_a_full_disk_lives_within_what_it_has() {
     let disk = SmallDisk::mount("1M");
     let cache = Cache::open(&disk.path.join("cache"), 64 << 20).unwrap();
@@ -109,7 +109,7 @@ fn files(dir: &Path) -> usize {
 }
 
 #[test]
-#[ignore = "needs root to mount a small file system: make system"]
+#[ignore = "needs root to mount a small file system: make test-all"]
 fn an_import_that_fills_the_disk_says_so_and_leaves_the_repository_as_it_was() {
     let disk = SmallDisk::mount("8M");
     let repository = Repository::create(&disk.path.join("repo")).unwrap();

@@ -159,7 +159,7 @@ fn googles_buckets_are_used_with_the_tokens_of_a_service_account() {
 }
 
 #[test]
-#[ignore = "needs azurite: make system"]
+#[ignore = "needs azurite: make test-all"]
 fn azures_containers_are_used_with_the_key_of_an_account() {
     let server = Azurite::start();
     is_kept_by(&open(

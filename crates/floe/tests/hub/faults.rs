@@ -371,7 +371,7 @@ impl Drop for Tmpfs {
 }
 
 #[test]
-#[ignore = "needs root to mount a small file system: make system"]
+#[ignore = "needs root to mount a small file system: make test-all"]
 fn a_full_disk_is_told_and_the_push_goes_on_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("hub");

@@ -176,12 +176,13 @@ fn build(fuzz: &Path) -> anyhow::Result<PathBuf> {
             "--locked",
             "--release",
             "--bins",
+            "--features=engine",
+            "--target-dir=target", // those of the product are built without these flags
             "--target",
             host,
         ])
         .current_dir(fuzz)
         .env("RUSTFLAGS", COVERAGE)
-        .env_remove("CARGO_TARGET_DIR")
         .status()
         .context("cannot run cargo")?;
     ensure!(

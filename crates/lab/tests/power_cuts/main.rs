@@ -111,13 +111,13 @@ fn look_at(
 }
 
 #[test]
-#[ignore = "needs root, FUSE, loop devices, QEMU and mkfs: make system"]
+#[ignore = "needs root, FUSE, loop devices, QEMU and mkfs: make test-all"]
 fn a_power_cut_at_any_write_leaves_what_was_acknowledged_on_ext4() {
     record_and_cut("ext4");
 }
 
 #[test]
-#[ignore = "needs root, FUSE, loop devices, QEMU and mkfs: make system"]
+#[ignore = "needs root, FUSE, loop devices, QEMU and mkfs: make test-all"]
 fn a_power_cut_at_any_write_leaves_what_was_acknowledged_on_xfs() {
     record_and_cut("xfs");
 }

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "needs qemu-img: make system"]
+    #[ignore = "needs qemu-img: make test-all"]
     fn what_qemu_img_makes_is_told_by_its_name() {
         let dir = tempfile::tempdir().unwrap();
         for format in ["raw", "qcow2", "vmdk", "vpc", "vhdx", "vdi"] {
