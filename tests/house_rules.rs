@@ -125,6 +125,19 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-node",
         ],
     ),
+    (
+        "floe-fuzz",
+        &[
+            "floe-image",
+            "floe-store",
+            "floe-sched",
+            "floe-extents",
+            "floe-http",
+            "floe-planner",
+            "floe-swarm",
+            "floe-guest",
+        ],
+    ),
     ("floe-tests", &[]),
 ];
 

@@ -12,7 +12,9 @@ use floe_guest::message::{Answer, Call, ToGuest, ToHost};
 use floe_image::*;
 use floe_planner::{Method, Model, TrainOptions, ZeroTrace, train};
 
+mod disks;
 mod extents;
+mod records;
 mod scheduling;
 mod swarm;
 
@@ -134,9 +136,11 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
+pub use disks::{disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::extents;
 pub use node::{MachineName, NameError};
 use node::{cluster, images, inventory, names};
+pub use records::*;
 pub use scheduling::io_list;
 pub use swarm::{swarm_message, tree_file};
 
@@ -187,46 +191,6 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("invitation", invitation),
     ("io_list", io_list),
 ];
-
-/// A stranger's disk image: its format, or the file that it reaches for.
-pub fn disk_header(data: &[u8]) {
-    let _ = images::disk_format::examine_bytes(data);
-}
-
-/// The tables of a stranger's disk image, in a file that may be longer than what there is of it; or what it is, if it has none.
-pub fn disk_tables(data: &[u8]) {
-    use images::{disk_content, disk_extent, disk_format};
-    let _ = disk_content::look_at_bytes(data);
-    if let Ok(format) = disk_format::examine_bytes(data) {
-        let read = disk_format::reader(data);
-        for len in [data.len() as u64, 1 << 32, u64::MAX] {
-            let _ = disk_extent::check(format, &read, len, &|| true);
-        }
-    }
-}
-
-/// The partition tables of a stranger's disk: where its partitions are, what is in them, and what can boot it.
-pub fn disk_boot(data: &[u8]) {
-    use images::{disk_content, disk_format};
-    let read = disk_format::reader(data);
-    let table = floe_extents::partitions::read(&read).unwrap_or_default();
-    for partition in table.iter().flat_map(|t| &t.partitions).take(8) {
-        let _ = disk_content::file_system(&read, partition.first);
-    }
-    let found = images::disk_boot::look_bytes(data);
-    assert!(data.len() >= 512 || found == Default::default());
-}
-
-/// What debugfs says of a name in a stranger's file system, whose own bytes are in it.
-pub fn disk_entry(data: &[u8]) {
-    use images::stat::{Kind, entry};
-    if let Some(found) = entry(data) {
-        assert!(found.mode <= 0o7777);
-        if let Kind::Link(Some(target)) = found.kind {
-            assert_eq!(target.len() as u64, found.bytes);
-        }
-    }
-}
 
 /// What floe-mpirun, its launcher and its clones say to each other.
 pub fn mpi_frame(data: &[u8]) {
@@ -470,36 +434,6 @@ pub fn tunnel_datagram(data: &[u8]) {
     }
 }
 
-/// What a node keeps of its cluster, and is told of it.
-pub fn cluster_record(data: &[u8]) {
-    use node::cluster::record::{Authority, Member, Membership, Roster};
-    let plain = |member: &Member| member.id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if let Some(roster) = same_again(data, Roster::parse) {
-        assert!(roster.members.iter().all(plain));
-    }
-    if let Some(mut authority) = same_again(data, Authority::parse) {
-        let before = authority.roster.clone();
-        for id in before.members.iter().map(|member| &member.id) {
-            authority.remove(id);
-        }
-        assert!(authority.roster.members.len() <= before.members.len());
-        let _ = authority.invites_until();
-    }
-    if let Some(membership) = same_again(data, Membership::parse) {
-        let _ = membership.is_due(1);
-    }
-}
-
-/// An invitation is a word with one form.
-pub fn invitation(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else {
-        return;
-    };
-    if let Ok(invitation) = text.parse::<node::cluster::invitation::Invitation>() {
-        assert_eq!(invitation.to_string(), text);
-    }
-}
-
 /// What is read of a trace is written again as the same bytes.
 pub fn trace(data: &[u8]) {
     let Ok(mut reader) = TraceReader::new(data) else {
@@ -615,147 +549,5 @@ pub fn fuse_request(data: &[u8]) {
     }
     if let Some((_, _, written)) = fuse::parse_write(body) {
         assert!(written.len() + fuse::WRITE_IN_BYTES <= body.len());
-    }
-}
-
-/// What is read of a file of a node's, written again, is read as the same.
-fn same_again<T: serde::Serialize + PartialEq + std::fmt::Debug>(
-    data: &[u8],
-    parse: impl Fn(&[u8]) -> Result<T, String>,
-) -> Option<T> {
-    let read = parse(data).ok()?;
-    let again = serde_json::to_vec_pretty(&read).expect("strings, numbers and lists");
-    assert_eq!(parse(&again).as_ref(), Ok(&read));
-    Some(read)
-}
-
-/// A machine's record names a machine, and a place inside of the state directory.
-pub fn machine_record(data: &[u8]) {
-    if let Some(record) = same_again(data, inventory::record::Record::parse) {
-        assert!(record.name.parse::<node::MachineName>().is_ok());
-        assert!(
-            !record.place.starts_with('/') && !record.place.split('/').any(|part| part == "..")
-        );
-    }
-}
-
-/// A fork's record names files and clones that stay where they are.
-pub fn fork_record(data: &[u8]) {
-    if let Some(record) = same_again(data, node::fork::ForkRecord::parse) {
-        assert!(record.id.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        assert!(
-            record
-                .clones
-                .iter()
-                .all(|clone| clone.name.parse::<node::MachineName>().is_ok())
-        );
-    }
-}
-
-/// A substrate's record names what could be named, and users only where they mean something; so does the label of its image.
-pub fn substrate_record(data: &[u8]) {
-    if let Ok(label) = std::str::from_utf8(data)
-        && let Ok((visibility, users)) = visibility_of_label(label)
-    {
-        assert_eq!(label_of_visibility(visibility, &users), label);
-    }
-    if let Some(record) = same_again(data, node::pool::SubstrateRecord::parse) {
-        assert!(record.name.parse::<node::MachineName>().is_ok());
-        assert_eq!(
-            record.visibility == Visibility::Restricted,
-            !record.users.is_empty()
-        );
-    }
-}
-
-/// What a user's file describes is within bounds, and can come to an end; what is wrong with it stands in one of its lines.
-pub fn ensemble_file(data: &[u8]) {
-    use node::ensemble::{hosts, read};
-    let Ok(text) = std::str::from_utf8(data) else {
-        return;
-    };
-    let described = match read(text) {
-        Ok(described) => described,
-        Err(wrong) => {
-            let lines = 1 + data.iter().filter(|byte| **byte == b'\n').count();
-            assert!((1..=lines).contains(&wrong.line), "{wrong:?}");
-            return;
-        }
-    };
-    let members = &described.members;
-    assert!((1..=ENSEMBLE_MEMBERS_MAX).contains(&members.len()));
-    let machines: Vec<String> = members.iter().flat_map(hosts).collect();
-    assert!(machines.len() <= ENSEMBLE_MACHINES_MAX as usize);
-    assert_eq!(
-        machines
-            .iter()
-            .collect::<std::collections::BTreeSet<_>>()
-            .len(),
-        machines.len()
-    );
-    let mut ready = vec![false; members.len()];
-    for _ in members {
-        for (index, member) in members.iter().enumerate() {
-            ready[index] |= member.after.iter().all(|before| ready[*before]);
-        }
-    }
-    assert!(ready.iter().all(|ready| *ready), "{members:?}");
-}
-
-/// What becomes of a family's network are the lines of `ip` and `nft` that are meant, whatever it says.
-pub fn network_record(data: &[u8]) {
-    use node::network::{MEMBERS_MAX, Network};
-    let Some(network) = same_again(data, Network::parse) else {
-        return;
-    };
-    let plain = |text: &str| {
-        text.bytes()
-            .all(|byte| byte.is_ascii_hexdigit() || byte == b':')
-    };
-    assert!(plain(&network.id) && plain(&network.parent_mac) && network.vni() > 0);
-    assert!((0..=MEMBERS_MAX).all(|number| network.mac(number).split(':').count() == 6));
-    let with = network.rules().lines().count();
-    let destinations: usize = network
-        .allow
-        .iter()
-        .map(|to| if to.port.is_some() { 2 } else { 1 })
-        .sum();
-    let without = Network {
-        allow: Vec::new(),
-        ..network
-    };
-    assert_eq!(without.rules().lines().count() + destinations, with);
-}
-
-/// A ticket's file says whose ticket it is.
-pub fn ticket_record(data: &[u8]) {
-    same_again(data, node::ticket::Ticket::parse);
-}
-
-/// Hosts have names that differ, and addresses.
-pub fn hosts_file(data: &[u8]) {
-    let Ok(hosts) = node::listed::decode(data) else {
-        return;
-    };
-    let mut text = String::new();
-    for host in &hosts {
-        assert!(!host.name.is_empty() && !host.name.contains(char::is_whitespace));
-        text += &format!("{} {}\n", host.name, host.address);
-    }
-    assert_eq!(node::listed::decode(text.as_bytes()), Ok(hosts));
-}
-
-/// What Slurm's tools print becomes nodes, tasks and jobs within bounds, or nothing.
-pub fn slurm_output(data: &[u8]) {
-    let text = String::from_utf8_lossy(data);
-    assert!(node::slurm::parse_nodes(&text).len() <= text.lines().count());
-    if let Ok(tasks) = node::slurm::parse_layout(&text, 2, 100) {
-        assert!(tasks.len() <= 1 << 16);
-    }
-    if let Some(names) = node::slurm::expand(text.trim()) {
-        assert!(names.len() <= 1 << 16 && names.iter().all(|name| name.len() <= 255));
-    }
-    if let Some(job) = node::slurm::job_of(&text) {
-        assert!(!job.is_empty() && job.bytes().all(|byte| byte.is_ascii_digit()));
     }
 }

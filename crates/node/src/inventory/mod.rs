@@ -271,6 +271,11 @@ impl Entry {
         })
     }
 
+    /// Returns what is being done with it.
+    pub fn task(&self) -> Option<Task> {
+        self.life.lock().task()
+    }
+
     /// Begins an operation as soon as none is under way, however long that takes. Returns `None` if `over` is thrown first.
     pub fn begin_when_free(self: &Arc<Self>, what: Task, over: &Cancel) -> Option<Operation> {
         let free = || self.life.lock().begin(what).ok();

@@ -5,7 +5,7 @@ use crate::{
     error::{NodeError, busy},
     images::sources::Found,
     inventory::{
-        HeldPort, Operation,
+        Entry, HeldPort, Operation,
         lifecycle::{Event, Gone, Phase, Task},
     },
     machines::restore::Loaded,
@@ -28,7 +28,7 @@ impl Parks {
         let entry = self.inventory.get(name)?;
         awaited_port(request.wait, request.wait_port, &entry.record().forwards)?;
         let console_before = ConsoleLog::position(&self.machines.console_dir(&entry.record()));
-        let operation = entry.begin(Task::Wake)?;
+        let operation = self.begin_wake(&entry)?;
         if !self.wake_machine(&operation, request.overcommit, report)? {
             return Err(busy(
                 format!("machine {name} is not parked"),
@@ -38,6 +38,20 @@ impl Parks {
         drop(operation);
         self.runs
             .wait_for_woken(&entry, request, console_before, report)
+    }
+
+    /// Begins to wake a machine. One that is just being parked is woken once it is: whoever asks for it saw it on its way there.
+    fn begin_wake(&self, entry: &Arc<Entry>) -> Result<Operation, NodeError> {
+        if !matches!(entry.task(), Some(Task::Park | Task::ParkIdle)) {
+            return entry.begin(Task::Wake);
+        }
+        let begun = entry.begin_when_free(Task::Wake, self.core.threads.over());
+        begun.ok_or_else(|| {
+            busy(
+                format!("the node ends while machine {} is parked", entry.name),
+                "wake it with the next node",
+            )
+        })
     }
 
     /// Wakes the parked machine of an operation; returns false if it is not parked. If it can't be woken, those who have connected to

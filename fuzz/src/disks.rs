@@ -1,0 +1,43 @@
+//! Strangers' disks: their formats, tables, partitions and file systems.
+
+use crate::images;
+
+/// A stranger's disk image: its format, or the file that it reaches for.
+pub fn disk_header(data: &[u8]) {
+    let _ = images::disk_format::examine_bytes(data);
+}
+
+/// The tables of a stranger's disk image, in a file that may be longer than what there is of it; or what it is, if it has none.
+pub fn disk_tables(data: &[u8]) {
+    use images::{disk_content, disk_extent, disk_format};
+    let _ = disk_content::look_at_bytes(data);
+    if let Ok(format) = disk_format::examine_bytes(data) {
+        let read = disk_format::reader(data);
+        for len in [data.len() as u64, 1 << 32, u64::MAX] {
+            let _ = disk_extent::check(format, &read, len, &|| true);
+        }
+    }
+}
+
+/// The partition tables of a stranger's disk: where its partitions are, what is in them, and what can boot it.
+pub fn disk_boot(data: &[u8]) {
+    use images::{disk_content, disk_format};
+    let read = disk_format::reader(data);
+    let table = floe_extents::partitions::read(&read).unwrap_or_default();
+    for partition in table.iter().flat_map(|t| &t.partitions).take(8) {
+        let _ = disk_content::file_system(&read, partition.first);
+    }
+    let found = images::disk_boot::look_bytes(data);
+    assert!(data.len() >= 512 || found == Default::default());
+}
+
+/// What debugfs says of a name in a stranger's file system, whose own bytes are in it.
+pub fn disk_entry(data: &[u8]) {
+    use images::stat::{Kind, entry};
+    if let Some(found) = entry(data) {
+        assert!(found.mode <= 0o7777);
+        if let Kind::Link(Some(target)) = found.kind {
+            assert_eq!(target.len() as u64, found.bytes);
+        }
+    }
+}
