@@ -109,7 +109,7 @@ hammer: build guest-tiny ## Kill everything under two guests that write and veri
 
 # Azure's blob storage for the tests of buckets.
 AZURITE := .cache/azurite
-AZURITE_PINNED := $(addprefix crates/floe/tests/bucket/azurite/,package.json package-lock.json)
+AZURITE_PINNED := $(addprefix crates/floe/tests/support/bucket/azurite/,package.json package-lock.json)
 $(AZURITE)/ready: $(AZURITE_PINNED) | deps
 	@mkdir -p $(AZURITE)
 	@cp $(AZURITE_PINNED) $(AZURITE)
@@ -156,7 +156,7 @@ $(NEXTEST)/ready: scripts/nextest.txt | deps
 test: deps web $(NEXTEST)/ready ## What must hold before a change lands: format, lints, house rules, unit and property tests, 40 tests with guests, the page
 	@scripts/test-tree core
 
-test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="forks storms" runs some parts; goes on where it was cut
+test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="hosts storms" runs some parts; goes on where it was cut
 	@scripts/test-tree all $(PART)
 
 flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what `make test` runs ten times beside a load on every core, and name what needed a second try

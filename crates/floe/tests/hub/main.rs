@@ -1,7 +1,7 @@
 //! The hub and its clients on real sockets. Each file keeps one kind of promise.
 
 mod access;
-#[path = "../bucket/mod.rs"]
+#[path = "../support/bucket/mod.rs"]
 mod bucket;
 mod buckets;
 mod disks;

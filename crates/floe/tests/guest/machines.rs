@@ -1,0 +1,122 @@
+//! The node's promises about machines, kept with real guests: FUSE, QEMU, and processes that are killed.
+
+use crate::support::machines::capture_with_a_mark;
+use crate::support::node;
+use crate::support::node::{Setup, TestNode, finish};
+use floe_api::*;
+use floe_hub::{HubOptions, Tls};
+
+/// Processes of QEMU whose files are below a directory, in order.
+fn qemus_of(home: &std::path::Path) -> Vec<u32> {
+    let home = home.display().to_string();
+    let mut pids: Vec<u32> = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            command.contains("qemu-system") && command.contains(&home)
+        })
+        .collect();
+    pids.sort_unstable();
+    pids
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_node_that_ends_leaves_no_qemu_that_it_was_just_starting_ahead() {
+    let mut node = TestNode::start();
+    capture_with_a_mark(&node);
+    node.client().remove_machine("one", true).unwrap();
+    for name in ["two", "three"] {
+        node.run_named("tiny-live", name);
+        // the next run's QEMU is being started in the background now
+        let running = node.client().machines().unwrap().machines;
+        node.end(node::Signal::TERM);
+        let mut known: Vec<u32> = running.iter().filter_map(|machine| machine.pid).collect();
+        known.sort_unstable();
+        assert_eq!(qemus_of(node.home()), known, "{}", node.log());
+        node.start_again();
+    }
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
+    let here = TestNode::start();
+    capture_with_a_mark(&here);
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let hubs = dirs.each_ref().map(|dir| {
+        let token = floe_hub::create_token(dir.path(), "ann").unwrap();
+        let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+        options.tls = Tls::SelfSigned { names: vec![] };
+        let hub = floe_hub::serve(options).unwrap();
+        let push = PushRequest {
+            image: "tiny-live".into(),
+            to: hub.url(),
+            name: None,
+            token: Some(token),
+            ca: Some(hub.ca_file().unwrap().display().to_string()),
+            public: true,
+            seed: false,
+        };
+        finish(here.client().push(&push).unwrap());
+        hub
+    });
+    let urls = hubs.each_ref().map(|hub| hub.url());
+    let files = hubs.each_ref().map(|hub| hub.ca_file().unwrap().to_owned());
+    // a read that no hub answers is an error and no wait without end
+    let mut there = TestNode::with(Setup {
+        args: vec!["--io-timeout".into(), "120".into()],
+        ..Default::default()
+    });
+    let run = |home: &std::path::Path, [first, second]: [&std::path::Path; 2]| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_floe"))
+            .args(["run", &format!("{}/tiny-live", urls[0]), "--name", "two"])
+            .args(["--source", &format!("{}/tiny-live", urls[1])])
+            .args(["--ca", &format!("{}={}", urls[0], first.display())])
+            .args(["--ca", &format!("{}={}", urls[1], second.display())])
+            .args(["--wait", "none"])
+            .env("FLOE_HOME", home)
+            .env_remove("FLOE_SOCKET")
+            .output()
+            .unwrap()
+    };
+
+    // the authority of the other hub is no authority here
+    let swapped = run(there.home(), [&files[1], &files[0]]);
+    let stderr = String::from_utf8_lossy(&swapped.stderr);
+    assert_eq!(swapped.status.code(), Some(4), "{stderr}");
+    assert!(stderr.contains("TLS"), "{stderr}");
+    assert!(there.client().machines().unwrap().machines.is_empty());
+
+    let right = run(there.home(), [&files[0], &files[1]]);
+    let stderr = String::from_utf8_lossy(&right.stderr);
+    assert!(right.status.success(), "{stderr}\n{}", there.log());
+    there.type_and_wait("two", "cat /www/mark", "marker-42");
+    let sources = there.client().machine("two").unwrap().sources;
+    assert_eq!(sources.len(), 2, "{sources:?}");
+    assert!(!there.console("two").contains("floe-guest ready"));
+
+    // With the first hub and all that was fetched gone, the machine starts from what only the second can give to a node that knows its
+    // authority from the machine's record alone.
+    let now = StopRequest {
+        now: true,
+        timeout_s: None,
+    };
+    there.client().stop("two", &now).unwrap();
+    let [first, second] = hubs;
+    first.stop();
+    first.wait();
+    there.end(node::Signal::TERM);
+    std::fs::remove_dir_all(there.home().join("cache")).unwrap();
+    there.start_again();
+    finish(
+        there
+            .client()
+            .start("two", &StartRequest::default())
+            .unwrap(),
+    );
+    there.wait_console("two", "floe-guest ready");
+    second.shutdown();
+}

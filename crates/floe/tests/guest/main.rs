@@ -1,0 +1,22 @@
+//! All else that is tested on one host with the small guest.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod blanks;
+mod buckets;
+mod exec;
+mod grow;
+mod imports;
+mod life;
+mod machines;
+mod other_users;
+mod park;
+mod pool;
+mod resize;
+mod resources;
+mod scheduling;
+mod standing;
+mod streaming;
+mod verbs;
+mod who_asks;

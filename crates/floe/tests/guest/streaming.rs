@@ -1,0 +1,73 @@
+//! Traces, models and pauses with real guests, a real hub and a link that is too slow: the whole way round.
+
+use crate::support::node::{TestNode, eventually};
+use crate::support::streaming::{SlowLink, WORK, request, slow_link, stop, world};
+use floe_api::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A link over which almost nothing comes, and one that is no hindrance.
+const CRAWL_BYTES_S: u64 = 60_000;
+
+const FAST_BYTES_S: u64 = 4_000_000;
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn two_machines_of_one_image_are_each_buffered_and_their_bytes_come_once() {
+    let world = world();
+    // somebody teaches the hub what this guest touches
+    let teacher = TestNode::start();
+    teacher.run(&request(&world.hub.url(), "one"));
+    teacher.type_and_wait("one", WORK, "worked-2");
+    stop(&teacher, "one");
+    eventually("a model", || world.model_file().is_some());
+    drop(teacher);
+
+    // what one machine alone needs, over a link that is fast enough
+    let untraced = |link: &SlowLink, name: &str| RunRequest {
+        no_trace: true,
+        ..request(&link.url, name)
+    };
+    let (alone, link) = (TestNode::start(), slow_link(world.hub.addr()));
+    link.bytes_s.store(FAST_BYTES_S, Relaxed);
+    alone.run(&untraced(&link, "one"));
+    alone.type_and_wait("one", WORK, "worked-2");
+    let once = link.carried.load(Relaxed);
+    drop(alone);
+
+    let (node, link) = (TestNode::start(), slow_link(world.hub.addr()));
+    let client = node.client();
+    let is_buffering =
+        |name: &str| client.machine(name).unwrap().status == MachineStatus::Buffering;
+    let buffered = |name: &str| {
+        let what = format!("{name} is paused at its start");
+        eventually(&what, || {
+            is_buffering(name) || client.stream_info(name).unwrap().pauses > 0
+        });
+    };
+    node.run(&untraced(&link, "one"));
+    buffered("one");
+    // so slow that the second machine starts long before all is there
+    link.bytes_s.store(CRAWL_BYTES_S, Relaxed);
+    node.run(&untraced(&link, "two"));
+    buffered("two");
+    let (one, two) = (
+        client.stream_info("one").unwrap(),
+        client.stream_info("two").unwrap(),
+    );
+    assert!(one.model && two.model, "{one:?} {two:?}");
+    link.bytes_s.store(FAST_BYTES_S, Relaxed);
+    for name in ["one", "two"] {
+        eventually("both go on", || !is_buffering(name));
+        node.type_and_wait(name, WORK, "worked-2");
+        assert!(client.stream_info(name).unwrap().pauses > 0, "{name}");
+    }
+    // the two touch much the same, and some pages that no other run has; without sharing it would be twice as much
+    let both = link.carried.load(Relaxed);
+    eprintln!("{both} bytes for both, {once} for one alone");
+    assert!(
+        both < once + once / 2,
+        "{both} bytes for both machines, {once} for one alone"
+    );
+    stop(&node, "one");
+    node.type_and_wait("two", "echo alive-$((2+2))", "alive-4");
+}

@@ -1,0 +1,394 @@
+//! Nodes of one hub that bring one image to each other, with real guests: `floe run --swarm`, `floe swarm`, `floe push --seed`.
+
+use crate::support::command::code;
+use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
+use floe_api::*;
+use floe_hub::{HubHandle, HubOptions};
+use std::{
+    fs,
+    io::{Read, Seek, SeekFrom, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+/// Size of the guest's disk in MiB: after the first, random bytes, which nothing makes smaller.
+const DISK_MIB: u64 = 16;
+
+/// A hub with a private image on it: the tiny guest, with a disk full of random bytes.
+struct World {
+    /// `None` once it has ended.
+    hub: Option<HubHandle>,
+    /// Its files.
+    dir: tempfile::TempDir,
+    url: String,
+    token: String,
+    /// Where the image was made.
+    maker: TestNode,
+}
+
+impl World {
+    fn new(seed: bool) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
+        options.limits.training_quiet = Duration::from_millis(100);
+        let token = floe_hub::create_token(dir.path(), "ann").unwrap();
+        let hub = floe_hub::serve(options).unwrap();
+        let maker = TestNode::start();
+        let disk = maker.home().join("disk.raw");
+        let random = fs::File::open("/dev/urandom").unwrap();
+        let mut file = fs::File::create(&disk).unwrap();
+        // it begins with zeros, as an empty disk does
+        file.seek(SeekFrom::Start(1 << 20)).unwrap();
+        std::io::copy(&mut random.take((DISK_MIB - 1) << 20), &mut file).unwrap();
+        maker.import_tiny("web", Some(&disk));
+        let world = World {
+            url: hub.url(),
+            hub: Some(hub),
+            dir,
+            token,
+            maker,
+        };
+        world.push("web", seed);
+        world
+    }
+
+    fn push(&self, image: &str, seed: bool) {
+        let push = PushRequest {
+            image: image.into(),
+            to: self.url.clone(),
+            name: None,
+            token: Some(self.token.clone()),
+            ca: None,
+            public: false,
+            seed,
+        };
+        finish(self.maker.client().push(&push).unwrap());
+    }
+
+    fn without_hub(mut self) -> World {
+        self.hub.take().unwrap().shutdown();
+        self
+    }
+
+    fn address(&self) -> String {
+        format!("{}/web", self.url)
+    }
+
+    fn request(&self, name: &str, swarm: Option<SwarmUse>) -> RunRequest {
+        RunRequest {
+            image: self.address(),
+            name: Some(name.into()),
+            token: Some(self.token.clone()),
+            swarm,
+            ..Default::default()
+        }
+    }
+
+    /// Boots the image on a node, until its guest has a shell.
+    fn boot(&self, node: &TestNode, name: &str, swarm: Option<SwarmUse>) {
+        node.run(&self.request(name, swarm));
+        node.wait_console(name, "floe-guest ready");
+    }
+
+    /// Asserts that the guest reads what is on the disk, from a MiB on and so many.
+    fn reads(&self, node: &TestNode, name: &str, from: u64, count: u64) {
+        let disk = self.maker.home().join("disk.raw");
+        let dd = |path: &str| format!("dd if={path} bs=1048576 skip={from} count={count} | md5sum");
+        let on_host = dd(disk.to_str().unwrap());
+        let host = Command::new("sh").args(["-c", &on_host]).output().unwrap();
+        let sum = String::from_utf8(host.stdout).unwrap();
+        let sum = sum.split_whitespace().next().unwrap();
+        node.type_and_wait(name, &dd("/dev/vda"), sum);
+    }
+}
+
+/// Types a command that ends with a sum, and returns that.
+fn sum_typed(node: &TestNode, name: &str, command: &str) -> String {
+    let is_sum = |word: &&str| word.len() == 32 && word.bytes().all(|c| c.is_ascii_hexdigit());
+    let _console = node.type_line(name, command);
+    let mut found = None;
+    eventually("a sum", || {
+        let said = node.console(name);
+        found = said.split_whitespace().find(is_sum).map(str::to_owned);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn told(args: &[&str]) -> TestNode {
+    TestNode::with(Setup {
+        args: args.iter().map(|&arg| arg.into()).collect(),
+        ..Default::default()
+    })
+}
+
+/// The only swarm of a node.
+fn swarm(node: &TestNode) -> Option<SwarmInfo> {
+    let report = node.client().swarm().unwrap();
+    assert!(report.swarms.len() <= 1, "{report:?}");
+    report.swarms.into_iter().next()
+}
+
+fn key(node: &TestNode) -> Option<String> {
+    node.client().swarm().unwrap().key
+}
+
+/// A line of a node's metrics: its number.
+fn metric(node: &TestNode, name: &str) -> u64 {
+    let mut socket = UnixStream::connect(node.home().join("node.sock")).unwrap();
+    let ask = b"GET /metrics HTTP/1.1\r\nhost: floe\r\nconnection: close\r\n\r\n";
+    socket.write_all(ask).unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: {text}"))
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+/// The keys of those that a node is linked with.
+fn linked(node: &TestNode) -> Vec<String> {
+    let peers = swarm(node).map(|swarm| swarm.peers).unwrap_or_default();
+    let linked = peers.into_iter().filter(|peer| peer.linked);
+    linked.map(|peer| peer.key).collect()
+}
+
+/// Waits until both are linked: one that was killed stands in the other's list for a while.
+fn becomes_linked(one: &TestNode, other: &TestNode) {
+    let knows = |node: &TestNode, with: &TestNode| {
+        let key = key(with);
+        key.is_some_and(|key| linked(node).contains(&key))
+    };
+    eventually("a link", || knows(one, other) && knows(other, one));
+}
+
+fn shelves(home: &Path) -> usize {
+    let entries = fs::read_dir(home.join("swarm")).unwrap();
+    let dirs = entries.filter(|entry| entry.as_ref().unwrap().path().is_dir());
+    dirs.count()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
+    let world = World::new(false);
+    let first = TestNode::start();
+    world.boot(&first, "one", Some(SwarmUse::On));
+    world.reads(&first, "one", 0, DISK_MIB);
+    let info = swarm(&first).unwrap();
+    assert_eq!((info.received_bytes, info.way), (0, SwarmWay::Hub));
+    assert!(info.hub_bytes > (DISK_MIB - 1) << 20, "{info:?}");
+
+    // a second one takes part by itself, and needs the hub for little but the beginning
+    let second = TestNode::start();
+    world.boot(&second, "two", None);
+    becomes_linked(&second, &first);
+    let before = swarm(&second).unwrap();
+    world.reads(&second, "two", 0, DISK_MIB / 2);
+    let after = swarm(&second).unwrap();
+    let came = after.received_bytes - before.received_bytes;
+    eprintln!("before {before:?}\nafter {after:?}");
+    assert!(came > (DISK_MIB << 20) / 3, "{after:?}");
+    assert!(after.hub_bytes - before.hub_bytes < came / 4, "{after:?}");
+    assert_eq!(after.way, SwarmWay::Swarm);
+    assert!(swarm(&first).unwrap().sent_bytes >= came);
+    let received = "floe_node_swarm_received_bytes_total{from=\"hosts\"}";
+    assert!(metric(&second, received) >= came);
+    assert!(metric(&first, "floe_node_swarm_sent_bytes_total") >= came);
+    assert_eq!(metric(&first, "floe_node_swarm_hosts"), 1);
+    let shown = code(&second, 0, &["swarm", "status"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("others and the hub"), "{shown}");
+    let shown = code(&first, 0, &["swarm", "peers"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        shown.contains("linked") && shown.contains("127.0.0.1:"),
+        "{shown}"
+    );
+
+    // one that must not neither gives nor takes
+    let third = told(&["--swarm", "off"]);
+    world.boot(&third, "three", None);
+    world.reads(&third, "three", 0, 2);
+    assert_eq!(third.client().swarm().unwrap().key, None);
+    assert_eq!(swarm(&third), None);
+    assert_eq!(swarm(&first).unwrap().peers.len(), 1);
+    drop(third);
+
+    // what the others have still comes
+    let world = world.without_hub();
+    world.reads(&second, "two", DISK_MIB / 2, DISK_MIB / 2);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
+    let world = World::new(false);
+    let one = TestNode::with(Setup {
+        args: ["--swarm", "on"].map(Into::into).into(),
+        disk_bytes: Some(512 << 20),
+        ..Default::default()
+    });
+    let mut two = told(&["--swarm"]);
+    world.boot(&one, "one", None);
+    world.boot(&two, "two", None);
+    becomes_linked(&one, &two);
+    world.reads(&one, "one", 0, 4);
+    world.reads(&two, "two", 4, 4);
+    let before = swarm(&two).unwrap();
+
+    // killed: the other's guest goes on
+    let who = key(&two);
+    two.end(Signal::KILL);
+    world.reads(&one, "one", 4, 4);
+    two.start_again();
+    // it is who it was, its machine goes on, and it takes part with what it had
+    becomes_linked(&one, &two);
+    assert_eq!(key(&two), who);
+    let again = swarm(&two).unwrap();
+    assert!(again.pieces_here > 0, "{before:?} {again:?}");
+    world.reads(&two, "two", 0, 4);
+
+    // who may not read the image is told of no swarm
+    let bob = floe_hub::create_token(world.dir.path(), "bob").unwrap();
+    let me = SwarmJoin {
+        key: "0b".repeat(32),
+        addresses: vec!["127.0.0.1:9".into()],
+        content: None,
+    };
+    let image: floe_image::Hash = again.image.parse().unwrap();
+    let tokens = [Some(&bob), None, Some(&world.token)];
+    let asked = tokens.map(|token| {
+        let (cancel, token) = (Default::default(), token.map(String::as_str));
+        let hub = floe_node::transfer::HubClient::new(&world.url, token, None, &cancel);
+        hub.unwrap().join_swarm(&image, &me)
+    });
+    let [strangers, nobodys, anns] = asked;
+    for refused in [strangers, nobodys] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("there is no image"), "{error}");
+    }
+    let members = anns.unwrap().members;
+    assert_eq!(members.len(), 3, "{members:?}");
+
+    // left in order, it is forgotten at once, and what it kept goes
+    two.client().remove_machine("two", true).unwrap();
+    eventually("the end of it", || {
+        two.client().swarm().unwrap().swarms.is_empty() && shelves(two.home()) == 0
+    });
+    eventually("the other hears of it", || {
+        let peers = swarm(&one).unwrap().peers;
+        peers.iter().all(|peer| Some(&peer.key) != who.as_ref())
+    });
+
+    // a full disk ends it for a while, and the guest goes on by the hub
+    let filler = one.fill_disk(32 << 20);
+    eventually("the end of it", || {
+        let swarm = swarm(&one).unwrap();
+        swarm.trouble.contains("disk is full") && swarm.pieces == 0 && shelves(one.home()) == 0
+    });
+    world.reads(&one, "one", 8, 2);
+    let shown = code(&one, 0, &["swarm", "status"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("disk is full"));
+    fs::remove_file(filler).unwrap();
+    eventually("pieces come again", || {
+        let swarm = swarm(&one).unwrap();
+        swarm.trouble.is_empty() && swarm.pieces > 0
+    });
+    world.reads(&one, "one", 10, 2);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
+    let mut world = World::new(true);
+    let seeds = || {
+        let info = swarm(&world.maker);
+        info.is_some_and(|info| info.seeding && info.pieces > 0 && info.pieces_here == info.pieces)
+    };
+    eventually("all pieces", seeds);
+    world.maker.end(Signal::TERM);
+    world.maker.start_again();
+    let seeds = || {
+        let info = swarm(&world.maker);
+        info.is_some_and(|info| info.seeding && info.pieces > 0 && info.pieces_here == info.pieces)
+    };
+    eventually("all pieces again", seeds);
+    assert_eq!(swarm(&world.maker).unwrap().hub_bytes, 0, "it had them");
+    let node = told(&["--swarm"]);
+    world.boot(&node, "one", None);
+    becomes_linked(&node, &world.maker);
+    let before = swarm(&node).unwrap();
+    world.reads(&node, "one", 0, DISK_MIB);
+    let after = swarm(&node).unwrap();
+    let came = after.received_bytes - before.received_bytes;
+    assert!(came > (DISK_MIB << 20) / 2, "{before:?} {after:?}");
+    assert!(
+        after.hub_bytes - before.hub_bytes < came / 4,
+        "{before:?} {after:?}"
+    );
+
+    // what the guest touched makes a model, and the next machine's pieces are predicted by it
+    node.client().remove_machine("one", true).unwrap();
+    let model = || world.dir.path().join(format!("traces/{}/ann", after.image));
+    eventually("a model", || {
+        let files = fs::read_dir(model()).into_iter().flatten().flatten();
+        let mut paths = files.map(|file| file.path());
+        paths.any(|path| path.extension().is_some_and(|e| e == "model"))
+    });
+    node.run(&world.request("again", None));
+    eventually("a prediction", || node.log().contains("predicted"));
+
+    code(&world.maker, 0, &["swarm", "leave", "web"]);
+    eventually("the end of it", || shelves(world.maker.home()) == 0);
+    code(&world.maker, 3, &["swarm", "leave", "web"]);
+    // only a hub knows who else wants an image
+    let to = world.maker.home().join("static");
+    code(
+        &world.maker,
+        2,
+        &["push", "web", to.to_str().unwrap(), "--seed"],
+    );
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_captured_machine_that_goes_on_elsewhere_takes_its_memory_from_others_too() {
+    let world = World::new(false);
+    world.maker.run_named("web", "made");
+    world.maker.wait_console("made", "floe-guest ready");
+    let fill = "dd if=/dev/urandom of=/kept bs=1048576 count=8; md5sum < /kept";
+    let sum = sum_typed(&world.maker, "made", fill);
+    let capture = CaptureRequest {
+        name: Some("live".into()),
+        rehearse_s: Some(0),
+        ..Default::default()
+    };
+    finish(world.maker.client().capture("made", &capture).unwrap());
+    world.push("live", false);
+    let live = |name: &str| RunRequest {
+        image: format!("{}/live", world.url),
+        ..world.request(name, None)
+    };
+    let nodes = [(); 3].map(|()| told(&["--swarm"]));
+    let mut from_hub = 0;
+    for (number, node) in nodes.iter().enumerate() {
+        node.run(&live("on"));
+        if number > 0 {
+            becomes_linked(node, &nodes[0]);
+        }
+        // until it knows the others it has the hub alone
+        from_hub = swarm(node).map_or(0, |swarm| swarm.hub_bytes);
+        node.type_and_wait("on", "md5sum < /kept", &sum);
+    }
+    let last = swarm(&nodes[2]).unwrap();
+    from_hub = last.hub_bytes - from_hub;
+    eprintln!("{from_hub} more from the hub, of {last:?}");
+    assert!(
+        last.received_bytes > 4 << 20 && last.received_bytes > from_hub,
+        "{from_hub} {last:?}"
+    );
+}
