@@ -3,7 +3,6 @@
 
 use crate::support::guests::{HOST, Reports, booted, names, said};
 use crate::support::node::{TestNode, eventually};
-use std::io::BufRead;
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test"]

@@ -4,7 +4,7 @@ use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
 use crate::support::standing::fork;
 use floe_api::*;
 use std::{
-    io::{BufRead, Write},
+    io::Write,
     os::unix::net::UnixStream,
     path::Path,
     sync::atomic::{AtomicU32, Ordering},

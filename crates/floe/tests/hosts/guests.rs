@@ -5,7 +5,6 @@ use crate::support::guests::{HOST, Reports, WHOAMI, booted, booted_of, names, sa
 use crate::support::node;
 use crate::support::node::{Setup, TestNode, cluster, eventually};
 use floe_api::*;
-use std::io::BufRead;
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
