@@ -458,37 +458,6 @@ impl Owner {
         let now_us = self.now_us();
         self.wants.sweep();
         self.tell(Event::Tick);
-        {
-            use std::io::Write;
-            let path = format!(
-                "/tmp/sw/{}-{:?}.log",
-                std::process::id(),
-                self.key.peer().0 % 1000
-            );
-            if let Ok(mut f) = std::fs::OpenOptions::new()
-                .append(true)
-                .create(true)
-                .open(path)
-            {
-                let unix = std::time::SystemTime::now()
-                    .duration_since(std::time::UNIX_EPOCH)
-                    .unwrap()
-                    .as_millis()
-                    % 1_000_000;
-                let got: u64 = self.traffic.values().map(|t| t.received).sum();
-                let _ = writeln!(
-                    f,
-                    "{unix} t {:.2} here {} seedMB {:.2} peersMB {:.2} needs {} wants {} {}",
-                    now_us as f64 / 1e6,
-                    self.pieces_here,
-                    self.seed_bytes as f64 / 1e6,
-                    got as f64 / 1e6,
-                    self.needs.len(),
-                    self.wants.len(),
-                    self.policy.dbg()
-                );
-            }
-        }
         self.roster.tick(now_us, &mut self.moves);
         self.rest(now_us);
         for message in self.gossip.due(now_us) {

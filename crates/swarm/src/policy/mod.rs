@@ -202,38 +202,6 @@ impl Policy {
         self.here.get(piece)
     }
 
-    /// DEBUG
-    pub fn dbg(&self) -> String {
-        let d = &self.downloads;
-        let at_seed = d
-            .flights
-            .values()
-            .filter(|f| f.asks.iter().any(|a| self.peers.is_seed(a.peer)))
-            .count();
-        let dem = d
-            .flights
-            .values()
-            .filter(|f| f.purpose == Purpose::Demand)
-            .count();
-        format!(
-            "flights {} (demand {} seed {}) prefetching {} duties {} demands {} unasked {} ahead {} k {} most {} seedmost {} uploads {}",
-            d.flights.len(),
-            dem,
-            at_seed,
-            d.prefetching,
-            d.duties,
-            d.demands.len(),
-            d.unasked.len(),
-            self.ahead.len(),
-            self.window(),
-            d.rate
-                .under_way(self.config.queue_us, 4, self.config.prefetch_max),
-            d.seed_rate
-                .under_way(self.config.queue_us, 1, self.config.duties_max),
-            self.uploads.len()
-        )
-    }
-
     /// Returns the number of questions to others that wait for an answer.
     pub fn asked(&self) -> usize {
         self.downloads.asks()
