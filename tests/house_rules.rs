@@ -205,6 +205,7 @@ fn nothing_is_left_for_later_in_the_source() {
         ["kill", "all "].concat(),
     ];
     for file in tracked(&["rs", "sh", "toml", "md", "py"]) {
+        let in_source = file.iter().any(|folder| folder == "src");
         for (number, line) in read(&file).lines().enumerate() {
             for word in &forbidden {
                 assert!(
@@ -214,6 +215,9 @@ fn nothing_is_left_for_later_in_the_source() {
                     number + 1
                 );
             }
+            // who looks into something writes there for a while
+            let for_a_while = in_source && line.contains("\"/tmp/");
+            assert!(!for_a_while, "{}:{}: {line}", file.display(), number + 1);
         }
     }
 }

@@ -48,6 +48,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::fuzz::Options,
     },
+    /// Run this repository's tests from clean clones, and again beside a load (half a day)
+    Test {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::test::Options,
+    },
     #[command(hide = true)]
     Toucher(experiments::touch::toucher::Arguments),
     #[command(hide = true)]
@@ -125,7 +132,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                if let ("hammer" | "fuzz", Some(about)) = (name, command.get_about()) {
+                if let ("hammer" | "fuzz" | "test", Some(about)) = (name, command.get_about()) {
                     writeln!(out, "{name:<12} {about}")?;
                 }
             }
@@ -148,6 +155,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         } => run(
             name,
             |context| experiments::fuzz::run(context, &options),
+            &arguments,
+        ),
+        Command::Test {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::test::run(context, &options),
             &arguments,
         ),
         Command::Toucher(arguments) => arguments.run(),

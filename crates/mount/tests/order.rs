@@ -163,11 +163,11 @@ fn a_large_flush_is_written_in_pieces_and_is_durable_when_it_is_answered() {
     let layer = options.open(layer).unwrap();
     layer.read_exact_at(&mut there, 4096).unwrap();
     assert!(there.iter().all(|byte| *byte == 0xC7));
-    // A flush of little goes its old way.
+    // A flush of little goes its old way. It is counted after it was answered.
     let before = served(&node, "a");
     disk.write_all_at(&[1; 4096], 0).unwrap();
     disk.sync_data().unwrap();
-    assert_eq!(served(&node, "a") - before, 1);
+    eventually("it is not one request", || served(&node, "a") - before == 1);
     drop(disk);
     node.mount.unmount().unwrap();
 }

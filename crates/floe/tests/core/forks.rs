@@ -1,8 +1,7 @@
 //! The node's promises about forks, kept with real guests.
 
 use crate::support::forks::{clones, fork, settling, with_a_mark};
-use crate::support::node;
-use crate::support::node::{Setup, TestNode, cluster, eventually};
+use crate::support::node::{self, Setup, TestNode, cluster, eventually};
 use floe_api::*;
 use std::time::Duration;
 

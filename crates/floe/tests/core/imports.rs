@@ -2,8 +2,7 @@
 
 use crate::support::importing::Rig;
 use crate::support::imports::{convert, disk};
-use crate::support::node;
-use crate::support::node::finish;
+use crate::support::node::{self, finish};
 use floe_api::*;
 use floe_store::Repository;
 use std::{fs, os::unix::net::UnixListener, process::Command};

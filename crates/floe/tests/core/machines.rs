@@ -1,8 +1,7 @@
 //! The node's promises about machines, kept with real guests: FUSE, QEMU, and processes that are killed.
 
 use crate::support::machines::{capture, capture_with_a_mark};
-use crate::support::node;
-use crate::support::node::{Setup, TestNode, eventually, finish};
+use crate::support::node::{self, Setup, TestNode, eventually, finish};
 use floe_api::*;
 use floe_hub::HubOptions;
 

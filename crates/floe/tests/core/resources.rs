@@ -1,8 +1,7 @@
 //! What machines take of their host, on real guests: nobody is promised what another one has, limits hold, and nothing of it is
 //! forgotten by a node that dies.
 
-use crate::support::node;
-use crate::support::node::{Signal, TestNode};
+use crate::support::node::{self, Signal, TestNode};
 use crate::support::resources::{needs_groups, now, promised, request, run, with_memory};
 use floe_api::{LimitRequest, StartRequest};
 

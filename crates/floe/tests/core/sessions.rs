@@ -1,5 +1,6 @@
 //! What can happen to a session with a guest: a terminal on this side, an agent that dies, a guest that lies.
 
+use crate::support::command::{floe_by, run};
 use crate::support::node::{Signal, TestNode, eventually};
 use floe_guest::copy::pieces;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -8,26 +9,8 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
-
-fn floe(node: &TestNode, program: &[&str], args: &[&str]) -> Command {
-    let all: Vec<&str> = [program, &[env!("CARGO_BIN_EXE_floe")], args].concat();
-    let mut command = Command::new(all[0]);
-    command
-        .args(&all[1..])
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .env("TERM", "dumb")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn run(node: &TestNode, args: &[&str]) -> Output {
-    floe(node, &[], args).output().unwrap()
-}
 
 fn signal(child: &Child, signal: Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
@@ -109,7 +92,7 @@ fn a_terminal_here_is_the_guests_and_an_agent_that_dies_is_told_of() {
         trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done";
     let args = ["exec", "-it", "web", "--", "sh", "-c", script];
     // the terminal has to be the one that controls the command, for the kernel to tell it of a new size
-    let mut child = floe(&node, &["setsid", "-c"], &args)
+    let mut child = floe_by(&node, &["setsid", "-c"], &args)
         .stdin(terminal.stream())
         .stdout(terminal.stream())
         .stderr(terminal.stream())
@@ -135,7 +118,7 @@ fn a_terminal_here_is_the_guests_and_an_agent_that_dies_is_told_of() {
     );
 
     // the agent dies without a word; what it has started goes on
-    let mut child = floe(
+    let mut child = floe_by(
         &node,
         &[],
         &["exec", "web", "--", "sh", "-c", "echo ready; sleep 4000"],
@@ -309,7 +292,7 @@ fn a_guest_that_lies_about_its_files_writes_nothing_outside_the_copy() {
         assert_eq!(fs::read(outside.join("kept")).unwrap(), b"kept");
     }
     // what never ends is ended by whoever has asked for it, and leaves nothing
-    let child = floe(&node, &[], &["cp", "web:endless", to])
+    let child = floe_by(&node, &[], &["cp", "web:endless", to])
         .spawn()
         .unwrap();
     eventually("a file that grows", || {

@@ -1,7 +1,6 @@
 //! Nothing is left standing: what a node, its supervisor or a disk that ends or fills up at the worst moment leaves behind goes on.
 
-use crate::support::node;
-use crate::support::node::{Signal, TestNode, eventually};
+use crate::support::node::{self, Signal, TestNode, eventually};
 use floe_api::*;
 use std::{
     io::{BufRead, BufReader, Write},

@@ -1,8 +1,7 @@
 //! What guests and images of strangers can do to the host that runs them: reach it, have its files read, steer the terminal
 //! of whoever looks at them.
 
-use crate::support::node;
-use crate::support::node::{TestNode, finish};
+use crate::support::node::{self, TestNode, finish};
 use crate::support::strangers::floe;
 use floe_api::*;
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};

@@ -1,7 +1,6 @@
 //! Traces, models and pauses with real guests, a real hub and a link that is too slow: the whole way round.
 
-use crate::support::node;
-use crate::support::node::{TestNode, eventually, finish};
+use crate::support::node::{self, TestNode, eventually, finish};
 use crate::support::streaming::{WORK, request, slow_link, stop, world};
 use floe_api::*;
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};

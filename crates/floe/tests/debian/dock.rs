@@ -1,8 +1,8 @@
 //! Machines that are made small and docked, and machines that forget whom they were docked from: `floe dock --convert`, `--public`.
 
-use crate::support::dock::{boot, fails, floe, is_whole, note_free, ok, sh, sh_within};
-use crate::support::node;
-use crate::support::node::{Signal, TestNode};
+use crate::support::command::{ok, run};
+use crate::support::dock::{boot, fails, is_whole, note_free, sh, sh_within};
+use crate::support::node::{self, Signal, TestNode};
 use floe_api::{DockRequest, Event};
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ fn a_guest_that_says_it_needs_nothing_keeps_what_it_needs() {
          mount -o bind /lie /proc/meminfo"
     );
     sh(&node, "web", &lie);
-    let docked = floe(&node, &["dock", "web", "--as", "shop", "--convert"]);
+    let docked = run(&node, &["dock", "web", "--as", "shop", "--convert"]);
     let said = String::from_utf8_lossy(&docked.stderr).into_owned();
     assert!(docked.status.success(), "{said}\n{}", node.log());
     assert!(said.contains("it needs more than it says"), "{said}");

@@ -1,7 +1,7 @@
 //! The Debian that `floe image build` makes, floe's own package in it, under a real systemd, and the tarball for other hosts.
 
-use crate::support::node;
-use crate::support::node::{PATIENCE, TestNode};
+use crate::support::command::run;
+use crate::support::node::{self, PATIENCE, TestNode};
 use floe_api::RunRequest;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::{
@@ -16,23 +16,13 @@ use std::{
 /// Long enough for a Debian that boots, or a package that is unpacked, under emulation on a busy host.
 const DEBIAN_PATIENCE: Duration = Duration::from_secs(300);
 
-fn floe(node: &TestNode, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
-    command
-        .args(args)
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .stdin(Stdio::null());
-    command.output().unwrap()
-}
-
 /// Runs a shell's lines in the guest, each of which must succeed. Returns their output.
 fn sh(node: &TestNode, lines: &str) -> String {
-    let done = floe(node, &["exec", "web", "--", "sh", "-ec", lines]);
+    let done = run(node, &["exec", "web", "--", "sh", "-ec", lines]);
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
     if !done.status.success() {
         let errors = String::from_utf8_lossy(&done.stderr);
-        let journal = floe(
+        let journal = run(
             node,
             &[
                 "exec",
@@ -54,7 +44,7 @@ fn sh(node: &TestNode, lines: &str) -> String {
 fn wait_for(node: &TestNode, line: &str) {
     let until = Instant::now() + DEBIAN_PATIENCE;
     loop {
-        let done = floe(node, &["exec", "web", "--", "sh", "-c", line]);
+        let done = run(node, &["exec", "web", "--", "sh", "-c", line]);
         if done.status.success() {
             return;
         }
@@ -147,7 +137,7 @@ fn the_system_is_as_promised(node: &TestNode) {
 /// The packages that it depends on are not in the guest, which has no network to fetch them: nothing here starts a machine.
 fn the_package_is_installed(node: &TestNode, deb: &Path) {
     let deb = deb.display().to_string();
-    let copied = floe(node, &["cp", &deb, "web:/root/floe.deb"]);
+    let copied = run(node, &["cp", &deb, "web:/root/floe.deb"]);
     assert!(copied.status.success(), "{copied:?}");
     sh(
         node,

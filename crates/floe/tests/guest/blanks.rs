@@ -1,7 +1,6 @@
 //! Promises about QEMUs that wait before it is known what they are to continue, kept with real guests.
 
-use crate::support::node;
-use crate::support::node::{Signal, TestNode, eventually};
+use crate::support::node::{self, Signal, TestNode, eventually};
 use floe_api::*;
 use std::{collections::BTreeSet, fs, path::PathBuf};
 

@@ -3,34 +3,12 @@
 
 use crate::support::bucket::azurite::{ACCOUNT, Azurite};
 use crate::support::bucket::{BucketServer, Mood};
+use crate::support::command::{floe, ok, run};
 use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
 use floe_api::{CaptureRequest, RunRequest};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Child;
 
 const PREFIX: &str = "team";
-
-fn floe(node: &TestNode, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
-    command
-        .args(args)
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-fn run(node: &TestNode, args: &[&str]) -> Output {
-    floe(node, args).output().unwrap()
-}
-
-/// Runs floe, which must succeed; what it printed.
-fn done(node: &TestNode, args: &[&str]) -> String {
-    let done = run(node, args);
-    assert!(done.status.success(), "{args:?}: {done:?}\n{}", node.log());
-    String::from_utf8(done.stdout).unwrap()
-}
 
 /// A push that the server leaves without an answer after one pack.
 fn half_a_push(node: &TestNode, server: &BucketServer) -> Child {
@@ -84,11 +62,11 @@ fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
     node.start_again();
     server.set(Mood::Willing);
     let there = server.stored_bytes(PREFIX);
-    let text = done(&node, &["push", "live", "s3://images/team"]);
+    let text = ok(&node, &["push", "live", "s3://images/team"]);
     assert!(text.contains("went on after a cut"), "{text}");
     let sent = server.sent().0;
     assert_eq!(server.stored_bytes(PREFIX), there + sent);
-    let text = done(
+    let text = ok(
         &node,
         &[
             "--json",
@@ -121,7 +99,7 @@ fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
     let files = dir.path().join("images");
     let files = files.to_str().unwrap();
     let copy = |from: &str, to: &str, more: &[&str]| {
-        done(&other, &[&["image", "copy", from, to], more].concat());
+        ok(&other, &[&["image", "copy", from, to], more].concat());
     };
     copy(
         "s3://images/team/again",
@@ -139,11 +117,11 @@ fn a_machine_moves_by_buckets_and_hubs_however_often_its_way_is_cut() {
     copy("gs://images/third/web:v2", "home", &[]);
     let id = |node: &TestNode, name: &str| node.client().image(name).unwrap().summary.id;
     assert_eq!(id(&other, "home"), id(&node, "live"));
-    done(&other, &["image", "verify", "home"]);
+    ok(&other, &["image", "verify", "home"]);
 
     // and a third node runs it from there, with the other vendor's bucket beside
     let third = TestNode::with(setup());
-    done(
+    ok(
         &third,
         &[
             "run",

@@ -1,6 +1,7 @@
 //! Commands, copies and connections in real guests: `floe exec`, `floe cp`, `floe dial`.
 
-use crate::support::exec::{floe, run, sh, text, wait_for};
+use crate::support::command::{floe, run};
+use crate::support::exec::{sh, text, wait_for};
 use crate::support::node::TestNode;
 use std::{fs, io::Read, path::Path};
 

@@ -3,8 +3,7 @@
 
 use crate::support::command::{ends, floe, said};
 use crate::support::life::{machine, runs};
-use crate::support::node;
-use crate::support::node::{PATIENCE, Setup, Signal, TestNode, eventually, finish};
+use crate::support::node::{self, PATIENCE, Setup, Signal, TestNode, eventually, finish};
 use floe_api::*;
 
 #[test]

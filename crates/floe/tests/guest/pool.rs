@@ -2,8 +2,7 @@
 //! seen by those who may see them.
 
 use crate::support::command::{code, ends, floe, said};
-use crate::support::node;
-use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
+use crate::support::node::{self, Setup, Signal, TestNode, eventually, finish};
 use floe_api::client::Client;
 use floe_api::credentials::OwnHub;
 use floe_api::*;

@@ -1,8 +1,7 @@
 //! What machines take of their host, on real guests: nobody is promised what another one has, limits hold, and nothing of it is
 //! forgotten by a node that dies.
 
-use crate::support::node;
-use crate::support::node::{Setup, Signal, TestNode, finish};
+use crate::support::node::{self, Setup, Signal, TestNode, finish};
 use crate::support::resources::{limit, needs_groups, now, promised, request, run, with_memory};
 use floe_api::{CaptureRequest, ForkReport, ForkRequest};
 

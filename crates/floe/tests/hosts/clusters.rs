@@ -1,8 +1,7 @@
 //! Promises of clusters: who gets in, who does not, and what can be read on the way.
 
 use crate::support::clusters::{init, invite, join, names, quiet, stranger};
-use crate::support::node;
-use crate::support::node::{TestNode, eventually};
+use crate::support::node::{self, TestNode, eventually};
 use floe_api::*;
 
 #[test]

@@ -1,9 +1,8 @@
 //! Substrates that are activated on many hosts: `floe activate --hosts`, in the hosts' cluster, each host in a network namespace.
 
-use crate::support::command::{ends, floe, said};
+use crate::support::command::{ends, floe, ok, said};
 use crate::support::hosts::Hosts;
-use crate::support::node;
-use crate::support::node::{Signal, TestNode, cluster, eventually};
+use crate::support::node::{self, Signal, TestNode, cluster, eventually};
 use floe_api::*;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -19,17 +18,6 @@ fn nodes(hosts: &Hosts) -> Vec<TestNode> {
     let mark = "echo before-$((40+2)) > /www/mark; echo wrote-$((1+1))";
     nodes[0].type_and_wait("web", mark, "wrote-2");
     nodes
-}
-
-fn ok(node: &TestNode, args: &[&str]) -> String {
-    let done = ends(floe(node, args));
-    assert!(
-        done.status.success(),
-        "{args:?}: {}\n{}",
-        said(&done),
-        node.log()
-    );
-    String::from_utf8(done.stdout).unwrap()
 }
 
 /// What an activation has told as JSON.

@@ -2,8 +2,7 @@
 //! them.
 
 use crate::support::guests::{HOST, Reports, WHOAMI, booted, booted_of, names, said};
-use crate::support::node;
-use crate::support::node::{Setup, TestNode, cluster, eventually};
+use crate::support::node::{self, Setup, TestNode, cluster, eventually};
 use floe_api::*;
 
 #[test]

@@ -1,7 +1,6 @@
 //! Placement of clones by a real Slurm: a controller and nodes of the test's own, on this host.
 
-use crate::support::node;
-use crate::support::node::{Setup, Signal, TestNode, eventually};
+use crate::support::node::{self, Setup, Signal, TestNode, eventually};
 use floe_api::*;
 use std::{
     net::TcpListener,

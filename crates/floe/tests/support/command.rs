@@ -5,13 +5,40 @@ use std::process::{Command, Output, Stdio};
 
 /// A `floe` command against a node.
 pub fn floe(node: &TestNode, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
+    floe_by(node, &[], args)
+}
+
+/// The same, run by another program.
+pub fn floe_by(node: &TestNode, program: &[&str], args: &[&str]) -> Command {
+    let all = [program, &[env!("CARGO_BIN_EXE_floe")], args].concat();
+    let mut command = Command::new(all[0]);
     command
-        .args(args)
+        .args(&all[1..])
         .env("FLOE_HOME", node.home())
         .env_remove("FLOE_SOCKET")
-        .stdin(Stdio::null());
+        .env("TERM", "dumb")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     command
+}
+
+/// Runs a `floe` command to its end.
+pub fn run(node: &TestNode, args: &[&str]) -> Output {
+    ends(floe(node, args))
+}
+
+/// Runs a `floe` command that must succeed; what it printed to its standard output.
+pub fn ok(node: &TestNode, args: &[&str]) -> String {
+    let done = run(node, args);
+    assert!(
+        done.status.success(),
+        "floe {}: {}\n{}",
+        args.join(" "),
+        said(&done),
+        node.log()
+    );
+    String::from_utf8(done.stdout).unwrap()
 }
 
 /// Runs it to its end.

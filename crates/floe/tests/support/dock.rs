@@ -1,11 +1,11 @@
 //! Machines that are made small and docked, and machines that forget whom they were docked from: `floe dock --convert`, `--public`.
 
-use crate::support::node::{PATIENCE, TestNode};
-use floe_api::{RunRequest, Wait};
-use std::{
-    process::{Command, Output, Stdio},
-    time::{Duration, Instant},
+use crate::support::{
+    command::run,
+    node::{PATIENCE, TestNode},
 };
+use floe_api::{RunRequest, Wait};
+use std::time::{Duration, Instant};
 
 /// A hook that notes each call, and fails to stop if `/busy` is there.
 pub const HOOK: &str = r#"mkdir -p /etc/floe/dock.d; cat > /etc/floe/dock.d/10-web <<'END'
@@ -15,26 +15,9 @@ echo $1 >> /hooks
 END
 chmod 755 /etc/floe/dock.d/10-web"#;
 
-pub fn floe(node: &TestNode, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
-    command
-        .args(args)
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .env("TERM", "dumb")
-        .stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-pub fn ok(node: &TestNode, args: &[&str]) -> String {
-    let done = floe(node, args);
-    assert!(done.status.success(), "{args:?}: {done:?}\n{}", node.log());
-    String::from_utf8(done.stdout).unwrap()
-}
-
 /// What floe says about a failure.
 pub fn fails(node: &TestNode, args: &[&str]) -> String {
-    let done = floe(node, args);
+    let done = run(node, args);
     assert!(!done.status.success(), "{args:?}: {done:?}\n{}", node.log());
     String::from_utf8(done.stderr).unwrap()
 }
@@ -48,7 +31,7 @@ pub fn sh(node: &TestNode, machine: &str, line: &str) -> String {
 pub fn sh_within(patience: Duration, node: &TestNode, machine: &str, line: &str) -> String {
     let until = Instant::now() + patience;
     loop {
-        let done = floe(node, &["exec", machine, "--", "sh", "-c", line]);
+        let done = run(node, &["exec", machine, "--", "sh", "-c", line]);
         if done.status.success() {
             return String::from_utf8(done.stdout).unwrap().trim().to_owned();
         }

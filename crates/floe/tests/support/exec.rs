@@ -1,27 +1,10 @@
 //! Commands, copies and connections in real guests: `floe exec`, `floe cp`, `floe dial`.
 
-use crate::support::node::{PATIENCE, TestNode};
-use std::{
-    process::{Command, Output, Stdio},
-    time::Instant,
+use crate::support::{
+    command::run,
+    node::{PATIENCE, TestNode},
 };
-
-pub fn floe(node: &TestNode, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_floe"));
-    command
-        .args(args)
-        .env("FLOE_HOME", node.home())
-        .env_remove("FLOE_SOCKET")
-        .env("TERM", "dumb")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-pub fn run(node: &TestNode, args: &[&str]) -> Output {
-    floe(node, args).output().unwrap()
-}
+use std::time::Instant;
 
 /// Runs a shell's line in the guest; it must succeed. Returns its output.
 pub fn sh(node: &TestNode, line: &str) -> String {

@@ -1,8 +1,7 @@
 //! The promises about what a program inside of a guest can do, kept with real guests: floe-guest and libfloe's examples run in
 //! them.
 
-use crate::support::node;
-use crate::support::node::TestNode;
+use crate::support::node::{self, TestNode};
 use floe_api::*;
 use std::{
     io::{BufRead, BufReader},

@@ -1,8 +1,7 @@
 //! What another user of the host gets of a node: nothing. A real node with real machines, and threads of this test that become
 //! other users and try everything that there is: every file, directory and socket, the mount, and the processes.
 
-use crate::support::node;
-use crate::support::node::{PATIENCE, Setup, TestNode, finish};
+use crate::support::node::{self, PATIENCE, Setup, TestNode, finish};
 use floe_api::*;
 use rustix::fs::{Gid, Uid};
 use std::collections::BTreeMap;

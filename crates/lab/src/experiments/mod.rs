@@ -46,6 +46,7 @@ pub mod swarm_cost;
 pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
+pub mod test;
 pub mod touch;
 pub mod train;
 pub mod two_streams;

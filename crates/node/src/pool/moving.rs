@@ -416,7 +416,7 @@ mod tests {
         };
         let hostile = [
             ("../evil", tar::EntryType::Regular),
-            ("/tmp/evil", tar::EntryType::Regular),
+            ("/etc/evil", tar::EntryType::Regular),
             ("images/../../evil", tar::EntryType::Regular),
             ("images/.evil", tar::EntryType::Regular),
             ("tags/evil", tar::EntryType::Regular),
