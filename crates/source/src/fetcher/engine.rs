@@ -101,6 +101,15 @@ impl Engine {
         let now = Instant::now();
         let until = self.options.demand_deadline.map(|limit| now + limit);
         let mut state = self.state.lock();
+        let mut done = done;
+        if self.has_landed(&state, wanted.kind, &wanted.hash) {
+            drop(state);
+            match self.answer_from_cache(wanted.kind, &wanted.hash, done) {
+                Some(unanswered) => done = unanswered,
+                None => return,
+            }
+            state = self.state.lock();
+        }
         if state.stopped {
             drop(state);
             return done(Err(SourceError::Stopped { what: what() }));
@@ -127,7 +136,10 @@ impl Engine {
             return;
         };
         let mut state = self.state.lock();
-        if state.stopped || state.queue.knows(&wanted.hash) {
+        if state.stopped
+            || state.queue.knows(&wanted.hash)
+            || self.cache.contains(wanted.kind, &wanted.hash)
+        {
             drop(state);
             return self.demand(wanted, done);
         }
@@ -157,14 +169,19 @@ impl Engine {
         each: Option<&Each>,
     ) {
         let mut refused = Vec::new();
-        let (here, wanted): (Vec<_>, Vec<_>) = items
+        let (mut here, wanted): (Vec<&(Kind, Hash)>, Vec<_>) = items
             .iter()
             .partition(|(kind, hash)| hash.is_zero() || self.cache.contains(*kind, hash));
         if !wanted.is_empty() {
             let now = Instant::now();
             let mut state = self.state.lock();
             if !state.stopped {
-                for &(kind, hash) in &wanted {
+                for item in wanted {
+                    let (kind, hash) = *item;
+                    if self.has_landed(&state, kind, &hash) {
+                        here.push(item);
+                        continue;
+                    }
                     let image = *image;
                     let wanted = Wanted {
                         who,
@@ -243,6 +260,11 @@ impl Engine {
             prefetch_queued: state.queue.prefetch_queued(),
             prefetch_in_flight_bytes: state.queue.in_flight(),
         }
+    }
+
+    /// Whether an item that was not in the cache has arrived before the queue was locked: asked for now it would come twice.
+    fn has_landed(&self, state: &State, kind: Kind, hash: &Hash) -> bool {
+        !state.queue.knows(hash) && self.cache.contains(kind, hash)
     }
 
     /// Answers from the cache, or returns `done` if the item isn't there.
