@@ -316,6 +316,49 @@ fn what_is_deliberately_absent_is_absent() {
     );
 }
 
+/// Whoever closes a file drops all locks that its process has on it, SQLite's too (crates/hub/src/upkeep.rs): the next process that is
+/// done with the database then takes the log away from under those that write to it.
+#[test]
+fn nobody_but_sqlite_opens_its_databases() {
+    // Spelled in halves, so that this rule does not find itself.
+    let name = ["\"hub", ".db"].concat();
+    let home = Path::new("crates/hub/src/upkeep.rs");
+    // the first damages that of a hub that has ended, the second has SQLite read it
+    let tests = ["disks.rs", "beside.rs"].map(|file| Path::new("crates/floe/tests/hub").join(file));
+    let opens = [
+        "File::",
+        "OpenOptions",
+        "options()",
+        "fs::read(",
+        "fs::read_to_string",
+        "fs::write",
+        "fs::copy",
+        "fs::open",
+    ];
+    let (mut named, mut users) = (BTreeSet::new(), 0);
+    for file in tracked(&["rs"]) {
+        let text = code(&read(&file));
+        if text.contains(&name) {
+            named.insert(file.clone());
+        }
+        let in_source = file.iter().any(|folder| folder == "src");
+        let asks_for_it = in_source && text.contains("catalogue.path");
+        assert!(!asks_for_it, "{}", file.display());
+        if !in_source || !text.contains("rusqlite") {
+            continue;
+        }
+        users += 1;
+        assert!(file.starts_with("crates/hub/src"), "{}", file.display());
+        let found = opens.iter().find(|word| text.contains(**word));
+        assert_eq!(found, None, "{}", file.display());
+        let connects = text.contains("Connection::open");
+        assert_eq!(connects, file == home, "{}", file.display());
+    }
+    let may_name = BTreeSet::from_iter(tests.into_iter().chain([home.to_path_buf()]));
+    assert_eq!(named, may_name, "who knows the name can open the file");
+    assert!(users > 3, "the rule finds nothing");
+}
+
 /// ARCHITECTURE.md, "Every queue on this way has a bound".
 #[test]
 fn every_bound_that_is_named_is_in_the_code() {

@@ -7,7 +7,6 @@ use floe_node::{NodeError, NodeHandle, NodeOptions};
 
 /// The hub's user who owns the images of the state directory's owner.
 const USER: &str = "local";
-use std::path::Path;
 
 /// Why one of the two did not start. The other one has been ended again.
 #[derive(Debug, thiserror::Error)]
@@ -31,9 +30,8 @@ pub struct UpHandle {
 /// Starts both and returns once both answer. The node has a token for the hub: whoever may use the node may use what its
 /// owner has on the hub, and nobody else may.
 pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError> {
-    let dir = hub.dir.clone();
     let hub = floe_hub::serve(hub)?;
-    let own = own_hub(&node.home, &dir, &hub);
+    let own = own_hub(&node.home, &hub);
     node.own_hub = match own {
         Ok(own) => Some(own),
         Err(error) => {
@@ -52,13 +50,13 @@ pub fn serve(hub: HubOptions, mut node: NodeOptions) -> Result<UpHandle, UpError
 
 /// Returns the token in the state directory if the hub still knows it, otherwise a new one, with the hub's current
 /// address.
-fn own_hub(home: &Home, dir: &Path, hub: &HubHandle) -> Result<OwnHub, HubError> {
+fn own_hub(home: &Home, hub: &HubHandle) -> Result<OwnHub, HubError> {
     let file = home.hub_token();
     let kept = OwnHub::load(&file).map(|own| own.token);
     let own = OwnHub {
         hub: HubAddress::of(&hub.url())
             .ok_or_else(|| HubError::Options(format!("{} is no address", hub.url())))?,
-        token: floe_hub::ensure_token(dir, USER, kept)?,
+        token: hub.ensure_token(USER, kept)?,
     };
     own.save(&file)
         .map_err(HubError::file("cannot write", &file))?;

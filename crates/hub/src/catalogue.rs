@@ -7,21 +7,19 @@
 //!
 //! The question of every read request (who holds this image?) is answered from memory, as only this process changes images.
 //! Tokens may be created by another process (`floe hub token create`), so `Catalogue::tokens_since` looks for changes in
-//! the file.
+//! the file. How the file itself is made and opened is in `upkeep`.
 
 use super::quota::{Opened, Used, used};
-use super::{HubError, Quota, readers, schema};
+use super::{HubError, Quota, readers};
 use floe_image::{Hash, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How long a writer waits for another process's write to end.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Number of random bytes in a token.
 const TOKEN_BYTES: usize = 32;
 /// Prefix of every token, so that secret scanners find leaked ones.
@@ -91,6 +89,8 @@ pub(crate) type TokenUsers = HashMap<Hash, Arc<str>>;
 
 /// The hub's database: see the module's documentation.
 pub(crate) struct Catalogue {
+    /// Its file.
+    pub(super) path: PathBuf,
     pub(super) db: Mutex<Connection>,
     /// For reading alone: who reads does not wait while a change is synced to the disk.
     pub(super) reads: Mutex<Connection>,
@@ -102,39 +102,7 @@ pub(crate) struct Catalogue {
 pub(super) type Rows<T> = rusqlite::Result<T>;
 
 impl Catalogue {
-    /// Opens `hub.db`; creates it if it is missing.
-    pub fn open(path: &Path) -> Result<Self, HubError> {
-        // SQLite gives its journal files the mode of the database file
-        floe_store::private::options()
-            .write(true)
-            .open(path)
-            .map_err(HubError::file("cannot open", path))?;
-        let mut db = Connection::open(path)?;
-        db.busy_timeout(BUSY_TIMEOUT)?;
-        db.pragma_update(None, "journal_mode", "WAL")?;
-        db.pragma_update(None, "synchronous", "FULL")?;
-        db.pragma_update(None, "foreign_keys", true)?;
-        let found = schema::bring_up(&mut db)?;
-        if found != schema::VERSION {
-            return Err(HubError::CatalogueVersion {
-                path: path.to_owned(),
-                found,
-                known: schema::VERSION,
-            });
-        }
-        let reads = Connection::open(path)?;
-        reads.busy_timeout(BUSY_TIMEOUT)?;
-        let catalogue = Catalogue {
-            db: Mutex::new(db),
-            reads: Mutex::new(reads),
-            holdings: RwLock::default(),
-            stored: Mutex::default(),
-        };
-        catalogue.reload_holdings()?;
-        Ok(catalogue)
-    }
-
-    fn reload_holdings(&self) -> Rows<()> {
+    pub(super) fn reload_holdings(&self) -> Rows<()> {
         let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
         {
             let db = self.reads.lock();

@@ -46,7 +46,7 @@ use floe_threads::Task;
 use state::Hub;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use tokio::sync::watch;
 
 /// How long a shutdown waits for blocking work (such as the walk of a commit) after the connections are closed.
@@ -57,6 +57,8 @@ pub struct HubHandle {
     addr: SocketAddr,
     ca_file: Option<PathBuf>,
     fingerprint: Option<String>,
+    /// Its state, for as long as it runs.
+    hub: Weak<Hub>,
     stop: watch::Sender<bool>,
     thread: Option<Task<()>>,
 }
@@ -96,6 +98,22 @@ impl HubHandle {
         self.fingerprint.as_deref()
     }
 
+    /// Returns `kept` if it is a token of this user, otherwise a new one.
+    pub fn ensure_token(&self, user: &str, kept: Option<String>) -> Result<String, HubError> {
+        let hub = self.hub.upgrade();
+        let hub = hub.ok_or_else(|| HubError::Options("the hub has stopped".into()))?;
+        if let Some(kept) = kept
+            && hub
+                .catalogue
+                .token_user(&Hash::of(kept.as_bytes()))?
+                .as_deref()
+                == Some(user)
+        {
+            return Ok(kept);
+        }
+        hub.catalogue.create_token(user)
+    }
+
     /// Asks the hub to stop, and returns at once.
     pub fn stop(&self) {
         // send_replace works without receivers: the hub may already have stopped.
@@ -123,11 +141,6 @@ impl Drop for HubHandle {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Returns the path of the catalogue of the hub in `dir`.
-fn catalogue_path(dir: &Path) -> PathBuf {
-    dir.join("hub.db")
 }
 
 /// Starts a hub on its own threads and returns once it accepts connections. Can be called from any thread, with or
@@ -161,6 +174,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         None => (None, None, None),
     };
     let bounds = bounds(&options.limits);
+    let running = Arc::downgrade(&hub);
     let serve = move || {
         runtime.spawn(state::housekeeping(hub.clone()));
         runtime.spawn(pool::keep(hub.clone()));
@@ -187,6 +201,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
         addr,
         ca_file,
         fingerprint,
+        hub: running,
         stop,
         thread: Some(thread),
     })
@@ -209,24 +224,13 @@ fn bounds(limits: &Limits) -> floe_front::Bounds {
 
 fn open_catalogue(dir: &Path) -> Result<Catalogue, HubError> {
     floe_store::private::make_dirs(dir).map_err(HubError::file("cannot create", dir))?;
-    Catalogue::open(&catalogue_path(dir))
+    Catalogue::open(dir)
 }
 
 /// Creates a token in the catalogue of the hub in `dir` (running or not) for a user, who is created if necessary.
 /// The token is returned once; only its hash is stored.
 pub fn create_token(dir: &Path, user: &str) -> Result<String, HubError> {
     open_catalogue(dir)?.create_token(user)
-}
-
-/// Returns `kept` if it is a token of this user, otherwise a new one.
-pub fn ensure_token(dir: &Path, user: &str, kept: Option<String>) -> Result<String, HubError> {
-    let catalogue = open_catalogue(dir)?;
-    if let Some(kept) = kept
-        && catalogue.token_user(&Hash::of(kept.as_bytes()))?.as_deref() == Some(user)
-    {
-        return Ok(kept);
-    }
-    catalogue.create_token(user)
 }
 
 /// Revokes all tokens of a user of the hub in `dir`. Returns how many there were. A running hub accepts a revoked token for

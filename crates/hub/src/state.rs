@@ -91,7 +91,7 @@ impl Hub {
         if closed.changed > 0 {
             tracing::info!(changed = closed.changed, dir = %dir.display(), "files and directories were open to other users; they are closed now");
         }
-        let catalogue = Catalogue::open(&catalogue_of(&dir)?)?;
+        let catalogue = Catalogue::open(&dir)?;
         let limits = options.limits.clone();
         let folder = dir.join("traces");
         let no_traces = |source| HubError::File {
@@ -200,8 +200,7 @@ impl Hub {
 
     /// Copies the catalogue to the file beside it, in case it can't be read one day.
     fn back_up(&self) {
-        let to = super::catalogue_path(&self.dir).with_extension("db.backup");
-        if let Err(error) = self.catalogue.copy_to(&to) {
+        if let Err(error) = self.catalogue.back_up() {
             tracing::warn!(%error, "the catalogue was not copied; the copy before stays");
         }
     }
@@ -356,18 +355,6 @@ pub(crate) fn is_damage(error: &std::io::Error) -> bool {
     )
 }
 
-/// Returns the catalogue's path; an error if it is missing although there are images, which would be removed without
-/// it.
-fn catalogue_of(dir: &Path) -> Result<PathBuf, HubError> {
-    let path = super::catalogue_path(dir);
-    let repo = dir.join("repo/images");
-    let empty = std::fs::metadata(&path).map_or(true, |found| found.len() == 0);
-    if empty && !entries(&repo)?.is_empty() {
-        return Err(HubError::CatalogueLost { path, repo });
-    }
-    Ok(path)
-}
-
 /// Runs blocking work on a thread that may block, when it is the turn of `who`.
 pub(crate) async fn blocking<T: Send + 'static>(
     hub: &Arc<Hub>,
@@ -431,7 +418,8 @@ pub(crate) async fn housekeeping(hub: Arc<Hub>) {
     }
 }
 
-fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
+/// Returns the names and paths of what is in a folder.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
     let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
         std::fs::read_dir(folder)?
             .map(|entry| {

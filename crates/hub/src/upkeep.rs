@@ -1,25 +1,69 @@
-//! Upkeep of the catalogue: a backup copy for when it can't be read, and the list of damaged packs.
+//! The catalogue's file: where it is, how it is made, opened and copied, and its list of damaged packs.
+//!
+//! Nothing but SQLite ever opens that file, nor the two beside it. A process that closes a file gives up all locks that it holds
+//! on it (POSIX locks belong to the process, not to the open file), those of SQLite's connections too. Then the next command that
+//! ends beside the hub believes that it is alone, and removes the write-ahead log under the hub, with every change that the
+//! hub has acknowledged or will. So the path is known here only; a test over the source keeps it so.
 
 use super::HubError;
 use super::catalogue::{Catalogue, Rows, hash};
+use super::schema;
+use super::state::{entries, sync_folder};
 use floe_image::Hash;
+use parking_lot::{Mutex, RwLock};
+use rusqlite::{Connection, OpenFlags};
+use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
+
+/// The catalogue's file in the hub's folder.
+const FILE: &str = "hub.db";
+/// The copy of it, for when it can't be read.
+const BACKUP: &str = "hub.db.backup";
+/// How long a writer waits for another process's write to end.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Catalogue {
-    /// Copies the whole catalogue to a file, atomically.
-    pub fn copy_to(&self, path: &Path) -> Result<(), HubError> {
-        let failed = |what| HubError::file(what, path);
+    /// Opens the catalogue of the hub in `dir`; creates it if it is missing.
+    pub fn open(dir: &Path) -> Result<Self, HubError> {
+        let path = dir.join(FILE);
+        check_not_lost(dir, &path)?;
+        make(dir, &path)?;
+        let mut db = connect(&path)?;
+        db.pragma_update(None, "journal_mode", "WAL")?;
+        db.pragma_update(None, "synchronous", "FULL")?;
+        db.pragma_update(None, "foreign_keys", true)?;
+        let found = schema::bring_up(&mut db)?;
+        if found != schema::VERSION {
+            return Err(HubError::CatalogueVersion {
+                path,
+                found,
+                known: schema::VERSION,
+            });
+        }
+        let catalogue = Catalogue {
+            db: Mutex::new(db),
+            reads: Mutex::new(connect(&path)?),
+            holdings: RwLock::default(),
+            stored: Mutex::default(),
+            path,
+        };
+        catalogue.reload_holdings()?;
+        Ok(catalogue)
+    }
+
+    /// Copies the whole catalogue to the file beside it, atomically.
+    pub fn back_up(&self) -> Result<(), HubError> {
+        let path = self.path.with_file_name(BACKUP);
+        let failed = |what| HubError::file(what, &path);
         let folder = path.parent().unwrap_or(Path::new("."));
         let work = tempfile::TempDir::new_in(folder).map_err(failed("cannot copy to"))?;
         let copy = work.path().join("copy");
+        // SQLite syncs the copy as it syncs the catalogue
         let name = copy.to_string_lossy();
         self.db.lock().execute("VACUUM INTO ?1", [&*name])?;
-        let moved = || {
-            std::fs::File::open(&copy)?.sync_all()?;
-            std::fs::rename(&copy, path)?;
-            std::fs::File::open(folder)?.sync_all()
-        };
-        moved().map_err(failed("cannot copy to"))
+        let moved = std::fs::rename(&copy, &path).and_then(|()| sync_folder(folder));
+        moved.map_err(failed("cannot copy to"))
     }
 
     /// Records whether a pack is damaged.
@@ -39,4 +83,48 @@ impl Catalogue {
         let rows = rows.query_map([], |row| hash(row, 0))?;
         rows.collect()
     }
+}
+
+/// Returns an error if the catalogue is missing although there are images: the next start of the hub would remove them as litter,
+/// also if a command had made an empty catalogue meanwhile.
+fn check_not_lost(dir: &Path, path: &Path) -> Result<(), HubError> {
+    let empty = match std::fs::metadata(path) {
+        Ok(found) => found.len() == 0,
+        Err(error) if error.kind() == ErrorKind::NotFound => true,
+        Err(error) => return Err(HubError::file("cannot look at", path)(error)),
+    };
+    let repo = dir.join("repo/images");
+    let has_images = || match entries(&repo) {
+        Err(HubError::File { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(false),
+        found => found.map(|found| !found.is_empty()),
+    };
+    if empty && has_images()? {
+        let path = path.to_owned();
+        return Err(HubError::CatalogueLost { path, repo });
+    }
+    Ok(())
+}
+
+/// Makes an empty catalogue unless there is one. It is for this user alone; SQLite gives the files beside it the same mode. It gets its
+/// name when nobody has it open, so that no locks are lost, and when it has its journal's kind, which several processes at once
+/// cannot change.
+fn make(dir: &Path, path: &Path) -> Result<(), HubError> {
+    let failed = || HubError::file("cannot make", path);
+    if path.try_exists().map_err(failed())? {
+        return Ok(());
+    }
+    let file = tempfile::Builder::new().tempfile_in(dir);
+    let file = file.map_err(failed())?.into_temp_path();
+    connect(&file)?.pragma_update(None, "journal_mode", "WAL")?;
+    match file.persist_noclobber(path) {
+        Err(error) if error.error.kind() != ErrorKind::AlreadyExists => Err(failed()(error.error)),
+        _ => Ok(()), // made, by us or by another process meanwhile
+    }
+}
+
+fn connect(path: &Path) -> Rows<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.busy_timeout(BUSY_TIMEOUT)?;
+    Ok(db)
 }

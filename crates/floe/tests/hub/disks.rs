@@ -125,8 +125,11 @@ fn a_lost_catalogue_does_not_take_the_images_along() {
             true => std::fs::remove_file(dir.join("hub.db")).unwrap(),
             false => std::fs::write(dir.join("hub.db"), b"").unwrap(),
         }
-        let said = floe_hub::serve(options(&dir)).err().unwrap().to_string();
-        assert!(said.contains("hub.db.backup"), "{said}");
+        // nor does a command make an empty one, which the next start would believe
+        let command = floe_hub::create_token(&dir, "eve").unwrap_err();
+        for said in [command, floe_hub::serve(options(&dir)).err().unwrap()] {
+            assert!(said.to_string().contains("hub.db.backup"), "{said}");
+        }
         assert_eq!(walk(&repo).len(), before);
     }
     std::fs::write(dir.join("hub.db"), [7; 9000]).unwrap();
@@ -159,19 +162,4 @@ fn an_unreadable_certificate_of_its_own_is_set_aside_and_made_anew() {
             .map(name)
             .any(|n| n.to_string_lossy().starts_with("tls.damaged-"))
     );
-}
-
-fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        .flat_map(|path| {
-            if path.is_dir() {
-                walk(&path)
-            } else {
-                vec![path]
-            }
-        })
-        .collect()
 }

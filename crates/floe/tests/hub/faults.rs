@@ -315,21 +315,6 @@ fn removing_an_image_keeps_the_packs_that_another_needs() {
     assert_eq!(left(&world.hub_dir()), 0);
 }
 
-fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
-    let entries = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        .flat_map(|path| {
-            if path.is_dir() {
-                walk(&path)
-            } else {
-                vec![path]
-            }
-        })
-        .collect()
-}
-
 #[test]
 fn a_hub_that_must_keep_room_says_that_its_disk_is_full() {
     let world = world_with(|o| o.limits.disk_reserve_bytes = u64::MAX / 2);

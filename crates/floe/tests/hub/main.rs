@@ -1,6 +1,7 @@
 //! The hub and its clients on real sockets. Each file keeps one kind of promise.
 
 mod access;
+mod beside;
 #[path = "../support/bucket/mod.rs"]
 mod bucket;
 mod buckets;
@@ -8,6 +9,9 @@ mod disks;
 mod faults;
 mod hostile;
 mod listed;
+#[allow(dead_code, reason = "most of it is for tests with machines")]
+#[path = "../support/node.rs"]
+mod node;
 mod pool;
 mod quotas;
 mod reads;

@@ -325,3 +325,19 @@ pub fn ask(
 
 /// Longest time for a request of a test.
 pub const ASK_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The files below a directory.
+pub fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                walk(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
+}
