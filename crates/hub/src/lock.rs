@@ -14,6 +14,13 @@ pub(crate) struct Lock {
     path: PathBuf,
 }
 
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a child that is just being started has a copy of the descriptor until it becomes its program.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 impl Lock {
     /// Takes the lock, or returns who holds it. The lock's file is never removed: otherwise two hubs could lock two
     /// different files.
