@@ -6,7 +6,7 @@
 //! has the operation `adopt`.
 
 use crate::{
-    MachineName,
+    MachineName, aside,
     core::Core,
     error::{NodeError, failed},
     files::RECORD_FILE,
@@ -16,19 +16,21 @@ use crate::{
         lifecycle::{Event, Gone, Task},
         record::{Record, Wanted},
     },
-    machines::{self, Kin, Machines},
+    machines::{self, Kin, Machines, launch::CONSOLE_LOG},
     park::Parks,
 };
-use floe_api::Happened;
+use floe_api::{Happened, paths::Home};
 use floe_machine::{Machine, Status};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     time::Duration,
 };
 
 /// The message about a clone whose memory is lost.
 const LOST: &str = "a part of its memory went with a node that ended before the fork was stored";
+/// The message about a clone whose memory may be there.
+const UNREAD: &str = "a part of its memory can't be read now, see the node's log";
 /// The message about a machine whose memory was lost with the mount.
 const MOUNT_LOST: &str =
     "its memory was lost when this node and the mount's supervisor ended together";
@@ -65,41 +67,43 @@ pub(crate) struct Adoption {
 }
 
 impl Adoption {
-    /// Puts every machine that should run back onto the mount; returns all machines that were found.
-    pub(crate) fn attach_machines(&self) -> Vec<Left> {
-        let mut left = Vec::new();
-        let dirs = std::fs::read_dir(self.core.home.machines());
-        for dir in dirs.into_iter().flatten().flatten() {
-            let name = dir.file_name();
-            let parsed = name
-                .to_str()
-                .and_then(|name| name.parse::<MachineName>().ok());
-            let Some(name) = parsed else {
-                tracing::warn!(?name, "is no machine's directory");
-                continue;
-            };
-            match Record::load(&dir.path()) {
-                Ok(record) => left.extend(self.attach_left(&dir.path(), record)),
-                // the node was killed before it wrote the record, so the directory holds nothing yet
-                Err(_) if !dir.path().join(RECORD_FILE).exists() => {
-                    let _ = std::fs::remove_dir_all(dir.path());
-                }
-                Err(error) => {
-                    tracing::error!(machine = %name, %error, "the machine is left alone");
-                    self.core
-                        .tell(Happened::MachineLeftAlone, name.as_str(), error.to_string());
-                }
+    /// Puts every machine that should run back onto the mount; returns all machines that were found. Those whose records can't be read
+    /// are left alone.
+    pub(crate) fn attach_machines(&self, found: Vec<Found>) -> Vec<Left> {
+        let (mut left, mut alone) = (Vec::new(), Vec::new());
+        for Found { name, dir, record } in without_begun(found) {
+            match record {
+                Ok(record) => match self.attach_left(&dir, record) {
+                    Ok(machine) => left.extend(machine),
+                    Err(error) => alone.push((name, dir, error)),
+                },
+                Err(error) => alone.push((name, dir, error)),
             }
+        }
+        // after all others, which have their names from their records
+        for (name, dir, error) in alone {
+            let why = error.to_string();
+            let name = self.inventory.leave_alone(name, dir.clone(), why.clone());
+            tracing::error!(machine = %name, dir = %dir.display(), %error, "the machine is left alone");
+            self.core
+                .tell(Happened::MachineLeftAlone, name.as_str(), why);
         }
         left
     }
 
-    fn attach_left(&self, dir: &Path, record: Record) -> Option<Left> {
+    fn attach_left(&self, dir: &Path, record: Record) -> Result<Option<Left>, NodeError> {
         let wanted = record.wanted;
         // not the directory's: a machine that was renamed keeps that
-        let name: MachineName = record.name.parse().ok()?;
+        let name: MachineName = record
+            .name
+            .parse()
+            .map_err(|error: crate::NameError| failed(error.to_string(), ""))?;
+        // a copy of a machine's directory names that machine, whose files are not in it
+        self.inventory.check_free(&name)?;
         let entry = self.inventory.insert(name, dir.to_owned(), record);
-        let operation = entry.begin(Task::Adopt).ok()?;
+        let Ok(operation) = entry.begin(Task::Adopt) else {
+            return Ok(None);
+        };
         let mut left = Left {
             wanted,
             attached: Ok(()),
@@ -118,7 +122,7 @@ impl Adoption {
                 }
             }
         }
-        Some(left)
+        Ok(Some(left))
     }
 
     /// Checks where a clone's memory is that was not stored. Returns whether it is lost; the guest then waits when it reads
@@ -132,8 +136,8 @@ impl Adoption {
         if rests_on == Unstored::Kept {
             return false;
         }
-        if rests_on == Unstored::Lost {
-            let why = lost_for_good(operation).to_api().to_string();
+        if let Some(why) = why_lost(rests_on, operation) {
+            let why = why.to_api().to_string();
             let _ = operation.drive(Event::Loses(why)); // nothing is written for it
             return true;
         }
@@ -213,10 +217,14 @@ impl Adoption {
                 }
             }
             Wanted::Running if attached.is_err() || !self.core.took_over => {
-                let why = match attached {
-                    _ if lost => lost_for_good(&operation),
-                    Err(error) => error,
-                    Ok(()) => self.why_not_taken(&operation),
+                let why_lost = || {
+                    let rests_on = self.forks.find_unstored(&operation.record().image);
+                    why_lost(rests_on, &operation)
+                };
+                let why = match (lost.then(why_lost).flatten(), attached) {
+                    (Some(why), _) => why,
+                    (None, Err(error)) => error,
+                    (None, Ok(())) => self.why_not_taken(&operation),
                 };
                 self.machines.end_qemu(&operation);
                 self.not_taken(&operation, &why.to_api().to_string());
@@ -306,7 +314,8 @@ impl Adoption {
         }
     }
 
-    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files.
+    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files. What a guest wrote is set aside; while the
+    /// records of some machines can't be read, it may be theirs, and stays.
     fn end_leftovers(&self, pool: &Path) {
         let taken: Vec<String> = self
             .inventory
@@ -314,12 +323,23 @@ impl Adoption {
             .iter()
             .map(|entry| entry.record().place)
             .collect();
-        for dir in std::fs::read_dir(pool).into_iter().flatten().flatten() {
-            let place = format!("standby/{}", dir.file_name().to_string_lossy());
-            if !taken.contains(&place) {
-                machines::end_vm(&dir.path().join("vm"));
-                let _ = std::fs::remove_dir_all(dir.path());
+        let found = aside::list(pool).unwrap_or_else(|error| {
+            tracing::error!(%error, "QEMUs that waited under the earlier node stay");
+            Vec::new()
+        });
+        let alone = self.inventory.any_left_alone();
+        for dir in found {
+            let name = dir.file_name().to_string_lossy().into_owned();
+            let dir = dir.path();
+            if taken.contains(&format!("{}/{name}", machines::STANDBY_DIR)) {
+                continue;
             }
+            if alone && aside::holds(&dir, &is_a_guests).unwrap_or(true) {
+                tracing::warn!(dir = %dir.display(), "may belong to a machine whose record can't be read; it stays there");
+                continue;
+            }
+            machines::end_vm(&dir.join(machines::VM_DIR));
+            aside::remove_or_set_aside(self.core.home.root(), &dir, is_a_guests);
         }
         self.machines.resources.remove_old_groups();
     }
@@ -341,7 +361,132 @@ fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
     }
 }
 
-/// Returns the error that a clone can never go on.
-fn lost_for_good(entry: &Entry) -> NodeError {
-    failed(LOST, format!("floe kill {} ends it", entry.name))
+/// Returns the error that a clone can't go on because of where its memory is.
+fn why_lost(rests_on: Unstored, entry: &Entry) -> Option<NodeError> {
+    match rests_on {
+        Unstored::Kept | Unstored::Stored => None,
+        Unstored::Lost => Some(failed(LOST, format!("floe kill {} ends it", entry.name))),
+        Unstored::Unread => Some(failed(UNREAD, "restart the node: it tries again then")),
+    }
+}
+
+/// Whether a file of a machine's directory may hold what a guest wrote: the data of its disks' layers, and its console.
+fn is_a_guests(path: &Path, meta: &std::fs::Metadata) -> bool {
+    let is_layer = path.extension().is_some_and(|kind| kind == "data");
+    (is_layer || path.ends_with(CONSOLE_LOG)) && aside::has_data(meta)
+}
+
+/// A machine's directory, and its record or why that can't be read.
+pub(crate) struct Found {
+    name: MachineName,
+    dir: PathBuf,
+    record: Result<Record, NodeError>,
+}
+
+impl Found {
+    /// Whether its record says that its files are in its own directory.
+    fn is_at_home(&self) -> bool {
+        let own = |record: &Record| Path::new(&record.place).file_name() == self.dir.file_name();
+        self.record.as_ref().is_ok_and(own)
+    }
+}
+
+/// Looks for what an earlier node left, and changes nothing. An error means that nobody knows which machines there are.
+pub(crate) fn find_machines(home: &Home) -> Result<Vec<Found>, NodeError> {
+    let mut found = Vec::new();
+    let mut entries = aside::list(&home.machines())?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let (name, dir) = (entry.file_name(), entry.path());
+        let parsed = name.to_str().map(str::parse::<MachineName>);
+        let Some(Ok(name)) = parsed else {
+            tracing::warn!(?name, "is no machine's directory");
+            continue;
+        };
+        let record = Record::load(&dir);
+        found.push(Found { name, dir, record });
+    }
+    // a copy of a machine's directory comes after the machine
+    found.sort_by_key(|one| !one.is_at_home());
+    Ok(found)
+}
+
+/// Returns all but those that had only just been begun, whose directories are removed.
+fn without_begun(mut found: Vec<Found>) -> Vec<Found> {
+    found.retain(|one| one.record.is_ok() || !remove_begun(&one.dir));
+    found
+}
+
+/// Removes the directory of a machine that was just being made: a node was killed before it wrote the record, which is the first thing
+/// in it. Returns false if there is anything else in it, or no telling.
+fn remove_begun(dir: &Path) -> bool {
+    let Ok(within) = aside::list(dir) else {
+        return false;
+    };
+    // half a record, as it is called until it is complete
+    let half = dir.join(format!("{RECORD_FILE}.tmp"));
+    if within.iter().any(|entry| entry.path() != half) {
+        return false;
+    }
+    let _ = std::fs::remove_file(half); // the next call fails if it is still there
+    std::fs::remove_dir(dir).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::record::tests::record;
+    use std::{fs, os::unix::fs::symlink};
+
+    #[test]
+    fn only_what_never_held_anything_is_removed_and_what_cannot_be_read_is_told() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let (path, disk) = (|name: &str| home.machine(name), b"a guest wrote this");
+        for name in ["a-copy", "web", "begun", "half", "isdir", "loops", "lost"] {
+            fs::create_dir_all(path(name)).unwrap();
+        }
+        record().save(&path("web")).unwrap();
+        record().save(&path("a-copy")).unwrap();
+        fs::write(path("half").join("machine.json.tmp"), b"{\"versi").unwrap();
+        fs::create_dir(path("isdir").join(RECORD_FILE)).unwrap();
+        let loops = path("loops").join(RECORD_FILE);
+        symlink(&loops, &loops).unwrap();
+        for name in ["isdir", "loops", "lost"] {
+            fs::create_dir(path(name).join("disks")).unwrap();
+            fs::write(path(name).join("disks/layer-0.data"), disk).unwrap();
+        }
+        fs::write(path("plain"), disk).unwrap();
+        // the disk that it leads to is not there
+        symlink("/nowhere/floe", path("moved")).unwrap();
+        let found = without_begun(find_machines(&home).unwrap());
+        let names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+        let order = ["web", "a-copy", "isdir", "loops", "lost", "moved", "plain"];
+        assert_eq!(names, order);
+        assert!(found[..2].iter().all(|one| one.record.is_ok()));
+        for one in &found[2..] {
+            let error = one.record.as_ref().unwrap_err().to_string();
+            assert!(
+                error.contains(path(one.name.as_str()).to_str().unwrap()),
+                "{error}"
+            );
+        }
+        assert!(!path("begun").exists() && !path("half").exists());
+        for name in ["isdir", "loops", "lost"] {
+            let kept = fs::read(path(name).join("disks/layer-0.data")).unwrap();
+            assert_eq!(kept, disk, "{name}");
+        }
+        assert_eq!(fs::read(path("plain")).unwrap(), disk);
+        assert!(path("moved").is_symlink());
+    }
+
+    #[test]
+    fn machines_that_cannot_be_listed_are_an_error_that_names_their_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        assert!(find_machines(&home).unwrap().is_empty());
+        symlink(home.machines(), home.machines()).unwrap();
+        let error = find_machines(&home).map(drop).unwrap_err().to_string();
+        assert!(error.contains(home.machines().to_str().unwrap()), "{error}");
+    }
 }

@@ -110,7 +110,9 @@ pub(crate) fn load_kept<T>(
     make_private_dir(dir)?;
     let mut kept = BTreeMap::new();
     let entries = fs::read_dir(dir).map_err(at(format!("cannot list {}", dir.display())))?;
-    for path in entries.flatten().map(|entry| entry.path()) {
+    for entry in entries {
+        let path = entry.map_err(at(format!("cannot list {}", dir.display())))?;
+        let path = path.path();
         let name = path.file_name().and_then(|name| name.to_str());
         let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
             continue;

@@ -27,6 +27,7 @@
 
 mod adopt;
 mod agents;
+mod aside;
 mod caller;
 mod capture;
 mod cluster;

@@ -31,9 +31,15 @@ impl Pruning<'_> {
         if wants(Prune::Machines) {
             report.machines = self.idle_machines();
         }
-        let images = match wants(Prune::Images) {
-            true => self.nameless_images()?,
-            false => Vec::new(),
+        let images = match (wants(Prune::Images), self.inventory.any_left_alone()) {
+            (true, false) => self.nameless_images()?,
+            (true, true) => {
+                let kept =
+                    "images stay: machines whose records can't be read may need them (floe ps)";
+                report.problems.push(kept.into());
+                Vec::new()
+            }
+            (false, _) => Vec::new(),
         };
         if wants(Prune::Cache) {
             let cache = self.images.cache_info();

@@ -5,6 +5,7 @@
 //! shrinks piece by piece when a small write finds no space. It grows again when there is plenty.
 
 use crate::error::{NodeError, at};
+use floe_store::private;
 use parking_lot::Mutex;
 use std::{
     fs::File,
@@ -26,14 +27,18 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Keeps space back in this file, as far as there is some.
+    /// Keeps space back in this file, as far as there is some. What an earlier node kept back is still there; where not even the file
+    /// finds room, nothing is kept back.
     pub fn open(path: PathBuf) -> Result<Reserve, NodeError> {
-        let file = File::options()
-            .create(true)
+        let opened = private::options()
             .truncate(false)
             .write(true)
             .open(&path)
-            .map_err(at(format!("cannot open {}", path.display())))?;
+            .map_err(at(format!("cannot open {}", path.display())));
+        let file = match opened {
+            Err(error) if is_full(&error) => return Ok(Reserve::default()),
+            opened => opened?,
+        };
         let reserve = Reserve {
             file: Some((path, Mutex::new(file))),
         };
@@ -94,7 +99,8 @@ pub(crate) fn free_bytes(path: &Path) -> u64 {
     rustix::fs::statvfs(path).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-fn is_full(error: &NodeError) -> bool {
+/// Whether an error is that a disk or a quota is full.
+pub(crate) fn is_full(error: &NodeError) -> bool {
     let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
     matches!(error, NodeError::Io { source, .. } if full.contains(&source.kind()))
 }

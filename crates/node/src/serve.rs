@@ -3,7 +3,7 @@
 use crate::files::PASSABLE_MODE;
 use crate::{
     Node, NodeOptions,
-    adopt::Adoption,
+    adopt::{self, Adoption},
     agents::Agents,
     capture::Captures,
     cluster,
@@ -13,7 +13,7 @@ use crate::{
     fork::{self, Forks},
     guest::Guests,
     helpers,
-    images::{Images, WISHES_QUEUED_MAX, Wish, sources::Sources},
+    images::{Images, Serving, WISHES_QUEUED_MAX, Wish, sources::Sources},
     independence::Independence,
     inventory::{Entry, Inventory},
     machines::{self, Machines},
@@ -21,7 +21,7 @@ use crate::{
     park::Parks,
     placement,
     pool::{self, Pool, Stock},
-    reserve::Reserve,
+    reserve::{Reserve, is_full},
     resize::Resizes,
     resources::Resources,
     rest,
@@ -67,6 +67,8 @@ pub struct NodeHandle {
 pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let home = options.home.clone();
     make_dirs(&options)?;
+    let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
+    close_dirs(&options, &reserve)?;
     let _ = floe_front::telemetry::metrics();
     // an unknown plug-in name is refused now, and not when the first guest asks for clones
     placement::plug_in(options.guest_placement.as_deref(), &home)?;
@@ -79,23 +81,20 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (page_listener, page) = web.unzip();
     let repo = Repository::create(&home.repo())?;
     let cache = Arc::new(Cache::open(&home.cache(), options.cache_budget)?);
-    let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
+    // before the mount is taken over: a node that does not know its machines must not go on
+    let machines = adopt::find_machines(&home)?;
     let keeper = start_keeper(&options)?;
     let mount = start_mount(&options, &keeper)?;
-    let (core, stopped) = Core::new(
-        options,
-        keeper,
-        reserve,
-        mount.took_over(),
-        page.map(Arc::new),
-    );
+    let took_over = mount.took_over();
+    let mount = Serving::new(mount);
+    let (core, stopped) = Core::new(options, keeper, reserve, took_over, page.map(Arc::new));
     let (wishes, wished) = mpsc::sync_channel(WISHES_QUEUED_MAX);
     let (arrivals, arrived) = mpsc::channel();
     let runtime = threads("node-rest", REST_THREADS)?;
     let swarms = threads("swarm-pieces", SWARM_THREADS)?;
     let carry = swarms.handle().clone();
     let node = services(core, repo, cache, mount, wishes, arrivals, carry)?;
-    begin(&node, wished, arrived)?;
+    begin(&node, machines, wished, arrived)?;
     // first, so that whoever makes this node a member through the interface finds it answering members
     let members = rest::members_router(node.clone())
         .merge(fork::router(node.forks.clone(), fork::Way::Sealed));
@@ -260,7 +259,7 @@ fn services(
     core: Arc<Core>,
     repo: Repository,
     cache: Arc<Cache>,
-    mount: Mount,
+    mount: Serving,
     wishes: mpsc::SyncSender<Wish>,
     arrivals: mpsc::Sender<Arc<Entry>>,
     swarms: tokio::runtime::Handle,
@@ -268,7 +267,7 @@ fn services(
     let home = &core.home;
     let cluster = Arc::new(cluster::Cluster::open(home)?);
     let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
-    let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home.forks()));
+    let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home));
     let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
     let resources = Resources::of_this_host(home, core.options.memory_bytes_max);
     let resources = Arc::new(resources);
@@ -425,10 +424,11 @@ fn services(
     }))
 }
 
-/// Gives the services what an earlier node left, and starts their threads. `wished`: what the planner wishes of machines;
-/// `arrived`: machines whose QEMU has begun.
+/// Gives the services what an earlier node left, and starts their threads. `machines`: those that it left; `wished`: what the planner
+/// wishes of machines; `arrived`: machines whose QEMU has begun.
 fn begin(
     node: &Node,
+    machines: Vec<adopt::Found>,
     wished: mpsc::Receiver<Wish>,
     arrived: mpsc::Receiver<Arc<Entry>>,
 ) -> Result<(), NodeError> {
@@ -436,10 +436,10 @@ fn begin(
     let found = node.forks.find_layers_again();
     node.forks.find_lost_forks();
     node.forks.open_groups_again();
-    let left = node.adoption.attach_machines();
+    let left = node.adoption.attach_machines(machines);
     node.views.adopt_views();
     node.networks
-        .tidy(|name| node.inventory.get(name).is_ok() || node.forks.is_away(name));
+        .tidy(|name| node.inventory.knows(name) || node.forks.is_away(name));
     node.images.with_mount(|mount| {
         mount.takeover_done();
         Ok(())
@@ -495,7 +495,7 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     Ok(Mount::start(&options.mountpoint, mount)?)
 }
 
-/// Creates the state directory and its subdirectories, and closes them to other users.
+/// Creates the state directory and its subdirectories.
 fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     let home = &options.home;
     let cannot = |dir: &Path| at(format!("cannot make {}", dir.display()));
@@ -508,7 +508,12 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
         private::make_dirs(&dir).map_err(cannot(&dir))?;
     }
     let mountpoint = &options.mountpoint;
-    make_mountpoint(mountpoint).map_err(cannot(mountpoint))?;
+    make_mountpoint(mountpoint).map_err(cannot(mountpoint))
+}
+
+/// Closes the state directory and its subdirectories to other users, with room from the reserve if the disk is full.
+fn close_dirs(options: &NodeOptions, reserve: &Reserve) -> Result<(), NodeError> {
+    let (home, mountpoint) = (&options.home, &options.mountpoint);
     // a machine's own user, and members of the socket's group, must be able to reach their files
     let mut passable = Vec::new();
     if rustix::process::geteuid().is_root() {
@@ -518,11 +523,11 @@ fn make_dirs(options: &NodeOptions) -> Result<(), NodeError> {
     if !passable.is_empty() || options.socket_group.is_some() {
         passable.push(home.root().to_owned());
     }
-    close_to_others(home.root(), &passable, mountpoint)?;
+    close_to_others(home.root(), &passable, mountpoint, reserve)?;
     // directories that an operator has moved to another disk and linked
     for dir in [home.repo(), home.cache(), home.machines(), home.traces()] {
         if dir.is_symlink() {
-            close_to_others(&dir, &passable, mountpoint)?;
+            close_to_others(&dir, &passable, mountpoint, reserve)?;
         }
     }
     Ok(())
@@ -542,7 +547,12 @@ fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
 }
 
 /// Closes `dir` to other users, except `passable` and `skip`. `dir` may be a symlink; the other paths begin with its name.
-fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), NodeError> {
+fn close_to_others(
+    dir: &Path,
+    passable: &[PathBuf],
+    skip: &Path,
+    reserve: &Reserve,
+) -> Result<(), NodeError> {
     let close = || {
         let real = dir.canonicalize()?;
         let there = |path: &Path| match path.strip_prefix(dir) {
@@ -553,7 +563,15 @@ fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &Path) -> Result<(), 
         let passable: Vec<PathBuf> = passable.iter().map(|path| there(path)).collect();
         private::close_to_others(&real, &passable, &[there(skip)])
     };
-    let closed = close().map_err(at(format!("cannot close {} to others", dir.display())))?;
+    let cannot = || at(format!("cannot close {} to others", dir.display()));
+    let closed = match reserve.write(|| close().map_err(cannot())) {
+        // everything is closed by then, and only the note of that finds no room: the next start looks at everything again
+        Err(error) if is_full(&error) => {
+            tracing::warn!(%error, "the disk is full; the next start does it again");
+            return Ok(());
+        }
+        closed => closed?,
+    };
     if closed.changed > 0 {
         let (changed, dir) = (closed.changed, dir.display());
         tracing::info!(changed, %dir, "files and directories were open to other users; they are closed now");
@@ -605,7 +623,9 @@ mod tests {
         fs::write(disk.join("chunks"), b"memory").unwrap();
         fs::set_permissions(disk.join("chunks"), fs::Permissions::from_mode(0o644)).unwrap();
         let home = floe_api::paths::Home::at(dir.path().join("home"));
-        make_dirs(&NodeOptions::new(home).unwrap()).unwrap();
+        let options = NodeOptions::new(home).unwrap();
+        make_dirs(&options).unwrap();
+        close_dirs(&options, &Reserve::default()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&real.join("repo")), 0o700);
         assert_eq!((mode(&disk), mode(&disk.join("chunks"))), (0o700, 0o600));

@@ -5,6 +5,7 @@
 //! views there are. If the node may not bind-mount, the user is told the path on the mount instead.
 
 use crate::{
+    aside,
     core::Core,
     error::{NodeError, at, at_named, busy, failed, not_found, refused, usage},
     files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
@@ -69,13 +70,17 @@ impl Kept {
 
     /// Writes this with the image's manifest to a directory of its own below `views`.
     fn save(&self, views: &Path, manifest: &Manifest) -> Result<PathBuf, NodeError> {
-        let name = Hash::of(self.path.as_os_str().as_encoded_bytes());
-        let dir = views.join(name.to_string());
+        let dir = self.dir(views);
         make_private_dir(&dir)?;
         save_manifest(&dir, &self.image, manifest)?;
         let bytes = serde_json::to_vec_pretty(self).expect("strings and numbers");
         replace_file(&dir.join(KEPT_FILE), &bytes)?;
         Ok(dir)
+    }
+
+    fn dir(&self, views: &Path) -> PathBuf {
+        let name = Hash::of(self.path.as_os_str().as_encoded_bytes());
+        views.join(name.to_string())
     }
 }
 
@@ -158,9 +163,13 @@ impl Views {
             origin: found.origin,
         };
         // written first: a view that no node knows of could not be ended
-        let dir = kept.save(&self.core.home.views(), &manifest)?;
+        let views_dir = self.core.home.views();
+        let was_there = kept.dir(&views_dir).try_exists().unwrap_or(true);
+        let dir = kept.save(&views_dir, &manifest)?;
         if let Err(error) = bind(&source, &path) {
-            let _ = std::fs::remove_dir_all(&dir);
+            if !was_there {
+                let _ = std::fs::remove_dir_all(&dir);
+            }
             return Err(error);
         }
         let info = MountInfo {
@@ -178,13 +187,18 @@ impl Views {
 
     /// Takes over the views of an earlier node that are still mounted, and removes what is kept of the others.
     pub(crate) fn adopt_views(&self) {
-        let mounted = if self.core.took_over {
-            std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
-        } else {
-            String::new() // the views were on a mount that no longer exists
+        let mounted = match self.core.took_over {
+            true => std::fs::read_to_string("/proc/self/mountinfo"),
+            false => Ok(String::new()), // the views were on a mount that no longer exists
         };
-        let dirs = std::fs::read_dir(self.core.home.views());
-        for dir in dirs.into_iter().flatten().flatten() {
+        let mounted = mounted.map_err(at("cannot read /proc/self/mountinfo"));
+        let found =
+            mounted.and_then(|mounted| Ok((mounted, aside::list(&self.core.home.views())?)));
+        let (mounted, dirs) = found.unwrap_or_else(|error| {
+            tracing::error!(%error, "mounted images are left alone");
+            Default::default()
+        });
+        for dir in dirs {
             let dir = dir.path();
             match self.adopt_view(&dir, &mounted) {
                 Ok(Some(view)) => self.list.lock().push(view),

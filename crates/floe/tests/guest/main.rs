@@ -8,6 +8,7 @@ mod buckets;
 mod exec;
 mod grow;
 mod imports;
+mod left_alone;
 mod life;
 mod machines;
 mod other_users;

@@ -187,8 +187,36 @@ impl TestNode {
         self.dir.as_ref().unwrap().path()
     }
 
-    /// Starts the process.
+    /// Starts the process, and waits until it answers.
     pub fn start_again(&mut self) {
+        self.process = Some(self.spawn());
+        let until = Instant::now() + PATIENCE;
+        while self.try_client().is_err() {
+            if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
+                panic!("the node ended at once: {status}\n{}", self.log());
+            }
+            assert!(
+                Instant::now() < until,
+                "the node does not answer\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[allow(dead_code, reason = "not every file of tests has a start that fails")]
+    /// Starts a process that is to end at once because of an error.
+    pub fn fails_to_start(&self) {
+        let mut process = self.spawn();
+        let mut status = None;
+        eventually("the node ends", || {
+            status = process.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(!status.unwrap().success(), "{}", self.log());
+    }
+
+    fn spawn(&self) -> Child {
         use std::os::unix::fs::OpenOptionsExt;
         let log = fs::File::options()
             .create(true)
@@ -209,7 +237,7 @@ impl TestNode {
                 command
             }
         };
-        let child = command
+        command
             .args(match self.setup.hub {
                 false => &["node"][..],
                 true => &["up", "--listen", "127.0.0.1:0"],
@@ -225,20 +253,7 @@ impl TestNode {
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
-            .unwrap();
-        self.process = Some(child);
-        let until = Instant::now() + PATIENCE;
-        while self.try_client().is_err() {
-            if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
-                panic!("the node ended at once: {status}\n{}", self.log());
-            }
-            assert!(
-                Instant::now() < until,
-                "the node does not answer\n{}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            .unwrap()
     }
 
     #[allow(dead_code, reason = "as above")]

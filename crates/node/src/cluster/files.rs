@@ -80,7 +80,8 @@ impl Files {
 
     /// Whether the node has a place in a cluster, even if its files cannot be read.
     pub fn has_place(&self) -> bool {
-        self.dir.join(MEMBERSHIP).exists()
+        // what can't be looked at may be there
+        self.dir.join(MEMBERSHIP).try_exists().unwrap_or(true)
     }
 
     /// Writes a new place. If the node crashes during that, it has none.

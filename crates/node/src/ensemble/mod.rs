@@ -255,12 +255,7 @@ impl Ensembles {
                 let name: MachineName = name
                     .parse()
                     .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
-                if self.inventory.get(name.as_str()).is_ok() {
-                    return Err(busy(
-                        format!("there is a machine {name} already"),
-                        "remove or rename it, or give the cluster another name",
-                    ));
-                }
+                self.inventory.check_free(&name)?;
                 let address = Networks::address_of(number);
                 names.push(format!("{host}={address}"));
                 if member.count > 1 {
@@ -511,7 +506,7 @@ impl Ensembles {
     fn leave_vacant(&self, prepared: &Prepared) {
         for planned in prepared.parts.iter().flat_map(|part| &part.planned) {
             let name = planned.name.as_str();
-            if self.inventory.get(name).is_err() {
+            if !self.inventory.knows(name) {
                 self.networks.leave(&planned.place.network, name);
             }
         }

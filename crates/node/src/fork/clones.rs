@@ -17,7 +17,7 @@ use crate::{
         record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
         small::{Fresh, Small},
     },
-    machines::{launch::make_machine_dir, restore::Loaded},
+    machines::{making::Making, restore::Loaded},
     report::Report,
     resources::ForClone,
     traces::models::Coming,
@@ -27,8 +27,8 @@ use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInf
 use floe_image::{Hash, MachineConfig};
 use std::sync::Arc;
 
-/// A clone that has loaded its state and stands still.
-pub(super) type LoadedClone = (Operation, Loaded);
+/// A clone that has loaded its state and stands still. Dropping it ends its QEMU first, then undoes the rest.
+pub(super) type LoadedClone = (Loaded, Making);
 
 /// What the user can do if there is no room for clones.
 const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
@@ -102,14 +102,14 @@ impl Forks {
     pub(super) fn end_clone(&self, start: &Start<'_>, clone: CloneId, host: HostId) {
         let (record, host) = (start.record, &start.hosts[host]);
         let loaded = start.loaded.lock().remove(&clone);
-        if let Some((operation, loaded)) = loaded {
-            drop(loaded); // ends QEMU
-            return self.machines.discard(&operation);
+        if loaded.is_some() {
+            return; // dropping it undoes it
         }
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return;
         };
         let ended = match host {
+            Host::Here if !self.is_clone(&record.id, place) => Ok(()),
             Host::Here => match self.machines.remove_machine(&place.name, true) {
                 Err(error) if error.code() == ErrorCode::NotFound => Ok(()),
                 ended => ended.map_err(|error| error.to_api().to_string()),
@@ -131,6 +131,13 @@ impl Forks {
                 self.records.owe(&record.id, clone);
             }
         }
+    }
+
+    /// Whether the machine that has a clone's name is that clone: another may have got the name before it.
+    fn is_clone(&self, fork: &str, clone: &CloneRecord) -> bool {
+        let found = self.inventory.get(&clone.name).map(|entry| entry.record());
+        let family = found.ok().and_then(|record| record.family);
+        family.is_some_and(|family| family.fork == fork && family.number == clone.number)
     }
 
     /// Returns how many clones of other nodes' machines there is room for.
@@ -171,6 +178,9 @@ impl Forks {
             settled: false,
             identity: Identity::default(),
         };
+        if let Ok(name) = request.name.parse() {
+            self.inventory.check_free(&name)?;
+        }
         let order = request.network.as_ref();
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
@@ -273,23 +283,19 @@ impl Forks {
         let operation = self
             .inventory
             .reserve(Some(name), image_name, make, Task::Fork)?;
-        self.machines.resources.give(&operation.name, room);
-        match self.prepare_clone(&operation, found) {
-            Ok(loaded) => Ok((operation, loaded)),
-            Err(error) => {
-                self.machines.discard(&operation);
-                Err(error)
-            }
-        }
+        let mut making = self.machines.making(operation);
+        self.machines.resources.give(&making.name, room);
+        let loaded = self.prepare_clone(&mut making, found)?;
+        Ok((loaded, making))
     }
 
     fn prepare_clone(
         self: &Arc<Self>,
-        entry: &Operation,
+        entry: &mut Making,
         found: &Found,
     ) -> Result<Loaded, NodeError> {
         self.machines.check_room()?;
-        make_machine_dir(&entry.dir)?;
+        entry.make_dir()?;
         // a fork waits for all of its clones, so none of them waits for the disk here
         entry.record().save_soon(&entry.dir)?;
         save_manifest_soon(&entry.dir, &found.id, &found.manifest)?;
@@ -300,23 +306,15 @@ impl Forks {
 
     /// Lets a clone run its guest. If that fails, everything of the clone is removed.
     fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
-        let (operation, loaded) = clone;
+        let (loaded, making) = clone;
         let (mut report, _) = Report::new();
-        let from = operation
-            .record()
-            .family
-            .map_or_else(String::new, |family| {
-                format!("clone {} of {}", family.number, family.parent)
-            });
+        let from = making.record().family.map_or_else(String::new, |family| {
+            format!("clone {} of {}", family.number, family.parent)
+        });
         let model = Coming::default();
-        let gone = self
-            .machines
-            .let_go(&operation, &from, loaded, &model, &mut report);
-        if let Err(error) = gone {
-            self.machines.discard(&operation);
-            return Err(error);
-        }
-        Ok(operation)
+        self.machines
+            .let_go(&making, &from, loaded, &model, &mut report)?;
+        Ok(making.complete())
     }
 }
 

@@ -60,6 +60,12 @@ impl Forks {
             Ok(_) => self.inventory.get(name).ok(),
             Err(_) => None,
         };
+        if let Some(left) = self.inventory.left_alone(name) {
+            return Err(failed(
+                format!("machine {name} can't be forked: {}", left.why),
+                left.way_out(),
+            ));
+        }
         let Some(entry) = machine else {
             let id = self
                 .images

@@ -11,10 +11,12 @@
 
 use super::layer::{Layer, Place, Whereabouts};
 use crate::{
+    aside::{self, has_data},
     error::{NodeError, at},
     files::make_private_dir,
     inventory::record::Origin,
 };
+use floe_api::paths::Home;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, SEGMENT_BYTES, Segment};
 use floe_machine::{MemoryFile, Pages};
 use floe_mount::{FrozenDisk, Keeper};
@@ -24,7 +26,7 @@ use std::{
     collections::HashMap,
     fs::{self, File},
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -312,13 +314,28 @@ impl Index {
 /// Keeps layers with the supervisor and in a directory.
 pub(crate) struct Keeping {
     keeper: Keeper,
+    /// The state directory.
+    root: PathBuf,
     dir: PathBuf,
 }
 
+/// What an earlier node left.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// The layers that were read.
+    pub layers: Vec<Layer>,
+    /// Whether there may be others, which could not be read.
+    pub unread: bool,
+}
+
 impl Keeping {
-    /// Returns a keeping with this supervisor, and with files in this directory.
-    pub fn new(keeper: Keeper, dir: PathBuf) -> Keeping {
-        Keeping { keeper, dir }
+    /// Returns a keeping with this supervisor, and with files in this state directory.
+    pub fn new(keeper: Keeper, home: &Home) -> Keeping {
+        Keeping {
+            keeper,
+            root: home.root().to_owned(),
+            dir: home.forks(),
+        }
     }
 
     pub fn dir(&self) -> &Path {
@@ -336,34 +353,34 @@ impl Keeping {
         layer.names.remove();
     }
 
-    /// Returns the layers that an earlier node left. Those that can't be read, and files of no layer, are removed.
-    pub fn find_again(
-        &self,
-        fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>,
-    ) -> Vec<Layer> {
-        let held = self.keeper.list().unwrap_or_else(|error| {
-            tracing::error!(%error, "forks that are not stored yet are not found again");
-            Vec::new()
-        });
-        let mut layers: Vec<Layer> = Vec::new();
-        for name in held.into_iter().filter(|name| name.starts_with(PREFIX)) {
-            match self.find(&name, &fetcher) {
-                Ok(layer) => layers.push(layer),
+    /// Returns the layers that an earlier node left. Those that can't be read stay with the supervisor, for the next node.
+    pub fn find_again(&self, fetcher: impl Fn(&Origin) -> Result<Arc<Fetcher>, NodeError>) -> Left {
+        let mut left = Left::default();
+        let held = match self.keeper.list() {
+            Ok(held) => held,
+            Err(error) => {
+                tracing::error!(%error, "forks that are not stored yet are not found again");
+                left.unread = true;
+                return left;
+            }
+        };
+        let held = held.into_iter().filter(|name| name.starts_with(PREFIX));
+        let held: Vec<String> = held.collect();
+        for name in &held {
+            match self.find(name, &fetcher) {
+                Ok(layer) => left.layers.push(layer),
                 Err(why) => {
-                    tracing::error!(name, why, "a fork that was not stored yet is lost");
-                    self.keeper.release(&name);
+                    tracing::error!(
+                        name,
+                        why,
+                        "a fork that is not stored yet can't be read; the next node tries again"
+                    );
+                    left.unread = true;
                 }
             }
         }
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let known = layers.iter().any(|layer| layer.names.held == name);
-            if name.starts_with(PREFIX) && !known {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-        layers
+        clear(&self.root, &self.dir, &held);
+        left
     }
 
     fn find(
@@ -411,9 +428,128 @@ impl Keeping {
     }
 }
 
+/// Clears the directory of the files of layers that nobody holds any more. What a guest wrote is still in the parent's disks as long
+/// as its file has another name there; if it has none, it is set aside.
+fn clear(root: &Path, dir: &Path, held: &[String]) {
+    let found = aside::list(dir).unwrap_or_else(|error| {
+        tracing::error!(%error, "files of forks stay there");
+        Vec::new()
+    });
+    for entry in found {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(PREFIX) && !held.iter().any(|held| *held == name) {
+            let is_only_name = |_: &Path, meta: &fs::Metadata| meta.nlink() == 1 && has_data(meta);
+            aside::remove_or_set_aside(root, &entry.path(), is_only_name);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_mount::supervisor;
+
+    #[test]
+    fn files_of_layers_that_nobody_holds_are_removed_only_where_they_have_another_name() {
+        let root = tempfile::tempdir().unwrap();
+        let (root, dir) = (root.path(), root.path().join("forks"));
+        let file = |layer: &str| dir.join(layer).join("disk0-1");
+        for layer in ["layer-held", "layer-linked", "layer-only"] {
+            fs::create_dir_all(dir.join(layer)).unwrap();
+            fs::write(file(layer), b"a guest wrote this").unwrap();
+        }
+        fs::hard_link(file("layer-linked"), root.join("layer-1.data")).unwrap();
+        // in place of directories: a file, a link to itself
+        fs::write(dir.join("layer-file"), b"bytes").unwrap();
+        let link = dir.join("layer-loop");
+        std::os::unix::fs::symlink(&link, &link).unwrap();
+        fs::write(dir.join("fork.json"), b"{}").unwrap();
+        clear(root, &dir, &["layer-held".to_owned()]);
+        let names = |dir: &Path| {
+            let all = aside::list(dir).unwrap().into_iter();
+            let mut names: Vec<String> = all
+                .map(|entry| entry.file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&dir), ["fork.json", "layer-held"]);
+        assert!(root.join("layer-1.data").exists());
+        let aside = root.join("set-aside");
+        let names = names(&aside);
+        let moved = [
+            "forks.layer-file-",
+            "forks.layer-loop-",
+            "forks.layer-only-",
+        ];
+        assert_eq!(names.len(), moved.len(), "{names:?}");
+        assert!(
+            names
+                .iter()
+                .zip(moved)
+                .all(|(name, begin)| name.starts_with(begin))
+        );
+        let only = fs::read(aside.join(&names[2]).join("disk0-1")).unwrap();
+        assert_eq!(only, b"a guest wrote this");
+    }
+
+    #[test]
+    fn a_supervisor_that_cannot_be_asked_costs_no_layer() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let file = home.forks().join("layer-1").join("disk0-1");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, b"a guest wrote this").unwrap();
+        let socket = root.path().join("supervisor.sock");
+        let (listens, listening) = std::sync::mpsc::channel();
+        let at = socket.clone();
+        let ended = std::thread::spawn(move || supervisor::run(&at, || listens.send(()).unwrap()));
+        listening.recv().unwrap();
+        let keeper = Keeper::start(&socket, |_| Ok(())).unwrap();
+        let client = supervisor::Client::connect(&socket).unwrap();
+        client.quit().unwrap();
+        ended.join().unwrap().unwrap();
+        let keeping = Keeping::new(keeper, &home);
+        let left = keeping.find_again(|_| unreachable!("no layer is read"));
+        assert!(left.unread && left.layers.is_empty());
+        assert_eq!(fs::read(&file).unwrap(), b"a guest wrote this");
+    }
+
+    #[test]
+    fn a_layer_that_cannot_be_read_stays_with_the_supervisor_and_its_files_stay_there() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home::at(root.path());
+        let (damaged, unlinked) = ("layer-1", "layer-2");
+        let file = home.forks().join(damaged).join("disk0-1");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, b"a guest wrote this").unwrap();
+        // in place of the directory with its file
+        fs::write(home.forks().join(unlinked), b"no directory").unwrap();
+        let socket = root.path().join("supervisor.sock");
+        let (listens, listening) = std::sync::mpsc::channel();
+        let at = socket.clone();
+        let ended = std::thread::spawn(move || supervisor::run(&at, || listens.send(()).unwrap()));
+        listening.recv().unwrap();
+        let keeper = Keeper::start(&socket, |_| Ok(())).unwrap();
+        let memory = |bytes: &[u8]| {
+            let name = root.path().join("memory");
+            fs::write(&name, bytes).unwrap();
+            File::open(name).unwrap()
+        };
+        keeper.hold(damaged, memory(b"no index")).unwrap();
+        keeper.hold(unlinked, memory(&index())).unwrap();
+        let keeping = Keeping::new(keeper.clone(), &home);
+        let left = keeping.find_again(|_| unreachable!("no layer is read"));
+        assert!(left.unread && left.layers.is_empty());
+        let mut held = keeper.list().unwrap();
+        held.sort();
+        assert_eq!(held, [damaged, unlinked]);
+        assert_eq!(fs::read(&file).unwrap(), b"a guest wrote this");
+        assert!(home.forks().join(unlinked).is_file());
+        keeper.end();
+        ended.join().unwrap().unwrap();
+    }
 
     fn index() -> Vec<u8> {
         let manifest = Manifest::default();

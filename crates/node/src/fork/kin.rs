@@ -80,6 +80,8 @@ impl Forks {
         let ended = |status| matches!(status, MachineStatus::Stopped | MachineStatus::Failed);
         match &clone.host {
             None => match self.inventory.get(&clone.name) {
+                // nobody knows what it does
+                Err(_) if self.inventory.left_alone(&clone.name).is_some() => Life::Alive,
                 // it has ended and is about to be removed from the fork's record, or it is about to be created
                 Err(_) => Life::Gone,
                 Ok(entry) if entry.record().wanted == Wanted::Removing => Life::Alive,

@@ -22,8 +22,10 @@ pub(crate) struct Layers {
 #[derive(Default)]
 struct Known {
     layers: HashMap<Hash, Arc<Layer>>,
-    /// Layers that were lost with the node that had them in memory.
+    /// Layers that were lost with the node that had them in memory, or can't be read.
     lost: HashSet<Hash>,
+    /// Whether an earlier node left layers that could not be read.
+    unread: bool,
 }
 
 impl Layers {
@@ -51,7 +53,9 @@ impl Layers {
             return Vec::new();
         };
         let mut found = Vec::new();
-        for layer in keeping.find_again(fetcher) {
+        let left = keeping.find_again(fetcher);
+        self.known.write().unread = left.unread;
+        for layer in left.layers {
             let layer = Arc::new(layer);
             let mut known = self.known.write();
             // two forks at one moment: one layer has all that the other has
@@ -126,6 +130,11 @@ impl Layers {
     /// Notes an image that was lost before it was stored: its readers then wait instead of getting wrong data.
     pub fn mark_lost(&self, id: Hash) {
         self.known.write().lost.insert(id);
+    }
+
+    /// Whether an earlier node left layers that could not be read: what is not there may be one of them.
+    pub fn any_unread(&self) -> bool {
+        self.known.read().unread
     }
 
     /// Whether an image was lost before it was stored.

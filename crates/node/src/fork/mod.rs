@@ -61,6 +61,7 @@ use floe_api::{
     Happened, InEnsemble, NetworkRequest, Outcome, PortForward,
 };
 use floe_image::Hash;
+use floe_store::StoreError;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
 use parking_lot::Mutex;
@@ -173,6 +174,8 @@ pub(crate) enum Unstored {
     Stored,
     /// Lost with the node that had it.
     Lost,
+    /// Nobody knows: what the earlier node left can't be read now.
+    Unread,
 }
 
 impl ImageUser for Forks {
@@ -270,11 +273,29 @@ impl Forks {
         if self.layers.get(image).is_some() {
             return Unstored::Kept;
         }
-        if self.layers.is_lost(image) || self.images.repo.manifest(image).is_err() {
-            self.layers.mark_lost(*image); // the node may have crashed before the fork had its own record
-            return Unstored::Lost;
+        match self.is_stored(image) {
+            Ok(true) if !self.layers.is_lost(image) => Unstored::Stored,
+            Ok(_) => {
+                self.layers.mark_lost(*image); // the node may have crashed before the fork had its own record
+                match self.layers.any_unread() {
+                    true => Unstored::Unread,
+                    false => Unstored::Lost,
+                }
+            }
+            Err(error) => {
+                tracing::error!(fork = image.short(), %error, "nobody knows whether it is stored");
+                Unstored::Unread
+            }
         }
-        Unstored::Stored
+    }
+
+    /// Whether the repository has a fork's image; an error if that can't be found out.
+    fn is_stored(&self, image: &Hash) -> Result<bool, NodeError> {
+        match self.images.repo.manifest(image) {
+            Ok(_) => Ok(true),
+            Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether a clone of this name runs on another host.
@@ -365,14 +386,14 @@ impl Forks {
         report: &mut Report,
     ) -> Result<ForkReport, NodeError> {
         let (parent, instant, request) = (asked.parent, asked.instant, asked.request);
-        let taken = self.inventory.all().into_iter();
+        let taken = self.inventory.names().into_iter();
         let mut record = self.records.begin(
             asked.ticket,
             parent,
             instant.found.id,
             request.clones,
             unix_now(),
-            taken.map(|entry| entry.name.to_string()),
+            taken,
         )?;
         let names = asked.planned.iter().map(|one| one.name.to_string());
         self.records.call(&mut record, names);
@@ -475,7 +496,8 @@ impl Forks {
 
     /// Removes a fork's image if nobody needs it any more.
     pub(crate) fn drop_fork_image(&self, id: &Hash) {
-        if self.images.user_of(id).is_some() || self.layers.get(id).is_some() {
+        let needed = self.images.user_of(id).is_some() || self.layers.get(id).is_some();
+        if needed || self.inventory.any_left_alone() {
             return;
         }
         let Ok(manifest) = self.images.repo.manifest(id) else {

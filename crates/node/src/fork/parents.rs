@@ -78,8 +78,11 @@ impl Forks {
     pub(crate) fn find_lost_forks(&self) {
         for fork in self.records.all() {
             let is_here = self.layers.get(&fork.image).is_some();
-            if !is_here && self.images.repo.manifest(&fork.image).is_err() {
+            if !is_here && matches!(self.is_stored(&fork.image), Ok(false)) {
                 self.layers.mark_lost(fork.image);
+                if self.layers.any_unread() {
+                    continue; // it may be one of those
+                }
                 self.core.tell(
                     Happened::ForkLost,
                     &fork.image.short(),

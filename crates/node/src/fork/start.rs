@@ -67,7 +67,7 @@ impl Start<'_> {
         };
         let loaded = self.loaded.lock();
         let told = actions.iter().filter_map(go).filter_map(|clone| {
-            let (_, loaded) = loaded.get(&clone)?;
+            let (loaded, _) = loaded.get(&clone)?;
             Some((clone, loaded.release().ok()?))
         });
         let told: Vec<(CloneId, Continuing)> = told.collect();

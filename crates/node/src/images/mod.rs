@@ -24,7 +24,7 @@ mod uploads;
 
 pub(crate) use agent::RawDisk;
 pub use agent::installed as installed_agent;
-pub(crate) use mounted::{ImageUser, WISHES_QUEUED_MAX, Wish};
+pub(crate) use mounted::{ImageUser, Serving, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
@@ -46,7 +46,6 @@ use crate::{
 use floe_api::*;
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, ImageName, MachineConfig};
-use floe_mount::Mount;
 use floe_store::{Cache, GcOptions, Ingest, IngestOptions, Repository};
 use parking_lot::RwLock;
 use std::{
@@ -80,7 +79,7 @@ pub(crate) struct Images {
     /// while files are synced: it orders what stores and what removes, and no fault or reader of an image takes it.
     pub storing: RwLock<()>,
     /// `None` once the node is ending.
-    mount: RwLock<Option<Mount>>,
+    mount: RwLock<Option<Serving>>,
     /// Sends the planner's wishes that machines pause or go on.
     wishes: mpsc::SyncSender<Wish>,
     users: RwLock<Vec<Weak<dyn ImageUser>>>,
@@ -93,7 +92,7 @@ impl Images {
         repo: Repository,
         cache: Arc<Cache>,
         sources: Sources,
-        mount: Mount,
+        mount: Serving,
         wishes: mpsc::SyncSender<Wish>,
     ) -> Arc<Images> {
         Arc::new(Images {

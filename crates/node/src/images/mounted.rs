@@ -39,6 +39,33 @@ pub(crate) trait ImageUser: Send + Sync {
     fn removed(&self, _image: &Hash) {}
 }
 
+/// The mount while this node serves it. A node that fails before it has ended in an orderly way, while it starts for instance, leaves what
+/// it took over from an earlier node to the next one: unmounting it would be the end of all guests.
+pub(crate) struct Serving(Option<Mount>);
+
+impl Serving {
+    pub fn new(mount: Mount) -> Serving {
+        Serving(Some(mount))
+    }
+
+    /// Hands the mount over to who ends it.
+    fn take(mut self) -> Option<Mount> {
+        self.0.take()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let Some(mount) = self.0.take().filter(Mount::took_over) else {
+            return; // of a new mount, which is unmounted, nobody has anything yet
+        };
+        match mount.detach() {
+            Ok(()) => tracing::warn!("the mount is left to the next node"),
+            Err(error) => tracing::error!(%error, "the mount was not left as it should"),
+        }
+    }
+}
+
 /// How many of the planner's wishes may wait for the thread that carries them out; then the threads that report them wait.
 pub(crate) const WISHES_QUEUED_MAX: usize = 256;
 
@@ -87,7 +114,12 @@ impl Images {
         &self,
         call: impl FnOnce(&Mount) -> Result<T, MountError>,
     ) -> Result<T, NodeError> {
-        match &*self.mount.read() {
+        match self
+            .mount
+            .read()
+            .as_ref()
+            .and_then(|serving| serving.0.as_ref())
+        {
             Some(mount) => Ok(call(mount)?),
             None => Err(failed("the node is stopping", "start it again")),
         }
@@ -95,7 +127,7 @@ impl Images {
 
     /// Takes the mount out, so that the node can end it.
     pub fn take_mount(&self) -> Option<Mount> {
-        self.mount.write().take()
+        self.mount.write().take().and_then(Serving::take)
     }
 
     /// Adds an image to the mount.

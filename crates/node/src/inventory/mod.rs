@@ -9,6 +9,7 @@ pub(crate) mod afterwards;
 mod disks;
 pub(crate) mod given;
 mod identity;
+mod left_alone;
 pub(crate) mod lifecycle;
 mod named;
 mod parts;
@@ -18,6 +19,7 @@ pub(crate) mod small;
 
 pub(crate) use disks::check_alias;
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
+pub(crate) use left_alone::{LeftAlone, remove_all};
 pub(crate) use named::Named;
 pub(crate) use parts::HeldPort;
 pub(crate) use pauses::{Pauses, now_us};
@@ -26,6 +28,7 @@ use crate::{
     MachineName,
     error::{NodeError, busy, failed, not_found, refused},
     inventory::{
+        left_alone::check_free,
         lifecycle::{Life, OnDisk, Phase, Task, Tell},
         record::{Record, Wanted},
     },
@@ -56,6 +59,8 @@ const PLACE_HEAD: usize = 29;
 /// All machines by name.
 pub(crate) struct Inventory {
     entries: RwLock<BTreeMap<MachineName, Arc<Entry>>>,
+    /// Those whose records can't be read. Locked after `entries`.
+    left_alone: RwLock<BTreeMap<MachineName, LeftAlone>>,
     /// Beats when something about a machine has changed.
     changed: Arc<Pulse>,
     reserve: Arc<Reserve>,
@@ -296,6 +301,7 @@ impl Inventory {
     pub fn new(reserve: Arc<Reserve>, tell: Tell) -> Inventory {
         Inventory {
             entries: RwLock::default(),
+            left_alone: RwLock::default(),
             changed: Arc::default(),
             reserve,
             tell,
@@ -322,6 +328,9 @@ impl Inventory {
             .map_err(|error: crate::NameError| crate::error::usage(error.to_string(), ""))?;
         let entries = self.entries.read();
         entries.get(&parsed).cloned().ok_or_else(|| {
+            if let Some(error) = self.unusable(&parsed) {
+                return error;
+            }
             let near = similar(name, entries.keys().map(MachineName::as_str));
             let fix = near.map_or_else(
                 || "see `floe ps`".to_owned(),
@@ -329,11 +338,6 @@ impl Inventory {
             );
             not_found(format!("there is no machine {name}"), fix)
         })
-    }
-
-    /// Returns the user ids of all machines.
-    pub fn uids(&self) -> Vec<u32> {
-        uids_of(&self.entries.read())
     }
 
     /// Adds a machine under the wanted name, or one made from its image's name, with its first operation begun. `make` gets its
@@ -346,17 +350,16 @@ impl Inventory {
         what: Task,
     ) -> Result<Operation, NodeError> {
         let mut entries = self.entries.write();
+        let uids = self.uids_with(&entries);
         let name = match wanted {
-            Some(name) if entries.contains_key(&name) => {
-                return Err(busy(
-                    format!("there is a machine {name} already"),
-                    format!("choose another --name, or floe rm {name}"),
-                ));
+            Some(name) => {
+                check_free(&entries, &self.left_alone.read(), &name)?;
+                name
             }
-            Some(name) => name,
-            None => MachineName::from_image(image_name, |name| entries.contains_key(name)),
+            None => MachineName::from_image(image_name, |name| {
+                check_free(&entries, &self.left_alone.read(), name).is_err()
+            }),
         };
-        let uids = uids_of(&entries);
         let number = (0..floe_machine::exec::UID_COUNT)
             .find(|number| !uids.contains(&(floe_machine::exec::UID_FIRST + number)))
             .ok_or_else(|| {
@@ -365,7 +368,9 @@ impl Inventory {
                     "remove machines that are no longer needed",
                 )
             })?;
-        let place = free_place(&entries, &name);
+        let place = free_place(&name, |place| {
+            self.has_left_alone(place) || has_place(&entries, place)
+        });
         let (dir, record) = make(&name, &place, number);
         let entry = self.entry(&name, dir, record, Some(what));
         entries.insert(name, entry.clone());
@@ -414,12 +419,7 @@ impl Inventory {
         let from = entry.name.clone();
         {
             let mut entries = self.entries.write();
-            if entries.contains_key(to) {
-                return Err(busy(
-                    format!("there is a machine {to} already"),
-                    "choose another name",
-                ));
-            }
+            check_free(&entries, &self.left_alone.read(), to)?;
             // nobody else gets the name meanwhile
             entries.insert(to.clone(), entry.clone());
         }
@@ -452,10 +452,15 @@ impl Inventory {
 
     /// Returns in words which machine uses an image, if any does.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
-        self.all().iter().find_map(|entry| {
+        let used = self.all().iter().find_map(|entry| {
             let state = entry.state();
             let uses = state.record.image == *id || state.record.disk_base == *id;
             uses.then(|| format!("machine {}", entry.name))
+        });
+        used.or_else(|| {
+            let mut left = self.images_left_alone().into_iter();
+            let (_, name) = left.find(|(image, _)| image == id)?;
+            Some(format!("machine {name}, whose record can't be read"))
         })
     }
 
@@ -465,6 +470,7 @@ impl Inventory {
             .all()
             .iter()
             .flat_map(|entry| [entry.record().image, entry.record().disk_base])
+            .chain(self.images_left_alone().into_iter().map(|(id, _)| id))
             .collect();
         images.sort_unstable();
         images.dedup();
@@ -489,15 +495,17 @@ impl Inventory {
     }
 }
 
+/// Whether a machine's directories, here or on the mount, have this name.
+fn has_place(entries: &BTreeMap<MachineName, Arc<Entry>>, place: &str) -> bool {
+    entries.values().any(|entry| {
+        let dir = entry.dir.file_name().is_some_and(|dir| dir == place);
+        dir || entry.state().record.mount_name == place
+    })
+}
+
 /// Returns a name for a new machine's directories, here and on the mount, that no other machine uses: a machine keeps those that it
 /// has when it is renamed.
-fn free_place(entries: &BTreeMap<MachineName, Arc<Entry>>, name: &MachineName) -> String {
-    let used = |place: &str| {
-        entries.values().any(|entry| {
-            let dir = entry.dir.file_name().is_some_and(|dir| dir == place);
-            dir || entry.state().record.mount_name == place
-        })
-    };
+fn free_place(name: &MachineName, used: impl Fn(&str) -> bool) -> String {
     let head: String = name.as_str().chars().take(PLACE_HEAD).collect();
     let head = head.trim_end_matches('.');
     let numbered = (2u32..).map(|number| format!("{head}.{number}"));
@@ -521,7 +529,7 @@ mod tests {
     use floe_api::ErrorCode;
     use std::path::Path;
 
-    fn inventory() -> Inventory {
+    pub(super) fn inventory() -> Inventory {
         Inventory::new(Arc::default(), Arc::new(|_, _, _| ()))
     }
 
@@ -563,7 +571,10 @@ mod tests {
         }
     }
 
-    fn reserve(machines: &Inventory, name: Option<&str>) -> Result<Operation, NodeError> {
+    pub(super) fn reserve(
+        machines: &Inventory,
+        name: Option<&str>,
+    ) -> Result<Operation, NodeError> {
         let make = |name: &MachineName, place: &str, number: u32| {
             (Path::new("/nowhere").join(place), record(name, number))
         };

@@ -247,7 +247,7 @@ impl Machines {
 
     fn start_blank(&self, files: &Files) -> Result<WaitingBlank, NodeError> {
         let room = self.resources.ahead_of_image()?;
-        let (place, dir) = self.standby_place();
+        let (place, dir) = self.standby_place()?;
         let mut record = Record {
             place: place.directory.clone(),
             mount_name: place.mount_name.clone(),

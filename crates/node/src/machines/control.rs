@@ -3,11 +3,12 @@
 use crate::{
     error::{NodeError, busy, failed, not_found, refused},
     inventory::{
-        Entry, Operation,
+        Entry, LeftAlone, Operation,
         lifecycle::{Event, Gone, Phase, Qemu, Task, foremost, status},
+        remove_all,
     },
     machines::{
-        Machines,
+        Machines, VM_DIR,
         launch::{choose_ports, machine_forward},
         room::Room,
         stopped::why_stopped,
@@ -57,19 +58,20 @@ fn powers_down(vm: &Machine, limit: Duration) -> bool {
 impl Machines {
     /// Returns all machines, by name.
     pub fn list_machines(&self) -> MachineList {
-        MachineList {
-            machines: self
-                .inventory
-                .all()
-                .iter()
-                .map(|entry| self.info_of(entry))
-                .collect(),
-        }
+        let entries = self.inventory.all();
+        let left = self.inventory.all_left_alone();
+        let known = entries.iter().map(|entry| self.info_of(entry));
+        let mut machines: Vec<_> = known.chain(left.iter().map(info_left_alone)).collect();
+        machines.sort_by(|one, other| one.name.cmp(&other.name));
+        MachineList { machines }
     }
 
     /// Returns one machine.
     pub fn inspect_machine(&self, name: &str) -> Result<MachineInfo, NodeError> {
-        Ok(self.info_of(&*self.inventory.get(name)?))
+        match self.inventory.left_alone(name) {
+            Some(left) => Ok(info_left_alone(&left)),
+            None => Ok(self.info_of(&*self.inventory.get(name)?)),
+        }
     }
 
     /// Returns what is shown of a machine.
@@ -279,6 +281,9 @@ impl Machines {
 
     /// Removes a machine with its disks.
     pub fn remove_machine(&self, name: &str, force: bool) -> Result<(), NodeError> {
+        if let Some(left) = self.inventory.left_alone(name) {
+            return self.remove_left_alone(&left, force);
+        }
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Remove)?;
         if operation.state().vm.is_some() && !force {
@@ -298,18 +303,41 @@ impl Machines {
         struck
     }
 
+    /// Removes a machine whose record can't be read, with everything in its directory.
+    fn remove_left_alone(&self, left: &LeftAlone, force: bool) -> Result<(), NodeError> {
+        let (name, vm_dir) = (&left.name, left.dir.join(VM_DIR));
+        if Machine::process_in(&vm_dir).is_some() && !force {
+            return Err(busy(
+                format!("the QEMU of machine {name} runs, although its record can't be read"),
+                format!("floe rm --force {name} ends it and removes the machine with its disks"),
+            ));
+        }
+        end_vm(&vm_dir);
+        remove_all(&left.dir)?;
+        self.inventory.forget_left_alone(name);
+        self.core
+            .tell(Happened::MachineRemoved, name.as_str(), "it was left alone");
+        let kin = self.kin.get().and_then(Weak::upgrade);
+        kin.map_or(Ok(()), |kin| kin.removed(name.as_str()))
+    }
+
     /// Ends a machine and removes all of its files.
     pub(crate) fn discard(&self, operation: &Operation) {
         self.end_quietly(operation);
         let record = operation.record();
         let place = self.core.home.root().join(&record.place);
         for dir in [&place, &operation.dir] {
-            if let Err(error) = std::fs::remove_dir_all(dir)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                tracing::warn!(dir = %dir.display(), %error, "was not removed");
+            if let Err(error) = remove_all(dir) {
+                tracing::warn!(machine = %operation.name, %error, "was not removed");
             }
         }
+        self.forget(operation);
+    }
+
+    /// Takes a machine of which nothing is on the disk out of all lists.
+    pub(crate) fn forget(&self, operation: &Operation) {
+        let record = operation.record();
+        self.resources.ended(&record.name, &record.mount_name);
         self.leave_network(&record);
         self.inventory.remove(&operation.name);
         self.images.forget_image(&record.image);
@@ -472,6 +500,43 @@ impl Machines {
         if let Err(error) = operation.gone(Gone::ByItself { bad, why: detail }, "") {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
+    }
+}
+
+/// Returns what is shown of a machine whose record can't be read.
+// Long: one structure, field by field.
+fn info_left_alone(left: &LeftAlone) -> MachineInfo {
+    MachineInfo {
+        name: left.name.to_string(),
+        status: MachineStatus::Failed,
+        detail: format!("it is left alone: {}; {}", left.why, left.way_out()),
+        image: String::new(),
+        image_name: String::new(),
+        restored: false,
+        pid: None,
+        memory_bytes: 0,
+        memory_bytes_max: 0,
+        cpus: 0,
+        cpus_max: 0,
+        cards: Vec::new(),
+        disks: Vec::new(),
+        accel: String::new(),
+        forwards: Vec::new(),
+        created_unix_s: 0,
+        sources: Vec::new(),
+        stats: MachineStats::default(),
+        cloned: None,
+        network: None,
+        allow_host: HostAccess::None,
+        limits: Limits::default(),
+        park_after_s: None,
+        paused_for: Vec::new(),
+        switched_off: false,
+        remove: false,
+        restart: RestartPolicy::default(),
+        restarts: 0,
+        independence: None,
+        ensemble: None,
     }
 }
 

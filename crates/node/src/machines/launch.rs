@@ -28,6 +28,8 @@ use std::{
 /// A disk's size as QEMU sees it is a multiple of this, padded with zeros: QEMU refuses to write to a file whose size is not
 /// a multiple of what its file system reads at once.
 const DISK_BLOCK: u64 = floe_image::CHUNK_SIZE as u64;
+/// The directory of a machine's QEMU, within the machine's.
+pub(crate) const VM_DIR: &str = "vm";
 /// QEMU's own directory within the machine's, as `floe-machine` names it.
 pub(crate) const RUN_DIR: &str = "run";
 /// The file with the guest's latest console output.
@@ -48,7 +50,7 @@ pub(crate) struct Attached {
 impl Machines {
     /// Returns a machine's directory for QEMU.
     pub(crate) fn vm_dir(&self, record: &Record) -> PathBuf {
-        self.core.home.root().join(&record.place).join("vm")
+        self.core.home.root().join(&record.place).join(VM_DIR)
     }
 
     /// Returns a machine's directory for its disks' layers.
@@ -70,7 +72,7 @@ impl Machines {
         let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
         let fetcher = self.images.sources.fetcher(&record.origin)?;
         let mut bases = Vec::new();
-        for base in Mount::recorded_bases(&self.disk_dir(&record)).unwrap_or_default() {
+        for base in Mount::recorded_bases(&self.disk_dir(&record))? {
             if base != record.image {
                 bases.push((base, self.images.manifest_of(&entry.dir, &base)?));
             }
@@ -90,7 +92,7 @@ impl Machines {
     ) -> Result<Attached, NodeError> {
         let mut disks = disk_specs(record, &manifest);
         // a disk may have been grown since
-        let recorded = Mount::recorded_sizes(&self.disk_dir(record)).unwrap_or_default();
+        let recorded = Mount::recorded_sizes(&self.disk_dir(record))?;
         for disk in &mut disks {
             let recorded = recorded.get(&disk.name).copied();
             disk.size = disk.size.max(recorded.unwrap_or_default());

@@ -17,6 +17,7 @@ mod faces;
 mod families;
 pub(crate) mod launch;
 pub(crate) mod limits;
+pub(crate) mod making;
 mod networks;
 pub(crate) mod own_disks;
 mod pausing;
@@ -31,6 +32,7 @@ mod watching;
 
 pub(crate) use control::end_vm;
 pub(crate) use disks::disk_called;
+pub(crate) use launch::VM_DIR;
 pub(crate) use room::WORK_BYTES;
 pub(crate) use sizes::size_words;
 pub(crate) use standby::DIR as STANDBY_DIR;

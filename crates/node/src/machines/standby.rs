@@ -6,16 +6,20 @@
 
 use crate::{
     STANDBY_BYTES, StandbyOptions,
-    error::NodeError,
+    error::{NodeError, at},
     images::sources::Found,
     inventory::record::{RECORD_VERSION, Record, Wanted},
-    machines::{Machines, launch::Attached},
+    machines::{
+        Machines,
+        launch::{Attached, make_machine_dir},
+    },
     resources::Ahead,
     unix_now,
 };
 use floe_image::Hash;
 use floe_machine::{Machine, Standby, User, exec::UID_COUNT};
 use floe_mount::MachineHandle;
+use floe_store::private;
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
@@ -243,8 +247,8 @@ impl Machines {
         tried.find(free).unwrap_or_else(next)
     }
 
-    /// Returns where the next waiting QEMU's files are to be, and their directory.
-    pub(super) fn standby_place(&self) -> (Place, PathBuf) {
+    /// Makes the directory of the next waiting QEMU; returns where its files are to be, and that directory.
+    pub(super) fn standby_place(&self) -> Result<(Place, PathBuf), NodeError> {
         let (number, uid) = self.standby_user();
         // differs from all machines' names, and from those of machines that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
@@ -253,8 +257,12 @@ impl Machines {
             mount_name: format!("standby.{unique}"),
             uid,
         };
-        let dir = self.core.home.root().join(&place.directory);
-        (place, dir)
+        let root = self.core.home.root();
+        let (above, dir) = (root.join(DIR), root.join(&place.directory));
+        private::make_dirs(&above).map_err(at(format!("cannot make {}", above.display())))?;
+        // only what did not exist before is removed when it is cleared
+        make_machine_dir(&dir)?;
+        Ok((place, dir))
     }
 
     /// Removes what is left of a waiting QEMU that has ended.
@@ -274,7 +282,7 @@ impl Machines {
         isolated: bool,
     ) -> Result<Waiting, NodeError> {
         let room = self.resources.ahead(&found.manifest.config)?;
-        let (place, dir) = self.standby_place();
+        let (place, dir) = self.standby_place()?;
         let prepared = self.prepare_in(found, &place, isolated);
         match prepared {
             Ok((standby, attached)) => Ok(Waiting {

@@ -12,7 +12,7 @@ mod tunnel;
 
 use crate::{
     cluster::Cluster,
-    error::{NodeError, failed, not_found, refused, usage},
+    error::{NodeError, busy, failed, not_found, refused, usage},
     files::{load_kept, replace_file},
     inventory::record::Attachment,
 };
@@ -279,7 +279,13 @@ impl Networks {
             overlay: None,
             sealed: None,
         });
-        let taken = |(other, number): (&String, &u32)| other != name && *number == order.number;
+        if network.members.contains_key(name) {
+            return Err(busy(
+                format!("{name} is in network {} already", order.id),
+                format!("end it (floe kill {name})"),
+            ));
+        }
+        let taken = |(_, number): (&String, &u32)| *number == order.number;
         if network.members.iter().any(taken) {
             return Err(refused(
                 format!("number {} of network {} is taken", order.number, order.id),

@@ -113,6 +113,9 @@ impl Parks {
         let Some(all_named) = self.unnamed.try_write() else {
             return; // a machine is being parked
         };
+        if self.inventory.any_left_alone() {
+            return; // it may be parked, and its memory would be gone
+        }
         let stored: Vec<Hash> = self.stored.lock().iter().copied().collect();
         let unused = stored
             .into_iter()

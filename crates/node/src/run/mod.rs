@@ -25,8 +25,9 @@ use crate::{
     },
     machines::{
         Machines,
-        launch::{choose_ports, cold_config, machine_access, make_machine_dir},
+        launch::{choose_ports, cold_config, machine_access},
         limits::check_park_after,
+        making::Making,
         own_disks::OwnDisks,
     },
     plan::{self, Kind, Plan, awaited_port},
@@ -96,6 +97,9 @@ impl Runs {
         found: Found,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
+        if let Some(name) = &wanted {
+            self.inventory.check_free(name)?;
+        }
         let plan = plan::plan(request, &found.manifest)?;
         if request.park_after_s.is_some()
             && plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name())
@@ -111,20 +115,24 @@ impl Runs {
             .traces
             .fetch_model(found.id, manifest, &found.origin, fetcher);
         let operation = self.reserve(wanted, request, &found, &plan, &own)?;
+        let mut making = self.machines.making(operation);
         let start = Start {
             request,
             found: &found,
             plan: &plan,
             model: &model,
         };
-        let began = self.begin_run(&operation, &start, own, report);
+        let began = self.begin_run(&mut making, &start, own, report);
         if let Err(error) = began {
-            self.machines.discard(&operation);
-            let why = "it could not be started";
-            self.core
-                .tell(Happened::MachineRemoved, operation.name.as_str(), why);
+            let (name, had_dir) = (making.name.clone(), making.has_dir());
+            drop(making);
+            if had_dir {
+                let why = "it could not be started";
+                self.core.tell(Happened::MachineRemoved, name.as_str(), why);
+            }
             return Err(error);
         }
+        let operation = making.complete();
         if plan.kind == Kind::Restore {
             self.machines.refill_standby(&found);
             self.machines.prepare_run(&operation.entry);
@@ -210,7 +218,7 @@ impl Runs {
 
     fn begin_run(
         self: &Arc<Self>,
-        entry: &Operation,
+        entry: &mut Making,
         start: &Start<'_>,
         own: OwnDisks,
         report: &mut Report,
@@ -223,7 +231,7 @@ impl Runs {
         } = *start;
         self.machines.check_room()?;
         self.machines.reserve_resources(entry, request.overcommit)?;
-        make_machine_dir(&entry.dir)?;
+        entry.make_dir()?;
         entry.record().save(&entry.dir)?;
         if let Some(network) = &request.network {
             self.machines.give_network(entry, network)?;

@@ -21,6 +21,7 @@ mod traffic;
 pub(crate) use pieces::Active;
 
 use crate::{
+    aside,
     core::Core,
     error::{NodeError, not_found, usage},
     images::{Images, sources::bind_token},
@@ -561,9 +562,15 @@ impl Swarms {
 
     /// Removes shelves of images that nobody here wants any more: a node was killed before it could.
     fn tidy(&self) {
+        if self.inventory.any_left_alone() {
+            return; // it may want some
+        }
         let wanted: BTreeSet<Hash> = self.wanted().keys().map(|key| key.image).collect();
-        let found = std::fs::read_dir(self.core.home.swarm());
-        for entry in found.into_iter().flatten().flatten() {
+        let found = aside::list(&self.core.home.swarm()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "pieces of images that nobody wants stay");
+            Vec::new()
+        });
+        for entry in found {
             let name = entry.file_name();
             let image = name.to_str().and_then(|name| name.parse::<Hash>().ok());
             if image.is_some_and(|image| !wanted.contains(&image))

@@ -1,7 +1,10 @@
 //! Images that this node gives to others although no machine of its own runs them, in a file that outlives it.
 
 use super::{decide::Key, member::Place};
-use crate::{error::NodeError, files::replace_file};
+use crate::{
+    error::NodeError,
+    files::{replace_file, set_aside},
+};
 use floe_image::Hash;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -46,17 +49,17 @@ pub(super) struct Seeds {
 }
 
 impl Seeds {
-    /// Reads the file. One that can't be read is set aside in the log, and nothing is given.
+    /// Reads the file. One that can't be read is set aside, and nothing is given.
     pub fn open(file: PathBuf) -> Seeds {
-        let read = std::fs::read(&file);
-        let all = match read.map(|bytes| serde_json::from_slice(&bytes)) {
-            Ok(Ok(all)) => all,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, file = %file.display(), "nothing is seeded: the file is damaged");
-                Vec::new()
-            }
-            Err(_) => Vec::new(),
+        let read = match std::fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error.to_string()),
         };
+        let all = read.unwrap_or_else(|why| {
+            set_aside(&file, &why, "can't be read; nothing is seeded");
+            Vec::new()
+        });
         Seeds {
             file,
             all: Mutex::new(all),
