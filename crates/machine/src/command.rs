@@ -41,7 +41,7 @@ pub mod files {
 const READ_ONLY_DISKS: [&str; 3] = [FIRMWARE_REGION, CDROM_REGION, SEED_REGION];
 
 /// QEMU's name for the host's end of the first network card.
-const NETDEV: &str = "net0";
+pub(crate) const NETDEV: &str = "net0";
 
 /// What QEMU's sandbox forbids: obsolete system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -400,16 +400,18 @@ pub fn arguments(
             .iter()
             .map(|f| format!(",hostfwd={f}"))
             .collect();
-        let restrict = if spec.isolated { ",restrict=on" } else { "" };
+        let restricted = |on: bool| if on { ",restrict=on" } else { "" };
         let netdev = match &spec.tap {
             Some(_) => format!("tap,id={NETDEV},fd={TAP_FD},vhost=off"),
-            None => format!("user,id={NETDEV}{restrict}{forwards}"),
+            None => format!("user,id={NETDEV}{}{forwards}", restricted(spec.isolated)),
         };
         arg("-netdev", netdev.into());
         if spec.tap.is_some() && incoming {
             // a state that was saved on the user network contains data of that network; this unused network receives it
             arg("-netdev", "user,id=unused0,restrict=on".into());
         }
+        // a machine whose first card is on a network of its own reaches what that one reaches, and nothing by its other cards
+        let restrict = restricted(spec.isolated || spec.tap.is_some());
         for netdev in netdevs(config).filter(|netdev| *netdev != NETDEV) {
             let subnet = added_subnet(netdev);
             arg(
@@ -616,6 +618,50 @@ mod tests {
             );
         }
         check(&MachineConfig::default()).unwrap();
+    }
+
+    /// The networks of a machine with an added card, as QEMU is told of them.
+    fn networks(spec: &Spec, incoming: bool) -> Vec<String> {
+        let mac = "52:54:00:00:00:01";
+        let mut devices = devices::canonical(&[], mac, Profile::Growable, Models::default());
+        devices.push(devices::card(1, mac, 1));
+        let config = MachineConfig {
+            devices,
+            ..Default::default()
+        };
+        check(&config).unwrap();
+        let arguments = arguments(spec, &config, &RamBacking::Anonymous, &[], incoming);
+        let pairs = arguments.windows(2).filter(|pair| pair[0] == "-netdev");
+        pairs
+            .map(|pair| pair[1].to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn a_card_beside_that_of_a_family_leads_nowhere() {
+        let accel = crate::Accel::Tcg {
+            reason: String::new(),
+        };
+        let programs = crate::Programs {
+            qemu: "qemu".into(),
+            wrapper: Vec::new(),
+        };
+        let mut spec = Spec::new("web", "/web", accel, programs);
+        let added = "user,id=net1,net=10.0.3.0/24";
+        assert_eq!(networks(&spec, true), ["user,id=net0", added]);
+        let (device, _) = std::io::pipe().unwrap();
+        spec.tap = Some(crate::Tap::new(device.into()));
+        let tap = "tap,id=net0,fd=0,vhost=off";
+        let added = format!("{added},restrict=on");
+        assert_eq!(networks(&spec, false), [tap, &added]);
+        let unused = "user,id=unused0,restrict=on";
+        assert_eq!(networks(&spec, true), [tap, unused, &added]);
+        spec.tap = None;
+        spec.isolated = true;
+        assert_eq!(
+            networks(&spec, true),
+            ["user,id=net0,restrict=on", added.as_str()]
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, disk_number, is_special_disk};
 use serde_json::{Map, Value, json};
 
+use crate::command::NETDEV;
 use crate::error::MachineError;
 use crate::hardware::Profile;
 use crate::models::{DiskModel, Models, NetworkModel};
@@ -258,9 +259,15 @@ pub(crate) fn values<'a>(devices: &'a [String], key: &'a str) -> impl Iterator<I
 
 /// Returns whether the machine has a network card.
 pub fn has_network_card(devices: &[String]) -> bool {
+    devices.iter().any(|device| is_card(device))
+}
+
+/// Returns whether a device is a network card.
+fn is_card(device: &str) -> bool {
+    let driver = device.split(',').next();
     NetworkModel::ALL
         .iter()
-        .any(|model| has(devices, model.driver()))
+        .any(|model| driver == Some(model.driver()))
 }
 
 /// Returns whether a device was added while the machine ran and can be removed again.
@@ -396,7 +403,28 @@ pub fn check(devices: &[String], cpu_model: &str) -> Result<(), MachineError> {
             what: format!("device {device:?}: {why}"),
         })?;
     }
-    Ok(())
+    check_cards(devices).map_err(|what| MachineError::Untrusted { what })
+}
+
+/// Refuses cards that are connected otherwise than floe connects them: the first one to `net0`, on which all rules of the machine's
+/// network are, and each other one to a network of its own.
+fn check_cards(devices: &[String]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for card in devices.iter().filter(|device| is_card(device)) {
+        let netdev = property(card, "netdev").unwrap_or_default();
+        let number = netdev.strip_prefix("net").and_then(|n| n.parse().ok());
+        // only the one way of writing a number
+        let known = number.filter(|&n: &u32| n <= PLACES && netdev == format!("net{n}"));
+        if !known.is_some_and(|number| seen.insert(number)) {
+            return Err(format!(
+                "device {card:?}: each network card has a netdev of its own, net0 to net{PLACES}"
+            ));
+        }
+    }
+    match seen.first() {
+        None | Some(0) => Ok(()),
+        Some(_) => Err(format!("no network card has the netdev {NETDEV}")),
+    }
 }
 
 fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
@@ -412,12 +440,17 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
         (None, Some(model)) if model == cpu_model => CPU_PROPERTIES,
         _ => return Err(format!("driver {driver:?} is none of floe's")),
     };
+    let mut given = BTreeSet::new();
     for part in parts {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("{part:?} is not key=value"))?;
         if !properties.contains(&key) {
             return Err(format!("property {key:?} of {driver} is none of floe's"));
+        }
+        if !given.insert(key) {
+            // QEMU would take the last one, floe the first
+            return Err(format!("property {key:?} is given twice"));
         }
         if !value
             .bytes()
@@ -548,6 +581,7 @@ mod tests {
             "qemu64-x86_64-cpu,id=cpu1",
             "Nehalem-x86_64-cpu,id=cpu1,enforce=off",
             "virtio-blk-pci,id=vd0,drive=disk0,,werror=stop",
+            "virtio-blk-pci,id=vd0,drive=disk0,drive=disk1",
             "-S",
             "",
         ] {
@@ -555,6 +589,37 @@ mod tests {
             assert!(error.to_string().contains("refused"), "{error}");
         }
         check(&["VGA".to_string()], CPU_MODEL_DEFAULT).unwrap();
+    }
+
+    #[test]
+    fn an_image_connects_no_card_to_anything_but_a_network_that_floe_makes() {
+        let card = |id: &str, netdev: &str| format!("virtio-net-pci,id={id},netdev={netdev}");
+        let checked = |netdevs: &[&str]| {
+            let ids = (0..).map(|i| format!("nic{i}"));
+            let cards: Vec<String> = ids.zip(netdevs).map(|(id, net)| card(&id, net)).collect();
+            check(&cards, CPU_MODEL_DEFAULT)
+        };
+        for good in [&[][..], &["net0"], &["net0", "net2", "net31"]] {
+            checked(good).unwrap();
+        }
+        for bad in [
+            &["net1"][..],
+            &["net0", "net0"],
+            &["net0", "net1", "net1"],
+            &["net0", "unused0"],
+            &["net0", "net32"],
+            &["net0", "net01"],
+            &["net0", "net+1"],
+            &["net0", "net"],
+            &["net0", ""],
+        ] {
+            let error = checked(bad).unwrap_err();
+            assert!(error.to_string().contains("netdev"), "{error}");
+        }
+        for model in NetworkModel::ALL {
+            let cards = [format!("{},id=nic0", model.driver())];
+            check(&cards, CPU_MODEL_DEFAULT).unwrap_err();
+        }
     }
 
     #[test]

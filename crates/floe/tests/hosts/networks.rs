@@ -371,3 +371,48 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
         assert_eq!(String::from_utf8_lossy(&tables.stdout), "");
     }
 }
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_guest_leaves_its_familys_network_by_no_other_card() {
+    let hosts = Hosts::new();
+    let here = TestNode::in_namespace(&hosts.names[0], "10.90.0.1:7070");
+    let _there = TestNode::in_namespace(&hosts.names[1], "10.90.0.2:7070");
+    here.import_tiny("tiny", None);
+    here.run_named("tiny", "plain");
+    here.wait_console("plain", "floe-guest ready");
+    let card = here.client().attach_card("plain").unwrap();
+    assert_eq!(card.card, "nic1");
+    // all that the guest sends goes by its second card
+    let up = "until ip link set eth1 up; do sleep 1; done; ip link set eth0 down; ip addr add 10.0.3.15/24 dev eth1; \
+              ip route add default via 10.0.3.2; echo up-$((1+1))";
+    here.type_and_wait("plain", up, "up-2");
+    let get = |name: &str, to: &str, mark: &str| {
+        let command = format!(
+            "(printf 'GET / HTTP/1.0\\r\\n\\r\\n'; sleep 9) | nc -w 9 {to} 7070 | head -c 5; echo {mark}-$((1+1))"
+        );
+        here.type_and_wait(name, &command, &format!("{mark}-2"));
+        here.console(name).contains(&format!("HTTP/{mark}-2"))
+    };
+    for (to, mark) in [("10.90.0.2", "other"), ("10.90.0.1", "own")] {
+        assert!(get("plain", to, mark), "{}", here.console("plain"));
+    }
+    let request = CaptureRequest {
+        name: Some("two-cards".into()),
+        rehearse_s: Some(0),
+        ..Default::default()
+    };
+    let captured = here.client().capture("plain", &request).unwrap();
+    captured.finish(|_| ()).unwrap();
+    here.run(&RunRequest {
+        image: "two-cards".into(),
+        name: Some("member".into()),
+        network: Some(NetworkRequest::default()),
+        ..Default::default()
+    });
+    for (to, mark) in [("10.90.0.2", "out"), ("10.90.0.1", "host")] {
+        assert!(!get("member", to, mark), "{}", here.console("member"));
+    }
+    let refused = here.client().attach_card("member").unwrap_err().to_api();
+    assert!(refused.message.contains("one card"), "{refused}");
+}
