@@ -41,3 +41,23 @@ pub fn disk_entry(data: &[u8]) {
         }
     }
 }
+
+/// A stranger's archive of disks: its files lie within it, and the parts of sparse ones within those.
+pub fn disk_archive(data: &[u8]) {
+    use images::{archive, disk_format};
+    let (read, len) = (disk_format::reader(data), data.len() as u64);
+    for member in archive::members(&read, len).unwrap_or_default() {
+        assert!(member.at + member.stored <= len);
+        let (mut end, mut stored) = (0, 0);
+        let walked = archive::parts(&read, len, &member, &mut |offset, length| {
+            assert!(offset >= end);
+            (end, stored) = (offset + length, stored + length);
+            Ok(())
+        });
+        walked.expect("its parts were read before");
+        assert_eq!(stored, member.stored);
+        if let archive::Form::Sparse { bytes, .. } = member.form {
+            assert!(end <= bytes);
+        }
+    }
+}

@@ -92,6 +92,8 @@ pub mod credentials;
 #[path = "../../crates/node/src"]
 mod node {
     pub mod images {
+        #[path = "archive.rs"]
+        pub mod archive;
         #[path = "disk_boot.rs"]
         pub mod disk_boot;
         #[path = "disk_content.rs"]
@@ -136,7 +138,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
-pub use disks::{disk_boot, disk_entry, disk_header, disk_tables};
+pub use disks::{disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::extents;
 pub use node::{MachineName, NameError};
 use node::{cluster, images, inventory, names};
@@ -185,6 +187,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("disk_tables", disk_tables),
     ("disk_boot", disk_boot),
     ("disk_entry", disk_entry),
+    ("disk_archive", disk_archive),
     ("extents", extents),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),

@@ -151,3 +151,75 @@ fn what_is_no_disk_is_refused_by_name_and_nothing_is_waited_for() {
     finish(rig.node.client().import(&request).unwrap());
     rig.assert_nothing_is_left();
 }
+
+/// What a node gets along with while it imports, whatever that is.
+const MEMORY_BYTES: u64 = 512 << 20;
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test"]
+fn no_archive_and_no_image_takes_the_nodes_memory() {
+    let rig = Rig::new();
+    rig.node.limit_memory(MEMORY_BYTES);
+    let zstd = |name: &str| {
+        let (from, to) = (rig.path(name), rig.path(&format!("{name}.zst")));
+        let done = Command::new("zstd")
+            .args(["-q1", "-o"])
+            .args([&to, &from])
+            .status();
+        assert!(done.unwrap().success());
+    };
+    // a name, and a list of properties, of twice that memory, in some KB
+    for (kind, name) in [(b'L', "name.tar"), (b'x', "properties.tar")] {
+        let mut header = vec![0; 512];
+        header[..7].copy_from_slice(b"@Header");
+        header[124] = 0x80; // what follows is a number, not its digits
+        header[128..136].copy_from_slice(&(2 * MEMORY_BYTES).to_be_bytes());
+        header[156] = kind;
+        header[257..265].copy_from_slice(b"ustar  \0");
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        rig.write(name, &header);
+        let archive = fs::File::options().write(true).open(rig.path(name));
+        archive.unwrap().set_len(2 * MEMORY_BYTES + 4096).unwrap();
+        zstd(name);
+        let error = rig.import(&format!("{name}.zst")).unwrap_err();
+        let wanted = format!("has {} bytes, more than", 2 * MEMORY_BYTES);
+        assert!(error.contains(&wanted), "{error}");
+    }
+    // a disk that is stored without its holes is the disk
+    rig.write("disk.raw", &disk());
+    let whole = rig.regions(&rig.import("disk.raw").unwrap());
+    let holes = Command::new("cp")
+        .args(["--sparse=always"])
+        .args([rig.path("disk.raw"), rig.path("holes.raw")])
+        .status();
+    assert!(holes.unwrap().success());
+    for (name, packing) in [("gnu.tar", "--sparse"), ("gnu.tar.zst", "--zstd")] {
+        let done = Command::new("tar")
+            .args(["--sparse", "--format=gnu", packing, "-cf"])
+            .arg(rig.path(name))
+            .arg("-C")
+            .args([rig.path(""), "holes.raw".into()])
+            .output();
+        assert!(done.unwrap().status.success());
+        assert!(fs::metadata(rig.path(name)).unwrap().len() < 6 << 20);
+        let outcome = rig.import(name).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(rig.regions(&outcome), whole, "{name}");
+    }
+    // a qcow whose tables of 64 KiB lie at every byte
+    let mut image = b"QFI\xfb\0\0\0\x01".to_vec();
+    let tables = 1u64 << 20;
+    image.resize(24, 0);
+    image.extend((tables << 22).to_be_bytes());
+    image.extend([9, 13, 0, 0, 0, 0, 0, 0]);
+    image.extend(48u64.to_be_bytes());
+    image.extend((0..tables).flat_map(|n| (48 + n).to_be_bytes()));
+    image.resize(image.len() + (64 << 10), 0);
+    rig.write("across.qcow", &image);
+    let error = rig.import("across.qcow").unwrap_err();
+    assert!(error.contains("qcow"), "{error}");
+    // and it is still there
+    rig.import("disk.raw").unwrap();
+    rig.assert_nothing_is_left();
+}

@@ -257,6 +257,18 @@ impl TestNode {
     }
 
     #[allow(dead_code, reason = "as above")]
+    /// Bounds the memory that its process can have from now on: its heap and all else that is writable and its own (RLIMIT_DATA).
+    pub fn limit_memory(&self, bytes: u64) {
+        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        let pid = Pid::from_child(self.process.as_ref().unwrap());
+        let limit = Rlimit {
+            current: Some(bytes),
+            maximum: Some(bytes),
+        };
+        prlimit(Some(pid), Resource::Data, limit).unwrap();
+    }
+
+    #[allow(dead_code, reason = "as above")]
     /// How many images its repository has, those that no list shows among them.
     pub fn images_stored(&self) -> usize {
         let images = fs::read_dir(self.home().join("repo/images")).unwrap();

@@ -5,7 +5,7 @@
 //! and a table that is referenced twice is read once, so that no file can cause more reads than it has bytes.
 
 use crate::images::disk_format::{Bytes, Format, Read};
-use std::{collections::HashSet, io};
+use std::{cell::Cell, collections::HashSet, io};
 
 /// Why an image is incomplete or cannot be checked.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ struct Image<'a> {
     read: &'a Read<'a>,
     len: u64,
     goes_on: &'a dyn Fn() -> bool,
+    /// How many bytes the tables have that were read.
+    tables: Cell<u64>,
 }
 
 /// Checks that every offset in an image of `len` bytes lies within it. `goes_on` is called once for each block of a table; if
@@ -56,7 +58,12 @@ pub fn check(
     len: u64,
     goes_on: &dyn Fn() -> bool,
 ) -> Result<(), Fault> {
-    let image = Image { read, len, goes_on };
+    let image = Image {
+        read,
+        len,
+        goes_on,
+        tables: Cell::new(0),
+    };
     match format {
         Format::Raw => Ok(()),
         Format::Qcow => image.qcow(),
@@ -102,6 +109,12 @@ impl Image<'_> {
     ) -> Result<(), Fault> {
         let bytes = count.saturating_mul(WIDTH as u64);
         self.within(offset, bytes, || what.to_owned())?;
+        // each is read once: those that lie across one another could be as many as the file has bytes
+        let tables = self.tables.get().saturating_add(bytes);
+        if tables > self.len {
+            return damaged(format!("{what} and others lie across one another"));
+        }
+        self.tables.set(tables);
         let mut block = vec![0; BLOCK_BYTES.min(bytes) as usize];
         let mut done = 0;
         while done < bytes {
@@ -508,4 +521,38 @@ fn used(block: u64, guest: u64, size: u64) -> u64 {
 
 fn data_at(guest: u64) -> String {
     format!("the data at {guest} of its disk")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::images::disk_format::reader;
+
+    #[test]
+    fn tables_that_lie_across_one_another_are_not_read_again_and_again() {
+        // qcow, whose tables may lie anywhere: a table of 64 KiB at each of 100,000 bytes
+        const TABLES: usize = 100_000;
+        let mut image = b"QFI\xfb\0\0\0\x01".to_vec();
+        image.resize(48, 0);
+        let (cluster_bits, l2_bits) = (9, 13);
+        let size = (TABLES as u64) << (cluster_bits + l2_bits);
+        image[24..32].copy_from_slice(&size.to_be_bytes());
+        (image[32], image[33]) = (cluster_bits, l2_bits);
+        image[40..48].copy_from_slice(&48u64.to_be_bytes());
+        let first = 48 + 8 * TABLES as u64;
+        for n in 0..TABLES as u64 {
+            image.extend((first + n).to_be_bytes());
+        }
+        image.resize(image.len() + TABLES + (64 << 10), 0);
+        let asked = Cell::new(0);
+        let read = |offset: u64, buffer: &mut [u8]| {
+            asked.set(asked.get() + buffer.len());
+            reader(&image)(offset, buffer)
+        };
+        match check(Format::Qcow, &read, image.len() as u64, &|| true) {
+            Err(Fault::Damaged(what)) => assert!(what.contains("across one another"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(asked.get() < 2 * image.len(), "{} bytes", asked.get());
+    }
 }

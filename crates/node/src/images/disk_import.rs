@@ -94,13 +94,14 @@ pub fn open_disk(
         }
         return Ok(image);
     }
+    let given = length(&image)?;
     for _ in 0..PACKINGS_MAX {
         match examine(&image, report)? {
             Found::Disk(format) => {
                 image.format = format;
                 return Ok(image);
             }
-            Found::Packed(packing) => image = unpacked(image, packing, scratch, report)?,
+            Found::Packed(packing) => image = unpacked(image, packing, given, scratch, report)?,
         }
     }
     Err(refused(
@@ -162,13 +163,14 @@ fn examine(image: &DiskImage, report: &Report) -> Result<Found, NodeError> {
 fn unpacked(
     image: DiskImage,
     packing: Packing,
+    given: u64,
     scratch: &dyn Fn() -> Result<NamedTempFile, NodeError>,
     report: &mut Report,
 ) -> Result<DiskImage, NodeError> {
     let to = scratch()?;
     let line = report.progress_line("unpack", "bytes");
     let shown = image.shown;
-    let name = unpack(packing, &image.file, &shown, to.as_file(), &line)?;
+    let name = unpack(packing, &image.file, &shown, given, to.as_file(), &line)?;
     if let Some(name) = &name {
         report.note(format!("the disk in {shown} is {name}"));
     }

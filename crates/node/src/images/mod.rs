@@ -5,6 +5,7 @@
 
 pub(crate) mod address;
 mod agent;
+mod archive;
 mod confined;
 mod disk_boot;
 mod disk_content;

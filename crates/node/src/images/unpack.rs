@@ -5,7 +5,11 @@
 
 use crate::{
     error::{NodeError, at, refused},
-    images::disk_content::Packing,
+    images::{
+        archive::{self, Form, Member},
+        disk_content::Packing,
+        qemu_img::read_up_to,
+    },
     report::ProgressLine,
 };
 use std::{
@@ -20,11 +24,12 @@ use std::{
 const BLOCK_BYTES: usize = 1 << 20;
 /// The smallest hole, in bytes.
 const HOLE_BYTES: usize = 4096;
+const ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
 /// Longest output file, in bytes: no image is larger.
 const OUTPUT_BYTES_MAX: u64 = floe_image::IMAGE_BYTES_MAX;
 /// How many bytes may be written before the ratio is checked.
 const FREE_OF_RATIO_BYTES: u64 = 64 << 20;
-/// Most bytes that are written (holes do not count) for each byte read. Disks reach 2 to 20.
+/// Most bytes that are written (holes do not count) for each byte that the user gave. Disks reach 2 to 20.
 const RATIO_MAX: u64 = 1000;
 /// After how many written bytes the free space is checked again.
 const SPACE_EVERY_BYTES: u64 = 64 << 20;
@@ -34,11 +39,7 @@ const SPACE_KEPT: u64 = 20;
 const XZ_MEMORY_KIB: u32 = 256 << 10;
 /// Most memory for the window of a Zstandard file, as a base-2 logarithm: 128 MiB, the default of `zstd` itself.
 const ZSTD_WINDOW_LOG: u32 = 27;
-/// The size of an archive's blocks, in bytes.
-const TAR_BLOCK: u64 = 512;
-/// Most files in an archive.
-const MEMBERS_MAX: usize = 10_000;
-/// How many of them an error names at most.
+/// How many of an archive's files an error names at most.
 const NAMES_SHOWN: usize = 8;
 /// File name endings of disk images.
 const DISK_ENDINGS: [&str; 10] = [
@@ -47,11 +48,13 @@ const DISK_ENDINGS: [&str; 10] = [
 /// Endings that may follow those.
 const PACKED_ENDINGS: [&str; 3] = [".gz", ".xz", ".zst"];
 
-/// Unpacks `from`, which messages call `shown`, into `to`. Returns the name of what was taken out of an archive.
+/// Unpacks `from`, which messages call `shown`, into `to`. `given` is the length of the file that the user gave, which may be packed
+/// more than once. Returns the name of what was taken out of an archive.
 pub fn unpack(
     packing: Packing,
     from: &File,
     shown: &str,
+    given: u64,
     to: &File,
     progress: &ProgressLine,
 ) -> Result<Option<String>, NodeError> {
@@ -63,34 +66,25 @@ pub fn unpack(
         to,
         shown,
         read: &read,
+        given,
         total,
         progress,
         written: 0,
         looked: 0,
+        block: vec![0; BLOCK_BYTES],
     };
-    if packing == Packing::Tar {
-        let name = choose(&from, shown, total)?;
-        let wrong = |error| broken(shown, &error);
-        from.rewind().map_err(wrong)?;
-        let mut archive = tar::Archive::new(Counted(from, &read));
-        for entry in archive.entries_with_seek().map_err(wrong)? {
-            let mut entry = entry.map_err(wrong)?;
-            if name_of(&entry) == name {
-                output.fill(&mut entry)?;
-                return Ok(Some(name));
-            }
-        }
-        return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
-    }
-    let input = BufReader::with_capacity(BLOCK_BYTES, Counted(from, &read));
+    let input = Counted(from, &read);
+    let packed = |from| BufReader::with_capacity(BLOCK_BYTES, from);
     match packing {
-        Packing::Gzip => output.fill(&mut flate2::bufread::MultiGzDecoder::new(input))?,
+        Packing::Tar => return output.take_disk(input).map(Some),
+        Packing::Gzip => output.fill(&mut flate2::bufread::MultiGzDecoder::new(packed(input)))?,
         Packing::Xz => {
-            let mut reader = lzma_rust2::XzReader::new_mem_limit(input, true, XZ_MEMORY_KIB);
+            let mut reader =
+                lzma_rust2::XzReader::new_mem_limit(packed(input), true, XZ_MEMORY_KIB);
             output.fill(&mut reader)?;
         }
-        _ => {
-            let reader = zstd::stream::read::Decoder::with_buffer(input);
+        Packing::Zstd => {
+            let reader = zstd::stream::read::Decoder::with_buffer(packed(input));
             let mut reader = reader.map_err(|error| broken(shown, &error))?;
             let limited = reader.window_log_max(ZSTD_WINDOW_LOG);
             limited.map_err(|error| broken(shown, &error))?;
@@ -128,43 +122,104 @@ impl Read for Counted<'_> {
     }
 }
 
-impl Seek for Counted<'_> {
-    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
-        self.0.seek(to)
-    }
-}
-
 /// The output file and its bounds.
 struct Output<'a> {
     to: &'a File,
     shown: &'a str,
     /// Bytes of the input read so far.
     read: &'a AtomicU64,
+    /// Length of the file that the user gave. What was unpacked from it is no measure: holes in it cost nothing.
+    given: u64,
+    /// Length of the input.
     total: u64,
     progress: &'a ProgressLine,
     /// Bytes written so far without holes.
     written: u64,
     /// Value of `written` when the space was last checked.
     looked: u64,
+    /// What was read last.
+    block: Vec<u8>,
 }
 
 impl Output<'_> {
+    /// Writes all that there is.
     fn fill(&mut self, from: &mut dyn Read) -> Result<(), NodeError> {
-        let mut block = vec![0; BLOCK_BYTES];
-        let mut len = 0;
+        let len = self.copy(from, 0)?;
+        self.end(len)
+    }
+
+    /// Writes the disk that is in an archive. Returns its name there.
+    fn take_disk(&mut self, mut archive: Counted<'_>) -> Result<String, NodeError> {
+        let wrong = |error| broken(self.shown, &error);
+        let from = archive.0.try_clone().map_err(wrong)?;
+        let read = |offset: u64, buffer: &mut [u8]| read_up_to(&from, offset, buffer);
+        let found = archive::members(&read, self.total).map_err(wrong)?;
+        let disk = choose(found, self.shown)?;
+        let bytes = match disk.form {
+            Form::Whole => disk.stored,
+            Form::Sparse { bytes, .. } => bytes,
+            Form::PaxSparse => {
+                return Err(refused(
+                    format!(
+                        "{} in {} is stored without its holes, in the form of the pax format",
+                        disk.name, self.shown
+                    ),
+                    "take it out (tar -xf), and import it",
+                ));
+            }
+        };
+        archive
+            .0
+            .seek(io::SeekFrom::Start(disk.at))
+            .map_err(wrong)?;
+        let mut failed = None;
+        let walked = archive::parts(&read, self.total, &disk, &mut |offset, length| {
+            let copied = self.copy(&mut archive.by_ref().take(length), offset);
+            match copied {
+                Ok(end) if end == offset + length => Ok(()),
+                Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) => {
+                    failed = Some(error);
+                    Err(io::ErrorKind::Other.into())
+                }
+            }
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        walked.map_err(|error| broken(self.shown, &error))?;
+        self.end(bytes)?;
+        Ok(disk.name)
+    }
+
+    /// Gives the file its length.
+    fn end(&mut self, len: u64) -> Result<(), NodeError> {
+        self.check_length(len)?;
+        self.to.set_len(len).map_err(at("cannot unpack"))
+    }
+
+    fn check_length(&self, len: u64) -> Result<(), NodeError> {
+        match len > OUTPUT_BYTES_MAX {
+            false => Ok(()),
+            true => Err(refused(
+                format!(
+                    "{} unpacks to more than {OUTPUT_BYTES_MAX} bytes",
+                    self.shown
+                ),
+                "no image can be that large",
+            )),
+        }
+    }
+
+    /// Writes what there is to this offset and those that follow it. Returns the offset behind it.
+    fn copy(&mut self, from: &mut dyn Read, offset: u64) -> Result<u64, NodeError> {
+        let mut len = offset;
+        let mut block = std::mem::take(&mut self.block);
         loop {
             let got = read_block(from, &mut block).map_err(|error| broken(self.shown, &error))?;
             self.write(len, &block[..got])?;
             len += got as u64;
-            if len > OUTPUT_BYTES_MAX {
-                return Err(refused(
-                    format!(
-                        "{} unpacks to more than {OUTPUT_BYTES_MAX} bytes",
-                        self.shown
-                    ),
-                    "no image can be that large",
-                ));
-            }
+            self.check_length(len)?;
             let read = self.read.load(Ordering::Relaxed).min(self.total);
             if !self.progress.at(read, self.total) {
                 return Err(NodeError::Cancelled);
@@ -173,20 +228,21 @@ impl Output<'_> {
                 break;
             }
         }
-        self.to.set_len(len).map_err(at("cannot unpack"))
+        self.block = block;
+        Ok(len)
     }
 
     fn write(&mut self, offset: u64, block: &[u8]) -> Result<(), NodeError> {
         let mut place = offset;
         for part in block.chunks(HOLE_BYTES) {
-            if part.iter().any(|byte| *byte != 0) {
+            if part != &ZEROS[..part.len()] {
                 let written = self.to.write_all_at(part, place);
                 written.map_err(at(format!("cannot unpack {}", self.shown)))?;
                 self.written += part.len() as u64;
             }
             place += part.len() as u64;
         }
-        let read = self.read.load(Ordering::Relaxed);
+        let read = self.read.load(Ordering::Relaxed).min(self.given);
         let allowed = FREE_OF_RATIO_BYTES.saturating_add(read.saturating_mul(RATIO_MAX));
         if self.written > allowed {
             return Err(refused(
@@ -236,44 +292,9 @@ fn read_block(from: &mut dyn Read, block: &mut [u8]) -> io::Result<usize> {
     Ok(len)
 }
 
-fn name_of<R: Read>(entry: &tar::Entry<'_, R>) -> String {
-    String::from_utf8_lossy(&entry.path_bytes()).into_owned()
-}
-
-/// Returns the name of the one disk in an archive.
-fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
-    let wrong = |error| broken(shown, &error);
-    let from = from.try_clone().map_err(wrong)?;
-    let mut archive = tar::Archive::new(from);
-    let mut names = Vec::new();
-    let mut last_end = 0;
-    for entry in archive.entries_with_seek().map_err(wrong)? {
-        let entry = entry.map_err(wrong)?;
-        let kind = entry.header().entry_type();
-        if !kind.is_file() && !kind.is_gnu_sparse() {
-            continue;
-        }
-        let stored = entry.header().entry_size().map_err(wrong)?;
-        let end = entry.raw_file_position().saturating_add(stored);
-        if kind.is_file() && end > total {
-            return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
-        }
-        last_end = end;
-        names.push(name_of(&entry));
-        if names.len() > MEMBERS_MAX {
-            return Err(refused(
-                format!("{shown} holds more than {MEMBERS_MAX} files"),
-                "take the disk image out of it yourself: tar -xf",
-            ));
-        }
-    }
-    // at least one block of zeros follows the last file
-    let whole = last_end
-        .next_multiple_of(TAR_BLOCK)
-        .saturating_add(TAR_BLOCK);
-    if whole > total {
-        return Err(broken(shown, &io::ErrorKind::UnexpectedEof.into()));
-    }
+/// Returns the one disk in an archive that holds these files.
+fn choose(members: Vec<Member>, shown: &str) -> Result<Member, NodeError> {
+    let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
     let (discs, disks): (Vec<_>, Vec<_>) = names
         .iter()
         .filter(|name| is_disk(name))
@@ -281,7 +302,10 @@ fn choose(from: &File, shown: &str, total: u64) -> Result<String, NodeError> {
     // an ISO in an appliance was in its drive; the appliance does not start from it
     let found = if disks.is_empty() { discs } else { disks };
     match &found[..] {
-        [one] => Ok((*one).clone()),
+        [one] => {
+            let found = members.into_iter().find(|member| member.name == **one);
+            found.ok_or_else(|| broken(shown, &io::ErrorKind::NotFound.into()))
+        }
         [] => Err(refused(
             format!(
                 "{shown} is an archive without a disk image: it holds {}",
@@ -344,7 +368,8 @@ mod tests {
         let (report, _events) = Report::new();
         let to = tempfile::tempfile().unwrap();
         let line = report.progress_line("unpack", "bytes");
-        let result = unpack(packing, &packed(bytes), "x", &to, &line);
+        let given = bytes.len() as u64;
+        let result = unpack(packing, &packed(bytes), "x", given, &to, &line);
         (to, result)
     }
 
@@ -365,6 +390,70 @@ mod tests {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("more than 1000 times"), "{error}");
         assert!(to.metadata().unwrap().len() < 128 << 20);
+    }
+
+    #[test]
+    fn holes_that_were_unpacked_allow_nothing() {
+        use std::os::unix::fs::FileExt;
+        // a frame that is skipped, all holes, and one that grows 10,000 times
+        const SKIPPED: u32 = 256 << 20;
+        let mut ones = zstd::stream::read::Encoder::new(io::repeat(1).take(256 << 20), 1).unwrap();
+        let mut grows = Vec::new();
+        ones.read_to_end(&mut grows).unwrap();
+        let mut inner = packed(&0x184d_2a50_u32.to_le_bytes());
+        inner.write_all(&SKIPPED.to_le_bytes()).unwrap();
+        inner.write_all_at(&grows, 8 + u64::from(SKIPPED)).unwrap();
+        let (report, _events) = Report::new();
+        let line = report.progress_line("unpack", "bytes");
+        let unpacked = |given| {
+            let to = tempfile::tempfile().unwrap();
+            unpack(Packing::Zstd, &inner, "x", given, &to, &line)
+        };
+        let error = unpacked(grows.len() as u64).unwrap_err().to_string();
+        assert!(error.contains("more than 1000 times"), "{error}");
+        unpacked(inner.metadata().unwrap().len()).unwrap();
+    }
+
+    /// An archive with one file of 1 MiB with holes, made by GNU tar.
+    fn sparse(form: &str) -> (Vec<u8>, Vec<u8>) {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let disk = File::create(dir.path().join("disk.raw")).unwrap();
+        for n in 0..40 {
+            disk.write_all_at(&[n as u8 + 1; 700], n * 16384 + 300)
+                .unwrap();
+        }
+        disk.set_len(1 << 20).unwrap();
+        let made = std::process::Command::new("tar")
+            .args(["--sparse", form, "-cC"])
+            .arg(dir.path())
+            .arg("disk.raw")
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{made:?}");
+        (
+            made.stdout,
+            std::fs::read(dir.path().join("disk.raw")).unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_sparse_file_of_an_archive_is_unpacked_or_refused_with_the_way_out() {
+        let (archive, disk) = sparse("--format=gnu");
+        assert!(archive.len() < disk.len());
+        let (mut to, result) = unpacked(Packing::Tar, &archive);
+        assert_eq!(result.unwrap().as_deref(), Some("disk.raw"));
+        let mut found = Vec::new();
+        to.rewind().unwrap();
+        to.read_to_end(&mut found).unwrap();
+        assert!(found == disk);
+        let error = unpacked(Packing::Tar, &archive[..archive.len() / 2]).1;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("is cut off"), "{error}");
+        let (archive, _) = sparse("--format=pax");
+        let error = unpacked(Packing::Tar, &archive).1.unwrap_err().to_api();
+        assert!(error.message.contains("disk.raw"), "{error}");
+        assert!(error.fix.contains("tar -xf"), "{error}");
     }
 
     #[test]
