@@ -57,8 +57,10 @@ pub(crate) fn launch(
 ) -> Result<Machine, MachineError> {
     let run = make_dirs(spec)?;
     let log_path = spec.dir.join(LOG);
+    // readable, because the guard keeps the end of one that is full
     let log = OpenOptions::new()
         .create(true)
+        .read(true)
         .append(true)
         .mode(0o600)
         .open(&log_path);
@@ -264,11 +266,12 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
     Ok(run)
 }
 
-/// Returns the last lines that QEMU wrote after offset `from`.
+/// Returns the last lines that QEMU wrote after offset `from`, or in a log that was shortened since.
 pub(crate) fn tail(dir: &Path, from: u64) -> String {
     let read = || -> io::Result<String> {
         let mut file = File::open(dir.join(LOG))?;
         let len = file.metadata()?.len();
+        let from = if from > len { 0 } else { from };
         file.seek(SeekFrom::Start(
             from.max(len.saturating_sub(LOG_TAIL_BYTES)),
         ))?;

@@ -158,7 +158,7 @@ pub struct Spec {
     pub forwards: Vec<PortForward>,
     /// What the guest can reach of the host over QEMU's user network.
     pub host_access: HostAccess,
-    /// Largest size of the current console log, in bytes; the log before it is as large.
+    /// Largest size of the current console log, in bytes; the log before it is as large. QEMU's own log is no larger either.
     pub console_log_bytes: u64,
     /// Whether the network leads nowhere, neither to the host nor beyond: for a copy that must not be noticed.
     pub isolated: bool,

@@ -225,7 +225,7 @@ fn huge_pages_are_refused_only_where_ram_is_a_file() {
                 log_bytes: 1 << 20,
             },
             program: python.clone(),
-            args: vec!["-c".into(), ask.into()],
+            args: common::python_arguments(ask),
         };
         let out = std::process::Command::new(&programs().wrapper[0])
             .arg0("exec")

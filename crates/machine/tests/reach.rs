@@ -249,7 +249,7 @@ fn guarded_python(dir: &Path, access: HostAccess, script: &str) -> String {
             log_bytes: 64 << 10,
         },
         program: python,
-        args: vec!["-c".into(), script.into()],
+        args: common::python_arguments(script),
     };
     let out = Command::new(&programs().wrapper[0])
         .args(plan.to_args())
@@ -358,6 +358,81 @@ fn a_guest_behind_a_forwarded_udp_port_answers_and_calls_nobody() {
             "the guest called from its forwarded port"
         );
     });
+}
+
+/// Runs a program like QEMU, with the guard loaded, and its output in a log as QEMU's is. Returns what is in that.
+fn said_in_log(program: &str, args: &[&str], log_bytes: u64) -> String {
+    let dir = scratch();
+    let plan = ExecPlan {
+        dir: dir.path().into(),
+        announcement: None,
+        ends_with: None,
+        cgroup: Vec::new(),
+        user: None,
+        device_group: None,
+        refuse_huge_pages: false,
+        ram: Vec::new(),
+        guard: Role::Machine {
+            access: HostAccess::None,
+            log_bytes,
+        },
+        program: fs::canonicalize(program).unwrap(),
+        args: args.iter().map(Into::into).collect(),
+    };
+    let path = dir.path().join("qemu.log");
+    let mut log = fs::File::options();
+    let log = log.create(true).read(true).append(true).open(&path);
+    let log = log.unwrap();
+    let mut child = Command::new(&programs().wrapper[0])
+        .args(plan.to_args())
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let mut most = 0;
+    while child.try_wait().unwrap().is_none() {
+        most = most.max(fs::metadata(&path).unwrap().len());
+    }
+    assert!(most <= log_bytes, "{program}: {most} bytes");
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+#[ignore = "needs QEMU and python3: make test-all"]
+fn what_qemu_says_without_end_keeps_within_its_bound() {
+    const BYTES: u64 = 8 << 10;
+    let names: Vec<String> = (0..20_000).map(|n| format!("missing-{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let script = "import os\nfor n in range(20000): os.write(2, b'missing-%d\\n' % n)";
+    // by the C library's stream, by its stream for output in large pieces, and without it; and as QEMU does it
+    for (program, args, last) in [
+        ("/usr/bin/ls", &names[..], "missing-19999"),
+        ("/usr/bin/seq", &["20000"], "20000"),
+        ("/usr/bin/python3", &["-c", script], "missing-19999"),
+        ("/usr/bin/qemu-system-x86_64", &["-h"], "qemu.org"),
+        ("/usr/bin/qemu-system-x86_64", &["-oops"], "-oops"),
+    ] {
+        let said = said_in_log(program, args, BYTES);
+        let end = said.lines().rfind(|line| !line.is_empty()).unwrap_or("");
+        assert!(end.contains(last), "{program}: {end}");
+        assert!(said.len() as u64 <= BYTES, "{program}");
+        if !args[0].starts_with('-') || args[0] == "-c" {
+            // what is kept is the latest, without a gap
+            assert!(said.len() as u64 > BYTES / 3, "{program}: {}", said.len());
+            let number = |line: &str| -> Option<u32> {
+                let digits = line.trim_end_matches(|c: char| !c.is_ascii_digit());
+                digits
+                    .rsplit(|c: char| !c.is_ascii_digit())
+                    .next()?
+                    .parse()
+                    .ok()
+            };
+            let kept: Vec<u32> = said.lines().skip(1).filter_map(number).collect();
+            assert!(kept.windows(2).all(|pair| pair[1] == pair[0] + 1));
+        }
+    }
 }
 
 #[test]

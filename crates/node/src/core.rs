@@ -189,12 +189,25 @@ impl Events {
         let event = event(kind, subject, detail);
         tracing::info!(%kind, subject, detail = event.detail);
         let mut kept = self.kept.lock();
-        if kept.len() >= EVENTS_KEPT {
-            kept.pop_front();
-        }
-        kept.push_back(event.clone());
+        keep(&mut kept, event.clone());
         let _ = self.sender.send(event); // nobody may be listening
     }
+}
+
+/// Keeps an event. If there is no room, it takes that of the oldest event of whoever has the most: a guest that makes its machine
+/// talk without end pushes out what its machine has said, and nobody else's.
+fn keep(kept: &mut VecDeque<NodeEvent>, event: NodeEvent) {
+    if kept.len() >= EVENTS_KEPT {
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for event in kept.iter() {
+            *counts.entry(&event.subject).or_default() += 1;
+        }
+        let most = counts.values().copied().max();
+        let has_most = |event: &NodeEvent| counts.get(&*event.subject).copied() == most;
+        let oldest = kept.iter().position(has_most);
+        kept.remove(oldest.unwrap_or_default());
+    }
+    kept.push_back(event);
 }
 
 /// Builds an event with the current time.
@@ -214,4 +227,43 @@ pub(crate) fn unix_now() -> u64 {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_talks_without_end_pushes_out_nobody_elses_events() {
+        let mut kept = VecDeque::new();
+        let mut tell = |subject: &str, number: usize| {
+            let event = event(Happened::MachineIdentity, subject, number.to_string());
+            keep(&mut kept, event);
+            assert!(kept.len() <= EVENTS_KEPT);
+        };
+        for number in 0..10 {
+            tell("quiet", number);
+        }
+        for number in 0..3 * EVENTS_KEPT {
+            tell("loud", number);
+        }
+        tell("quiet", 10);
+        for number in 0..EVENTS_KEPT {
+            tell("louder", number);
+        }
+        let of = |subject: &str| -> Vec<usize> {
+            let its = kept.iter().filter(|event| event.subject == subject);
+            its.map(|event| event.detail.parse().unwrap()).collect()
+        };
+        assert_eq!(of("quiet"), Vec::from_iter(0..=10));
+        let (loud, louder) = (of("loud"), of("louder"));
+        assert!(
+            loud.len().abs_diff(louder.len()) <= 1,
+            "{loud:?} {louder:?}"
+        );
+        // the latest of each
+        assert_eq!(loud.last(), Some(&(3 * EVENTS_KEPT - 1)));
+        assert_eq!(louder.last(), Some(&(EVENTS_KEPT - 1)));
+        assert!(louder.windows(2).all(|pair| pair[1] == pair[0] + 1));
+    }
 }

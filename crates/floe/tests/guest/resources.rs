@@ -1,9 +1,11 @@
 //! What machines take of their host, on real guests: nobody is promised what another one has, limits hold, and nothing of it is
 //! forgotten by a node that dies.
 
+use crate::support::command;
 use crate::support::node::{self, Setup, Signal, TestNode, finish};
 use crate::support::resources::{limit, needs_groups, now, promised, request, run, with_memory};
 use floe_api::{CaptureRequest, ForkReport, ForkRequest};
+use std::process::Command;
 
 fn fork(node: &TestNode, parent: &str, clones: u32) -> Result<ForkReport, String> {
     let request = ForkRequest {
@@ -195,4 +197,41 @@ fn no_control_group_stays_behind_a_machine_whoever_was_killed() {
 fn kill(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// What QEMU's log may have.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+
+#[test]
+#[ignore = "needs root, FUSE, QEMU and a C compiler: make test-all"]
+fn a_guest_that_makes_its_qemu_complain_without_end_fills_no_disk() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    let program = node.home().join("queue_garbage");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/queue_garbage.c");
+    let made = Command::new("cc")
+        .args(["-static", "-O1", source, "-o"])
+        .arg(&program)
+        .status();
+    assert!(made.unwrap().success());
+    let program = program.to_str().unwrap();
+    command::run(&node, &["cp", program, "web:/tmp/"]);
+    let garbage = ["exec", "--detach", "web", "--", "/tmp/queue_garbage"];
+    let done = command::run(&node, &garbage);
+    assert!(done.status.success(), "{done:?}");
+    // whether a node is there or not
+    node.end(Signal::KILL);
+    let log = node.home().join("machines/web/vm/qemu.log");
+    let (mut last, mut shortened) = (0, 0);
+    node::eventually("the log is full again and again", || {
+        let now = std::fs::metadata(&log).unwrap().len();
+        assert!(now <= LOG_BYTES_MAX, "{now} bytes");
+        shortened += u32::from(now < last);
+        last = now;
+        shortened >= 3
+    });
+    node.start_again();
+    let said = std::fs::read_to_string(&log).unwrap();
+    let line = said.lines().rev().nth(1).unwrap();
+    assert!(line.contains("qemu-system"), "{line}");
 }

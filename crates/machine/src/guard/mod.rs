@@ -40,7 +40,7 @@ const NAME: &str = "floe-guard";
 /// Most ports that can be listed.
 const PORTS_MAX: usize = 64;
 /// Largest size of the current console log, in bytes. The log before it is as large, so that a console takes up to twice
-/// this.
+/// this. QEMU's own log takes no more than this.
 pub const CONSOLE_LOG_BYTES: u64 = 4 << 20;
 
 /// What a guest on the user network can reach of its host's loopback addresses, of link-local addresses, and of its

@@ -4,21 +4,22 @@
 //! It replaces a few functions of the C library, decides by [`rules`], and passes permitted calls on to the kernel:
 //!
 //! - **machine** (`FLOE_GUARD=machine`): QEMU's user network may reach neither the host's loopback nor link-local
-//!   addresses, and the console's log stays within its bound, whether a node runs or not. A forwarded port whose socket the node
-//!   has kept, and passed to this process, is opened with that socket.
+//!   addresses, and the console's log and QEMU's own stay within their bound, whether a node runs or not. A forwarded port whose
+//!   socket the node has kept, and passed to this process, is opened with that socket.
 //! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` stand for descriptors that the node opened; with
 //!   the first use of one of them, the kernel is told to let this process open nothing else.
 //!
 //! It confines what a *guest* or a *file* can make the program do. An attacker who has taken over the program itself can
 //! bypass the functions of this library (but not the kernel's filters, nor the program's own user).
 //!
-//! No standard library, no allocation, no constructor: it uses the C library of the program that it is loaded into, and
-//! needs nothing of the one that it was built with.
+//! No standard library, no allocation: it uses the C library of the program that it is loaded into, and needs nothing of the one
+//! that it was built with.
 
 #![no_std]
 
 mod passed;
 mod rules;
+mod said;
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::net::IpAddr;
@@ -46,6 +47,9 @@ mod sys {
     pub const WRITE: c_long = 1;
     pub const CLOSE: c_long = 3;
     pub const LSEEK: c_long = 8;
+    pub const MMAP: c_long = 9;
+    pub const MUNMAP: c_long = 11;
+    pub const PREAD64: c_long = 17;
     pub const CONNECT: c_long = 42;
     pub const SENDTO: c_long = 44;
     pub const RECVFROM: c_long = 45;
@@ -74,6 +78,9 @@ mod sys {
     pub const WRITE: c_long = 64;
     pub const CLOSE: c_long = 57;
     pub const LSEEK: c_long = 62;
+    pub const MMAP: c_long = 222;
+    pub const MUNMAP: c_long = 215;
+    pub const PREAD64: c_long = 67;
     pub const CONNECT: c_long = 203;
     pub const SENDTO: c_long = 206;
     pub const BIND: c_long = 200;
@@ -561,6 +568,10 @@ pub unsafe extern "C" fn write(file: c_int, bytes: *const c_void, count: usize) 
             LOG_BYTES.fetch_add(written.max(0) as u64, Ordering::Relaxed);
             return written;
         }
+        let count = match said::is_log(file) {
+            true => said::make_room(file, count),
+            false => count,
+        };
         syscall(sys::WRITE, file, bytes, count) as isize
     }
 }

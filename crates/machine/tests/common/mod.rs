@@ -32,6 +32,13 @@ pub fn programs() -> Programs {
     }
 }
 
+/// Returns the arguments with which Python runs a script with the guard loaded as in QEMU. The C library's streams for output have no
+/// descriptors there, so that Python does not use them by itself.
+pub fn python_arguments(script: &str) -> Vec<std::ffi::OsString> {
+    let streams = "import sys; sys.stdout, sys.stderr = open(1, 'w', 1), open(2, 'w', 1)";
+    vec!["-c".into(), format!("{streams}\n{script}").into()]
+}
+
 /// Returns a directory for machines that other users may pass through.
 pub fn scratch() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;

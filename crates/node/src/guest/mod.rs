@@ -217,14 +217,19 @@ impl Guests {
         }
     }
 
+    /// Notes why a machine has no identity yet, and reports it once: its guest can say so again and again, with other reasons.
     fn identity_failed(&self, entry: &Entry, why: &str) {
+        if !is_pending(&entry.record()) {
+            return;
+        }
         let why: String = why.chars().take(200).collect();
-        entry.identity_is_missing(Some(why.clone()));
-        self.core.tell(
-            Happened::MachineIdentity,
-            entry.name.as_str(),
-            format!("not in place: {why}"),
-        );
+        if entry.identity_is_missing(Some(why.clone())) {
+            self.core.tell(
+                Happened::MachineIdentity,
+                entry.name.as_str(),
+                format!("not in place: {why}"),
+            );
+        }
     }
 
     /// Reports once if a clone's guest does not answer in time.

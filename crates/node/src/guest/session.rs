@@ -146,6 +146,7 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
         return;
     };
     let mut resets = vm.resets();
+    let mut told = false;
     while guests.strong_count() > 0 && !over.is_cancelled() && !vm.wait_end(Duration::ZERO) {
         let stream = match vm.connect_floe_port() {
             None => return,
@@ -159,7 +160,9 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
         match converse(guests, entry, vm, stream, &mut resets) {
             Ok(Ended::NodeGone) => return,
             Ok(Ended::Flooded) => {
-                if let Some(guests) = guests.upgrade() {
+                // once: such a guest does it again and again
+                if let Some(guests) = guests.upgrade().filter(|_| !told) {
+                    told = true;
                     let said =
                         "its guest sends what nobody understands; it is not heard for a while";
                     guests

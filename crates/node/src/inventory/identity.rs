@@ -97,10 +97,11 @@ impl Entry {
         new
     }
 
-    /// Notes why its identity is not in place; `None` once it is.
-    pub fn identity_is_missing(&self, why: Option<String>) {
-        self.state.write().guest.why = why;
+    /// Notes why its identity is not in place; `None` once it is. Returns whether nothing had gone wrong before.
+    pub fn identity_is_missing(&self, why: Option<String>) -> bool {
+        let before = std::mem::replace(&mut self.state.write().guest.why, why);
         self.changed.beat();
+        before.is_none()
     }
 
     /// Whether its guest takes too long to take its identity; true only once for each QEMU.
