@@ -229,9 +229,14 @@ impl Mux {
             return;
         };
         let bytes = &bytes[..bytes.len().min(room)];
-        for piece in bytes.chunks(DATA_BYTES_MAX) {
-            out.queued += piece.len() as u32;
-            out.queue.push_back(piece.to_vec());
+        out.queued += bytes.len() as u32;
+        // few bytes at a time would take the memory of a frame each
+        let last = out.queue.back_mut();
+        match last.filter(|last| last.len() + bytes.len() <= DATA_BYTES_MAX) {
+            Some(last) => last.extend(bytes),
+            None => out
+                .queue
+                .extend(bytes.chunks(DATA_BYTES_MAX).map(<[u8]>::to_vec)),
         }
     }
 

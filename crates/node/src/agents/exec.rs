@@ -31,8 +31,11 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    sync::{Notify, mpsc},
+    sync::Notify,
 };
+
+mod queue;
+use queue::Queue;
 
 /// How long a call waits for an agent that has not answered yet: the node, or the machine, may have just started.
 const AGENT_WAIT: Duration = Duration::from_secs(5);
@@ -71,7 +74,7 @@ pub(super) struct Inner {
 
 /// Where a process's frames go.
 struct Ear {
-    frames: mpsc::UnboundedSender<Frame>,
+    frames: Arc<Queue>,
     room: Arc<Notify>,
     /// Whether the agent has said anything about it; its user knows too.
     answered: Arc<AtomicBool>,
@@ -117,7 +120,7 @@ impl Streams {
         inner.mux = Mux::new(Side::Node);
         for (stream, ear) in std::mem::take(&mut inner.open) {
             let outcome = Outcome::Lost { why: why.into() };
-            let _ = ear.frames.send(Frame::Over { stream, outcome }); // its user may have gone
+            ear.frames.push(Frame::Over { stream, outcome });
         }
         self.changed.notify_all();
     }
@@ -157,7 +160,7 @@ impl Streams {
             ear.answered.store(true, Ordering::Relaxed);
             match frame {
                 Frame::Credit { .. } => ear.room.notify_one(),
-                frame => drop(ear.frames.send(frame)), // as above
+                frame => ear.frames.push(frame),
             }
             if over {
                 inner.open.remove(&stream);
@@ -207,11 +210,11 @@ impl Streams {
                 "wait for some to end",
             ));
         }
-        let (frames, ear) = mpsc::unbounded_channel(); // bounded by the guest's credit
+        let frames = Arc::<Queue>::default(); // bounded by the guest's credit
         let room = Arc::new(Notify::new());
         let answered = Arc::<AtomicBool>::default();
         let kept = Ear {
-            frames,
+            frames: frames.clone(),
             room: room.clone(),
             answered: answered.clone(),
         };
@@ -222,7 +225,7 @@ impl Streams {
             streams: self.clone(),
             conversation,
             stream,
-            frames: ear,
+            frames,
             room,
             answered,
             typed: None,
@@ -268,7 +271,7 @@ pub(crate) struct Process {
     streams: Arc<Streams>,
     conversation: u64,
     stream: u32,
-    frames: mpsc::UnboundedReceiver<Frame>,
+    frames: Arc<Queue>,
     room: Arc<Notify>,
     answered: Arc<AtomicBool>,
     /// The machine, if a person types what is sent to the process.
@@ -339,7 +342,7 @@ impl Process {
             // frames are queued under this lock
             let mut inner = self.streams.inner.lock();
             let frame = loop {
-                if let Ok(frame) = self.frames.try_recv() {
+                if let Some(frame) = self.frames.pop() {
                     break frame;
                 }
                 if cancel.is_cancelled() {
@@ -377,7 +380,7 @@ impl Process {
     }
 
     /// Carries its streams to and from its user's connection until either ends.
-    pub(crate) async fn relay(mut self, user: impl AsyncRead + AsyncWrite) {
+    pub(crate) async fn relay(self, user: impl AsyncRead + AsyncWrite) {
         let (from_user, to_user) = tokio::io::split(user);
         let streams = self.streams.clone();
         let line = Line {
@@ -389,7 +392,7 @@ impl Process {
         if let Some(typed) = line.typed.filter(|typed| typed.bytes_max == usize::MAX) {
             typed.note(0); // somebody has just started it, and waits for what it shows
         }
-        let down = line.down(&mut self.frames, to_user);
+        let down = line.down(&self.frames, to_user);
         let up = line.up(&self.room, from_user);
         tokio::select! { () = down => (), () = up => () }
     }
@@ -404,16 +407,12 @@ struct Line<'a> {
 
 impl Line<'_> {
     /// From the guest to the user. A user who reads nothing stops the process, and nobody else.
-    async fn down(
-        &self,
-        frames: &mut mpsc::UnboundedReceiver<Frame>,
-        mut to_user: impl AsyncWrite + Unpin,
-    ) {
-        while let Some(first) = frames.recv().await {
+    async fn down(&self, frames: &Queue, mut to_user: impl AsyncWrite + Unpin) {
+        loop {
             let mut bytes = Vec::new();
             let mut taken = [0; Channel::ALL.len()];
             let mut over = false;
-            let mut next = Some(first);
+            let mut next = Some(frames.next().await);
             while let Some(frame) = next {
                 over |= matches!(frame, Frame::Over { .. });
                 if let Frame::Data { channel, bytes, .. } = &frame {
@@ -421,7 +420,7 @@ impl Line<'_> {
                 }
                 renumbered(frame).encode(&mut bytes);
                 next = match bytes.len() < BATCH_BYTES {
-                    true => frames.try_recv().ok(),
+                    true => frames.pop(),
                     false => None,
                 };
             }
