@@ -20,6 +20,8 @@ use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
+use std::fs::DirEntry;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -130,21 +132,41 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
 /// disk does no harm. Other users get the runtime directory: a logout removes their files from `/dev/shm`, while their node and
 /// machines may go on.
 fn live_dir(runtime_dir: &Path, shm: &Path, root: bool) -> Result<PathBuf, MountError> {
-    let is_tmpfs = rustix::fs::statfs(shm).is_ok_and(|s| s.f_type == TMPFS_MAGIC);
+    let is_tmpfs = match rustix::fs::statfs(shm) {
+        Err(rustix::io::Errno::NOENT) => false,
+        Err(error) => return Err(MountError::io("look at", shm)(error.into())),
+        Ok(found) => found.f_type == TMPFS_MAGIC,
+    };
     let on_disk = runtime_dir.join("live");
     // Maps that exist already stay in use.
-    let used = std::fs::read_dir(&on_disk).is_ok_and(|mut maps| maps.next().is_some());
+    let used = entries(&on_disk)?.next().is_some();
     if root && is_tmpfs && !used {
         let dir = shm.join("floe-0");
         match make_private(&dir) {
             Ok(()) => return Ok(dir),
             // Anybody may have made that directory first.
-            Err(error) => tracing::warn!(%error, "live maps are kept on the disk"),
+            Err(error @ MountError::Overlay { .. }) => {
+                tracing::warn!(%error, "live maps are kept on the disk");
+            }
+            Err(error) => return Err(error),
         }
     }
     make_private(&on_disk)?;
-    remove_earlier_boots(&on_disk).map_err(MountError::io("clear", &on_disk))?;
+    remove_earlier_boots(&on_disk)?;
     Ok(on_disk)
+}
+
+/// Returns the paths in a directory; none if it is not there.
+fn entries(dir: &Path) -> Result<impl Iterator<Item = Result<PathBuf, MountError>>, MountError> {
+    let list = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        list => Some(list.map_err(MountError::io("list", dir))?),
+    };
+    let each = move |entry: io::Result<DirEntry>| match entry {
+        Ok(entry) => Ok(entry.path()),
+        Err(error) => Err(MountError::io("list", dir)(error)),
+    };
+    Ok(list.into_iter().flatten().map(each))
 }
 
 fn make_private(dir: &Path) -> Result<(), MountError> {
@@ -152,7 +174,12 @@ fn make_private(dir: &Path) -> Result<(), MountError> {
         .recursive(true)
         .mode(0o700)
         .create(dir);
-    made.map_err(MountError::io("make", dir))?;
+    match made {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(MountError::io("make", dir)(error));
+        }
+        _ => {}
+    }
     // In /dev/shm somebody else may have made the directory first.
     let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
     let closed = meta.mode() & 0o022 == 0;
@@ -418,11 +445,9 @@ impl Mount {
 
     /// Returns the images that the disks in a machine's directory are based on.
     pub fn recorded_bases(dir: &Path) -> Result<Vec<Hash>, MountError> {
-        let disks = dir.join("disks");
         let mut bases = Vec::new();
-        for entry in std::fs::read_dir(&disks).into_iter().flatten() {
-            let entry = entry.map_err(MountError::io("list", &disks))?;
-            bases.extend(BaseRecord::read(&entry.path())?.and_then(|r| r.image()));
+        for disk in entries(&dir.join("disks"))? {
+            bases.extend(BaseRecord::read(&disk?)?.and_then(|r| r.image()));
         }
         bases.sort();
         bases.dedup();
@@ -431,15 +456,14 @@ impl Mount {
 
     /// Returns the sizes in bytes of the disks in a machine's directory, by name; none of a disk that was never on the mount.
     pub fn recorded_sizes(dir: &Path) -> Result<BTreeMap<String, u64>, MountError> {
-        let disks = dir.join("disks");
         let mut sizes = BTreeMap::new();
-        for entry in std::fs::read_dir(&disks).into_iter().flatten() {
-            let entry = entry.map_err(MountError::io("list", &disks))?;
-            if let (Some(record), Ok(name)) = (
-                BaseRecord::read(&entry.path())?,
-                entry.file_name().into_string(),
+        for disk in entries(&dir.join("disks"))? {
+            let disk = disk?;
+            if let (Some(record), Some(name)) = (
+                BaseRecord::read(&disk)?,
+                disk.file_name().and_then(|name| name.to_str()),
             ) {
-                sizes.insert(name, record.disk_bytes());
+                sizes.insert(name.to_owned(), record.disk_bytes());
             }
         }
         Ok(sizes)

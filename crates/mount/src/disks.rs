@@ -3,7 +3,7 @@
 use crate::api::is_shown;
 use crate::image::Image;
 use crate::machine::Machine;
-use crate::overlay::{Base, Disk};
+use crate::overlay::{Base, Disk, RECORD};
 use crate::tree::Node;
 use crate::{DiskSpec, Mount, MountError};
 use std::io;
@@ -101,11 +101,21 @@ impl Mount {
     /// nothing.
     pub fn discard_disk(dir: &Path, disk: &str) -> Result<(), MountError> {
         let dir = Disk::dir(dir, disk);
-        match std::fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(MountError::io("remove", &dir)(error))
+        let entries = match std::fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            list => list.map_err(MountError::io("list", &dir))?,
+        };
+        let discard = || -> io::Result<()> {
+            for entry in entries {
+                let path = entry?.path();
+                match std::fs::symlink_metadata(&path)?.is_dir() {
+                    _ if path.ends_with(RECORD) => {} // last: while it is there, the disk is known, and this can be done again
+                    true => std::fs::remove_dir_all(&path)?,
+                    false => std::fs::remove_file(&path)?,
+                }
             }
-            _ => Ok(()),
-        }
+            std::fs::remove_dir_all(&dir)
+        };
+        discard().map_err(MountError::io("remove", &dir))
     }
 }

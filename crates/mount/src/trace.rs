@@ -8,7 +8,7 @@ use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Weak;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -92,11 +92,10 @@ impl Trace {
     pub(crate) fn open(dir: &Path, image: Hash, machine: &str) -> Result<Self, MountError> {
         let path = dir.join(FILE);
         let io = |e| MountError::io("open the trace", &path)(e);
-        let short = std::fs::metadata(&path).is_ok_and(|m| m.len() <= TRACE_BYTES_MAX);
-        let old = if short {
-            std::fs::read(&path).unwrap_or_default()
-        } else {
-            Vec::new()
+        let old = match std::fs::metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Ok(found) if found.len() > TRACE_BYTES_MAX => Vec::new(),
+            found => found.and_then(|_| std::fs::read(&path)).map_err(io)?,
         };
         let going_on = TraceReader::new(&old)
             .ok()

@@ -1,8 +1,9 @@
 //! One layer of a disk: a sparse file of data and the map of what is in it.
 
 use super::CHUNK;
+use super::found::take_away;
 use super::map::{Map, SECTOR, boot_id};
-use super::storage::{self, Storage};
+use super::storage::{self, Storage, access};
 use super::unsynced::{Failure, Unsynced};
 use crate::MountError;
 use parking_lot::RwLock;
@@ -26,7 +27,7 @@ pub(crate) struct Layer {
     new: AtomicBool,
 }
 
-fn data_path(dir: &Path, number: u32) -> PathBuf {
+pub(crate) fn data_path(dir: &Path, number: u32) -> PathBuf {
     dir.join(format!("layer-{number}.data"))
 }
 
@@ -42,35 +43,33 @@ pub(crate) fn sectors(chunk: u64, from: u64, to: u64) -> u8 {
 }
 
 impl Layer {
+    /// Makes a new layer. What is there of its number is no layer's and is taken away first.
     pub(crate) fn create(
         dir: &Path,
         live_dir: &Path,
         number: u32,
         disk_bytes: u64,
     ) -> Result<Self, MountError> {
+        take_away(dir, number)?;
+        Self::make(dir, live_dir, number, disk_bytes).inspect_err(|_| {
+            // nobody wrote to it; a larger one than the disk must not be found when the disk is opened
+            if let Err(error) = take_away(dir, number) {
+                tracing::warn!(%error, "a half-made layer stays");
+            }
+        })
+    }
+
+    fn make(dir: &Path, live_dir: &Path, number: u32, disk_bytes: u64) -> Result<Self, MountError> {
         let path = data_path(dir, number);
         let io = |e| MountError::io("make the layer", &path)(e);
-        let data = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(io)?;
-        data.set_len(disk_bytes).map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let data = access(&path, || options.open(&path)).map_err(io)?;
+        access(&path, || data.set_len(disk_bytes)).map_err(io)?;
         // The map is made last: a layer exists when its map does.
         let map = Map::create(&map_path(dir, number), live_dir, disk_bytes)?;
-        let unsynced = Unsynced::new(map.failure_path(), boot_id().map_err(io)?);
-        Ok(Self {
-            number,
-            dir: dir.to_owned(),
-            data: Box::new(data),
-            map,
-            unsynced,
-            writing: RwLock::new(()),
-            new: AtomicBool::new(true),
-        })
+        let unsynced = Unsynced::new(map.failure_path(), boot_id()?);
+        Ok(Self::of(dir, number, data, map, unsynced))
     }
 
     /// Opens a layer of a disk that has `disk_bytes` now, and may have had fewer when the layer was made.
@@ -82,19 +81,22 @@ impl Layer {
     ) -> Result<Self, MountError> {
         let path = data_path(dir, number);
         let io = |e| MountError::io("open the layer", &path)(e);
-        let data = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let data = access(&path, || options.open(&path)).map_err(io)?;
         let map = Map::open(&map_path(dir, number), live_dir, disk_bytes)?;
-        if data.metadata().map_err(io)?.len() != map.disk_bytes() {
-            data.set_len(map.disk_bytes()).map_err(io)?;
+        // Never made shorter: what a guest wrote may be at the end.
+        if access(&path, || data.metadata()).map_err(io)?.len() < map.disk_bytes() {
+            access(&path, || data.set_len(map.disk_bytes())).map_err(io)?;
         }
         // What a killed node had written and not flushed is made durable by the next flush.
         map.marks.something();
-        let unsynced = Unsynced::open(map.failure_path(), boot_id().map_err(io)?);
-        Ok(Self {
+        let unsynced = Unsynced::open(map.failure_path(), boot_id()?)?;
+        Ok(Self::of(dir, number, data, map, unsynced))
+    }
+
+    fn of(dir: &Path, number: u32, data: File, map: Map, unsynced: Unsynced) -> Self {
+        Self {
             number,
             dir: dir.to_owned(),
             data: Box::new(data),
@@ -102,7 +104,7 @@ impl Layer {
             unsynced,
             writing: RwLock::new(()),
             new: AtomicBool::new(true),
-        })
+        }
     }
 
     /// Returns the same layer on other files.
@@ -260,10 +262,13 @@ impl Layer {
     }
 }
 
-/// Removes a layer's files, the map first.
-pub(crate) fn remove_files(dir: &Path, number: u32) {
-    let _ = std::fs::remove_file(map_path(dir, number));
-    let _ = std::fs::remove_file(data_path(dir, number));
+/// Removes a layer's files, the map first. What is left if that fails is set aside by the next start.
+fn remove_files(dir: &Path, number: u32) {
+    for path in [map_path(dir, number), data_path(dir, number)] {
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::warn!(path = %path.display(), %error, "a layer that is no longer needed stays");
+        }
+    }
 }
 
 #[cfg(test)]

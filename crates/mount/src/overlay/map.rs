@@ -10,7 +10,7 @@
 //! id), then the bytes of the map. A live map of another boot or another layer is ignored.
 
 use super::marks::Marks;
-use super::storage::Storage;
+use super::storage::{Storage, access};
 use crate::MountError;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::{File, OpenOptions};
@@ -110,22 +110,26 @@ pub(crate) struct Map {
 /// Pages of the map as they were at one moment: for each the number of its first chunk, and its bytes.
 pub(crate) type Snapshot = Vec<(u64, Vec<u8>)>;
 
-pub(crate) fn boot_id() -> io::Result<[u8; 16]> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+pub(crate) fn boot_id() -> Result<[u8; 16], MountError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let io = |e| MountError::io("read", path)(e);
+    let text = access(path, || std::fs::read_to_string(path)).map_err(io)?;
     let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
     let mut id = [0; 16];
     for byte in &mut id {
         let (Some(high), Some(low)) = (digits.next(), digits.next()) else {
-            return Err(io::Error::other("the boot id is not a UUID"));
+            return Err(io(io::Error::other("the boot id is not a UUID")));
         };
         *byte = (high << 4 | low) as u8;
     }
     Ok(id)
 }
 
-fn random_id() -> io::Result<[u8; 16]> {
+fn random_id() -> Result<[u8; 16], MountError> {
+    let path = Path::new("/dev/urandom");
     let mut id = [0; 16];
-    File::open("/dev/urandom").and_then(|mut f| io::Read::read_exact(&mut f, &mut id))?;
+    let read = || File::open(path).and_then(|mut f| io::Read::read_exact(&mut f, &mut id));
+    access(path, read).map_err(MountError::io("read", path))?;
     Ok(id)
 }
 
@@ -143,108 +147,61 @@ impl Map {
         let io = |e| MountError::io("make the layer's map", path)(e);
         let header = MapHeader {
             disk_bytes,
-            id: random_id().map_err(io)?,
+            id: random_id()?,
             boot: [0; 16],
         };
-        let durable = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(io)?;
-        durable
-            .write_all_at(&header.encode(DURABLE_MAGIC), 0)
-            .map_err(io)?;
-        durable
-            .set_len(HEADER_BYTES as u64 + disk_bytes.div_ceil(4096))
-            .map_err(io)?;
-        Self::with(durable, header, live_dir, false)
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let durable = access(path, || options.open(path)).map_err(io)?;
+        let bytes = header.encode(DURABLE_MAGIC);
+        access(path, || durable.write_all_at(&bytes, 0)).map_err(io)?;
+        let len = HEADER_BYTES as u64 + disk_bytes.div_ceil(4096);
+        access(path, || durable.set_len(len)).map_err(io)?;
+        Self::with(durable, path, header, live_dir, false)
     }
 
     /// Opens the map of a layer: the live copy if it is from this boot, the durable one otherwise. The layer may be shorter than
     /// the disk, which was grown since, and never longer: `disk_bytes` is the most.
     pub(crate) fn open(path: &Path, live_dir: &Path, disk_bytes: u64) -> Result<Self, MountError> {
         let io = |e| MountError::io("open the layer's map", path)(e);
-        let bad = |reason: String| MountError::Overlay {
-            path: path.to_owned(),
-            reason,
-        };
-        let durable = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        let durable = access(path, || options.open(path)).map_err(io)?;
         let mut head = [0; HEADER_BYTES];
-        durable
-            .read_exact_at(&mut head, 0)
-            .map_err(|e| bad(format!("the map's header can't be read ({e})")))?;
-        let header = MapHeader::decode(&head).map_err(bad)?;
+        access(path, || durable.read_exact_at(&mut head, 0)).map_err(io)?;
+        let header = MapHeader::decode(&head).map_err(bad(path))?;
         if header.disk_bytes > disk_bytes {
-            return Err(bad(format!(
+            return Err(bad(path)(format!(
                 "the layer is of a disk of {} bytes, the machine's has {disk_bytes}",
                 header.disk_bytes
             )));
         }
         let wanted = HEADER_BYTES as u64 + header.disk_bytes.div_ceil(4096);
-        if durable.metadata().map_err(io)?.len() < wanted {
-            durable.set_len(wanted).map_err(io)?;
+        if access(path, || durable.metadata()).map_err(io)?.len() < wanted {
+            access(path, || durable.set_len(wanted)).map_err(io)?;
         }
-        Self::with(durable, header, live_dir, true)
+        Self::with(durable, path, header, live_dir, true)
     }
 
     fn with(
         durable: File,
+        path: &Path,
         header: MapHeader,
         live_dir: &Path,
         existing: bool,
     ) -> Result<Self, MountError> {
         let live_path = live_dir.join(hex(&header.id));
-        let io = |e| MountError::io("map the layer's live map", &live_path)(e);
+        let boot = boot_id()?;
         let chunks = header.disk_bytes.div_ceil(4096);
-        let boot = boot_id().map_err(io)?;
         let wanted = MapHeader { boot, ..header };
-        let len = HEADER_BYTES as u64 + chunks;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&live_path)
-            .map_err(io)?;
-        let mut head = [0; HEADER_BYTES];
-        let valid = file.metadata().map_err(io)?.len() == len
-            && file.read_exact_at(&mut head, 0).is_ok()
-            && MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(wanted);
-        if !valid {
-            file.set_len(0).map_err(io)?;
-            keep_in_place(&file);
-            // All of it is allocated now: a full tmpfs or disk must be an error here, not a SIGBUS later.
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)
-                .map_err(|e| io(e.into()))?;
-            let earlier = Some(live_path_before(&header.id)).filter(|path| *path != live_path);
-            let earlier = earlier.filter(|_| existing);
-            let left = earlier.as_ref().and_then(|path| open_live(path, &wanted));
-            match &left {
-                Some(left) => copy(left, &file, chunks).map_err(io)?,
-                None if existing => copy(&durable, &file, chunks).map_err(io)?,
-                None => {}
-            }
-            file.write_all_at(&wanted.encode(LIVE_MAGIC), 0)
-                .map_err(io)?;
-            if let (Some(_), Some(path)) = (left, earlier) {
-                let _ = std::fs::remove_file(path);
-            }
-        }
+        let file = open_live(&live_path, &wanted, existing.then_some((&durable, path)))?;
         let live = MmapOptions::new()
-            .len(len as usize)
+            .len(HEADER_BYTES + chunks as usize)
             .map_raw(&file)
-            .map_err(io)?;
+            .map_err(MountError::io("map the layer's live map", &live_path))?;
         let map = Self {
             live,
-            live_path: live_path.clone(),
+            live_path,
             durable: Box::new(durable),
             header,
             chunks,
@@ -252,7 +209,8 @@ impl Map {
             present: AtomicU64::new(0),
         };
         if existing {
-            map.find_differences().map_err(io)?;
+            let found = access(path, || map.find_differences());
+            found.map_err(MountError::io("read the layer's map", path))?;
         }
         Ok(map)
     }
@@ -354,18 +312,123 @@ fn live_path_before(id: &[u8; 16]) -> PathBuf {
     Path::new(&format!("/dev/shm/floe-{uid}")).join(hex(id))
 }
 
-/// Opens a live map if it belongs to this user, has its full length, and has the wanted header.
-fn open_live(path: &Path, wanted: &MapHeader) -> Option<File> {
+/// Opens the live map of a layer. If there is none of this boot it is made: as a copy of the durable one, which is given with its
+/// path unless it is new.
+fn open_live(
+    path: &Path,
+    wanted: &MapHeader,
+    durable: Option<(&File, &Path)>,
+) -> Result<File, MountError> {
+    let io = |e| MountError::io("open the layer's live map", path)(e);
+    let chunks = wanted.disk_bytes.div_ceil(4096);
     let mut options = OpenOptions::new();
-    let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
-    let file = options.open(path).ok()?;
-    let meta = file.metadata().ok()?;
-    let whole = meta.len() == HEADER_BYTES as u64 + wanted.disk_bytes.div_ceil(4096);
-    let ours = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let options = options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = access(path, || options.open(path)).map_err(io)?;
+    if is_live(&file, path, wanted)? {
+        return Ok(file);
+    }
+    access(path, || file.set_len(0)).map_err(io)?;
+    keep_in_place(&file);
+    // All of it is allocated now: a full tmpfs or disk must be an error here, not a SIGBUS later.
+    let len = HEADER_BYTES as u64 + chunks;
+    let none = rustix::fs::FallocateFlags::empty();
+    let allocate = || Ok(rustix::fs::fallocate(&file, none, 0, len)?);
+    access(path, allocate).map_err(io)?;
+    let earlier = live_path_before(&wanted.id);
+    let left = match durable {
+        Some(_) if earlier != path => live_before(&earlier, wanted)?,
+        _ => None,
+    };
+    let left = left.as_ref().map(|left| (left, earlier.as_path()));
+    if let Some((from, from_path)) = left.or(durable) {
+        let copied = access(from_path, || copy(from, &file, chunks));
+        copied.map_err(MountError::io("make a live map of", from_path))?;
+    }
+    let header = wanted.encode(LIVE_MAGIC);
+    access(path, || file.write_all_at(&header, 0)).map_err(io)?;
+    if left.is_some() {
+        let _ = std::fs::remove_file(&earlier); // its content is in use here now
+    }
+    Ok(file)
+}
+
+/// Opens the live map that an earlier version left, if there is one in a directory that only this user can have written to.
+fn live_before(path: &Path, wanted: &MapHeader) -> Result<Option<File>, MountError> {
+    let Some(dir) = path.parent() else {
+        return Ok(None);
+    };
+    let io = |e| MountError::io("look for an earlier live map", path)(e);
+    let look = || -> io::Result<Option<File>> {
+        let meta = access(path, || std::fs::symlink_metadata(dir))?;
+        let ours = meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & 0o022 == 0;
+        if !meta.is_dir() || !ours {
+            return Ok(None); // anybody may make one there
+        }
+        let mut options = OpenOptions::new();
+        let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
+        access(path, || options.open(path)).map(Some)
+    };
+    let file = match look() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        found => found.map_err(io)?,
+    };
+    match file {
+        Some(file) => Ok(is_live(&file, path, wanted)?.then_some(file)),
+        None => Ok(None),
+    }
+}
+
+/// Returns whether a file is the live map with this header; `false` for one of another boot, and for one that was not completed: the
+/// header is written last. It is an error if the file is anything else, since what it says may be nowhere else.
+fn is_live(file: &File, path: &Path, wanted: &MapHeader) -> Result<bool, MountError> {
+    let io = |e| MountError::io("read the layer's live map", path)(e);
+    let Some(head) = access(path, || read_head(file)).map_err(io)? else {
+        return Ok(false);
+    };
+    let header = MapHeader::decode_as(LIVE_MAGIC, &head).map_err(bad(path))?;
+    let len = access(path, || file.metadata()).map_err(io)?.len();
+    if header.boot != wanted.boot {
+        return Ok(false);
+    }
+    if header != *wanted || len != HEADER_BYTES as u64 + wanted.disk_bytes.div_ceil(4096) {
+        return Err(bad(path)(
+            "this is not the live map of the layer that it is named after; remove it to go on with what was flushed".into(),
+        ));
+    }
+    Ok(true)
+}
+
+/// Reads the header of a map; `None` if the file ends before it does, or it is all zeros: it was never written, or never durable.
+fn read_head(file: &File) -> io::Result<Option<[u8; HEADER_BYTES]>> {
     let mut head = [0; HEADER_BYTES];
-    file.read_exact_at(&mut head, 0).ok()?;
-    let right = MapHeader::decode_as(LIVE_MAGIC, &head) == Ok(*wanted);
-    (whole && ours && right).then_some(file)
+    match file.read_exact_at(&mut head, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+        Ok(()) => Ok((!floe_image::is_zero(&head)).then_some(head)),
+    }
+}
+
+/// Returns whether there is a layer's map: a file of that name with a header. [`Map::open`] looks at what is in the header.
+pub(crate) fn is_made(path: &Path) -> Result<bool, MountError> {
+    let look = || match access(path, || File::open(path)) {
+        // not so if a link has the name that leads nowhere
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            match access(path, || std::fs::symlink_metadata(path)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                found => found.and(Err(error)),
+            }
+        }
+        file => Ok(access(path, || read_head(&file?))?.is_some()),
+    };
+    look().map_err(MountError::io("read the layer's map", path))
+}
+
+fn bad(path: &Path) -> impl Fn(String) -> MountError {
+    move |reason| MountError::Overlay {
+        path: path.to_owned(),
+        reason,
+    }
 }
 
 /// Forbids copy-on-write for a file. On a file system that writes each change to a new place (btrfs), a full disk would
@@ -378,15 +441,19 @@ fn keep_in_place(file: &File) {
 }
 
 /// Removes live maps of earlier boots of the host from a directory: they are never used again.
-pub(crate) fn remove_earlier_boots(live_dir: &Path) -> io::Result<()> {
+pub(crate) fn remove_earlier_boots(live_dir: &Path) -> Result<(), MountError> {
     let boot = boot_id()?;
-    for entry in std::fs::read_dir(live_dir)? {
-        let path = entry?.path();
-        let mut head = [0; HEADER_BYTES];
-        let read = File::open(&path).and_then(|file| file.read_exact_at(&mut head, 0));
-        let header = MapHeader::decode_as(LIVE_MAGIC, &head);
-        if read.is_ok() && header.is_ok_and(|header| header.boot != boot) {
-            std::fs::remove_file(&path)?;
+    let io = |e| MountError::io("clear", live_dir)(e);
+    for entry in std::fs::read_dir(live_dir).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let head = File::open(&path).and_then(|file| read_head(&file));
+        // What can't be read is looked at again when its layer is opened, and told then.
+        let header = head
+            .ok()
+            .flatten()
+            .map(|head| MapHeader::decode_as(LIVE_MAGIC, &head));
+        if header.is_some_and(|header| header.is_ok_and(|header| header.boot != boot)) {
+            std::fs::remove_file(&path).map_err(MountError::io("remove", &path))?;
         }
     }
     Ok(())

@@ -6,7 +6,8 @@
 //!                        layer-<n>.map    which sectors are in it (see `map`)
 //! ```
 //! The layer with the highest number is the top layer, which is written; all below are frozen. There is no list of layers: a
-//! freeze makes the files of the next one, and a power cut that loses them loses nothing that was flushed. A chunk that is
+//! freeze makes the files of the next one, and a power cut that loses them loses nothing that was flushed. What is found there at
+//! a start and belongs to no layer is set aside, never removed (see `found`). A chunk that is
 //! written as a whole never needs the base; of a partial write only the sectors are recorded, and a read merges them.
 //!
 //! A disk that is grown, in use or not, gets a new top layer of its new size: no layer ever changes its length. The record has the
@@ -14,6 +15,9 @@
 
 #[cfg(test)]
 mod failing_disk;
+#[cfg(test)]
+mod failing_open;
+mod found;
 mod frozen;
 #[cfg(test)]
 mod interleavings;
@@ -39,16 +43,16 @@ use crate::writeback::Behind;
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_store::{Durability, private};
 pub(crate) use layer::Layer;
-use layer::{map_path, remove_files, sectors};
+use layer::sectors;
 pub(crate) use map::remove_earlier_boots;
-use map::{DISK_BYTES_MAX, MapHeader, SECTOR};
+use map::{DISK_BYTES_MAX, SECTOR};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use storage::access;
 pub(crate) use unsynced::Failure;
 
 const CHUNK: u64 = CHUNK_SIZE as u64;
@@ -57,6 +61,8 @@ const LAYERS_MAX: usize = 256;
 /// Most layers that are looked for: one more, which a disk that was grown may get when it is opened.
 const LAYERS_OPENED_MAX: usize = LAYERS_MAX + 1;
 const BASE_VERSION: u32 = 1;
+/// The name of a disk's record in its directory.
+pub(crate) const RECORD: &str = "base.json";
 /// Most bytes of `base.json`.
 const BASE_BYTES_MAX: u64 = 4096;
 
@@ -88,8 +94,8 @@ impl BaseRecord {
     }
 
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, MountError> {
-        let path = dir.join("base.json");
-        match std::fs::metadata(&path) {
+        let path = dir.join(RECORD);
+        let bytes = match access(&path, || std::fs::metadata(&path)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Ok(m) if m.len() > BASE_BYTES_MAX => {
                 return Err(MountError::Overlay {
@@ -97,19 +103,19 @@ impl BaseRecord {
                     reason: format!("{} bytes are too many for a base record", m.len()),
                 });
             }
-            _ => {}
-        }
-        let bytes = std::fs::read(&path).map_err(MountError::io("read", &path))?;
+            found => found.and_then(|_| access(&path, || std::fs::read(&path))),
+        };
+        let bytes = bytes.map_err(MountError::io("read", &path))?;
         Self::decode(&bytes)
             .map(Some)
             .map_err(|reason| MountError::Overlay { path, reason })
     }
 
     fn write(&self, dir: &Path) -> Result<(), MountError> {
-        let path = dir.join("base.json");
+        let path = dir.join(RECORD);
         let bytes = serde_json::to_vec(self).expect("a record has only strings and numbers");
-        floe_store::replace_file(&path, &bytes, 0o600, Durability::Durable)
-            .map_err(MountError::io("write", &path))
+        let replace = || floe_store::replace_file(&path, &bytes, 0o600, Durability::Durable);
+        access(&path, replace).map_err(MountError::io("write", &path))
     }
 
     pub(crate) fn image(&self) -> Option<Hash> {
@@ -319,7 +325,7 @@ impl Disk {
                 "{size} bytes are no size of a disk; give a multiple of 512, at most {DISK_BYTES_MAX}"
             )));
         }
-        private::make_dirs(dir).map_err(MountError::io("make", dir))?;
+        access(dir, || private::make_dirs(dir)).map_err(MountError::io("make", dir))?;
         let traced = fresh.as_ref().map(|base| base.region as u8);
         let (record, base) = match BaseRecord::read(dir)? {
             Some(record) => {
@@ -332,6 +338,7 @@ impl Disk {
                 (record, base)
             }
             None => {
+                found::nothing_written(dir)?;
                 let record = BaseRecord {
                     version: BASE_VERSION,
                     disk_bytes: size,
@@ -356,7 +363,7 @@ impl Disk {
                 "the disk of {size} bytes is smaller than the region that it is based on"
             )));
         }
-        let layers = open_layers(dir, live_dir, record.first_layer, size)?;
+        let layers = found::open_layers(dir, live_dir, record.first_layer, size)?;
         Ok(Self {
             name: name.to_owned(),
             traced,
@@ -406,7 +413,6 @@ impl Disk {
         };
         record.write(&self.dir)?;
         let new = Layer::create(&self.dir, &self.live_dir, number, bytes).inspect_err(|_| {
-            remove_files(&self.dir, number);
             if let Err(error) = before.write(&self.dir) {
                 tracing::warn!(dir = %self.dir.display(), %error, "the disk has its new size once it is opened again");
             }
@@ -641,39 +647,4 @@ fn recorded_base(
     let image = find(id).ok_or(*id)?;
     let region = image.region(region).ok_or(*id)?;
     Ok(Some(Base { image, region }))
-}
-
-/// Opens the layers in a directory, from number `first` to the last one that is there. Makes one of this size if there is none, or the
-/// top one is shorter: the disk was grown, and nothing was written since.
-fn open_layers(
-    dir: &Path,
-    live_dir: &Path,
-    first: u32,
-    size: u64,
-) -> Result<Vec<Arc<Layer>>, MountError> {
-    for number in (first.saturating_sub(LAYERS_OPENED_MAX as u32)..first).rev() {
-        remove_files(dir, number);
-    }
-    let mut layers = Vec::new();
-    let mut number = first;
-    while layers.len() < LAYERS_OPENED_MAX && is_layer(&map_path(dir, number)) {
-        layers.push(Arc::new(Layer::open(dir, live_dir, number, size)?));
-        number += 1;
-    }
-    // A power cut before the first flush of a new top layer can leave its map without a header. Nothing in it was ever flushed.
-    if map_path(dir, number).exists() {
-        tracing::warn!(dir = %dir.display(), number, "a layer that was never flushed is dropped");
-        remove_files(dir, number);
-    }
-    if layers.last().is_none_or(|top| top.disk_bytes() < size) {
-        layers.push(Arc::new(Layer::create(dir, live_dir, number, size)?));
-    }
-    Ok(layers)
-}
-
-fn is_layer(map: &Path) -> bool {
-    let mut head = [0; map::HEADER_BYTES];
-    let read = File::open(map).and_then(|mut f| io::Read::read_exact(&mut f, &mut head));
-    // If the header isn't all zeros, `Map::open` looks at it, and refuses it with the reason.
-    read.is_ok() && (MapHeader::decode(&head).is_ok() || !floe_image::is_zero(&head))
 }

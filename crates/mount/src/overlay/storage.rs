@@ -5,9 +5,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 /// How many zeros are written at a time where holes can't be made.
 const ZEROS_BYTES: usize = 1 << 20;
+
+/// Asks the file system for something about `path`. All that a disk asks for when it is opened goes this way, so that a test can have
+/// each single thing fail.
+pub(crate) fn access<T>(path: &Path, ask: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    #[cfg(test)]
+    super::failing_open::before(path)?;
+    #[cfg(not(test))]
+    let _ = path;
+    ask()
+}
 
 /// A file of fixed length.
 pub(crate) trait Storage: Send + Sync {

@@ -35,7 +35,8 @@
 
 use super::CHUNK;
 use super::map::SECTOR;
-use super::storage::Storage;
+use super::storage::{Storage, access};
+use crate::MountError;
 use floe_image::CHUNK_SIZE;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -166,25 +167,30 @@ impl Unsynced {
 
     /// Returns the state of a layer that an earlier process had open. What that one had not synced isn't known, but its failure
     /// is.
-    pub(crate) fn open(path: PathBuf, boot: [u8; 16]) -> Self {
+    pub(crate) fn open(path: PathBuf, boot: [u8; 16]) -> Result<Self, MountError> {
         let this = Self::new(path, boot);
         let mut state = this.state.lock();
         state.later.unknown = true;
-        if let Some(written) = this.load() {
+        if let Some(written) = this.load()? {
             state.failed = Some(libc::EIO);
             state.later = written;
             this.has_failed.store(true, Ordering::Release);
         }
         drop(state);
-        this
+        Ok(this)
     }
 
-    fn load(&self) -> Option<Written> {
-        let bytes = std::fs::read(&self.path).ok()?;
-        let head = bytes.first_chunk::<HEADER_BYTES>()?;
-        if head[..8] != *MAGIC || head[8..24] != self.boot {
-            return None;
-        }
+    /// Returns what a failed layer's file says; `None` if there is none of this boot of the host.
+    fn load(&self) -> Result<Option<Written>, MountError> {
+        let bytes = match access(&self.path, || std::fs::read(&self.path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(MountError::io("read", &self.path))?,
+        };
+        // The file gets its name when all of it is written: it is only cut off, or zeros, after a power cut.
+        let head = bytes.first_chunk::<HEADER_BYTES>();
+        let Some(head) = head.filter(|head| head[..8] == *MAGIC && head[8..24] == self.boot) else {
+            return Ok(None);
+        };
         let mut chunks: HashMap<u64, Sums> = HashMap::new();
         // A record that was cut off belongs to a write that was never answered, and that will come again.
         let records = bytes[HEADER_BYTES..].chunks_exact(RECORD_BYTES);
@@ -193,7 +199,7 @@ impl Unsynced {
             chunks.insert(chunk, sums);
         }
         let unknown = head[24] != 0;
-        Some(Written { chunks, unknown })
+        Ok(Some(Written { chunks, unknown }))
     }
 
     /// Records that sectors were written with `data`.
