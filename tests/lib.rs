@@ -33,7 +33,7 @@ pub fn tracked(extensions: &[&str]) -> Vec<PathBuf> {
                 || p.extension()
                     .is_some_and(|e| extensions.iter().any(|x| e == *x))
         })
-        .filter(|p| root().join(p).is_file())
+        .filter(|p| std::fs::metadata(root().join(p)).is_ok_and(|found| found.is_file()))
         .collect();
     assert!(!files.is_empty());
     files

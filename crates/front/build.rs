@@ -6,7 +6,7 @@ fn main() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../web/dist");
     println!("cargo::rerun-if-changed={}", page.display());
     for file in ["index.html", "hub.html"] {
-        if !page.join(file).is_file() {
+        if std::fs::metadata(page.join(file)).is_err() {
             println!(
                 "cargo::error=web/dist/{file} is missing: the page is built from web/ by `make web`"
             );

@@ -17,8 +17,9 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
             .truncate(true)
             .mode(mode)
             .open(&temporary)?;
-        if let Ok(found) = fs::metadata(path) {
-            file.set_permissions(found.permissions())?;
+        match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            found => file.set_permissions(found?.permissions())?,
         }
         file.write_all(bytes)?;
         file.sync_all()?;
@@ -27,6 +28,22 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     write().inspect_err(|_| {
         let _ = fs::remove_file(&temporary); // the reason is the other error
     })
+}
+
+/// Returns what was asked of the system about a file; `None` if the file is not there, and on no other error.
+pub(crate) fn if_there<T>(path: &Path, asked: io::Result<T>) -> Result<Option<T>, String> {
+    match asked {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        asked => asked
+            .map(Some)
+            .map_err(|error| format!("{}: {error}", path.display())),
+    }
+}
+
+/// Returns a file's text; none of a file that is not there.
+pub(crate) fn content(path: &Path) -> Result<String, String> {
+    let bytes = if_there(path, fs::read(path))?.unwrap_or_default();
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

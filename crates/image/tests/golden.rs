@@ -2,6 +2,10 @@
 //!
 //! `FLOE_WRITE_GOLDEN=1 cargo test -p floe-image --test golden` makes files that are missing (it never replaces one: a format
 //! that changes gets a new version and a new file).
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 use std::path::PathBuf;
 

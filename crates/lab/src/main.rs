@@ -1,4 +1,9 @@
 //! The `floe-lab` command.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "an experiment may ask whether a file is there"
+)]
+
 use anyhow::{Context as _, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments;

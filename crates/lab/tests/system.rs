@@ -1,5 +1,10 @@
 //! Tests that need root and the kernel's own devices: the emulated link with real packets, and an experiment run by its
 //! command.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
+
 use floe_image::{Access, TraceReader};
 use floe_lab::content::Content;
 use floe_lab::guest::Guest;

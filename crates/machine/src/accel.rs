@@ -75,7 +75,11 @@ fn kvm_trouble() -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
         return Some("this processor is not x86-64".into());
     }
-    if std::path::Path::new("/sys/module/kvm_pvm").exists() {
+    // one that can't be looked at may be there
+    if std::path::Path::new("/sys/module/kvm_pvm")
+        .try_exists()
+        .unwrap_or(true)
+    {
         return Some(
             "KVM on this host is nested PVM, which can't run unmodified guest kernels".into(),
         );

@@ -22,6 +22,13 @@
 //!
 //! This crate stores, hashes and fetches nothing (see `floe-store`, `floe-mount`); it gets RAM and disks as paths.
 //! Networks between machines, placement and names belong to the node. It has no asynchronous runtime: its calls block.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "a test may ask whether a file is there"
+    )
+)]
 
 pub mod accel;
 mod balloon;

@@ -266,12 +266,30 @@ impl Machine {
     }
 
     /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to
-    /// it, so a QEMU that hangs can be ended this way.
-    pub fn process_in(dir: &Path) -> Option<Process> {
-        let started = std::fs::read(dir.join(launch::PROCESS)).unwrap_or_default();
-        let started = serde_json::from_slice(&started).ok();
-        let recorded = || Record::load(dir).ok().map(|record| record.process);
-        Process::find(started.or_else(recorded)?).ok()
+    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none.
+    pub fn process_in(dir: &Path) -> Result<Option<Process>, MachineError> {
+        let path = dir.join(launch::PROCESS);
+        let id = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            read => serde_json::from_slice(
+                &read.map_err(MachineError::io(format!("read {}", path.display())))?,
+            )
+            .ok(),
+        };
+        let id = match id {
+            Some(id) => Some(id),
+            None => Record::process_in(dir)?,
+        };
+        let Some(id) = id else {
+            return Ok(None);
+        };
+        match Process::find(id) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some).map_err(MachineError::io(format!(
+                "look for QEMU, process {}",
+                id.pid
+            ))),
+        }
     }
 
     /// Returns the machine's name.

@@ -99,6 +99,21 @@ impl Record {
         Ok(record)
     }
 
+    /// Returns the QEMU process that the record in `dir` names; `None` if there is no record, or none that is whole.
+    pub(crate) fn process_in(dir: &Path) -> Result<Option<ProcessId>, MachineError> {
+        #[derive(Deserialize)]
+        struct Named {
+            process: ProcessId,
+        }
+        let path = dir.join(FILE);
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(MachineError::io(format!("read {}", path.display())))?,
+        };
+        let named: Option<Named> = serde_json::from_slice(&bytes).ok();
+        Ok(named.map(|named| named.process))
+    }
+
     /// Writes the record atomically: a reader sees either the old or the new one.
     pub(crate) fn save(&self, dir: &Path) -> Result<(), MachineError> {
         let write = || -> std::io::Result<()> {
@@ -113,5 +128,36 @@ impl Record {
             "write {}",
             dir.join(FILE).display()
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Machine, Process};
+
+    #[test]
+    fn a_qemu_whose_records_can_not_be_read_is_not_taken_for_one_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_dir = || Machine::process_in(dir.path());
+        assert!(in_dir().unwrap().is_none());
+        let own = Process::hold(std::process::id()).unwrap().id();
+        for file in ["machine.json", "qemu.json"] {
+            let path = dir.path().join(file);
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+            let told = in_dir().unwrap_err().to_string();
+            assert!(told.contains(file), "{told}");
+            std::fs::remove_file(&path).unwrap();
+            // cut off by a power cut, after which no QEMU runs
+            std::fs::write(&path, "").unwrap();
+            assert!(in_dir().unwrap().is_none());
+            let id = serde_json::json!({"pid": own.pid, "start_ticks": own.start_ticks});
+            let whole = match file {
+                "qemu.json" => id,
+                _ => serde_json::json!({"version": 9, "process": id}),
+            };
+            std::fs::write(&path, whole.to_string()).unwrap();
+            assert_eq!(in_dir().unwrap().unwrap().id(), own);
+            std::fs::remove_file(&path).unwrap();
+        }
     }
 }

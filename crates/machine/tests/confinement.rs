@@ -302,7 +302,7 @@ fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
         let vm = spec(&guest, dir.path(), "early", 13).dir;
         let began = std::time::Instant::now();
         if moment == 0 {
-            while Machine::process_in(&vm).is_none() {
+            while Machine::process_in(&vm).unwrap().is_none() {
                 assert!(began.elapsed() < deadline, "no QEMU was started");
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -312,7 +312,7 @@ fn a_qemu_whose_starter_was_killed_is_found_or_never_there() {
         }
         starter.kill().unwrap();
         starter.wait().unwrap();
-        let known = Machine::process_in(&vm);
+        let known = Machine::process_in(&vm).unwrap();
         assert!(moment > 0 || known.is_some(), "one that is known is lost");
         let known = known.inspect(|qemu| qemu.kill());
         assert!(known.is_none_or(|qemu| qemu.wait(deadline)));

@@ -1,4 +1,8 @@
 //! The programs beside a machine: the QEMU that is asked what it can do, and QEMU's guest agent.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 mod common;
 

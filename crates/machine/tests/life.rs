@@ -1,4 +1,8 @@
 //! The life of one machine: boot, capture, restore twice, capture again.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 mod common;
 

@@ -100,8 +100,11 @@ pub fn run(socket: &Path, listening: impl FnOnce()) -> Result<(), MountError> {
     };
     let io = |e: io::Error| failed(e.to_string());
     let (listener, address) = seqpacket(socket).map_err(io)?;
-    if connect(seqpacket(socket).map_err(io)?.0, &address).is_ok() {
-        return Err(failed("another one is running".into()));
+    match connect(seqpacket(socket).map_err(io)?.0, &address) {
+        Ok(()) => return Err(failed("another one is running".into())),
+        // Nobody listens, or there is no socket. After any other error there may be one who does.
+        Err(rustix::io::Errno::CONNREFUSED | rustix::io::Errno::NOENT) => {}
+        Err(e) => return Err(io(e.into())),
     }
     match std::fs::remove_file(socket) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io(e)),

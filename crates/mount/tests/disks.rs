@@ -1,4 +1,8 @@
 //! Disks that a machine is given, and that are taken away, while its VMM runs.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 mod common;
 

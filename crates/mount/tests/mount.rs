@@ -1,4 +1,8 @@
 //! Tests the mount through a real kernel.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 mod common;
 

@@ -1,4 +1,8 @@
 //! Tests a node that is killed under a running machine, and the node that takes over.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 mod common;
 
@@ -262,6 +266,64 @@ fn what_was_bound_under_a_killed_node_goes_on_under_the_next() {
     assert!(bytes == place.disk);
     drop(unmount);
     drop(second);
+    Client::connect(&socket).unwrap().quit().unwrap();
+    drop(supervisor);
+}
+
+/// The map of a running machine's disk can't be read at a takeover, as when the host's disk has an error: that is told, everything stays
+/// as it is, and once it can be read again the machine goes on with all that was written.
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn a_map_that_can_not_be_read_at_a_takeover_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let (supervisor, socket) = supervisor_of(&place);
+    let unmount = Unmount(place.root.join("mnt"));
+    let first = Process::node(&place);
+    let mut open = OpenOptions::new();
+    let disk = open.read(true).write(true);
+    let disk = disk.open(place.root.join("mnt/machines/a/disk0")).unwrap();
+    let mut model = place.disk.clone();
+    for (at, byte, flushed) in [(4096, 0x11, true), (1 << 20, 0x22, false)] {
+        model[at..at + 8192].fill(byte);
+        disk.write_all_at(&[byte; 8192], at as u64).unwrap();
+        if flushed {
+            disk.sync_data().unwrap();
+        }
+    }
+    first.kill();
+
+    let layers = place.root.join("machines/a/disks/disk0");
+    let (map, kept) = (layers.join("layer-1.map"), place.root.join("kept"));
+    std::fs::rename(&map, &kept).unwrap();
+    std::os::unix::fs::symlink(&map, &map).unwrap(); // leads to itself
+    let data = std::fs::read(layers.join("layer-1.data")).unwrap();
+    let mut options = place.options();
+    options.keeper = Some(keeper(&socket));
+    let second = place.start(options);
+    assert!(second.mount.took_over());
+    let add = || {
+        second.mount.add_machine(MachineSpec {
+            name: "a".into(),
+            dir: place.root.join("machines/a"),
+            ..waiting_spec(&place, second.image.clone().unwrap())
+        })
+    };
+    let told = add().err().unwrap().to_string();
+    assert!(told.contains(map.to_str().unwrap()), "{told}");
+    assert!(std::fs::read(layers.join("layer-1.data")).unwrap() == data);
+    assert_eq!(std::fs::read_dir(&layers).unwrap().count(), 3);
+
+    std::fs::remove_file(&map).unwrap();
+    std::fs::rename(&kept, &map).unwrap();
+    let machine = add().unwrap();
+    second.mount.takeover_done();
+    let mut now = vec![0; DISK_BYTES];
+    disk.read_exact_at(&mut now, 0).unwrap();
+    assert!(now == model);
+    drop((disk, machine));
+    second.mount.unmount().unwrap();
+    drop(unmount);
     Client::connect(&socket).unwrap().quit().unwrap();
     drop(supervisor);
 }

@@ -117,8 +117,11 @@ impl Adoption {
                 self.machines.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Parked | Wanted::Starting | Wanted::Removing => {
-                if let Some(qemu) = self.machines.qemu_of(&left.operation) {
-                    qemu.kill();
+                match self.machines.qemu_of(&left.operation) {
+                    Ok(qemu) => qemu.iter().for_each(|qemu| qemu.kill()),
+                    Err(error) => {
+                        tracing::error!(machine = %left.operation.name, %error, "a QEMU that may run is not ended");
+                    }
                 }
             }
         }
@@ -259,7 +262,7 @@ impl Adoption {
         let machine = match taken {
             Ok(machine) => machine,
             // a QEMU that waits for memory or a disk does not answer
-            Err(error) if self.machines.qemu_of(operation).is_some() => {
+            Err(error) if !matches!(self.machines.qemu_of(operation), Ok(None)) => {
                 tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
                 return Ok(Taken::AskAgain);
             }
@@ -292,11 +295,12 @@ impl Adoption {
     fn why_not_taken(&self, operation: &Operation) -> NodeError {
         let name = &operation.name;
         match self.machines.qemu_of(operation) {
-            Some(_) => failed(
+            Err(error) => error,
+            Ok(Some(_)) => failed(
                 MOUNT_LOST,
                 format!("floe start {name} starts it from its disks, which have all that it wrote"),
             ),
-            None => failed(
+            Ok(None) => failed(
                 "its QEMU ended while no node was there",
                 format!("floe start {name} starts it from its disks"),
             ),

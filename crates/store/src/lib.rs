@@ -13,6 +13,13 @@
 //!
 //! Nothing here uses a network, knows what a VM is or decides what to fetch: see `floe-source`, `floe-machine` and
 //! `floe-planner`. Every error is a [`StoreError`]; the one for a full disk says how to go on ([`StoreError::Full`]).
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "a test may ask whether a file is there"
+    )
+)]
 
 mod cache;
 mod durable;

@@ -40,7 +40,12 @@ pub fn make_dirs_with(dir: &Path, mode: u32) -> io::Result<()> {
     match made {
         // The umask may have removed what a web server needs.
         Ok(()) => std::fs::set_permissions(dir, Permissions::from_mode(mode)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            match std::fs::metadata(dir)?.is_dir() {
+                true => Ok(()),
+                false => Err(error),
+            }
+        }
         Err(error) => Err(error),
     }
 }
@@ -102,7 +107,7 @@ pub fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &[PathBuf]) -> io
     walk.close(dir, &root)?;
     let marker = dir.join(MARKER);
     let top = walk.directory(dir, root.st_dev)?;
-    if walk.closed.changed == 0 && marker.exists() {
+    if walk.closed.changed == 0 && marker.try_exists()? {
         return Ok(walk.closed);
     }
     walk.deeper(top, root.st_dev)?;

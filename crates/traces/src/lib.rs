@@ -7,6 +7,13 @@
 //! trace: it removes names, pauses and repeated accesses.
 //!
 //! Not here: who may send or read a trace (the hub decides that), and how a model is trained (floe-planner).
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "a test may ask whether a file is there"
+    )
+)]
 
 mod list;
 mod store;

@@ -208,7 +208,7 @@ impl TraceStore {
             hash,
             bytes: bytes.len() as u64,
         };
-        if !folder.exists() {
+        if !folder.try_exists()? {
             private::make_dirs(&folder)?;
             sync(&self.root.join(image.to_string()))?;
             sync(&self.root)?;
@@ -288,7 +288,7 @@ impl TraceStore {
         let _changing = self.changing.lock();
         let folder = self.folder(image, owner);
         // The image was removed while the model was trained.
-        if !folder.exists() {
+        if !folder.try_exists()? {
             return Err(io::ErrorKind::NotFound.into());
         }
         let old = models(&folder, method)?;
@@ -322,7 +322,7 @@ impl TraceStore {
     pub fn set_programs(&self, image: &Hash, owner: &str, bytes: &[u8]) -> io::Result<()> {
         let _changing = self.changing.lock();
         let folder = self.folder(image, owner);
-        if !folder.exists() {
+        if !folder.try_exists()? {
             private::make_dirs(&folder)?;
             sync(&self.root.join(image.to_string()))?;
             sync(&self.root)?;
@@ -334,10 +334,8 @@ impl TraceStore {
     pub fn remove(&self, image: &Hash, owner: &str) -> io::Result<()> {
         let _changing = self.changing.lock();
         let kept = traces(&self.folder(image, owner))?;
-        match fs::remove_dir_all(self.folder(image, owner)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => kept.iter().for_each(|trace| self.has_gone(trace)),
-        }
+        if_there(fs::remove_dir_all(self.folder(image, owner)))?;
+        kept.iter().for_each(|trace| self.has_gone(trace));
         // Removes the image's folder if this was the last owner; it stays if it isn't empty.
         let _ = fs::remove_dir(self.root.join(image.to_string()));
         Ok(())
@@ -403,7 +401,7 @@ fn traces(folder: &Path) -> io::Result<Vec<Kept>> {
             continue;
         };
         // A file that was removed meanwhile is left out.
-        if let Ok(found) = fs::metadata(&path) {
+        if let Some(found) = if_there(fs::metadata(&path))? {
             all.push(Kept {
                 received_ms,
                 uploader,
@@ -452,9 +450,14 @@ fn sync(folder: &Path) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    if_there(fs::remove_file(path)).map(drop)
+}
+
+/// Returns what was asked of the system about a file; `None` if the file is not there, and on no other error.
+fn if_there<T>(asked: io::Result<T>) -> io::Result<Option<T>> {
+    match asked {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        asked => asked.map(Some),
     }
 }
 
@@ -464,12 +467,8 @@ fn name_of(path: &Path) -> Option<&str> {
 
 /// Returns the files in a folder, with their names; nothing if there is no such folder.
 fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
     let mut all = Vec::new();
-    for entry in entries {
+    for entry in if_there(fs::read_dir(folder))?.into_iter().flatten() {
         let path = entry?.path();
         if let Some(name) = name_of(&path) {
             all.push((name.to_owned(), path));
@@ -480,8 +479,13 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 }
 
 fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let all = files(folder)?.into_iter().map(|(_, path)| path);
-    Ok(all.filter(|path| path.is_dir()).collect())
+    let mut all = Vec::new();
+    for (_, path) in files(folder)? {
+        if if_there(fs::metadata(&path))?.is_some_and(|found| found.is_dir()) {
+            all.push(path);
+        }
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -660,5 +664,26 @@ mod tests {
             .store
             .add_model(&other, "ann", "floe", Hash::ZERO, b"x");
         assert_eq!(late.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_folder_that_can_not_be_looked_at_is_not_taken_for_an_empty_one() {
+        let world = world();
+        world.add(Some("ann"), 1);
+        let folder = world.store.folder(&image(), "ann");
+        let kept = world.dir.path().join("kept");
+        fs::rename(&folder, &kept).unwrap();
+        std::os::unix::fs::symlink(&folder, &folder).unwrap();
+        let bytes = trace(2, &[(0, 1, 0, 0)]);
+        let added = world.store.add(&image(), "ann", None, &bytes, 2);
+        assert!(added.is_err() && world.store.images().is_err());
+        assert!(world.store.remove(&image(), "ann").is_err());
+        let model = world
+            .store
+            .add_model(&image(), "ann", "floe", Hash::ZERO, b"x");
+        assert_ne!(model.unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::remove_file(&folder).unwrap();
+        fs::rename(&kept, &folder).unwrap();
+        assert_eq!(world.count(Some("ann")), 1);
     }
 }

@@ -1,4 +1,8 @@
 //! One test or a few for each promise on the README's first page, with the small guest: what `make test` runs of tests with guests.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,8 @@
 //! What needs a Debian as users have it.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

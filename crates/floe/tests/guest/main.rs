@@ -1,4 +1,8 @@
 //! All else that is tested on one host with the small guest.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,8 @@
 //! What needs several hosts, or nodes that reach each other.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test may ask whether a file is there"
+)]
 
 #[path = "../support/mod.rs"]
 mod support;

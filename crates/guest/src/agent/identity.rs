@@ -50,7 +50,7 @@ fn hostname(name: &str) -> io::Result<()> {
     }
     sys::set_hostname(name)?;
     let file = Path::new("/etc/hostname");
-    match file.exists() {
+    match file.try_exists()? {
         true => replace(file, format!("{name}\n").as_bytes(), MODE),
         false => Ok(()),
     }
@@ -63,7 +63,11 @@ fn machine_id(id: &str) -> io::Result<()> {
     }
     for file in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
         // the second one is usually a link to the first
-        if fs::symlink_metadata(file).is_ok_and(|found| found.is_file()) {
+        let found = match fs::symlink_metadata(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => found?,
+        };
+        if found.is_file() {
             replace(Path::new(file), format!("{id}\n").as_bytes(), MODE)?;
         }
     }
@@ -157,7 +161,7 @@ fn cards() -> Vec<(String, [u8; 6])> {
         .flatten()
         .flatten();
     let mut cards: Vec<(String, [u8; 6])> = all
-        .filter(|card| card.path().join("device").exists())
+        .filter(|card| fs::metadata(card.path().join("device")).is_ok())
         .filter_map(|card| {
             let mac = fs::read_to_string(card.path().join("address")).ok()?;
             Some((card.file_name().into_string().ok()?, parse_mac(mac.trim())?))

@@ -27,7 +27,8 @@ pub(super) fn find(given: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = given {
         return Some(path.to_owned());
     }
-    if Path::new(PORT_PATH).exists() {
+    // one that can't be looked at can't be opened either, which is told
+    if Path::new(PORT_PATH).try_exists().unwrap_or(true) {
         return Some(PORT_PATH.into());
     }
     let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;

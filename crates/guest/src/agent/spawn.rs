@@ -40,7 +40,8 @@ fn find(command: &Command) -> io::Result<PathBuf> {
     let path = command.get_envs().find(|(known, _)| *known == "PATH");
     let path = path.and_then(|(_, value)| value).unwrap_or_default();
     let runs = |program: &PathBuf| {
-        program.is_file() && rustix::fs::access(program, rustix::fs::Access::EXEC_OK).is_ok()
+        std::fs::metadata(program).is_ok_and(|found| found.is_file())
+            && rustix::fs::access(program, rustix::fs::Access::EXEC_OK).is_ok()
     };
     let mut places = std::env::split_paths(path).map(|dir| dir.join(name));
     let found = places.find(|program| program.is_absolute() && runs(program));

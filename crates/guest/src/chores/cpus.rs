@@ -46,9 +46,11 @@ pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
     let mut refused = Vec::new();
     let mut set = |number: &u32, online: &str| {
         let file = dir.join(format!("cpu{number}/online"));
-        let written = match file.exists() {
-            true => fs::write(file, online).map_err(|error| error.to_string()),
-            false => Err("its kernel can't take it offline".to_owned()),
+        let written = match file.try_exists() {
+            Ok(false) => Err("its kernel can't take it offline".to_owned()),
+            there => there
+                .and_then(|_| fs::write(file, online))
+                .map_err(|error| error.to_string()),
         };
         let why = written.err();
         if let Some(why) = why.filter(|_| refused.len() < REFUSED_MAX) {

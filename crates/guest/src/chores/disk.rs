@@ -1,7 +1,9 @@
 //! Looks what a disk is used for: the kernel lets go of one that is to be taken away whatever is mounted from it.
 
+use crate::files::{content, if_there};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -22,18 +24,27 @@ pub(super) fn look(root: &Path, serial: &str) -> Result<DiskUse, String> {
     let block = root.join("sys/block");
     let entries = fs::read_dir(&block).map_err(|error| format!("{}: {error}", block.display()))?;
     let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let Some(device) = names.find(|name| has_serial(&block.join(name), serial)) else {
-        return Ok(DiskUse::default());
+    // told only if no disk has it: another one's number need not be readable
+    let mut unread = None;
+    let has_it = |name: &String| {
+        let found = has_serial(&block.join(name), serial);
+        found.unwrap_or_else(|error| {
+            unread = Some(error);
+            false
+        })
     };
-    let parts = parts(&block.join(&device), &device);
+    let Some(device) = names.find(has_it) else {
+        return unread.map_or(Ok(DiskUse::default()), Err);
+    };
+    let parts = parts(&block.join(&device), &device)?;
     let mut used_by = Vec::new();
-    let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-    for line in read("proc/self/mountinfo").lines() {
+    let read = |path: &str| content(&root.join(path));
+    for line in read("proc/self/mountinfo")?.lines() {
         if let Some((part, place)) = mounted(line, &parts) {
             used_by.push(format!("{part} is mounted on {place}"));
         }
     }
-    for line in read("proc/swaps").lines() {
+    for line in read("proc/swaps")?.lines() {
         let swap = line.split_whitespace().next().unwrap_or_default();
         if let Some(part) = swap
             .strip_prefix("/dev/")
@@ -47,9 +58,7 @@ pub(super) fn look(root: &Path, serial: &str) -> Result<DiskUse, String> {
             true => block.join(&device),
             false => block.join(&device).join(part),
         };
-        let holders = fs::read_dir(dir.join("holders")).into_iter().flatten();
-        for holder in holders.flatten() {
-            let holder = holder.file_name();
+        for holder in list(&dir.join("holders"))? {
             used_by.push(format!("{} is made of {part}", holder.to_string_lossy()));
         }
     }
@@ -61,27 +70,43 @@ pub(super) fn look(root: &Path, serial: &str) -> Result<DiskUse, String> {
 }
 
 /// Whether a disk has this serial number: virtio tells it as text, SCSI in a page with four bytes before it.
-fn has_serial(dir: &Path, serial: &str) -> bool {
+fn has_serial(dir: &Path, serial: &str) -> Result<bool, String> {
     let is = |bytes: &[u8]| bytes.trim_ascii() == serial.as_bytes();
-    let virtio = fs::read(dir.join("serial")).is_ok_and(|bytes| is(&bytes));
-    let page = fs::read(dir.join("device/vpd_pg80"));
-    virtio || page.is_ok_and(|page| page.get(4..).is_some_and(is))
+    let read = |name: &str| {
+        let path = dir.join(name);
+        if_there(&path, fs::read(&path))
+    };
+    if read("serial")?.is_some_and(|bytes| is(&bytes)) {
+        return Ok(true);
+    }
+    let page = read("device/vpd_pg80")?;
+    Ok(page.is_some_and(|page| page.get(4..).is_some_and(is)))
+}
+
+/// Returns the names in a directory; none if it is not there.
+fn list(dir: &Path) -> Result<Vec<OsString>, String> {
+    let mut names = Vec::new();
+    for entry in if_there(dir, fs::read_dir(dir))?.into_iter().flatten() {
+        let entry = entry.map_err(|error| format!("{}: {error}", dir.display()))?;
+        names.push(entry.file_name());
+    }
+    Ok(names)
 }
 
 /// Returns the numbers (`254:16`) of a disk and of its partitions, by their names.
-fn parts(dir: &Path, device: &str) -> BTreeMap<String, String> {
-    let number = |dir: &Path| {
-        let number = fs::read_to_string(dir.join("dev")).ok()?;
-        Some(number.trim().to_owned())
-    };
-    let whole = number(dir).map(|number| (device.to_owned(), number));
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let partition = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let number = number(&entry.path()).filter(|_| name.starts_with(device))?;
-        Some((name, number))
-    });
-    partition.chain(whole).collect()
+fn parts(dir: &Path, device: &str) -> Result<BTreeMap<String, String>, String> {
+    let mut parts = BTreeMap::new();
+    let names = list(dir)?;
+    let names = names.iter().filter_map(|name| name.to_str());
+    let partitions = names.filter(|name| name.starts_with(device));
+    let places = partitions.map(|name| (name, dir.join(name)));
+    for (name, place) in places.chain([(device, dir.to_owned())]) {
+        let number = content(&place.join("dev"))?;
+        if !number.is_empty() {
+            parts.insert(name.to_owned(), number.trim().to_owned());
+        }
+    }
+    Ok(parts)
 }
 
 /// Returns which of the parts a line of `mountinfo` is about, and where it is mounted.

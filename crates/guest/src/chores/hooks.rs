@@ -4,6 +4,7 @@
 //! A hook is an executable file in [`DIR`]. It is called with the word `stop`, `start` or `joined`: to stop in the order of their
 //! names, up to the first that fails, and for the others in the opposite order, all of them, also those that were never told to stop.
 
+use crate::files::if_there;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -76,7 +77,7 @@ fn find(dir: &Path) -> Result<Vec<PathBuf>, String> {
         let path = entry.map_err(said)?.path();
         let executable =
             |meta: fs::Metadata| meta.is_file() && meta.permissions().mode() & 0o111 != 0;
-        if fs::metadata(&path).is_ok_and(executable) {
+        if if_there(&path, fs::metadata(&path))?.is_some_and(executable) {
             hooks.push(path);
         }
     }

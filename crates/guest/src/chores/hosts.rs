@@ -1,7 +1,7 @@
 //! Tells this machine the names of the others in its network, where every program looks for them: in `/etc/hosts`.
 
 use super::forget;
-use crate::files::replace;
+use crate::files::{content, replace};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::Ipv4Addr;
@@ -35,9 +35,7 @@ pub(super) fn write(root: &Path, given: &[&str]) -> Result<Hosts, String> {
     }
     block += &format!("{END}\n");
     // the name of the machine that it was docked from would lead those who ask for that one to this machine
-    if let Ok(name) = fs::read_to_string(root.join("etc/hostname")) {
-        forget::names(root, name.trim())?;
-    }
+    forget::names(root, content(&root.join("etc/hostname"))?.trim())?;
     let path = root.join("etc/hosts");
     let said = |error| format!("{}: {error}", path.display());
     let before = match fs::metadata(&path) {

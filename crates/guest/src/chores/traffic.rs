@@ -27,7 +27,7 @@ pub(super) fn count(class: &Path) -> Result<Traffic, String> {
         };
         // a card may go away meanwhile
         if let (true, Some(received), Some(sent)) = (
-            card.join("device").exists(),
+            fs::metadata(card.join("device")).is_ok(),
             bytes("rx_bytes"),
             bytes("tx_bytes"),
         ) {

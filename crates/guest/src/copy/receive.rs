@@ -68,7 +68,11 @@ fn remove(path: &Path) -> io::Result<()> {
 
 fn resolve(place: &Place<'_>) -> io::Result<PathBuf> {
     let target = place.target;
-    if !target.is_dir() {
+    let found = match fs::metadata(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        found => Some(found?),
+    };
+    if !found.is_some_and(|found| found.is_dir()) {
         if target.as_os_str().as_bytes().ends_with(b"/") {
             let why = format!("{} is no directory", target.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, why));

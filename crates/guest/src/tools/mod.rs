@@ -111,7 +111,7 @@ fn authorize_in(dir: &Path, key: &str) -> io::Result<()> {
     if key.is_empty() || key.contains(['\n', '\r']) {
         return Err(io::Error::other("a key is one line"));
     }
-    if !dir.is_dir() {
+    if !dir.try_exists()? {
         fs::create_dir_all(dir)?;
         fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     }

@@ -67,7 +67,8 @@ struct Scene {
 impl Scene {
     fn new(layers: u32, before: Before) -> Self {
         let mut scene = Self {
-            dir: tempfile::tempdir().unwrap(),
+            // in memory: thousands of openings would wait for a disk
+            dir: tempfile::tempdir_in("/dev/shm").unwrap(),
             content: vec![0; SIZE as usize],
         };
         std::fs::create_dir(scene.live()).unwrap();

@@ -137,7 +137,7 @@ pub(super) fn take_away(dir: &Path, number: u32) -> Result<(), MountError> {
         match access(&path, || std::fs::rename(&path, &to)) {
             Ok(()) => tracing::warn!(
                 path = %to.display(),
-                "files of a layer that belongs to no disk are set aside; see the operations manual for what to do with them"
+                "a file of a layer that belongs to no disk is set aside; docs/operations.md says what to do with it (\"Files that are set aside\")"
             ),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(MountError::io("set aside", path)(error)),

@@ -118,7 +118,7 @@ impl Images {
         };
         self.core.tell(happened, &found.id.short(), said.clone());
         Ok(Outcome {
-            image: match self.repo.contains(&found.id) {
+            image: match self.repo.contains(&found.id)? {
                 true => Some(self.summary(&found.id)?),
                 false => None,
             },
@@ -152,7 +152,7 @@ impl Images {
             return Ok(transfer);
         }
         // packs that are on this host go as they are
-        if self.repo.contains(id) {
+        if self.repo.contains(id)? {
             return self.send_own(&self.repo, id, goal, report);
         }
         if let Some(dir) = found.origin.urls.first().and_then(|url| directory(url)) {

@@ -361,9 +361,9 @@ impl Machines {
         }
     }
 
-    /// Returns a machine's QEMU process, if one is alive.
-    pub(crate) fn qemu_of(&self, entry: &Entry) -> Option<Process> {
-        Machine::process_in(&self.vm_dir(&entry.record()))
+    /// Returns a machine's QEMU process, if one is alive. An error does not say that there is none.
+    pub(crate) fn qemu_of(&self, entry: &Entry) -> Result<Option<Process>, NodeError> {
+        Ok(Machine::process_in(&self.vm_dir(&entry.record()))?)
     }
 
     /// Kills a machine's QEMU; its disks keep what it has written.
@@ -542,8 +542,12 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
 
 /// Kills the QEMU in a directory, if there is one.
 pub(crate) fn end_vm(dir: &Path) {
-    let Some(qemu) = Machine::process_in(dir) else {
-        return;
+    let qemu = match Machine::process_in(dir) {
+        Ok(Some(qemu)) => qemu,
+        Ok(None) => return,
+        Err(error) => {
+            return tracing::error!(dir = %dir.display(), %error, "a QEMU that may run here is not ended");
+        }
     };
     qemu.kill();
     if !qemu.wait(KILL_WAIT) {

@@ -98,7 +98,7 @@ impl Machines {
             disk.size = disk.size.max(recorded.unwrap_or_default());
         }
         let image = self.images.show_image(record.image, manifest, fetcher)?;
-        if self.images.repo.contains(&record.image) {
+        if self.images.repo.contains(&record.image)? {
             image.is_on_this_host();
         }
         let mut images = vec![image.clone()];

@@ -186,7 +186,7 @@ impl Pool {
                 "it was damaged, or made by something else than floe dock",
             ));
         }
-        let was_here = self.images.repo.contains(&found.id);
+        let was_here = self.images.repo.contains(&found.id)?;
         let transfer = self.images.bring_here(&found, report)?;
         drop(scratch);
         report.stage("pull")?;
@@ -196,7 +196,7 @@ impl Pool {
             record.docked_unix_s = found.manifest.created_unix_s;
             self.write(record)?;
             // from now on nobody removes its image; before that somebody may have
-            match self.images.repo.contains(&found.id) {
+            match self.images.repo.contains(&found.id)? {
                 true => Ok(own),
                 false => self
                     .forget(options.name.as_str(), &found.id)

@@ -362,7 +362,7 @@ impl Runs {
             });
         }
         if operation.waits_for_adoption() {
-            if self.machines.qemu_of(&operation).is_some() {
+            if self.machines.qemu_of(&operation)?.is_some() {
                 return Err(busy(
                     format!("machine {name} runs, but its QEMU does not answer this node yet"),
                     format!("wait, or end it with floe stop --now {name} and start it then"),

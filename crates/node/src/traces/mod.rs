@@ -226,7 +226,7 @@ impl Traces {
             .unwrap_or_default()
             .into_iter()
             .map(|(image, _)| image)
-            .filter(|image| image != new && !self.images.repo.contains(image))
+            .filter(|image| image != new && matches!(self.images.repo.contains(image), Ok(false)))
             .map(|image| (newest(&image), image))
             .collect();
         foreign.sort_unstable();

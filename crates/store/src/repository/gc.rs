@@ -48,7 +48,7 @@ pub struct GcReport {
 impl Repository {
     /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected.
     pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
-        if !self.contains(id) {
+        if !self.contains(id)? {
             return Err(self.no_image(format!("image {id}")));
         }
         for tag in self.tags()?.into_iter().filter(|tag| tag.id == *id) {
@@ -80,7 +80,7 @@ impl Repository {
         if options.untagged {
             let kept = self.kept(&images, &keep)?;
             for id in images.difference(&kept) {
-                if sweep.is_old(&self.manifest_path(id)) {
+                if sweep.is_old(&self.manifest_path(id))?.is_some() {
                     self.remove(id)?;
                     sweep.report.images += 1;
                 }
@@ -102,16 +102,16 @@ impl Repository {
         )?;
         let shelves = self.dir().join("packs");
         for shelf in std::fs::read_dir(&shelves).map_err(|e| StoreError::io("list", &shelves, e))? {
-            let shelf = shelf
-                .map_err(|e| StoreError::io("list", &shelves, e))?
-                .path();
+            let shelf = shelf.map_err(|e| StoreError::io("list", &shelves, e))?;
+            let kind = shelf.file_type();
+            let kind = kind.map_err(|e| StoreError::io("look at", shelf.path(), e))?;
             let is_used =
                 |name: &str| match name.strip_suffix(".pack").and_then(|id| id.parse().ok()) {
                     Some(id) => packs.contains(&id),
                     None => true, // not one of floe's files
                 };
-            if shelf.is_dir() {
-                sweep.folder(&shelf, is_used, |report| &mut report.packs)?;
+            if kind.is_dir() {
+                sweep.folder(&shelf.path(), is_used, |report| &mut report.packs)?;
             }
         }
         Ok(sweep.report)
@@ -136,7 +136,7 @@ impl Repository {
         keep: &HashSet<Hash>,
     ) -> Result<HashSet<Hash>, StoreError> {
         let mut todo: Vec<Hash> = self
-            .tags()?
+            .all_tags()?
             .into_iter()
             .map(|tag| tag.id)
             .chain(keep.iter().copied())
@@ -158,12 +158,17 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn is_old(&self, path: &Path) -> bool {
-        let age = |m: std::fs::Metadata| self.now.duration_since(m.modified().ok()?).ok();
-        std::fs::metadata(path)
-            .ok()
-            .and_then(age)
-            .is_some_and(|age| age >= self.min_age)
+    /// Returns how many bytes a file has if it is one and old enough; `None` also if it has gone meanwhile.
+    fn is_old(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        let io = |e| StoreError::io("look at", path, e);
+        let found = match std::fs::metadata(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            found => found.map_err(io)?,
+        };
+        // one of the future is not old
+        let age = self.now.duration_since(found.modified().map_err(io)?);
+        let old = found.is_file() && age.is_ok_and(|age| age >= self.min_age);
+        Ok(old.then_some(found.len()))
     }
 
     /// Removes those files of a folder that are old enough and that `keep` doesn't want.
@@ -178,10 +183,12 @@ impl Sweep {
             let path = entry.path();
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            if keep(name) || !path.is_file() || !self.is_old(&path) {
+            if keep(name) {
                 continue;
             }
-            let bytes = entry.metadata().map(|m| m.len()).unwrap_or(0);
+            let Some(bytes) = self.is_old(&path)? else {
+                continue;
+            };
             std::fs::remove_file(&path).map_err(|e| StoreError::io("remove", &path, e))?;
             *counter(&mut self.report) += 1;
             self.report.bytes += bytes;

@@ -132,7 +132,10 @@ impl Repository {
     pub fn shared_bytes(&self, id: &Hash) -> Result<u64, StoreError> {
         let mut others = HashSet::new();
         for other in self.image_ids()?.into_iter().filter(|other| other != id) {
-            let layout = self.layout(&other).unwrap_or_default(); // removed meanwhile
+            let layout = match self.layout(&other) {
+                Err(StoreError::NotFound { .. }) => continue, // removed meanwhile
+                layout => layout?,
+            };
             others.extend(layout.packs.iter().map(|pack| pack.id));
         }
         let packs = self.layout(id)?.packs;
@@ -147,8 +150,10 @@ impl Repository {
         family.extend(self.ancestors(id)?);
         // Eight bytes of each hash are enough to tell them apart.
         let mut theirs = Vec::new();
-        for member in family.iter().filter(|member| self.contains(member)) {
-            self.items_into(member, &mut theirs)?;
+        for member in &family {
+            if self.contains(member)? {
+                self.items_into(member, &mut theirs)?;
+            }
         }
         theirs.sort_unstable();
         theirs.dedup();
@@ -200,7 +205,7 @@ impl Repository {
         let layout = self.layout(id)?;
         let scope = self.scope_of(&layout)?;
         let parent = match manifest.parent {
-            Some(parent) if self.contains(&parent) => {
+            Some(parent) if self.contains(&parent)? => {
                 Some((self.manifest(&parent)?, self.scope(&parent)?))
             }
             _ => None,

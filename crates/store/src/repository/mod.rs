@@ -139,9 +139,12 @@ impl Repository {
                 ),
             });
         }
-        let images = std::fs::metadata(dir.join("images"));
-        let public =
-            images.is_ok_and(|meta| meta.permissions().mode() & OTHERS_LIST == OTHERS_LIST);
+        let images = dir.join("images");
+        let public = match std::fs::metadata(&images) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            Err(e) => return Err(StoreError::io("look at", images, e)),
+            Ok(meta) => meta.permissions().mode() & OTHERS_LIST == OTHERS_LIST,
+        };
         let inner = Inner {
             dir: dir.to_path_buf(),
             public,
@@ -210,9 +213,11 @@ impl Repository {
         }
     }
 
-    /// Returns whether the image is here.
-    pub fn contains(&self, id: &Hash) -> bool {
-        self.manifest_path(id).is_file()
+    /// Returns whether the image is here. An error says nothing about that.
+    pub fn contains(&self, id: &Hash) -> Result<bool, StoreError> {
+        let path = self.manifest_path(id);
+        path.try_exists()
+            .map_err(|e| StoreError::io("look for", path, e))
     }
 
     /// Returns an image's manifest as bytes, checked against its id.

@@ -86,7 +86,7 @@ impl Repository {
         sees: &dyn Fn(&Hash) -> bool,
     ) -> Result<Hash, StoreError> {
         if let Ok(id) = name.parse::<Hash>() {
-            return if self.contains(&id) && sees(&id) {
+            return if sees(&id) && self.contains(&id)? {
                 Ok(id)
             } else {
                 Err(self.no_image(format!("image {id}")))
@@ -134,7 +134,7 @@ impl Repository {
                 ),
             });
         }
-        if !self.contains(id) {
+        if !self.contains(id)? {
             return Err(self.no_image(format!("image {id}")));
         }
         let now = unix_now();
@@ -154,6 +154,21 @@ impl Repository {
 
     /// Returns all tags, sorted by name. A damaged one is left out, with a warning in the log.
     pub fn tags(&self) -> Result<Vec<TagEntry>, StoreError> {
+        self.tags_or(|damaged| {
+            tracing::warn!(error = %damaged, "a tag cannot be read");
+            Ok(())
+        })
+    }
+
+    /// Returns all tags, for whoever removes what has none: a damaged one is an error, because nobody knows what it points to.
+    pub(super) fn all_tags(&self) -> Result<Vec<TagEntry>, StoreError> {
+        self.tags_or(Err)
+    }
+
+    fn tags_or(
+        &self,
+        damaged: impl Fn(StoreError) -> Result<(), StoreError>,
+    ) -> Result<Vec<TagEntry>, StoreError> {
         let dir = self.dir().join("tags");
         let mut tags = Vec::new();
         for entry in std::fs::read_dir(&dir).map_err(|e| StoreError::io("list", &dir, e))? {
@@ -168,7 +183,8 @@ impl Repository {
                     created_unix_s,
                 }),
                 Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "a tag cannot be read"),
+                Err(error @ StoreError::Invalid { .. }) => damaged(error)?,
+                Err(error) => return Err(error),
             }
         }
         tags.sort_by(|a, b| a.name.cmp(&b.name));

@@ -166,7 +166,7 @@ fn an_image_with_a_missing_chunk_segment_or_pack_is_never_published() {
     let mut absent = layout.clone();
     absent.packs[0].id = Hash::of(b"absent");
     assert!(repository.publish(&wrong, &absent).is_err());
-    assert!(!repository.contains(&wrong_id));
+    assert!(!repository.contains(&wrong_id).unwrap());
     // Everything is here, and what isn't needed is left out.
     let mut more = layout.clone();
     more.packs.extend(&foreign.packs);
@@ -213,7 +213,7 @@ fn gc_removes_only_what_nothing_refers_to_and_nothing_young() {
     assert_eq!(gc(&repository, true, vec![d]), GcReport::default());
     let report = gc(&repository, true, vec![]);
     assert_eq!((report.images, report.packs), (1, 1));
-    assert!(!repository.contains(&d) && is_sound(&repository, &a));
+    assert!(!repository.contains(&d).unwrap() && is_sound(&repository, &a));
     // Removing the parents does no harm to the child.
     repository.remove(&a).unwrap();
     repository.remove(&b).unwrap();
@@ -226,6 +226,42 @@ fn gc_removes_only_what_nothing_refers_to_and_nothing_young() {
     assert_eq!(repository.gc(&young).unwrap(), GcReport::default());
     assert!(gc(&repository, false, vec![]).packs > 0);
     assert_eq!(image(&repository, None, 0..40).1, bytes_a);
+}
+
+#[test]
+fn a_tag_that_can_not_be_read_removes_no_image_and_an_image_that_can_not_is_not_gone() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    repository.tag(&name("web"), &id).unwrap();
+    let options = GcOptions {
+        min_age: Duration::ZERO,
+        untagged: true,
+        keep: Vec::new(),
+    };
+    let tag = repository
+        .dir()
+        .join("tags")
+        .join(tag_file_name(&name("web")));
+    let text = std::fs::read(&tag).unwrap();
+    // damaged, then one that is there and can't be read
+    std::fs::write(&tag, "web").unwrap();
+    assert!(repository.tags().unwrap().is_empty());
+    let told = repository.gc(&options).unwrap_err().to_string();
+    assert!(told.contains("web~~latest is damaged"), "{told}");
+    std::fs::remove_file(&tag).unwrap();
+    std::os::unix::fs::symlink(&tag, &tag).unwrap();
+    assert!(repository.tags().is_err() && repository.gc(&options).is_err());
+    std::fs::remove_file(&tag).unwrap();
+    std::fs::write(&tag, text).unwrap();
+    assert_eq!(repository.gc(&options).unwrap(), GcReport::default());
+    assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+
+    let manifest = repository.manifest_path(&id);
+    std::fs::remove_file(&manifest).unwrap();
+    assert!(!repository.contains(&id).unwrap());
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    assert!(repository.contains(&id).is_err() && repository.remove(&id).is_err());
+    assert_eq!(repository.tags().unwrap().len(), 1);
 }
 
 fn flip(path: &Path, at: u64) {

@@ -94,10 +94,12 @@ fn directory<'a>(request: &'a Request, user: &'a User) -> Result<&'a Path, Refus
             Err(error) => Err(refused(&request.directory, &error)),
         };
     }
-    Ok(match user.home.is_dir() {
-        true => &user.home,
-        false => Path::new("/"),
-    })
+    Ok(
+        match std::fs::metadata(&user.home).is_ok_and(|found| found.is_dir()) {
+            true => &user.home,
+            false => Path::new("/"),
+        },
+    )
 }
 
 /// Starts a command without a terminal.

@@ -1,6 +1,7 @@
 //! Whose rights a process gets, by `/etc/passwd` and `/etc/group`. The C library's ways to other lists of users need its
 //! shared libraries, which a static program has not.
 
+use crate::files::{content, if_there};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +23,7 @@ pub(super) struct User {
 /// Returns a user by name or number; root for an empty name, whether a file names it or not.
 pub(super) fn find(name: &str) -> Result<User, String> {
     let name = if name.is_empty() { "root" } else { name };
-    let (users, groups) = (read("/etc/passwd"), read("/etc/group"));
+    let (users, groups) = (read("/etc/passwd")?, read("/etc/group")?);
     find_in(name, &users, &groups)
 }
 
@@ -39,10 +40,15 @@ pub(super) fn is_own(user: &User) -> bool {
     (geteuid().as_raw(), getegid().as_raw(), groups) == (user.uid, user.gid, user.groups.clone())
 }
 
-fn read(path: &str) -> String {
-    let small = fs::metadata(path).is_ok_and(|file| file.len() <= FILE_BYTES_MAX);
-    let bytes = small.then(|| fs::read(Path::new(path)).unwrap_or_default());
-    String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+fn read(path: &str) -> Result<String, String> {
+    let path = Path::new(path);
+    match if_there(path, fs::metadata(path))? {
+        Some(file) if file.len() > FILE_BYTES_MAX => Err(format!(
+            "{} has more than {FILE_BYTES_MAX} bytes",
+            path.display()
+        )),
+        _ => content(path),
+    }
 }
 
 fn find_in(name: &str, users: &str, groups: &str) -> Result<User, String> {

@@ -36,7 +36,7 @@ pub(super) struct Trace {
 impl Trace {
     /// Opens it in the kernel's file system for tracing, which is mounted if it isn't yet.
     pub fn open(tracing: &Path) -> io::Result<Trace> {
-        if !tracing.join("instances").exists() {
+        if !tracing.join("instances").try_exists()? {
             sys::mount_tracing(tracing)?;
         }
         let dir = tracing.join("instances/floe");

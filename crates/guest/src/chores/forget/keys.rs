@@ -1,7 +1,8 @@
 //! Keys with which a machine shows SSH clients who it is: each is replaced by a new one of the same kind. A new key is complete before it
 //! takes the place of the old one, so that a machine that is cut off meanwhile has one, and is asked again.
 
-use super::{Forgotten, entries, is_file, remove, said, text};
+use super::{Forgotten, entries, is_file, leads_to_file, remove, said, text};
+use crate::files::if_there;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,8 +45,12 @@ const FORMER_KINDS: [&str; 2] = ["dsa", "dss"];
 /// Replaces all keys of servers. Without the program that makes keys there is none either that needs them; they are removed.
 pub(super) fn renew(root: &Path, done: &mut Forgotten) -> Result<(), String> {
     for server in &SERVERS {
-        let makes = server.makes.map(|place| root.join(place));
-        let makes = makes.into_iter().find(|place| place.exists());
+        let mut makes = None;
+        for place in server.makes.map(|place| root.join(place)) {
+            if makes.is_none() && place.try_exists().map_err(said(&place))? {
+                makes = Some(place);
+            }
+        }
         for (key, kind) in keys(root, server)? {
             match &makes {
                 Some(makes) => replace_key(server, makes, &key, &kind, done)?,
@@ -64,9 +69,8 @@ pub(super) fn renew(root: &Path, done: &mut Forgotten) -> Result<(), String> {
             let private = name.strip_suffix(".pub");
             let private = private.map(|name| name.strip_suffix("-cert").unwrap_or(name));
             let is_key = |name: &&str| kind_of(name, server).is_some();
-            if private
-                .filter(is_key)
-                .is_some_and(|name| !left.with_file_name(name).exists())
+            if let Some(other) = private.filter(is_key).map(|name| left.with_file_name(name))
+                && !other.try_exists().map_err(said(&other))?
             {
                 remove_if_there(&left, done)?;
             }
@@ -81,13 +85,15 @@ fn keys(root: &Path, server: &Server) -> Result<Vec<(PathBuf, String)>, String> 
     for key in entries(&root.join(server.dir))? {
         let name = text(key.file_name().unwrap_or_default());
         // also if it is a link: the new key takes its place
-        if let Some(kind) = kind_of(&name, server).filter(|_| key.is_file()) {
+        if let Some(kind) = kind_of(&name, server)
+            && leads_to_file(&key)?
+        {
             keys.push((key.clone(), kind.to_owned()));
         }
     }
     if server.dir == "etc/ssh" {
         for key in configured(root)? {
-            if key.is_file() && !keys.iter().any(|(known, _)| *known == key) {
+            if leads_to_file(&key)? && !keys.iter().any(|(known, _)| *known == key) {
                 let kind = kind_by_public_half(&key)?;
                 keys.push((key, kind));
             }
@@ -107,7 +113,8 @@ fn configured(root: &Path) -> Result<Vec<PathBuf>, String> {
     let [main, more] = SSHD.map(|place| root.join(place));
     let mut keys = Vec::new();
     for file in entries(&more)?.into_iter().chain([main]) {
-        if !fs::metadata(&file).is_ok_and(|found| found.is_file() && found.len() <= BYTES_MAX) {
+        let known = if_there(&file, fs::metadata(&file))?;
+        if !known.is_some_and(|known| known.is_file() && known.len() <= BYTES_MAX) {
             continue;
         }
         let bytes = fs::read(&file).map_err(said(&file))?;
@@ -129,7 +136,8 @@ fn configured(root: &Path) -> Result<Vec<PathBuf>, String> {
 /// Returns the kind of a key whose name does not tell it.
 fn kind_by_public_half(key: &Path) -> Result<String, String> {
     let public = beside(key, ".pub");
-    let known = fs::metadata(&public).is_ok_and(|found| found.len() <= BYTES_MAX);
+    let known = if_there(&public, fs::metadata(&public))?;
+    let known = known.is_some_and(|known| known.len() <= BYTES_MAX);
     let words = known.then(|| fs::read(&public)).transpose();
     let words = words.map_err(said(&public))?.unwrap_or_default();
     let words = String::from_utf8_lossy(&words);
@@ -186,7 +194,7 @@ fn replace_key(
     }
     let places = [key.to_owned(), beside(key, ".pub")];
     for (half, place) in halves.iter().zip(places) {
-        if half.exists() {
+        if half.try_exists().map_err(said(half))? {
             fs::rename(half, &place).map_err(said(&place))?;
             done.add(&place);
         }
@@ -195,7 +203,7 @@ fn replace_key(
 }
 
 fn remove_if_there(path: &Path, done: &mut Forgotten) -> Result<(), String> {
-    match is_file(path) {
+    match is_file(path)? {
         true => remove(path, done),
         false => Ok(()),
     }

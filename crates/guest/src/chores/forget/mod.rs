@@ -7,7 +7,7 @@
 mod keys;
 mod services;
 
-use crate::files::replace;
+use crate::files::{content, if_there, replace};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -113,24 +113,23 @@ pub(super) fn this_machine() -> Result<Forgotten, String> {
 fn forget(root: &Path) -> Result<Forgotten, String> {
     let _alone = alone(root)?;
     let mut done = Forgotten::default();
-    let name = fs::read_to_string(root.join("etc/hostname")).unwrap_or_default();
-    names(root, name.trim())?;
+    names(root, content(&root.join("etc/hostname"))?.trim())?;
     keys::renew(root, &mut done)?;
     for seed in SEEDS.map(|seed| root.join(seed)) {
-        if seed.is_file() {
+        if leads_to_file(&seed)? {
             reseed(&seed).map_err(said(&seed))?;
             done.add(&seed);
         }
     }
     for file in REMADE.map(|file| root.join(file)) {
-        if is_file(&file) {
+        if is_file(&file)? {
             remove(&file, &mut done)?;
         }
     }
     for (dir, ends) in LEASES {
         for lease in entries(&root.join(dir))? {
             let name = text(lease.file_name().unwrap_or_default());
-            if is_file(&lease) && ends.iter().any(|end| name.ends_with(end)) {
+            if ends.iter().any(|end| name.ends_with(end)) && is_file(&lease)? {
                 remove(&lease, &mut done)?;
             }
         }
@@ -145,10 +144,10 @@ fn forget(root: &Path) -> Result<Forgotten, String> {
 /// Waits until nobody else makes this machine forget.
 fn alone(root: &Path) -> Result<Option<File>, String> {
     let path = root.join(LOCK);
-    if !path.parent().is_some_and(Path::is_dir) {
-        return Ok(None);
-    }
-    let file = File::create(&path).map_err(said(&path))?;
+    let file = match File::create(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(said(&path))?,
+    };
     flock(&file, FlockOperation::LockExclusive).map_err(|error| said(&path)(error.into()))?;
     Ok(Some(file))
 }
@@ -162,8 +161,13 @@ fn text(name: impl AsRef<std::ffi::OsStr>) -> String {
 }
 
 /// Whether it is a file itself, and no link to one that is somebody else's.
-fn is_file(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
+fn is_file(path: &Path) -> Result<bool, String> {
+    Ok(if_there(path, fs::symlink_metadata(path))?.is_some_and(|found| found.is_file()))
+}
+
+/// Whether it is a file, or a link to one.
+fn leads_to_file(path: &Path) -> Result<bool, String> {
+    Ok(if_there(path, fs::metadata(path))?.is_some_and(|found| found.is_file()))
 }
 
 fn remove(path: &Path, done: &mut Forgotten) -> Result<(), String> {
@@ -174,9 +178,8 @@ fn remove(path: &Path, done: &mut Forgotten) -> Result<(), String> {
 
 /// Returns what is in a directory, by name; nothing if there is none.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let found = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        found => found.map_err(said(dir))?,
+    let Some(found) = if_there(dir, fs::read_dir(dir))? else {
+        return Ok(Vec::new());
     };
     let paths = found
         .take(ENTRIES_MAX + 1)
@@ -212,7 +215,8 @@ pub(super) fn names(root: &Path, name: &str) -> Result<(), String> {
 
 /// Changes a file line by line, `None` drops one; one that is not there, too long or no text stays as it is.
 fn edit(path: &Path, change: impl Fn(&str) -> Option<String>) -> Result<(), String> {
-    if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= NAMES_BYTES_MAX) {
+    let known = if_there(path, fs::metadata(path))?;
+    if !known.is_some_and(|known| known.is_file() && known.len() <= NAMES_BYTES_MAX) {
         return Ok(());
     }
     let before = fs::read(path).map_err(said(path))?;
@@ -246,14 +250,14 @@ fn logs(root: &Path, done: &mut Forgotten) -> Result<(), String> {
     for log in entries(&root.join("var/log"))? {
         let name = text(log.file_name().unwrap_or_default());
         let rest = LOGS.iter().find_map(|known| name.strip_prefix(known));
-        match rest.filter(|_| is_file(&log)) {
-            Some("") => empty(&log)?,
-            Some(rest) if rest.starts_with(['.', '-']) => older.push(log),
+        match rest {
+            Some("") if is_file(&log)? => empty(&log)?,
+            Some(rest) if rest.starts_with(['.', '-']) && is_file(&log)? => older.push(log),
             _ => {}
         }
     }
     for database in LOGIN_DATABASES.map(|database| root.join(database)) {
-        if is_file(&database) {
+        if is_file(&database)? {
             empty(&database)?;
         }
     }
@@ -262,19 +266,22 @@ fn logs(root: &Path, done: &mut Forgotten) -> Result<(), String> {
 
 /// Removes the journals of other machines: each entry has the old machine id and the old name.
 fn journals(root: &Path, done: &mut Forgotten) -> Result<(), String> {
-    let own = fs::read_to_string(root.join("etc/machine-id")).unwrap_or_default();
+    let own = content(&root.join("etc/machine-id"))?;
     for dir in JOURNALS.map(|dir| root.join(dir)) {
         for of_one in entries(&dir)? {
             let name = text(of_one.file_name().unwrap_or_default());
             // one of a name space has that behind the id
             let id = name.split('.').next().unwrap_or_default();
             let of_machine = id.len() == ID_DIGITS && id.bytes().all(|b| b.is_ascii_hexdigit());
-            let is_dir = fs::symlink_metadata(&of_one).is_ok_and(|found| found.is_dir());
-            if !of_machine || !is_dir || id == own.trim() {
+            if !of_machine || id == own.trim() {
+                continue;
+            }
+            let known = if_there(&of_one, fs::symlink_metadata(&of_one))?;
+            if !known.is_some_and(|known| known.is_dir()) {
                 continue;
             }
             for journal in entries(&of_one)? {
-                if is_file(&journal) {
+                if is_file(&journal)? {
                     remove(&journal, done)?;
                 }
             }

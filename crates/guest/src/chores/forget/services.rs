@@ -1,7 +1,7 @@
 //! Services that have something of the other machine in their memory: they begin anew and read what is in the files now.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The journal writes under the machine id that it has read at its start, and clients of DHCP say who they are by it; servers of
@@ -21,12 +21,15 @@ const SYSTEMCTL: [&str; 2] = ["usr/bin/systemctl", "bin/systemctl"];
 
 /// Restarts those that run, under systemd; elsewhere OpenSSH's server is told to read its keys again.
 pub(super) fn begin_anew(root: &Path) -> Result<(), String> {
-    if !root.join("run/systemd/system").is_dir() {
+    let systemd = root.join("run/systemd/system");
+    if !systemd.try_exists().map_err(super::said(&systemd))? {
         reload_ssh(root);
         return Ok(());
     }
     let systemctl = SYSTEMCTL.map(|place| root.join(place));
-    let Some(systemctl) = systemctl.into_iter().find(|place| place.exists()) else {
+    // one that can't be looked at can't be started either, which is told
+    let is_there = |place: &PathBuf| place.try_exists().unwrap_or(true);
+    let Some(systemctl) = systemctl.into_iter().find(is_there) else {
         return Err("systemd runs here, and there is no systemctl to restart services with".into());
     };
     let has_address = has_address(root);

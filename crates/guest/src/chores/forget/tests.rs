@@ -128,6 +128,25 @@ fn what_makes_a_machine_that_one_is_gone_or_new_and_the_rest_stays() {
 }
 
 #[test]
+fn what_can_not_be_looked_at_is_told_and_nothing_is_removed_for_it() {
+    let journal = "var/log/journal/0123456789abcdef0123456789abcdef/system.journal";
+    for (link, stays) in [
+        ("etc/machine-id", journal),
+        ("usr/bin/ssh-keygen", "etc/ssh/ssh_host_rsa_key"),
+    ] {
+        let root = Root::new();
+        root.write(stays, "the parent's");
+        root.write(link, "");
+        // it leads to itself
+        fs::remove_file(root.path(link)).unwrap();
+        symlink(root.path(link), root.path(link)).unwrap();
+        let told = root.forget().unwrap_err();
+        assert!(told.contains(link), "{told}");
+        assert_eq!(root.read(stays), "the parent's");
+    }
+}
+
+#[test]
 fn each_key_of_a_server_becomes_another_of_its_kind() {
     let root = Root::new();
     root.program("usr/bin/ssh-keygen", KEYGEN);

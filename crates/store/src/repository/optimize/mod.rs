@@ -173,7 +173,7 @@ impl Repository {
             match self.layout(other) {
                 Ok(layout) => packs.extend(layout.packs.iter().map(|pack| pack.id)),
                 // Removed meanwhile.
-                Err(StoreError::NotFound { .. }) if !self.contains(other) => {}
+                Err(StoreError::NotFound { .. }) if !self.contains(other)? => {}
                 Err(error) => return Err(error),
             }
         }
