@@ -81,7 +81,11 @@ fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connect
             names.push(name);
         }
     }
-    if !devices.first().is_some_and(Device::alive) {
+    let alive = devices.first().map_or(Ok(false), Device::alive);
+    if !alive.map_err(MountError::io(
+        "ask the kernel about the mount on",
+        mountpoint,
+    ))? {
         drop(devices);
         names.iter().for_each(|name| keeper.release(name));
         return Ok(None);

@@ -68,15 +68,16 @@ impl Device {
         }
     }
 
-    /// Returns whether the connection is still alive.
-    pub(crate) fn alive(&self) -> bool {
+    /// Returns whether the connection is still alive. An error does not say that it isn't.
+    pub(crate) fn alive(&self) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().contains(PollFlags::ERR)
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)))?;
+        Ok(!fds[0].revents().contains(PollFlags::ERR))
     }
 
     /// Answers a request with a body.

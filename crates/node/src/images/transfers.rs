@@ -355,7 +355,7 @@ fn copy_into(
     report: &Report,
 ) -> Result<TransferReport, NodeError> {
     let there = Repository::create_public(dir)?;
-    if there.contains(id) && there.layout(id)? != own.layout(id)? {
+    if there.contains(id)? && there.layout(id)? != own.layout(id)? {
         let path = dir.join(id.to_string());
         report.note(format!(
             "the image is there, in packs of its own: `floe image optimize {}` lays those out",
