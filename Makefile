@@ -96,7 +96,7 @@ lint: deps web
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 doc: deps web
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --exclude floe-fuzz --no-deps --quiet
 
 FUZZ_SECONDS ?= 20
 fuzz: deps web ## Give every parser inputs that are guided by what they reach, FUZZ_SECONDS for each in a round, 10^8 in all

@@ -53,6 +53,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::fuzz::Options,
     },
+    /// Bring a guest with a file system to run in every way after every other, and compare its disk each time
+    Ways {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::ways::Options,
+    },
     /// Run this repository's tests from clean clones, and again beside a load (half a day)
     Test {
         #[command(flatten)]
@@ -137,7 +144,9 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                if let ("hammer" | "fuzz" | "test", Some(about)) = (name, command.get_about()) {
+                if let ("hammer" | "fuzz" | "test" | "ways", Some(about)) =
+                    (name, command.get_about())
+                {
                     writeln!(out, "{name:<12} {about}")?;
                 }
             }
@@ -160,6 +169,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         } => run(
             name,
             |context| experiments::fuzz::run(context, &options),
+            &arguments,
+        ),
+        Command::Ways {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::ways::run(context, &options),
             &arguments,
         ),
         Command::Test {

@@ -258,15 +258,23 @@ impl Node {
         flags: &[&str],
     ) -> anyhow::Result<Node> {
         std::fs::create_dir_all(home)?;
-        let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
-        arguments.extend(flags.iter().map(AsRef::<std::ffi::OsStr>::as_ref));
-        let (server, _) = Server::start(namespace, &arguments)?;
+        let server = serve_node(namespace, home, flags)?;
         let client = Client::connect(socket_of(home))?;
         Ok(Node {
             client,
             home: home.to_path_buf(),
             server: Some(server),
         })
+    }
+
+    /// Ends it by SIGKILL, and starts it again in the same state directory with these flags: it takes its machines over.
+    pub fn kill_and_start_again(&mut self, flags: &[&str]) -> anyhow::Result<()> {
+        let mut server = self.server.take().context("the node has ended")?;
+        server.child.kill()?;
+        server.child.wait()?;
+        drop(server);
+        self.server = Some(serve_node(None, &self.home, flags)?);
+        Ok(())
     }
 
     /// Returns the number of its process.
@@ -415,8 +423,18 @@ impl Node {
     }
 }
 
+fn serve_node(
+    namespace: Option<&Namespace>,
+    home: &Path,
+    flags: &[&str],
+) -> anyhow::Result<Server> {
+    let mut arguments = vec!["serve-node".as_ref(), home.as_os_str()];
+    arguments.extend(flags.iter().map(AsRef::<std::ffi::OsStr>::as_ref));
+    Ok(Server::start(namespace, &arguments)?.0)
+}
+
 /// Returns the request that imports a guest as it was built.
-fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
+pub(crate) fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
     let text = |path: PathBuf| path.display().to_string();
     let disk = guest.disk();
     ImportRequest {

@@ -51,6 +51,7 @@ pub mod touch;
 pub mod train;
 pub mod two_streams;
 pub mod wan;
+pub mod ways;
 
 use crate::harness::{Context, Report};
 

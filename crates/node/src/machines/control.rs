@@ -306,7 +306,7 @@ impl Machines {
     /// Removes a machine whose record can't be read, with everything in its directory.
     fn remove_left_alone(&self, left: &LeftAlone, force: bool) -> Result<(), NodeError> {
         let (name, vm_dir) = (&left.name, left.dir.join(VM_DIR));
-        if Machine::process_in(&vm_dir).is_some() && !force {
+        if !force && Machine::process_in(&vm_dir)?.is_some() {
             return Err(busy(
                 format!("the QEMU of machine {name} runs, although its record can't be read"),
                 format!("floe rm --force {name} ends it and removes the machine with its disks"),
