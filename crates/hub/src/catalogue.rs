@@ -10,8 +10,8 @@
 //! the file. How the file itself is made and opened is in `upkeep`.
 
 use super::quota::{Opened, Used, used};
-use super::{HubError, Quota, readers};
-use floe_image::{Hash, PackRef};
+use super::{HubError, Quota, names, readers};
+use floe_image::{Hash, ImageName, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
@@ -58,8 +58,8 @@ pub(crate) struct Publication<'a> {
     pub created_unix_s: u64,
     pub raw_bytes: u64,
     pub packs: &'a [PackRef],
-    /// `(name, tag)` that is to point to it.
-    pub name: Option<(&'a str, &'a str)>,
+    /// The name that is to point to it.
+    pub name: Option<&'a ImageName>,
     /// Key of the upload that this completes.
     pub upload: Option<&'a str>,
     /// What its owner may store, this image included.
@@ -272,28 +272,6 @@ impl Catalogue {
         .collect()
     }
 
-    /// Returns the image that `name:tag` means to `viewer`: the viewer's own, otherwise the public one that was published
-    /// first (so that nobody takes over a name by publishing it again).
-    pub fn resolve(
-        &self,
-        owner: Option<&str>,
-        name: &str,
-        tag: &str,
-        viewer: Option<&str>,
-    ) -> Rows<Option<Hash>> {
-        self.reads
-            .lock()
-            .query_row(
-                "SELECT t.image FROM tags t JOIN images i ON i.id = t.image AND i.owner = t.owner
-                 WHERE t.name = ?1 AND t.tag = ?2 AND (?3 IS NULL OR t.owner = ?3)
-                 AND (i.public OR t.owner = ?4 OR (i.id, i.owner, ?4) IN readers)
-                 ORDER BY t.owner IS ?4 DESC, t.moved, t.owner LIMIT 1",
-                params![name, tag, owner, viewer],
-                |row| hash(row, 0),
-            )
-            .optional()
-    }
-
     /// Returns the packs of a holding, in layout order.
     pub fn packs(&self, id: &Hash, owner: &str) -> Rows<Vec<PackRef>> {
         let db = self.reads.lock();
@@ -374,9 +352,10 @@ impl Catalogue {
                 )?;
             }
             readers::set(&db, new)?;
-            if let Some((name, tag)) = new.name {
-                move_tag(&db, new.owner, name, tag, &new.id)?;
+            if let Some(name) = new.name {
+                names::point(&db, new.owner, name, &new.id)?;
             }
+            names::settle(&db, new.owner, &new.id)?;
             if let Some(key) = new.upload {
                 db.execute("DELETE FROM uploads WHERE key = ?1", [key])?;
             }
@@ -391,22 +370,6 @@ impl Catalogue {
         }
         self.reload_holdings()?;
         Ok(Ok(()))
-    }
-
-    /// Points a tag of `owner` to an image that this owner holds.
-    pub fn tag(&self, owner: &str, name: &str, tag: &str, id: &Hash) -> Rows<()> {
-        self.change(|db| move_tag(db, owner, name, tag, id))
-    }
-
-    /// Removes a tag of `owner`. Returns whether it existed.
-    pub fn untag(&self, owner: &str, name: &str, tag: &str) -> Rows<bool> {
-        let changed = self.change(|db| {
-            db.execute(
-                "DELETE FROM tags WHERE owner = ?1 AND name = ?2 AND tag = ?3",
-                params![owner, name, tag],
-            )
-        })?;
-        Ok(changed > 0)
     }
 
     /// Removes an owner's holding with its tags. Returns whether it existed.
@@ -580,14 +543,6 @@ fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
             pack.index_offset as i64,
             pack.index_bytes
         ],
-    )?;
-    Ok(())
-}
-
-fn move_tag(db: &Connection, owner: &str, name: &str, tag: &str, id: &Hash) -> Rows<()> {
-    db.execute(
-        "INSERT INTO tags VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE SET image = ?4",
-        params![owner, name, tag, id.as_bytes(), now_unix_s() as i64],
     )?;
     Ok(())
 }

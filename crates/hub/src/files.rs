@@ -313,9 +313,7 @@ pub(crate) async fn statically(
             let name = parse_name(name)?;
             let user = viewer.name().map(str::to_owned);
             let found = blocking(&hub, viewer.party(), move |hub| {
-                Ok(hub
-                    .catalogue
-                    .resolve(None, name.name(), name.tag(), user.as_deref())?)
+                Ok(hub.catalogue.resolve(&name, user.as_deref())?)
             });
             let id = found.await?.ok_or_else(absent)?;
             Ok(([(header::CACHE_CONTROL, MUTABLE)], format!("{id}\n")).into_response())

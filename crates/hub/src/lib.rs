@@ -19,6 +19,7 @@ mod error;
 mod files;
 mod lock;
 mod login;
+mod names;
 mod options;
 mod pool;
 mod publish;

@@ -13,7 +13,8 @@ use super::quota;
 use super::shelf::{Place, Scope};
 use super::state::{Hub, is_damage, sync_folder, write_durably};
 use floe_image::{
-    Hash, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment, compress_frame,
+    Hash, ImageName, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment,
+    compress_frame,
 };
 use std::io;
 use std::path::{Path, PathBuf};
@@ -240,7 +241,7 @@ pub(crate) struct Wish<'a> {
     pub public: bool,
     /// Further users who may read it.
     pub readers: &'a [String],
-    pub name: Option<(&'a str, &'a str)>,
+    pub name: Option<&'a ImageName>,
     pub upload: Option<&'a str>,
 }
 

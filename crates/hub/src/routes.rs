@@ -76,18 +76,7 @@ async fn resolve(
     let name = parse_name(&query.name)?;
     let user = viewer.name().map(str::to_owned);
     let found = blocking(&hub, viewer.party(), move |hub| {
-        if let Some(id) = hub
-            .catalogue
-            .resolve(None, name.name(), name.tag(), user.as_deref())?
-        {
-            return Ok(Some(id));
-        }
-        let Some((owner, rest)) = name.name().split_once('/') else {
-            return Ok(None);
-        };
-        Ok(hub
-            .catalogue
-            .resolve(Some(owner), rest, name.tag(), user.as_deref())?)
+        Ok(hub.catalogue.resolve(&name, user.as_deref())?)
     });
     let id = found.await?.ok_or(absent)?;
     Ok(Json(Resolved { id: id.to_string() }))
@@ -195,7 +184,7 @@ async fn tag(
     let (name, id) = (parse_name(&wish.name)?, parse_id(&wish.id)?);
     let owner = own_image(&hub, &id, &viewer)?;
     blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.tag(&owner, name.name(), name.tag(), &id)?)
+        Ok(hub.catalogue.tag(&owner, &name, &id)?)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -213,7 +202,7 @@ async fn untag(
     let name = parse_name(&query.name)?;
     let shown = name.to_string();
     let removed = blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.untag(&owner, name.name(), name.tag())?)
+        Ok(hub.catalogue.untag(&owner, &name)?)
     })
     .await?;
     if removed {

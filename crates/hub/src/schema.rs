@@ -4,7 +4,7 @@ use super::catalogue::Rows;
 use rusqlite::Connection;
 
 /// Version of the schema, in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 3;
+pub(super) const VERSION: i64 = 4;
 
 const SCHEMA: &str = "
 CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
@@ -41,6 +41,18 @@ CREATE TABLE readers (image BLOB NOT NULL, owner TEXT NOT NULL, user TEXT NOT NU
     FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
 ";
 
+/// What version 4 adds: the order in which public names were published, for those that are public now. Names of an earlier hub
+/// get the order in which they were made.
+const SCHEMA_4: &str = "
+CREATE TABLE published (seq INTEGER PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, tag TEXT NOT NULL,
+    UNIQUE (owner, name, tag), FOREIGN KEY (owner, name, tag) REFERENCES tags(owner, name, tag) ON DELETE CASCADE) STRICT;
+INSERT INTO published (owner, name, tag) SELECT t.owner, t.name, t.tag FROM tags t JOIN images i
+    ON i.id = t.image AND i.owner = t.owner WHERE i.public ORDER BY t.moved, t.owner;
+";
+
+/// All versions' changes, in their order.
+const SCHEMAS: [&str; VERSION as usize] = [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4];
+
 fn version(db: &Connection) -> Rows<i64> {
     db.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
@@ -50,7 +62,7 @@ pub(super) fn bring_up(db: &mut Connection) -> Rows<i64> {
     if version(db)? < VERSION {
         let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let before = version(&change)?; // another process may have created the schema first
-        for (number, schema) in [(1, SCHEMA), (2, SCHEMA_2), (3, SCHEMA_3)] {
+        for (number, schema) in (1..).zip(SCHEMAS) {
             if before < number {
                 change.execute_batch(schema)?;
             }
@@ -69,14 +81,14 @@ mod tests {
     fn a_catalogue_of_each_earlier_version_gets_what_it_lacks_once() {
         for before in 0..=VERSION {
             let mut db = Connection::open_in_memory().unwrap();
-            for schema in [SCHEMA, SCHEMA_2, SCHEMA_3].iter().take(before as usize) {
+            for schema in SCHEMAS.iter().take(before as usize) {
                 db.execute_batch(schema).unwrap();
             }
             db.pragma_update(None, "user_version", before).unwrap();
             for _ in 0..2 {
                 assert_eq!(bring_up(&mut db).unwrap(), VERSION);
             }
-            for table in ["images", "quotas", "readers"] {
+            for table in ["images", "quotas", "readers", "published"] {
                 let count = format!("SELECT count(*) FROM {table}");
                 let rows: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
                 assert_eq!(rows, 0);

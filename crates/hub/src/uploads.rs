@@ -355,7 +355,7 @@ pub(crate) async fn commit(
             owner: &upload.owner,
             public,
             readers: &readers,
-            name: name.as_ref().map(|name| (name.name(), name.tag())),
+            name: name.as_ref(),
             upload: Some(&upload.key),
         };
         let raw_bytes = publish::publish(hub, &upload.image, &manifest, &scope, &folder, &wish)

@@ -13,6 +13,7 @@ mod disks;
 mod faults;
 mod hostile;
 mod listed;
+mod names;
 #[allow(dead_code, reason = "most of it is for tests with machines")]
 #[path = "../support/node.rs"]
 mod node;

@@ -169,6 +169,15 @@ impl World {
         self.dir.path().join("hub")
     }
 
+    /// Ends the hub and starts one in the same directory.
+    pub fn again(self, change: impl FnOnce(&mut HubOptions)) -> World {
+        let mut options = options(&self.hub_dir());
+        change(&mut options);
+        self.hub.shutdown();
+        let hub = floe_hub::serve(options).unwrap();
+        World { hub, ..self }
+    }
+
     /// Pushes as ann.
     pub fn push(&self, id: &Hash, name: &str, public: bool) -> Result<PushReport, TransferError> {
         let options = PushOptions {

@@ -75,18 +75,10 @@ impl World {
     }
 
     fn restart(self) -> World {
-        let (dir, repository, ann, bob) = (self.dir, self.repository, self.ann, self.bob);
-        self.hub.shutdown();
-        let mut options = options(&dir.path().join("hub"));
-        options.limits.training_quiet = QUIET;
-        options.anonymous_traces = true;
-        World {
-            hub: floe_hub::serve(options).unwrap(),
-            dir,
-            repository,
-            ann,
-            bob,
-        }
+        self.again(|options| {
+            options.limits.training_quiet = QUIET;
+            options.anonymous_traces = true;
+        })
     }
 }
 
