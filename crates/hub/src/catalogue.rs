@@ -9,7 +9,7 @@
 //! Tokens may be created by another process (`floe hub token create`), so `Catalogue::tokens_since` looks for changes in
 //! the file. How the file itself is made and opened is in `upkeep`.
 
-use super::quota::{Opened, Used, used};
+use super::quota::{Opened, Used, enter_files, on_disk, used};
 use super::{HubError, Quota, names, readers};
 use floe_image::{Hash, ImageName, PackRef};
 use parking_lot::{Mutex, RwLock};
@@ -58,6 +58,8 @@ pub(crate) struct Publication<'a> {
     pub created_unix_s: u64,
     pub raw_bytes: u64,
     pub packs: &'a [PackRef],
+    /// What its manifest and its layout take on the disk, in bytes.
+    pub files_bytes: u64,
     /// The name that is to point to it.
     pub name: Option<&'a ImageName>,
     /// Key of the upload that this completes.
@@ -95,7 +97,7 @@ pub(crate) struct Catalogue {
     /// For reading alone: who reads does not wait while a change is synced to the disk.
     pub(super) reads: Mutex<Connection>,
     pub(super) holdings: RwLock<HashMap<Hash, Vec<Holding>>>,
-    /// Bytes of each owner's images, as counted since the last change.
+    /// Bytes that each owner's images take, as counted since the last change, by whoever has `db`.
     pub(super) stored: Mutex<HashMap<String, u64>>,
 }
 
@@ -128,7 +130,6 @@ impl Catalogue {
         }
         metrics::gauge!(floe_front::telemetry::HUB_IMAGES).set(held.len() as f64);
         *self.holdings.write() = held;
-        self.stored.lock().clear();
         Ok(())
     }
 
@@ -351,6 +352,7 @@ impl Catalogue {
                     params![new.id.as_bytes(), new.owner, seq as i64, pack.id.as_bytes()],
                 )?;
             }
+            enter_files(&db, new.owner, &new.id, new.files_bytes)?;
             readers::set(&db, new)?;
             if let Some(name) = new.name {
                 names::point(&db, new.owner, name, &new.id)?;
@@ -367,6 +369,7 @@ impl Catalogue {
                 return Ok(Err(after)); // dropping the transaction undoes it
             }
             db.commit()?;
+            self.stored.lock().clear();
         }
         self.reload_holdings()?;
         Ok(Ok(()))
@@ -380,6 +383,7 @@ impl Catalogue {
                 params![id.as_bytes(), owner],
             )
         })?;
+        self.stored.lock().clear();
         self.reload_holdings()?;
         Ok(changed > 0)
     }
@@ -408,12 +412,12 @@ impl Catalogue {
 
     // ---- uploads
 
-    /// Returns the owner's open upload of `image`, or a new one if there is room for it. What the owner has is counted in the same
-    /// transaction, so that any number of uploads that begin at once stay within the quota.
+    /// Returns the owner's open upload of `image`, whose manifest has `manifest_bytes`, or a new one if there is room for it. What
+    /// the owner has is counted in the same transaction, so that any number of uploads that begin at once stay within the quota.
     pub fn open_upload(
         &self,
         owner: &str,
-        image: &Hash,
+        (image, manifest_bytes): (&Hash, u64),
         uploads_max: usize,
         quota: &Quota,
     ) -> Rows<Opened> {
@@ -439,6 +443,9 @@ impl Catalogue {
             )?;
             let more = u64::from(!known && found.is_none());
             used.images += more;
+            if found.is_none() {
+                used.bytes += on_disk(manifest_bytes);
+            }
             if used.bytes > quota.bytes || (more > 0 && used.images > quota.images) {
                 return Ok(Opened::BeyondQuota(used));
             }
@@ -453,6 +460,7 @@ impl Catalogue {
                 "INSERT INTO uploads VALUES (?1, ?2, ?3, ?4, ?4)",
                 params![key, owner, image.as_bytes(), now as i64],
             )?;
+            db.execute("INSERT INTO upload_files VALUES (?1, ?2)", params![key, on_disk(manifest_bytes) as i64])?;
             Ok(Opened::Upload(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
         })
     }
@@ -469,17 +477,12 @@ impl Catalogue {
         })
     }
 
-    /// Records packs that this upload needs.
-    pub fn add_upload_packs(&self, key: &str, packs: &[PackRef], staged: bool) -> Rows<()> {
+    /// Records published packs that this upload needs.
+    pub fn need_packs(&self, key: &str, packs: &[PackRef]) -> Rows<()> {
         self.change(|db| {
-            for pack in packs {
-                insert_pack(db, pack)?;
-                db.execute(
-                    "INSERT INTO upload_packs VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET staged = max(staged, ?3)",
-                    params![key, pack.id.as_bytes(), staged],
-                )?;
-            }
-            Ok(())
+            packs
+                .iter()
+                .try_for_each(|pack| enter_pack(db, key, pack, false))
         })
     }
 
@@ -497,17 +500,6 @@ impl Catalogue {
             })
         })?;
         rows.collect()
-    }
-
-    /// Returns the bytes that `owner` has sent and not yet published.
-    pub fn staged_bytes(&self, owner: &str) -> Rows<u64> {
-        let bytes: i64 = self.reads.lock().query_row(
-            "SELECT coalesce(sum(p.file_bytes), 0) FROM uploads u JOIN upload_packs up ON up.upload = u.key
-             JOIN packs p ON p.id = up.pack WHERE u.owner = ?1 AND up.staged",
-            [owner],
-            |row| row.get(0),
-        )?;
-        Ok(bytes as u64)
     }
 
     /// Returns the uploads that were last used before `before_unix_s`.
@@ -543,6 +535,16 @@ fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
             pack.index_offset as i64,
             pack.index_bytes
         ],
+    )?;
+    Ok(())
+}
+
+/// Records a pack that an upload needs, or was sent for it.
+pub(super) fn enter_pack(db: &Connection, key: &str, pack: &PackRef, staged: bool) -> Rows<()> {
+    insert_pack(db, pack)?;
+    db.execute(
+        "INSERT INTO upload_packs VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET staged = max(staged, ?3)",
+        params![key, pack.id.as_bytes(), staged],
     )?;
     Ok(())
 }

@@ -82,6 +82,10 @@ pub struct Limits {
     pub image_bytes_max: u64,
     /// Most bytes that one user may have sent and not yet published.
     pub staged_bytes_max: u64,
+    /// Most items that one user may ask about at once: whether the hub has them.
+    pub have_items_burst: u64,
+    /// Items about which one user may ask in a second beyond that. Each is 4 KiB of an image.
+    pub have_items_per_s: u64,
     /// Most open uploads of one user.
     pub uploads_max: usize,
     /// An upload that was not used for this long is dropped.
@@ -125,6 +129,8 @@ impl Default for Limits {
             pack_bytes_max: PACK_BYTES_MAX,
             image_bytes_max: 64 << 30,
             staged_bytes_max: 64 << 30,
+            have_items_burst: 4 << 20,
+            have_items_per_s: 256 << 10,
             uploads_max: 16,
             upload_expiry: Duration::from_secs(24 * 3600),
             disk_reserve_bytes: 64 << 20,
@@ -147,7 +153,8 @@ impl Default for Limits {
 /// How much a user may store on a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Bytes of the packs of the user's images, each pack counted once, and of unfinished uploads.
+    /// Bytes that the files of the user's images and unfinished uploads take on the disk: each pack once for all images, and
+    /// everything of each upload.
     pub bytes: u64,
     /// Images, unfinished uploads included.
     pub images: u64,

@@ -9,7 +9,7 @@
 
 use super::catalogue::Publication;
 use super::error::{ApiError, ApiResult};
-use super::quota;
+use super::quota::{self, on_disk};
 use super::shelf::{Place, Scope};
 use super::state::{Hub, is_damage, sync_folder, write_durably};
 use floe_image::{
@@ -280,7 +280,9 @@ pub(crate) fn publish(
     let layout = Layout {
         packs: assembled.packs.clone(),
     };
-    write_durably(&path.with_extension("layout"), &layout.encode())?;
+    let layout = layout.encode();
+    write_durably(&path.with_extension("layout"), &layout)?;
+    let files_bytes = [manifest_bytes.len(), layout.len()].map(|bytes| on_disk(bytes as u64));
     let quota = quota::of(hub, wish.owner)?;
     let published = hub.catalogue.publish(&Publication {
         id: *id,
@@ -290,6 +292,7 @@ pub(crate) fn publish(
         created_unix_s: manifest.created_unix_s,
         raw_bytes: assembled.raw_bytes,
         packs: &assembled.packs,
+        files_bytes: files_bytes.iter().sum(),
         name: wish.name,
         upload: wish.upload,
         quota,

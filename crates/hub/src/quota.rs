@@ -1,16 +1,21 @@
 //! Quotas: what a user may store, what the user stores, and the refusals.
 
-use super::catalogue::{Catalogue, Rows, Upload};
+use super::catalogue::{Catalogue, Rows, Upload, enter_pack, hash};
 use super::error::{ApiError, ApiResult, HubError};
 use super::state::Hub;
-use super::{Quota, QuotaWish};
+use super::{Limits, Quota, QuotaWish};
 use axum::http::StatusCode;
+use floe_image::{Hash, PackRef};
+use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, params};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 /// What a user stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Bytes of the packs of the user's images and unfinished uploads, each pack counted once.
+    /// Bytes that the files of the user's images and unfinished uploads take on the disk: packs, manifests and layouts. A pack
+    /// counts once for all images, and once more for each upload for which it was sent.
     pub bytes: u64,
     /// Images, and unfinished uploads of other images.
     pub images: u64,
@@ -52,22 +57,68 @@ impl QuotaWish {
     }
 }
 
+/// What files take on the disk is counted in blocks of this size, as file systems give it: many small files are not cheap.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Returns what a file of this size takes on the disk.
+pub(crate) fn on_disk(file_bytes: u64) -> u64 {
+    file_bytes.div_ceil(BLOCK_BYTES) * BLOCK_BYTES
+}
+
+/// Counts what a user's images take: each pack once, as it is there once, and each manifest and layout.
+fn stored(db: &Connection, owner: &str) -> Rows<u64> {
+    let query =
+        "SELECT (SELECT coalesce(sum((file_bytes + ?2 - 1) / ?2 * ?2), 0) FROM packs WHERE id IN
+           (SELECT pack FROM image_packs WHERE owner = ?1)) +
+         (SELECT coalesce(sum(bytes), 0) FROM image_files WHERE owner = ?1)";
+    let bytes: i64 = db.query_row(query, params![owner, BLOCK_BYTES as i64], |row| row.get(0))?;
+    Ok(bytes as u64)
+}
+
+/// Counts what a user has sent and not yet published: each upload for itself, as each has files of its own.
+fn staged(db: &Connection, owner: &str) -> Rows<u64> {
+    let query = "SELECT (SELECT coalesce(sum((p.file_bytes + ?2 - 1) / ?2 * ?2), 0) FROM uploads u
+           JOIN upload_packs up ON up.upload = u.key JOIN packs p ON p.id = up.pack WHERE u.owner = ?1 AND up.staged) +
+         (SELECT coalesce(sum(f.bytes), 0) FROM uploads u JOIN upload_files f ON f.upload = u.key WHERE u.owner = ?1)";
+    let bytes: i64 = db.query_row(query, params![owner, BLOCK_BYTES as i64], |row| row.get(0))?;
+    Ok(bytes as u64)
+}
+
 pub(super) fn used(db: &Connection, owner: &str) -> Rows<Used> {
-    db.query_row(
-        "SELECT
-           (SELECT coalesce(sum(file_bytes), 0) FROM packs WHERE id IN
-             (SELECT pack FROM image_packs WHERE owner = ?1 UNION
-              SELECT up.pack FROM uploads u JOIN upload_packs up ON up.upload = u.key WHERE u.owner = ?1 AND up.staged)),
-           (SELECT count(*) FROM
-             (SELECT id FROM images WHERE owner = ?1 UNION SELECT image FROM uploads WHERE owner = ?1))",
+    let images: i64 = db.query_row(
+        "SELECT count(*) FROM (SELECT id FROM images WHERE owner = ?1 UNION SELECT image FROM uploads WHERE owner = ?1)",
         [owner],
-        |row| {
-            Ok(Used {
-                bytes: row.get::<_, i64>(0)? as u64,
-                images: row.get::<_, i64>(1)? as u64,
-            })
-        },
-    )
+        |row| row.get(0),
+    )?;
+    Ok(Used {
+        bytes: stored(db, owner)? + staged(db, owner)?,
+        images: images as u64,
+    })
+}
+
+/// Records what the manifest and the layout of an owner's image take on the disk.
+pub(super) fn enter_files(db: &Connection, owner: &str, id: &Hash, bytes: u64) -> Rows<()> {
+    db.execute(
+        "INSERT OR REPLACE INTO image_files VALUES (?1, ?2, ?3)",
+        params![owner, id.as_bytes(), bytes as i64],
+    )?;
+    Ok(())
+}
+
+/// How many bytes a user may have sent and not yet published, and may have in all.
+pub(super) struct Room {
+    quota: Quota,
+    staged_bytes_max: u64,
+}
+
+impl Room {
+    /// Returns that of `user`.
+    pub fn of(hub: &Hub, user: &str) -> ApiResult<Room> {
+        Ok(Room {
+            quota: of(hub, user)?,
+            staged_bytes_max: hub.limits.staged_bytes_max,
+        })
+    }
 }
 
 impl Catalogue {
@@ -76,20 +127,89 @@ impl Catalogue {
         used(&self.reads.lock(), owner)
     }
 
-    /// Returns the bytes of the packs of a user's images. They are counted once after each change of any image, because a
-    /// user may have a hundred thousand packs and each pack that is sent asks for them.
-    fn stored_bytes(&self, owner: &str) -> Rows<u64> {
+    /// Returns what a user's images take. It is counted once after each change of any image, because a user may have a hundred
+    /// thousand packs and each pack that is sent asks for it. `db` is the catalogue's own, so that nothing changes meanwhile.
+    fn stored_bytes(&self, db: &Connection, owner: &str) -> Rows<u64> {
         if let Some(bytes) = self.stored.lock().get(owner) {
             return Ok(*bytes);
         }
-        let bytes: i64 = self.reads.lock().query_row(
-            "SELECT coalesce(sum(file_bytes), 0) FROM packs WHERE id IN
-             (SELECT pack FROM image_packs WHERE owner = ?1)",
-            [owner],
+        let bytes = stored(db, owner)?;
+        self.stored.lock().insert(owner.to_owned(), bytes);
+        Ok(bytes)
+    }
+
+    /// Returns an error unless an upload has this pack already or its owner may send it.
+    fn check_pack(
+        &self,
+        db: &Connection,
+        upload: &Upload,
+        (pack, bytes): (&Hash, u64),
+        room: &Room,
+    ) -> Rows<ApiResult<()>> {
+        let known = db.query_row(
+            "SELECT EXISTS (SELECT 1 FROM upload_packs WHERE upload = ?1 AND pack = ?2 AND staged)",
+            params![upload.key, pack.as_bytes()],
             |row| row.get(0),
         )?;
-        self.stored.lock().insert(owner.to_owned(), bytes as u64);
-        Ok(bytes as u64)
+        if known {
+            return Ok(Ok(()));
+        }
+        let staged = staged(db, &upload.owner)? + on_disk(bytes);
+        if staged > room.staged_bytes_max {
+            return Ok(Err(too_much_staged(&upload.owner, staged, room)));
+        }
+        let used = Used {
+            bytes: self.stored_bytes(db, &upload.owner)? + staged,
+            images: 0,
+        };
+        Ok(match used.bytes > room.quota.bytes {
+            true => Err(exceeded(&upload.owner, &used, &room.quota)),
+            false => Ok(()),
+        })
+    }
+
+    /// Returns an error unless the owner of an upload may send this pack for it.
+    pub(super) fn may_stage(
+        &self,
+        upload: &Upload,
+        pack: (&Hash, u64),
+        room: &Room,
+    ) -> ApiResult<()> {
+        self.check_pack(&self.db.lock(), upload, pack, room)?
+    }
+
+    /// Records a pack that was sent for an upload, which `place` puts where it belongs. The bound is checked in the same
+    /// transaction, so that any number of packs that come at once stay within it.
+    pub(super) fn stage(
+        &self,
+        upload: &Upload,
+        pack: &PackRef,
+        room: &Room,
+        place: impl FnOnce() -> std::io::Result<()>,
+    ) -> ApiResult<()> {
+        self.change(|db| {
+            let fits = self.check_pack(db, upload, (&pack.id, pack.file_bytes), room)?;
+            let placed = fits.and_then(|()| Ok(place()?));
+            if placed.is_ok() {
+                enter_pack(db, &upload.key, pack, true)?;
+            }
+            Ok(placed)
+        })?
+    }
+
+    /// Returns the images, each with its owner, whose manifests and layouts are not counted yet.
+    pub fn unmeasured(&self) -> Rows<Vec<(Hash, String)>> {
+        let db = self.reads.lock();
+        let mut rows = db.prepare(
+            "SELECT id, owner FROM images WHERE (owner, id) NOT IN (SELECT owner, image FROM image_files)",
+        )?;
+        let rows = rows.query_map([], |row| Ok((hash(row, 0)?, row.get(1)?)))?;
+        rows.collect()
+    }
+
+    /// Records what an image's manifest and layout take on the disk.
+    pub fn measured(&self, id: &Hash, owner: &str, bytes: u64) -> Rows<()> {
+        self.change(|db| enter_files(db, owner, id, bytes))
     }
 
     /// Returns the parts of a user's quota that were set.
@@ -158,20 +278,14 @@ pub(super) fn exceeded(user: &str, used: &Used, quota: &Quota) -> ApiError {
     )
 }
 
-/// Returns an error unless `user` may send this many more bytes.
-pub(super) fn check_bytes(hub: &Hub, user: &str, bytes: u64) -> ApiResult<()> {
-    let quota = of(hub, user)?;
-    let catalogue = &hub.catalogue;
-    // The sum counts twice what is both stored and staged; only if it is too much, it is counted exactly.
-    if catalogue.stored_bytes(user)? + catalogue.staged_bytes(user)? + bytes <= quota.bytes {
-        return Ok(());
-    }
-    let mut used = catalogue.used(user)?;
-    used.bytes += bytes;
-    if used.bytes > quota.bytes {
-        return Err(exceeded(user, &used, &quota));
-    }
-    Ok(())
+fn too_much_staged(user: &str, staged: u64, room: &Room) -> ApiError {
+    let max = room.staged_bytes_max;
+    ApiError::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "quota",
+        format!("{user} would have {staged} staged bytes, more than {max} are not allowed"),
+        "commit or cancel an unfinished upload first",
+    )
 }
 
 /// Returns an error unless one more trace of `sender` may be kept. Traces of strangers are bounded per image only.
@@ -188,4 +302,81 @@ pub(super) fn check_traces(hub: &Hub, sender: Option<&str>) -> ApiResult<()> {
         ));
     }
     Ok(())
+}
+
+/// Longest time that a question waits for its turn; a client would give up later.
+const QUESTION_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How far ahead of its pace each user is who asks what the hub has: a time at which it will have asked no more than it may.
+/// Users who have not asked for a while are forgotten.
+#[derive(Default)]
+pub(crate) struct Asked(Mutex<HashMap<String, Instant>>);
+
+impl Asked {
+    /// Enters a question about so many items. Returns how long it has to wait; `None`, and nothing is entered, if that is too long.
+    fn enter(&self, limits: &Limits, user: &str, items: u64, now: Instant) -> Option<Duration> {
+        let time = |items: u64| {
+            Duration::from_secs_f64(items as f64 / limits.have_items_per_s.max(1) as f64)
+        };
+        let mut asked = self.0.lock();
+        asked.retain(|_, until| *until > now);
+        let until = asked.get(user).copied().unwrap_or(now) + time(items);
+        let wait = until.saturating_duration_since(now + time(limits.have_items_burst));
+        (wait <= QUESTION_WAIT_MAX).then(|| {
+            asked.insert(user.to_owned(), until);
+            wait
+        })
+    }
+}
+
+/// Waits until `user` may ask about so many items; an error if that takes too long.
+pub(super) async fn pace(hub: &Hub, user: &str, items: usize) -> ApiResult<()> {
+    let wait = hub
+        .asked
+        .enter(&hub.limits, user, items as u64, Instant::now());
+    let wait = wait
+        .ok_or_else(|| ApiError::busy(&format!("{user} asks what is here faster than it may")))?;
+    tokio::time::sleep(wait).await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_asks_at_its_pace_after_a_burst_and_others_at_theirs() {
+        let limits = Limits {
+            have_items_burst: 100,
+            have_items_per_s: 10,
+            ..Limits::default()
+        };
+        let (asked, now) = (Asked::default(), Instant::now());
+        let at = |user, items, seconds| {
+            let wait = asked.enter(&limits, user, items, now + Duration::from_secs(seconds));
+            wait.map(|wait| wait.as_secs())
+        };
+        assert_eq!(at("ann", 60, 0), Some(0));
+        assert_eq!(at("ann", 40, 0), Some(0));
+        assert_eq!(at("ann", 50, 0), Some(5));
+        assert_eq!(at("ann", 60, 0), None, "eleven seconds are too long");
+        assert_eq!(
+            at("ann", 50, 0),
+            Some(10),
+            "what was refused was not entered"
+        );
+        assert_eq!(at("bob", 100, 0), Some(0));
+        assert_eq!(at("ann", 10, 1), Some(10));
+        assert_eq!(
+            at("ann", 100, 100),
+            Some(0),
+            "what was not asked is not saved up"
+        );
+        assert_eq!(at("ann", 10, 100), Some(1));
+        assert_eq!(
+            asked.0.lock().len(),
+            1,
+            "who has not asked lately is forgotten"
+        );
+    }
 }

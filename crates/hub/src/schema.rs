@@ -4,7 +4,7 @@ use super::catalogue::Rows;
 use rusqlite::Connection;
 
 /// Version of the schema, in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 5;
 
 const SCHEMA: &str = "
 CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
@@ -50,8 +50,15 @@ INSERT INTO published (owner, name, tag) SELECT t.owner, t.name, t.tag FROM tags
     ON i.id = t.image AND i.owner = t.owner WHERE i.public ORDER BY t.moved, t.owner;
 ";
 
+/// What version 5 adds: what the manifests and layouts of images, and the manifests of uploads, take on the disk, in bytes.
+const SCHEMA_5: &str = "
+CREATE TABLE image_files (owner TEXT NOT NULL, image BLOB NOT NULL, bytes INTEGER NOT NULL, PRIMARY KEY (owner, image),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE TABLE upload_files (upload TEXT PRIMARY KEY REFERENCES uploads(key) ON DELETE CASCADE, bytes INTEGER NOT NULL) STRICT;
+";
+
 /// All versions' changes, in their order.
-const SCHEMAS: [&str; VERSION as usize] = [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4];
+const SCHEMAS: [&str; VERSION as usize] = [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5];
 
 fn version(db: &Connection) -> Rows<i64> {
     db.query_row("PRAGMA user_version", [], |row| row.get(0))
@@ -88,7 +95,7 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(bring_up(&mut db).unwrap(), VERSION);
             }
-            for table in ["images", "quotas", "readers", "published"] {
+            for table in ["images", "quotas", "readers", "published", "upload_files"] {
                 let count = format!("SELECT count(*) FROM {table}");
                 let rows: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
                 assert_eq!(rows, 0);

@@ -4,6 +4,7 @@ use super::access::Tokens;
 use super::catalogue::{Catalogue, Holding, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
 use super::pool::Pool;
+use super::quota::{Asked, on_disk};
 use super::shelf::{Scope, Shelf};
 use super::swarm::Swarms;
 use super::{HubOptions, Limits};
@@ -50,6 +51,7 @@ pub(crate) struct Hub {
     pub catalogue: Catalogue,
     pub shelf: Shelf,
     pub tokens: Tokens,
+    pub asked: Asked,
     pub thumbnails: super::thumbnail::Known,
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
@@ -120,6 +122,7 @@ impl Hub {
             anonymous: options.anonymous.clone(),
             catalogue,
             tokens: Tokens::default(),
+            asked: Asked::default(),
             thumbnails: Default::default(),
             publishing: Mutex::new(()),
             tracing: Mutex::new(()),
@@ -134,6 +137,7 @@ impl Hub {
             hub.shelf.mark_damaged(&pack);
         }
         hub.clear_litter()?;
+        hub.measure_files()?;
         hub.back_up();
         hub.trainer.schedule_outdated().map_err(no_traces)?;
         Ok(hub)
@@ -269,6 +273,23 @@ impl Hub {
         } else {
             Ok(())
         }
+    }
+
+    /// Counts the manifests and layouts of images that an earlier hub has published.
+    fn measure_files(&self) -> Result<(), HubError> {
+        for (id, owner) in self.catalogue.unmeasured()? {
+            let manifest = self.manifest_path(&id);
+            let mut bytes = 0;
+            for path in [manifest.with_extension("layout"), manifest] {
+                match std::fs::metadata(&path) {
+                    Ok(found) => bytes += on_disk(found.len()),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(HubError::file("cannot look at", &path)(error)),
+                }
+            }
+            self.catalogue.measured(&id, &owner, bytes)?;
+        }
+        Ok(())
     }
 
     /// Removes files without a row, which a killed process left behind.
@@ -455,13 +476,27 @@ fn remove_folder(path: &Path) {
 
 /// Writes a file atomically, so that it survives a power cut.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
     let folder = path
         .parent()
         .ok_or_else(|| std::io::Error::other("a file without a folder"))?;
+    put_in_place(write_aside(folder, bytes)?, folder, path)
+}
+
+/// Writes a file in `folder` that has no name yet; it goes if it gets none.
+pub(crate) fn write_aside(folder: &Path, bytes: &[u8]) -> std::io::Result<tempfile::NamedTempFile> {
+    use std::io::Write;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
+    Ok(file)
+}
+
+/// Gives a file its name in `folder`.
+pub(crate) fn put_in_place(
+    file: tempfile::NamedTempFile,
+    folder: &Path,
+    path: &Path,
+) -> std::io::Result<()> {
     file.persist(path).map_err(|e| e.error)?;
     sync_folder(folder)
 }

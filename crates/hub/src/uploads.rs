@@ -9,10 +9,12 @@ use super::access::Viewer;
 use super::catalogue::Upload;
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
-use super::quota::{self, Opened};
+use super::quota::{self, Opened, Room};
 use super::readers;
 use super::shelf::{Scope, verify_pack};
-use super::state::{Hub, Remembered, blocking, blocking_long, write_durably};
+use super::state::{
+    Hub, Remembered, blocking, blocking_long, put_in_place, write_aside, write_durably,
+};
 use super::wire::{Path, collect_body, json, parse_id, parse_name};
 use super::{HAVE_INDEX_ITEMS_MAX, MANIFEST_BYTES_MAX};
 use axum::Json;
@@ -62,7 +64,8 @@ pub(crate) async fn open(
         let image = Hash::of(&bytes);
         hub.check_room(bytes.len() as u64)?;
         let (quota, max) = (quota::of(hub, &owner)?, hub.limits.uploads_max);
-        let upload = match hub.catalogue.open_upload(&owner, &image, max, &quota)? {
+        let new = (&image, bytes.len() as u64);
+        let upload = match hub.catalogue.open_upload(&owner, new, max, &quota)? {
             Opened::Upload(upload) => upload,
             Opened::BeyondQuota(used) => return Err(quota::exceeded(&owner, &used, &quota)),
             Opened::TooMany => {
@@ -101,7 +104,8 @@ fn refused(reason: &'static str, error: &dyn std::fmt::Display) -> ApiError {
     post, path = "/v1/uploads/{id}/have", tag = "upload", params(("id" = String, Path)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>), (status = 400, body = super::ErrorBody),
-              (status = 401, body = super::ErrorBody), (status = 404, body = super::ErrorBody)))]
+              (status = 401, body = super::ErrorBody), (status = 404, body = super::ErrorBody),
+              (status = 503, body = super::ErrorBody, description = "the user asks faster than it may")))]
 pub(crate) async fn have(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
@@ -113,6 +117,7 @@ pub(crate) async fn have(
     let max = HAVE_ITEMS_MAX * HAVE_QUESTION_BYTES;
     let body = collect_body(&hub, &viewer, body, &headers, "the question", max as u64).await?;
     let questions = decode_questions(&body)?;
+    quota::pace(&hub, &upload.owner, questions.len()).await?;
     let bits = blocking(&hub, viewer.party(), move |hub| {
         let packs = candidates(hub, &upload)?;
         let mut needed = BTreeSet::new();
@@ -124,8 +129,7 @@ pub(crate) async fn have(
         }
         // Packs that a yes was based on must stay until the commit.
         let needed: Vec<PackRef> = needed.into_iter().collect();
-        hub.catalogue
-            .add_upload_packs(&upload.key, &needed, false)?;
+        hub.catalogue.need_packs(&upload.key, &needed)?;
         Ok(bits)
     })
     .await?;
@@ -283,24 +287,16 @@ pub(crate) async fn put_pack(
     let max = hub.limits.pack_bytes_max;
     let bytes = collect_body(&hub, &viewer, body, &headers, "the pack", max).await?;
     blocking(&hub, viewer.party(), move |hub| {
-        let staged = hub.catalogue.staged_bytes(&upload.owner)?;
-        if staged + bytes.len() as u64 > hub.limits.staged_bytes_max {
-            return Err(ApiError::new(
-                StatusCode::TOO_MANY_REQUESTS,
-                "quota",
-                format!(
-                    "{} has {staged} staged bytes, more than {} are not allowed",
-                    upload.owner, hub.limits.staged_bytes_max
-                ),
-                "commit or cancel an unfinished upload first",
-            ));
-        }
-        quota::check_bytes(hub, &upload.owner, bytes.len() as u64)?;
-        hub.check_room(bytes.len() as u64)?;
+        let room = Room::of(hub, &upload.owner)?;
+        let size = bytes.len() as u64;
+        hub.catalogue.may_stage(&upload, (&id, size), &room)?;
+        hub.check_room(size)?;
         let reference = verify_pack(&bytes, &id).map_err(|e| refused("pack", &e))?;
-        write_durably(&hub.staging(&upload.key).join(format!("{id}.pack")), &bytes)?;
-        hub.catalogue
-            .add_upload_packs(&upload.key, &[reference], true)?;
+        let folder = hub.staging(&upload.key);
+        let file = write_aside(&folder, &bytes)?;
+        let path = folder.join(format!("{id}.pack"));
+        let place = || put_in_place(file, &folder, &path);
+        hub.catalogue.stage(&upload, &reference, &room, place)?;
         metrics::counter!(telemetry::HUB_UPLOAD_BYTES).increment(bytes.len() as u64);
         Ok(StatusCode::NO_CONTENT)
     })
