@@ -9,11 +9,11 @@
 //! than 10 us of work.
 
 use super::access::Viewer;
-use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
 use super::shelf::{Frame, Pack, Scope};
 use super::state::{Hub, blocking, is_damage};
-use super::wire::{Path, collect_body, counted, parse_id, readable};
+use super::visible::VisibleImage;
+use super::wire::{collect_body, counted};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -328,12 +328,10 @@ fn answer(body: Body, encoding: Encoding) -> Response {
 pub(crate) async fn read(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let holding = readable(&hub, &id, &viewer)?;
     let asked = headers.get(ENCODING_HEADER).map(HeaderValue::as_bytes);
     let encoding = Encoding::asked(asked).ok_or_else(|| {
         ApiError::bad("x-floe-encoding is neither raw nor zstd", "use one of them")
@@ -348,10 +346,10 @@ pub(crate) async fn read(
     })?;
     let wants = request.wants;
     if let Some(pool) = &hub.pool {
-        pool.used(&id);
+        pool.used(image.id());
     }
 
-    let plan = match hub.shelf.scope(&id, &holding.owner) {
+    let plan = match hub.shelf.scope(&image) {
         Some(scope) => {
             let busy = || ApiError::busy("this read did not get its turn for a minute");
             let turn = hub.gate.enter(viewer.party()).await.ok_or_else(busy)?;
@@ -370,14 +368,14 @@ pub(crate) async fn read(
         None => None,
     };
     metrics::counter!(telemetry::HUB_READ_ITEMS, "from" => "disk").increment(wants.len() as u64);
-    from_disk(&hub, &viewer, (id, holding), plan, wants, encoding).await
+    from_disk(&hub, &viewer, image, plan, wants, encoding).await
 }
 
 /// Makes the answer from frames in memory and on disk: as one body if it is short, else piece by piece.
 async fn from_disk(
     hub: &Arc<Hub>,
     viewer: &Viewer,
-    (id, holding): (Hash, Holding),
+    image: VisibleImage,
     plan: Option<Plan>,
     wants: Vec<(Kind, Hash)>,
     encoding: Encoding,
@@ -392,7 +390,7 @@ async fn from_disk(
     let begun = blocking(hub, viewer.party(), move |hub| {
         let plan = match plan {
             Some(plan) => plan,
-            None => Plan::new(hub.load_scope(&id, &holding)?, &wants, encoding),
+            None => Plan::new(hub.load_scope(&image)?, &wants, encoding),
         };
         let mut sending = Sending {
             hub: all,

@@ -10,6 +10,7 @@
 //! the file. How the file itself is made and opened is in `upkeep`.
 
 use super::quota::{Opened, Used, enter_files, on_disk, used};
+use super::visible::VisibleImage;
 use super::{HubError, Quota, names, readers};
 use floe_image::{Hash, ImageName, PackRef};
 use parking_lot::{Mutex, RwLock};
@@ -217,17 +218,6 @@ impl Catalogue {
 
     // ---- images
 
-    /// Returns the holding of image `id` that `viewer` may read: the viewer's own, or a public one, or one that names the viewer.
-    pub fn readable(&self, id: &Hash, viewer: Option<&str>) -> Option<Holding> {
-        let held = self.holdings.read();
-        let holdings = held.get(id)?;
-        let own = holdings.iter().find(|h| Some(&*h.owner) == viewer);
-        let names = |h: &&Holding| h.readers.iter().any(|reader| Some(&**reader) == viewer);
-        let other = || holdings.iter().find(|h| h.public);
-        let other = own.or_else(other).or_else(|| holdings.iter().find(names));
-        other.cloned()
-    }
-
     /// Returns whether `owner` holds the image.
     pub fn holds(&self, id: &Hash, owner: &str) -> bool {
         let held = self.holdings.read();
@@ -273,14 +263,15 @@ impl Catalogue {
         .collect()
     }
 
-    /// Returns the packs of a holding, in layout order.
-    pub fn packs(&self, id: &Hash, owner: &str) -> Rows<Vec<PackRef>> {
+    /// Returns the packs of an image, in layout order.
+    pub fn packs(&self, image: &VisibleImage) -> Rows<Vec<PackRef>> {
         let db = self.reads.lock();
         let mut rows = db.prepare_cached(
             "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM image_packs i JOIN packs p ON p.id = i.pack
              WHERE i.image = ?1 AND i.owner = ?2 ORDER BY i.seq",
         )?;
-        let rows = rows.query_map(params![id.as_bytes(), owner], |row| pack_ref(row, 0))?;
+        let of = params![image.id().as_bytes(), &**image.owner()];
+        let rows = rows.query_map(of, |row| pack_ref(row, 0))?;
         rows.collect()
     }
 

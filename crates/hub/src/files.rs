@@ -3,7 +3,8 @@
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking};
-use super::wire::{Path, counted, parse_id, parse_name, readable};
+use super::visible::VisibleImage;
+use super::wire::{Path, counted, parse_id, parse_name};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -239,21 +240,20 @@ async fn send_pack(
 pub(crate) async fn manifest(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    send_manifest(&hub, &viewer, parse_id(&id)?, &headers).await
+    send_manifest(&hub, &viewer, &image, &headers).await
 }
 
 async fn send_manifest(
     hub: &Arc<Hub>,
     viewer: &Viewer,
-    id: Hash,
+    image: &VisibleImage,
     headers: &HeaderMap,
 ) -> ApiResult<Response> {
-    let holding = readable(hub, &id, viewer)?;
-    let path = hub.manifest_path(&id);
-    immutable_file(hub, viewer, path, &id, holding.public, headers).await
+    let path = hub.manifest_of(image);
+    immutable_file(hub, viewer, path, image.id(), image.public(), headers).await
 }
 
 /// Returns the list of packs that hold an image.
@@ -264,15 +264,14 @@ async fn send_manifest(
 pub(crate) async fn layout(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
 ) -> ApiResult<Response> {
-    send_layout(&hub, &viewer, parse_id(&id)?).await
+    send_layout(&hub, &viewer, image).await
 }
 
-async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, id: Hash) -> ApiResult<Response> {
-    let holding = readable(hub, &id, viewer)?;
+async fn send_layout(hub: &Arc<Hub>, viewer: &Viewer, image: VisibleImage) -> ApiResult<Response> {
     let packs = blocking(hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.packs(&id, &holding.owner)?)
+        Ok(hub.catalogue.packs(&image)?)
     })
     .await?;
     let headers = [
@@ -295,11 +294,12 @@ pub(crate) async fn statically(
     headers: HeaderMap,
 ) -> ApiResult<Response> {
     let absent = || ApiError::no_image(format_args!("file {path:?}"));
+    let seen = |id| VisibleImage::check(&hub, &parse_id(id)?, &viewer);
     let (folder, name) = path.split_once('/').ok_or_else(absent)?;
     match folder {
         "images" => match name.strip_suffix(".layout") {
-            Some(id) => send_layout(&hub, &viewer, parse_id(id)?).await,
-            None => send_manifest(&hub, &viewer, parse_id(name)?, &headers).await,
+            Some(id) => send_layout(&hub, &viewer, seen(id)?).await,
+            None => send_manifest(&hub, &viewer, &seen(name)?, &headers).await,
         },
         "packs" => {
             let (prefix, file) = name.split_once('/').ok_or_else(absent)?;

@@ -1,9 +1,10 @@
 //! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
 //!
-//! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> one of `batch` (many
-//! chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs become an image),
-//! `traces` (what machines touched, and the models made of it), `swarm` (hosts that bring an image to each other). These use the `catalogue` (SQLite: who may read what) and
-//! the `shelf` (packs on disk, frames in memory); a hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
+//! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> `visible` (may they see the
+//! image) -> one of `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs
+//! become an image), `traces` (what machines touched, and the models made of it), `swarm` (hosts that bring an image to each other).
+//! These use the `catalogue` (SQLite: who may read what, and what `names` mean) and the `shelf` (packs on disk, frames in memory); a
+//! hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
 //! the image becomes visible; no text of a request becomes part of a path.
@@ -35,6 +36,7 @@ mod tls;
 mod traces;
 mod upkeep;
 mod uploads;
+mod visible;
 mod wire;
 
 pub use error::HubError;

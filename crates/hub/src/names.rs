@@ -6,6 +6,7 @@
 //! having had it privately before nor by naming readers, and a name that was withdrawn goes to the next who has published it.
 
 use super::catalogue::{Catalogue, Rows, hash, now_unix_s};
+use super::visible::OwnImage;
 use floe_image::{Hash, ImageName};
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -29,8 +30,9 @@ impl Catalogue {
             .optional()
     }
 
-    /// Points a tag of `owner` to an image that this owner holds.
-    pub fn tag(&self, owner: &str, name: &ImageName, id: &Hash) -> Rows<()> {
+    /// Points a tag of an image's owner to the image.
+    pub fn tag(&self, image: &OwnImage, name: &ImageName) -> Rows<()> {
+        let (owner, id) = (image.owner(), image.id());
         self.change(|db| {
             point(db, owner, name, id)?;
             settle(db, owner, id)

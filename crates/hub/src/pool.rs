@@ -16,6 +16,7 @@ use super::error::{ApiError, ApiResult};
 use super::publish::{Used, read_segment, walk};
 use super::shelf::{Pack, Scope};
 use super::state::{Hub, apart, blocking, is_damage};
+use super::visible::VisibleImage;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -194,13 +195,13 @@ impl Pool {
         if !is_known || self.stock.lock().touch(id) {
             return Ok(is_known); // it was removed meanwhile, or is there
         }
-        let Some(holding) = hub.catalogue.any_holding(id) else {
+        let Some(image) = as_its_owner(hub, id) else {
             return Ok(false);
         };
-        let bytes = std::fs::read(hub.manifest_path(id))?;
+        let bytes = std::fs::read(hub.manifest_of(&image))?;
         let manifest = Manifest::decode_verified(&bytes, id)
             .map_err(|error| ApiError::invalid(error.to_string()))?;
-        let scope = hub.load_scope(id, &holding)?;
+        let scope = hub.load_scope(&image)?;
         let used = walk(hub, &manifest, &scope)?;
         let free_bytes = || {
             let stock = self.stock.lock();
@@ -241,7 +242,8 @@ impl Pool {
     fn find_all(&self, hub: &Hub) -> Vec<Hash> {
         let mut found = Vec::new();
         for (pushed, id) in hub.catalogue.by_age().unwrap_or_default() {
-            let manifest = std::fs::read(hub.manifest_path(&id)).ok();
+            let image = as_its_owner(hub, &id);
+            let manifest = image.and_then(|image| std::fs::read(hub.manifest_of(&image)).ok());
             let manifest = manifest.and_then(|bytes| Manifest::decode_verified(&bytes, &id).ok());
             let known = manifest.and_then(|manifest| Known::of(&manifest.config));
             if let Some(known) = known {
@@ -331,6 +333,19 @@ impl Pool {
         seen.sort_by(|a, b| (&a.name, &a.owner).cmp(&(&b.name, &b.owner)));
         Ok(seen)
     }
+}
+
+/// Returns an image as its first owner sees it, if anybody has it: the pool reads what no caller asks for.
+fn as_its_owner(hub: &Hub, id: &Hash) -> Option<VisibleImage> {
+    let owner = hub
+        .catalogue
+        .holdings
+        .read()
+        .get(id)?
+        .first()?
+        .owner
+        .clone();
+    hub.catalogue.visible(id, Some(&owner))
 }
 
 fn stays(id: &Hash, error: &ApiError) {

@@ -9,9 +9,10 @@
 
 use super::catalogue::Publication;
 use super::error::{ApiError, ApiResult};
-use super::quota::{self, on_disk};
+use super::quota;
 use super::shelf::{Place, Scope};
-use super::state::{Hub, is_damage, sync_folder, write_durably};
+use super::state::{Hub, is_damage, sync_folder};
+use super::visible::OwnImage;
 use floe_image::{
     Hash, ImageName, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment,
     compress_frame,
@@ -273,16 +274,10 @@ pub(crate) fn publish(
             hub.mended(&pack.id)?;
         }
     }
-    let path = hub.manifest_path(id);
-    if !path.exists() {
-        write_durably(&path, manifest_bytes)?;
-    }
     let layout = Layout {
         packs: assembled.packs.clone(),
     };
-    let layout = layout.encode();
-    write_durably(&path.with_extension("layout"), &layout)?;
-    let files_bytes = [manifest_bytes.len(), layout.len()].map(|bytes| on_disk(bytes as u64));
+    let files_bytes = hub.put_files(id, manifest_bytes, &layout.encode())?;
     let quota = quota::of(hub, wish.owner)?;
     let published = hub.catalogue.publish(&Publication {
         id: *id,
@@ -292,7 +287,7 @@ pub(crate) fn publish(
         created_unix_s: manifest.created_unix_s,
         raw_bytes: assembled.raw_bytes,
         packs: &assembled.packs,
-        files_bytes: files_bytes.iter().sum(),
+        files_bytes,
         name: wish.name,
         upload: wish.upload,
         quota,
@@ -325,18 +320,18 @@ fn move_in(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Makes an image visible to everybody, or to its owner alone.
-pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) -> ApiResult<()> {
-    let scope = hub.scope_of(&hub.catalogue.packs(id, owner)?)?;
-    let bytes = std::fs::read(hub.manifest_path(id))?;
+pub(crate) fn set_visibility(hub: &Hub, image: &OwnImage, public: bool) -> ApiResult<()> {
+    let scope = hub.scope_of(&hub.catalogue.packs(image)?)?;
+    let bytes = std::fs::read(hub.manifest_of(image))?;
     let work = tempfile::TempDir::new_in(hub.staging(""))?;
     publish(
         hub,
-        id,
+        image.id(),
         &bytes,
         &scope,
         work.path(),
         &Wish {
-            owner,
+            owner: image.owner(),
             public,
             readers: &[],
             name: None,
@@ -349,7 +344,8 @@ pub(crate) fn set_visibility(hub: &Hub, id: &Hash, owner: &str, public: bool) ->
 
 /// Removes an owner's holding with its traces and models, and the files that nobody else needs. Returns whether it
 /// existed.
-pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
+pub(crate) fn remove(hub: &Hub, image: &OwnImage) -> ApiResult<bool> {
+    let (id, owner) = (image.id(), &**image.owner());
     let removed = hub.catalogue.remove(id, owner)?;
     hub.shelf.forget_scope(id, owner);
     hub.forget_uploads();
@@ -363,15 +359,7 @@ pub(crate) fn remove(hub: &Hub, id: &Hash, owner: &str) -> ApiResult<bool> {
             if let Some(pool) = &hub.pool {
                 pool.forget(id);
             }
-            let path = hub.manifest_path(id);
-            for path in [path.with_extension("layout"), path] {
-                match std::fs::remove_file(&path) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(error.into());
-                    }
-                    _ => {}
-                }
-            }
+            hub.remove_files(id)?;
         }
     }
     hub.sweep()?;

@@ -3,7 +3,7 @@
 //! The image says it itself, in the label that `floe dock --restricted` writes; its owner publishes it with that. Users are those of this
 //! hub, by name. Whoever makes an image public, or private again, drops the list.
 
-use super::catalogue::{Catalogue, Holding, Publication, Rows, hash};
+use super::catalogue::{Catalogue, Publication, Rows, hash};
 use floe_api::{SUBSTRATE_LABEL, VISIBLE_LABEL, Visibility, visibility_of_label};
 use floe_image::{Hash, MachineConfig};
 use rusqlite::{Connection, params};
@@ -56,11 +56,6 @@ pub(super) fn set(db: &Connection, new: &Publication<'_>) -> Rows<()> {
 }
 
 impl Catalogue {
-    /// Returns somebody's holding of an image, if anybody has one.
-    pub fn any_holding(&self, id: &Hash) -> Option<Holding> {
-        self.holdings.read().get(id)?.first().cloned()
-    }
-
     /// Returns the users who may read an owner's image beside the owner.
     pub fn readers_of(&self, id: &Hash, owner: &str) -> Vec<Arc<str>> {
         let held = self.holdings.read();

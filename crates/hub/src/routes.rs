@@ -2,10 +2,12 @@
 
 use super::access::Viewer;
 use super::access::admit;
+use super::catalogue::ImageRow;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking, blocking_long};
 use super::swarm::routes as swarm;
-use super::wire::{Args, Path, json, parse_id, parse_name};
+use super::visible::OwnImage;
+use super::wire::{Args, json, parse_id, parse_name};
 use super::{batch, files, login, pool, publish, thumbnail, traces, uploads};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
@@ -70,7 +72,7 @@ async fn resolve(
         query.name.chars().take(300).collect::<String>()
     ));
     if let Ok(id) = query.name.parse::<Hash>() {
-        hub.catalogue.readable(&id, viewer.name()).ok_or(absent)?;
+        hub.catalogue.visible(&id, viewer.name()).ok_or(absent)?;
         return Ok(Json(Resolved { id: id.to_string() }));
     }
     let name = parse_name(&query.name)?;
@@ -89,7 +91,13 @@ async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<I
     let user = viewer.name().map(str::to_owned);
     let rows = blocking(&hub, viewer.party(), move |hub| {
         let rows = hub.catalogue.images(user.as_deref())?;
-        let with_picture = |row| (thumbnail::there(hub, &row), row);
+        let with_picture = |row: ImageRow| {
+            let image = hub.catalogue.visible(&row.id, user.as_deref());
+            (
+                image.is_some_and(|image| thumbnail::there(hub, &image)),
+                row,
+            )
+        };
         Ok(rows.into_iter().map(with_picture).collect::<Vec<_>>())
     })
     .await?;
@@ -114,34 +122,16 @@ async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<I
     Ok(Json(ImageList { images }))
 }
 
-/// Returns the name of the client, who must own the image, or the refusal. A foreign image is refused like a missing one,
-/// unless the client may read it.
-fn own_image(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<String> {
-    let user = viewer.user()?;
-    match hub.catalogue.readable(id, Some(user)) {
-        Some(holding) if *holding.owner == *user => Ok(user.to_owned()),
-        Some(holding) => Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "not-yours",
-            format!("image {id} belongs to {}", holding.owner),
-            "push it yourself to have one of your own",
-        )),
-        None => Err(ApiError::no_image(id)),
-    }
-}
-
 /// Removes an image that the client owns, and its tags.
 #[utoipa::path(delete, path = "/v1/images/{id}", tag = "catalogue", params(("id" = String, Path)),
     responses((status = 204), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody)))]
 async fn remove(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: OwnImage,
 ) -> ApiResult<StatusCode> {
-    let id = parse_id(&id)?;
-    let owner = own_image(&hub, &id, &viewer)?;
     blocking_long(&hub, viewer.party(), move |hub| {
-        publish::remove(hub, &id, &owner)
+        publish::remove(hub, &image)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -155,15 +145,13 @@ async fn remove(
 async fn visibility(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: OwnImage,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<StatusCode> {
-    let id = parse_id(&id)?;
-    let owner = own_image(&hub, &id, &viewer)?;
     let wish: Visibility = json(&hub, &viewer, body, &headers).await?;
     blocking_long(&hub, viewer.party(), move |hub| {
-        publish::set_visibility(hub, &id, &owner, wish.public)
+        publish::set_visibility(hub, &image, wish.public)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -182,9 +170,9 @@ async fn tag(
     viewer.user()?;
     let wish: TagRequest = json(&hub, &viewer, body, &headers).await?;
     let (name, id) = (parse_name(&wish.name)?, parse_id(&wish.id)?);
-    let owner = own_image(&hub, &id, &viewer)?;
+    let image = OwnImage::check(&hub, &id, &viewer)?;
     blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.tag(&owner, &name, &id)?)
+        Ok(hub.catalogue.tag(&image, &name)?)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)

@@ -7,6 +7,7 @@
 //! Memory for each indexed item: 36 bytes in the pack's index (shared between scopes) and 16 in the scope.
 
 use super::HubError;
+use super::visible::VisibleImage;
 use floe_image::{
     FormatError, FrameInfo, Hash, Kind, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex,
     PackRef, check_pack_header, decompress_frame,
@@ -300,18 +301,20 @@ impl Shelf {
         self.damaged.write().remove(pack);
     }
 
-    /// Returns the scope of a holding, if it is in memory.
-    pub fn scope(&self, id: &Hash, owner: &Arc<str>) -> Option<Arc<Scope>> {
+    /// Returns the scope of an image, if it is in memory.
+    pub fn scope(&self, image: &VisibleImage) -> Option<Arc<Scope>> {
         let mut scopes = self.scopes.lock();
         scopes.tick += 1;
         let tick = scopes.tick;
-        let (scope, used) = scopes.by_holding.get_mut(&(*id, owner.clone()))?;
+        let key = (*image.id(), image.owner().clone());
+        let (scope, used) = scopes.by_holding.get_mut(&key)?;
         *used = tick;
         Some(scope.clone())
     }
 
-    /// Keeps the scope of a holding; drops those that were not read for the longest time.
-    pub fn keep_scope(&self, id: &Hash, owner: &Arc<str>, scope: Arc<Scope>) {
+    /// Keeps the scope of an image; drops those that were not read for the longest time.
+    pub fn keep_scope(&self, image: &VisibleImage, scope: Arc<Scope>) {
+        let key = (*image.id(), image.owner().clone());
         let mut scopes = self.scopes.lock();
         scopes.tick += 1;
         let tick = scopes.tick;
@@ -326,11 +329,9 @@ impl Shelf {
             };
             forget(&mut scopes, &oldest);
         }
-        forget(&mut scopes, &(*id, owner.clone()));
+        forget(&mut scopes, &key);
         scopes.items += scope.len();
-        scopes
-            .by_holding
-            .insert((*id, owner.clone()), (scope, tick));
+        scopes.by_holding.insert(key, (scope, tick));
     }
 
     /// Drops the scope of a holding that has changed.

@@ -1,12 +1,13 @@
 //! The state that all requests share, and the housekeeping.
 
 use super::access::Tokens;
-use super::catalogue::{Catalogue, Holding, now_unix_s};
+use super::catalogue::{Catalogue, now_unix_s};
 use super::error::{ApiError, ApiResult, HubError};
 use super::pool::Pool;
 use super::quota::{Asked, on_disk};
 use super::shelf::{Scope, Shelf};
 use super::swarm::Swarms;
+use super::visible::VisibleImage;
 use super::{HubOptions, Limits};
 use floe_front::turns::Room;
 use floe_front::{Gate, Memory, Party};
@@ -143,9 +144,35 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Returns the path of a manifest.
-    pub fn manifest_path(&self, id: &Hash) -> PathBuf {
+    fn manifest_path(&self, id: &Hash) -> PathBuf {
         self.dir.join("repo/images").join(id.to_string())
+    }
+
+    /// Returns the path of an image's manifest.
+    pub fn manifest_of(&self, image: &VisibleImage) -> PathBuf {
+        self.manifest_path(image.id())
+    }
+
+    /// Writes an image's manifest, unless it is there, and its layout. Returns what they take on the disk.
+    pub fn put_files(&self, id: &Hash, manifest: &[u8], layout: &[u8]) -> std::io::Result<u64> {
+        let path = self.manifest_path(id);
+        if !path.exists() {
+            write_durably(&path, manifest)?;
+        }
+        write_durably(&path.with_extension("layout"), layout)?;
+        Ok(on_disk(manifest.len() as u64) + on_disk(layout.len() as u64))
+    }
+
+    /// Removes an image's manifest and its layout.
+    pub fn remove_files(&self, id: &Hash) -> std::io::Result<()> {
+        let path = self.manifest_path(id);
+        for path in [path.with_extension("layout"), path] {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Returns the folder of an upload. Keys are made by the catalogue; no text of a client becomes a path.
@@ -209,14 +236,14 @@ impl Hub {
         }
     }
 
-    /// Returns the scope of a holding; loads it if it is not in memory. Blocks.
-    pub fn load_scope(&self, id: &Hash, holding: &Holding) -> ApiResult<Arc<Scope>> {
+    /// Returns the scope of an image; loads it if it is not in memory. Blocks.
+    pub fn load_scope(&self, image: &VisibleImage) -> ApiResult<Arc<Scope>> {
         let _one = self.shelf.loading.lock();
-        if let Some(scope) = self.shelf.scope(id, &holding.owner) {
+        if let Some(scope) = self.shelf.scope(image) {
             return Ok(scope);
         }
-        let scope = Arc::new(self.scope_of(&self.catalogue.packs(id, &holding.owner)?)?);
-        self.shelf.keep_scope(id, &holding.owner, scope.clone());
+        let scope = Arc::new(self.scope_of(&self.catalogue.packs(image)?)?);
+        self.shelf.keep_scope(image, scope.clone());
         Ok(scope)
     }
 

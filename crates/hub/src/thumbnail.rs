@@ -1,11 +1,10 @@
 //! Thumbnails of the catalogue's images, read from their packs.
 
 use super::access::Viewer;
-use super::catalogue::ImageRow;
 use super::error::{ApiError, ApiResult};
 use super::shelf::Scope;
 use super::state::{Hub, blocking};
-use super::wire::{Path, parse_id, readable};
+use super::visible::VisibleImage;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -23,12 +22,12 @@ const REMEMBERED_MAX: usize = 64 * 1024;
 #[derive(Default)]
 pub(crate) struct Known(Mutex<HashMap<Hash, bool>>);
 
-/// Returns whether an image of the catalogue has a thumbnail. Blocks.
-pub(crate) fn there(hub: &Hub, row: &ImageRow) -> bool {
-    if let Some(known) = hub.thumbnails.0.lock().get(&row.id) {
+/// Returns whether an image has a thumbnail. Blocks.
+pub(crate) fn there(hub: &Hub, image: &VisibleImage) -> bool {
+    if let Some(known) = hub.thumbnails.0.lock().get(image.id()) {
         return *known;
     }
-    let manifest = std::fs::read(hub.manifest_path(&row.id));
+    let manifest = std::fs::read(hub.manifest_of(image));
     let found = manifest
         .ok()
         .and_then(|bytes| Manifest::decode(&bytes).ok())
@@ -37,7 +36,7 @@ pub(crate) fn there(hub: &Hub, row: &ImageRow) -> bool {
     if known.len() >= REMEMBERED_MAX {
         known.clear();
     }
-    known.insert(row.id, found);
+    known.insert(*image.id(), found);
     found
 }
 
@@ -49,22 +48,21 @@ pub(crate) fn there(hub: &Hub, row: &ImageRow) -> bool {
 pub(crate) async fn thumbnail(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let holding = readable(&hub, &id, &viewer)?;
-    let keep = if holding.public {
+    let id = *image.id();
+    let keep = if image.public() {
         Keep::Public
     } else {
         Keep::Private
     };
     let png = blocking(&hub, viewer.party(), move |hub| {
-        let scope = match hub.shelf.scope(&id, &holding.owner) {
+        let scope = match hub.shelf.scope(&image) {
             Some(scope) => scope,
-            None => hub.load_scope(&id, &holding)?,
+            None => hub.load_scope(&image)?,
         };
-        Ok(read(hub, &scope, &id))
+        Ok(read(hub, &scope, &image))
     });
     let png = png.await?.filter(|png| is_png(png));
     let png = png.ok_or_else(|| ApiError::no_image(format_args!("{id} with a thumbnail")))?;
@@ -72,8 +70,8 @@ pub(crate) async fn thumbnail(
 }
 
 /// Returns the region's bytes; `None` if there is no such region, or a pack is damaged.
-fn read(hub: &Hub, scope: &Scope, id: &Hash) -> Option<Vec<u8>> {
-    let manifest = Manifest::decode(&std::fs::read(hub.manifest_path(id)).ok()?).ok()?;
+fn read(hub: &Hub, scope: &Scope, image: &VisibleImage) -> Option<Vec<u8>> {
+    let manifest = Manifest::decode(&std::fs::read(hub.manifest_of(image)).ok()?).ok()?;
     let region = manifest.region(THUMB_REGION)?;
     if region.size > THUMB_BYTES_MAX {
         return None;

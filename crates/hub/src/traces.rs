@@ -5,11 +5,12 @@
 //! if Bob holds the same image. Models are for everybody who may read the image.
 
 use super::access::Viewer;
-use super::catalogue::{Holding, now_unix_ms};
+use super::catalogue::now_unix_ms;
 use super::error::{ApiError, ApiResult};
 use super::quota;
 use super::state::{Hub, behind, blocking};
-use super::wire::{Args, Path, collect_body, parse_id, readable};
+use super::visible::{OwnImage, VisibleImage};
+use super::wire::{Args, Path, collect_body, parse_id};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -38,20 +39,16 @@ pub(crate) struct ModelQuery {
     method: Option<String>,
 }
 
-/// Returns the client's own holding; an error if somebody else holds the image, even publicly.
-fn own(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
-    let holding = readable(hub, id, viewer)?;
-    if viewer.name() == Some(&*holding.owner) {
-        Ok(holding)
-    } else {
-        Err(ApiError::no_image(id))
-    }
+/// Returns the image if it is the client's own; an error if somebody else holds it, even publicly.
+fn own(image: VisibleImage, viewer: &Viewer) -> ApiResult<OwnImage> {
+    let own = image.own(viewer);
+    own.map_err(|foreign| ApiError::no_image(foreign.id()))
 }
 
-fn shape(hub: &Hub, id: &Hash) -> ApiResult<Shape> {
-    let bytes = std::fs::read(hub.manifest_path(id))?;
+fn shape(hub: &Hub, image: &VisibleImage) -> ApiResult<Shape> {
+    let bytes = std::fs::read(hub.manifest_of(image))?;
     let manifest = Manifest::decode(&bytes).map_err(|e| ApiError::invalid(e.to_string()))?;
-    Ok(Shape::of(*id, &manifest))
+    Ok(Shape::of(*image.id(), &manifest))
 }
 
 /// Stores a machine's trace of an image that the sender may read.
@@ -64,12 +61,10 @@ fn shape(hub: &Hub, id: &Hash) -> ApiResult<Shape> {
 pub(crate) async fn send(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Json<TraceTaken>> {
-    let id = parse_id(&id)?;
-    let holding = readable(&hub, &id, &viewer)?;
     if viewer.name().is_none() && !hub.anonymous_traces {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,
@@ -91,21 +86,21 @@ pub(crate) async fn send(
                 "send a trace that floe wrote for a machine of this image",
             )
         };
-        floe_traces::check(&body, &shape(hub, &id)?).map_err(refused)?;
+        floe_traces::check(&body, &shape(hub, &image)?).map_err(refused)?;
         hub.check_room(body.len() as u64)?;
         // the owner may have removed the image meanwhile; once this lock is held, a removal waits
         let _tracing = hub.tracing.lock();
-        if !hub.catalogue.holds(&id, &holding.owner) {
+        let (id, owner) = (image.id(), image.owner());
+        if !hub.catalogue.holds(id, owner) {
             return Err(ApiError::no_image(id));
         }
-        let owner = &holding.owner;
         quota::check_traces(hub, uploader.as_deref())?;
         let added = hub
             .traces
-            .add(&id, owner, uploader.as_deref(), &body, now_unix_ms())?;
+            .add(id, owner, uploader.as_deref(), &body, now_unix_ms())?;
         if !added.known {
             metrics::counter!(telemetry::HUB_TRACES).increment(1);
-            hub.trainer.schedule(&id, owner);
+            hub.trainer.schedule(id, owner);
         }
         Ok(added)
     })
@@ -124,15 +119,14 @@ pub(crate) async fn send(
 pub(crate) async fn all(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
 ) -> ApiResult<Json<TraceList>> {
-    let id = parse_id(&id)?;
-    let holding = own(&hub, &id, &viewer)?;
+    let image = own(image, &viewer)?;
     let list = blocking(&hub, viewer.party(), move |hub| {
         Ok(TraceList::of(
             &hub.traces,
-            &shape(hub, &id)?,
-            &holding.owner,
+            &shape(hub, &image)?,
+            image.owner(),
         )?)
     });
     Ok(Json(list.await?))
@@ -155,13 +149,13 @@ fn no_trace(id: &Hash) -> ApiError {
 pub(crate) async fn one(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path((id, hash)): Path<(String, String)>,
+    image: VisibleImage,
+    Path((_id, hash)): Path<(String, String)>,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let holding = own(&hub, &id, &viewer)?;
+    let image = own(image, &viewer)?;
     let hash = parse_id(&hash)?;
     let bytes = blocking(&hub, viewer.party(), move |hub| {
-        let found = hub.traces.read(&id, &holding.owner, &hash)?;
+        let found = hub.traces.read(image.id(), image.owner(), &hash)?;
         found.ok_or_else(|| no_trace(&hash))
     });
     Ok(([(header::CONTENT_TYPE, BYTES)], bytes.await?).into_response())
@@ -174,16 +168,16 @@ pub(crate) async fn one(
 pub(crate) async fn remove(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path((id, hash)): Path<(String, String)>,
+    image: VisibleImage,
+    Path((_id, hash)): Path<(String, String)>,
 ) -> ApiResult<StatusCode> {
-    let id = parse_id(&id)?;
-    let holding = own(&hub, &id, &viewer)?;
+    let image = own(image, &viewer)?;
     let hash = parse_id(&hash)?;
     blocking(&hub, viewer.party(), move |hub| {
-        if !hub.traces.remove_trace(&id, &holding.owner, &hash)? {
+        if !hub.traces.remove_trace(image.id(), image.owner(), &hash)? {
             return Err(no_trace(&hash));
         }
-        hub.trainer.schedule(&id, &holding.owner);
+        hub.trainer.schedule(image.id(), image.owner());
         Ok(StatusCode::NO_CONTENT)
     })
     .await
@@ -199,12 +193,10 @@ pub(crate) async fn remove(
 pub(crate) async fn model(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path(id): Path<String>,
+    image: VisibleImage,
     Args(query): Args<ModelQuery>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let holding = readable(&hub, &id, &viewer)?;
     let method = match query.method {
         None => Method::Floe,
         Some(name) => {
@@ -224,11 +216,11 @@ pub(crate) async fn model(
     };
     let bytes = behind(gate, &hub, viewer.party(), move |hub| {
         let name = method.name();
-        let owner = &*holding.owner;
-        let mut model = hub.traces.model(&id, owner, name)?;
-        if model.is_none() && method != Method::Floe && !hub.traces.traces(&id, owner)?.is_empty() {
-            hub.trainer.train_now(&id, owner, method, TRAINING_WAIT);
-            model = hub.traces.model(&id, owner, name)?;
+        let (id, owner) = (image.id(), &**image.owner());
+        let mut model = hub.traces.model(id, owner, name)?;
+        if model.is_none() && method != Method::Floe && !hub.traces.traces(id, owner)?.is_empty() {
+            hub.trainer.train_now(id, owner, method, TRAINING_WAIT);
+            model = hub.traces.model(id, owner, name)?;
         }
         let absent = || {
             ApiError::new(

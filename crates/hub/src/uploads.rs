@@ -337,11 +337,11 @@ pub(crate) async fn commit(
         let scope = Scope::new(packs.collect::<Result<_, _>>()?);
         let own = hub
             .catalogue
-            .readable(&upload.image, Some(&upload.owner))
-            .filter(|h| *h.owner == *upload.owner);
+            .visible(&upload.image, Some(&upload.owner))
+            .filter(|image| **image.owner() == *upload.owner);
         let public = request
             .public
-            .unwrap_or_else(|| own.is_some_and(|holding| holding.public));
+            .unwrap_or_else(|| own.is_some_and(|image| image.public()));
         let readers = match public {
             true => Vec::new(),
             false => Manifest::decode_verified(&manifest, &upload.image)

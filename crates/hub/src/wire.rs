@@ -1,7 +1,6 @@
 //! Parses requests: ids, names and bodies, all of bounded size.
 
 use super::access::Viewer;
-use super::catalogue::Holding;
 use super::error::{ApiError, ApiResult};
 use super::state::Hub;
 use axum::body::Body;
@@ -45,12 +44,6 @@ const SEE: &str = "see /v1/openapi.json";
 
 /// Bytes that are allocated before a body arrives, whatever its length claims to be.
 const BODY_FIRST_BYTES_MAX: u64 = 64 << 10;
-
-/// Returns the holding of an image that the client may read.
-pub(crate) fn readable(hub: &Hub, id: &Hash, viewer: &Viewer) -> ApiResult<Holding> {
-    let found = hub.catalogue.readable(id, viewer.name());
-    found.ok_or_else(|| ApiError::no_image(id))
-}
 
 /// Parses an image or pack id in a path. Anything else is answered like an unknown id.
 pub(crate) fn parse_id(text: &str) -> ApiResult<Hash> {

@@ -2,11 +2,11 @@
 
 use super::super::access::Viewer;
 use super::super::batch::count_bytes;
-use super::super::catalogue::Holding;
 use super::super::error::{ApiError, ApiResult};
 use super::super::files::missing_pack;
 use super::super::state::{Hub, blocking};
-use super::super::wire::{Args, Path, counted, json, parse_id, readable};
+use super::super::visible::VisibleImage;
+use super::super::wire::{Args, Path, counted, json, parse_id};
 use super::addresses;
 use super::members::{Content, Key, Refused};
 use super::trees;
@@ -87,15 +87,9 @@ struct Packs {
 }
 
 /// Returns the packs of a copy of an image as its swarm knows them.
-async fn packs_of(
-    hub: &Arc<Hub>,
-    viewer: &Viewer,
-    id: Hash,
-    holding: &Holding,
-) -> ApiResult<Packs> {
-    let owner = holding.owner.clone();
+async fn packs_of(hub: &Arc<Hub>, viewer: &Viewer, image: VisibleImage) -> ApiResult<Packs> {
     let mut packs: Vec<PackRef> = blocking(hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.packs(&id, &owner)?)
+        Ok(hub.catalogue.packs(&image)?)
     })
     .await?;
     let mut known = HashSet::new();
@@ -125,15 +119,18 @@ async fn packs_of(
     })
 }
 
-/// Whether a member reads the same copy of an image as those who read `holding`: all public copies are one.
-fn reads_same(hub: &Hub, id: &Hash, holding: &Holding, party: &Party) -> bool {
+fn same_copy(one: &VisibleImage, other: &VisibleImage) -> bool {
+    (one.public(), one.owner()) == (other.public(), other.owner())
+}
+
+/// Whether a member reads the same copy of an image: all public copies are one.
+fn reads_same(hub: &Hub, image: &VisibleImage, party: &Party) -> bool {
     let name = match party {
         Party::User(name) => Some(&**name),
         Party::Address(_) => None,
     };
-    hub.catalogue.readable(id, name).is_some_and(|own| {
-        own.public == holding.public && (own.public || own.owner == holding.owner)
-    })
+    let own = hub.catalogue.visible(image.id(), name);
+    own.is_some_and(|own| same_copy(&own, image) || own.public() && image.public())
 }
 
 /// Takes part in the swarm of an image, or goes on doing so, and learns who else does.
@@ -152,12 +149,11 @@ pub(crate) async fn join(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
     Origin { from, reached }: Origin,
-    Path(id): Path<String>,
+    image: VisibleImage,
     headers: HeaderMap,
     body: Body,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    readable(&hub, &id, &viewer)?;
+    let id = *image.id();
     let wish: SwarmJoin = json(&hub, &viewer, body, &headers).await?;
     let key: Key = bytes_of(&wish.key, "key")?;
     let knows = wish.content.as_deref();
@@ -170,22 +166,22 @@ pub(crate) async fn join(
         )
     })?;
     // who may read what may change while the hub reads packs: what is known at the end counts
-    let holding = readable(&hub, &id, &viewer)?;
-    let Packs { content, packs } = packs_of(&hub, &viewer, id, &holding).await?;
+    let image = VisibleImage::check(&hub, &id, &viewer)?;
+    let Packs { content, packs } = packs_of(&hub, &viewer, image.clone()).await?;
     let now = hub.swarms.now();
     let list = {
         let mut members = hub.swarms.members.lock();
-        let still = readable(&hub, &id, &viewer)?;
-        if (still.public, &still.owner) != (holding.public, &holding.owner) {
+        let still = VisibleImage::check(&hub, &id, &viewer)?;
+        if !same_copy(&still, &image) {
             return Err(ApiError::busy("this image was published anew meanwhile"));
         }
         let who = (key, viewer.party());
         let joined = members.join(now, id, content, who, addresses);
         joined.map_err(refused)?;
-        let same = |party: &Party| reads_same(&hub, &id, &holding, party);
+        let same = |party: &Party| reads_same(&hub, &image, party);
         (still, members.list(now, id, content, same))
     };
-    let (holding, list) = list;
+    let (image, list) = list;
     let members = list
         .members
         .into_iter()
@@ -198,7 +194,11 @@ pub(crate) async fn join(
         });
     let membership = SwarmMembership {
         content: Hash::from(content).to_string(),
-        token: hub.swarms.secret.token(&id, &content, &holding).to_string(),
+        token: hub
+            .swarms
+            .secret
+            .token(&id, &content, image.holding())
+            .to_string(),
         packs: match knows == Some(content) {
             true => Vec::new(),
             false => packs,
@@ -236,17 +236,16 @@ fn answer(
 pub(crate) async fn leave(
     State(hub): State<Arc<Hub>>,
     viewer: Viewer,
-    Path((id, key)): Path<(String, String)>,
+    image: VisibleImage,
+    Path((_id, key)): Path<(String, String)>,
 ) -> ApiResult<StatusCode> {
-    let id = parse_id(&id)?;
-    readable(&hub, &id, &viewer)?;
     let key = bytes_of(&key, "key")?;
     let now = hub.swarms.now();
     let left = hub
         .swarms
         .members
         .lock()
-        .leave(now, id, key, viewer.party());
+        .leave(now, *image.id(), key, viewer.party());
     left.map_err(refused)?;
     Ok(StatusCode::NO_CONTENT)
 }
