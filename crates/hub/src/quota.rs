@@ -379,4 +379,23 @@ mod tests {
             "who has not asked lately is forgotten"
         );
     }
+
+    #[test]
+    fn images_of_an_earlier_hub_are_measured_when_it_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = crate::HubOptions::new(dir.path(), ([127, 0, 0, 1], 0).into());
+        let hub = Hub::open(&options).unwrap();
+        hub.catalogue.ensure_user("ann").unwrap();
+        let id = Hash([1; 32]);
+        hub.put_files(&id, &[0; 5000], &[0; 100]).unwrap();
+        let image = params![id.as_bytes(), "ann"];
+        let enter = "INSERT INTO images VALUES (?1, ?2, 0, 0, 0, 0, 0)";
+        hub.catalogue.change(|db| db.execute(enter, image)).unwrap();
+        assert_eq!(hub.catalogue.used("ann").unwrap().bytes, 0);
+        drop(hub);
+        let hub = Hub::open(&options).unwrap();
+        let used = hub.catalogue.used("ann").unwrap();
+        assert_eq!((used.bytes, used.images), (3 * BLOCK_BYTES, 1));
+        assert_eq!(hub.catalogue.unmeasured().unwrap(), []);
+    }
 }

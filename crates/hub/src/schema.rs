@@ -107,4 +107,26 @@ mod tests {
             .unwrap();
         assert_eq!(bring_up(&mut later).unwrap(), VERSION + 1);
     }
+
+    #[test]
+    fn public_names_of_an_earlier_hub_keep_the_order_that_they_had() {
+        let mut db = Connection::open_in_memory().unwrap();
+        for schema in &SCHEMAS[..3] {
+            db.execute_batch(schema).unwrap();
+        }
+        db.pragma_update(None, "user_version", 3).unwrap();
+        db.execute_batch(
+            "INSERT INTO users VALUES ('ann', 0), ('bob', 0), ('eve', 0);
+             INSERT INTO images VALUES (x'01', 'ann', 1, 0, 0, 0, 0), (x'02', 'bob', 1, 0, 0, 0, 0), (x'03', 'eve', 0, 0, 0, 0, 0);
+             INSERT INTO tags VALUES ('ann', 'web', 'latest', x'01', 9), ('bob', 'web', 'latest', x'02', 8),
+                 ('bob', 'cat', 'latest', x'02', 9), ('eve', 'web', 'latest', x'03', 7);",
+        )
+        .unwrap();
+        bring_up(&mut db).unwrap();
+        let mut rows = db
+            .prepare("SELECT owner || '/' || name FROM published ORDER BY seq")
+            .unwrap();
+        let names: Rows<Vec<String>> = rows.query_map([], |row| row.get(0)).unwrap().collect();
+        assert_eq!(names.unwrap(), ["bob/web", "ann/web", "bob/cat"]);
+    }
 }
