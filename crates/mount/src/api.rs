@@ -119,14 +119,8 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
     let clones: Vec<Device> = clones
         .collect::<Result<_, _>>()
         .map_err(MountError::io("clone the descriptor of", mountpoint))?;
-    let devices: Vec<Device> = std::iter::once(device).chain(clones).collect();
-    if let Some(keeper) = &options.keeper {
-        for (i, device) in devices.iter().enumerate() {
-            keeper.hold(&format!("{}{i}", held_prefix(mountpoint)), device)?;
-        }
-    }
     Ok(Connection {
-        devices,
+        devices: std::iter::once(device).chain(clones).collect(),
         table: None,
         max_write,
     })
@@ -214,6 +208,12 @@ impl Mount {
             connection.table,
             connection.max_write as u32,
         )?;
+        // after the table: a node that is killed in between leaves no mount of which nobody knows whose files are whose
+        if let Some(keeper) = keeper.filter(|_| !took_over) {
+            for (i, device) in connection.devices.iter().enumerate() {
+                keeper.hold(&format!("{}{i}", held_prefix(mountpoint)), device)?;
+            }
+        }
         let planner = Planner::new(options.planner);
         let core = Core::new(
             connection.devices,

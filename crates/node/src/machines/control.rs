@@ -306,7 +306,12 @@ impl Machines {
     /// Removes a machine whose record can't be read, with everything in its directory.
     fn remove_left_alone(&self, left: &LeftAlone, force: bool) -> Result<(), NodeError> {
         let (name, vm_dir) = (&left.name, left.dir.join(VM_DIR));
-        if !force && Machine::process_in(&vm_dir)?.is_some() {
+        // a file in place of its directory has no QEMU
+        let runs = || match Machine::process_in(&vm_dir) {
+            Err(_) if left.dir.is_file() => Ok(false),
+            found => found.map(|qemu| qemu.is_some()),
+        };
+        if !force && runs()? {
             return Err(busy(
                 format!("the QEMU of machine {name} runs, although its record can't be read"),
                 format!("floe rm --force {name} ends it and removes the machine with its disks"),
