@@ -8,10 +8,6 @@
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
 //! the image becomes visible; no text of a request becomes part of a path.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "some still take an error for an absence"
-)]
 
 mod access;
 mod batch;

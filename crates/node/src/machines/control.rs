@@ -308,7 +308,7 @@ impl Machines {
         let (name, vm_dir) = (&left.name, left.dir.join(VM_DIR));
         // a file in place of its directory has no QEMU
         let runs = || match Machine::process_in(&vm_dir) {
-            Err(_) if left.dir.is_file() => Ok(false),
+            Err(_) if std::fs::metadata(&left.dir).is_ok_and(|meta| meta.is_file()) => Ok(false),
             found => found.map(|qemu| qemu.is_some()),
         };
         if !force && runs()? {

@@ -231,7 +231,7 @@ impl Networks {
     fn apply(&self, network: &Network) -> Result<(), NodeError> {
         let namespace = self.namespace(&network.id);
         match &network.overlay {
-            _ if !namespace.exists() => namespace.make(network)?,
+            _ if !namespace.exists()? => namespace.make(network)?,
             Some(overlay) => namespace.join_hosts(network, overlay)?,
             None => {}
         }
@@ -399,7 +399,7 @@ impl Networks {
             let network = all
                 .get(&place.network)
                 .ok_or_else(|| unknown(&place.network))?;
-            if !namespace.exists() {
+            if !namespace.exists()? {
                 namespace.make(network)?;
                 self.open_tunnel(network)?;
             }

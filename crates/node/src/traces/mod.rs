@@ -361,15 +361,9 @@ impl Traces {
     pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, NodeError> {
         let path = request.path.as_deref().unwrap_or_default();
         let to = absolute(path)?;
-        if to.exists() && !request.force {
-            return Err(refused(
-                format!("{path} exists"),
-                "overwrite it with --force",
-            ));
-        }
+        let mut file = beside(&to, request.force)?;
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
-        let mut file = beside(&to)?;
         file.write_all(&bytes)
             .map_err(at_named(format!("cannot write {path}")))?;
         put_in_place(file, &to)?;
