@@ -159,7 +159,7 @@ test: deps web $(NEXTEST)/ready ## What must hold before a change lands: format,
 test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="hosts storms" runs some parts; goes on where it was cut
 	@scripts/test-tree all $(PART)
 
-flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what `make test` runs ten times beside a load on every core, and name what needed a second try
+flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what can be disturbed of `make test` ten times beside a load on every core, and name what needed a second try
 	@scripts/flaky
 
 kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure

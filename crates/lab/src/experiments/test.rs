@@ -35,7 +35,7 @@ enum Step {
     Warm,
     /// make test-all, with the same cache
     All,
-    /// make flaky: ten rounds of the core's tests beside a load
+    /// make flaky: ten rounds of the tests that can be disturbed, beside a load
     Flaky,
     /// .ci/run with an empty cache, of the tree before
     Before,
