@@ -119,3 +119,34 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     there.wait_console("two", "floe-guest ready");
     second.shutdown();
 }
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_view_whose_directory_was_swapped_is_what_a_node_that_ends_unmounts() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["own/view", "others/view"] {
+        std::fs::create_dir_all(at(name)).unwrap();
+    }
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("others", at("others/view"), "tmpfs", flags, c"").unwrap();
+    std::fs::write(at("others/view/file"), "content").unwrap();
+    let request = MountRequest {
+        image: "tiny".into(),
+        path: at("own/view").display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
+    // by its owner, who wants something else unmounted
+    std::fs::rename(at("own"), at("moved")).unwrap();
+    std::os::unix::fs::symlink(at("others"), at("own")).unwrap();
+    node.end(node::Signal::TERM);
+    let left = std::fs::read_to_string(at("others/view/file"));
+    let view = std::fs::read_dir(at("moved/view")).unwrap().count();
+    rustix::mount::unmount(at("others/view"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(left.unwrap(), "content");
+    assert_eq!(view, 0, "{}", node.log());
+}
