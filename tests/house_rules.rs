@@ -256,6 +256,8 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/peers/src/owner/seed.rs",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
+            "crates/node/src/inventory/afterwards.rs",
+            "crates/node/src/inventory/asleep.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
             "crates/node/src/inventory/lifecycle/news.rs",
             "crates/node/src/inventory/lifecycle/state.rs",

@@ -154,6 +154,12 @@ impl Machines {
                 record.name
             );
         }
+        if life.phase() == Phase::Parked {
+            let now = self.core.started.elapsed();
+            let asleep = entry.state().asleep.clone();
+            let told = asleep.told(now, &record.name, !record.forwards.is_empty());
+            detail = told.unwrap_or(detail);
+        }
         if let Some(wait) = record.afterwards.wait().filter(|_| vm.is_none()) {
             let s = wait.as_secs();
             detail = format!("{detail}; it is started again {s} s after that");
