@@ -482,11 +482,6 @@ impl Inventory {
         images
     }
 
-    /// Whether any machine has a QEMU.
-    pub fn any_running(&self) -> bool {
-        self.all().iter().any(|entry| entry.state().vm.is_some())
-    }
-
     /// Flushes the disks of all machines, and leaves the machines running.
     pub fn leave(&self) {
         for entry in self.all() {
