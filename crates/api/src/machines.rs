@@ -386,6 +386,10 @@ pub struct ConsoleInfo {
     pub log: String,
     /// Unix socket of the screen (VNC).
     pub vnc: Option<String>,
+    /// The process that listens at both, as the peer's credentials of a connection say; absent if it is not running. Both are in a
+    /// directory of the user that this process runs as: a client that finds another one there speaks with somebody else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// Where the guest shows itself; absent as long as it shows nothing, and if it is not running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub face: Option<Face>,

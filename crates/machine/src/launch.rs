@@ -195,7 +195,7 @@ fn connect(
     let made = Sockets::watch(run).map_err(|e| failed(format!("{}: {e}", run.display())))?;
     loop {
         let events = events.clone();
-        match Qmp::connect(&run.join(files::QMP), Some(process.id().pid), move |e| {
+        match Qmp::connect(&run.join(files::QMP), process.id().pid, move |e| {
             events.take(e)
         }) {
             Ok(qmp) => return Ok(qmp),

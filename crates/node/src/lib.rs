@@ -90,6 +90,7 @@ use floe_front::telemetry;
 use floe_machine::Accel;
 pub use images::{installed_agent, sources};
 pub use inventory::record;
+pub use machines::left::running_in;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
     BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,

@@ -209,7 +209,7 @@ impl NodeHandle {
         node.inventory.leave();
         node.swarms.close();
         node.traces.close();
-        let running = node.inventory.any_running();
+        let running = node.machines.any_running();
         let Some(mount) = node.images.take_mount() else {
             return;
         };

@@ -1,5 +1,6 @@
 //! The node's promises about machines, kept with real guests: FUSE, QEMU, and processes that are killed.
 
+use crate::support::command::ok;
 use crate::support::machines::capture_with_a_mark;
 use crate::support::node::{self, Setup, TestNode, finish};
 use floe_api::*;
@@ -118,4 +119,85 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     );
     there.wait_console("two", "floe-guest ready");
     second.shutdown();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_view_whose_directory_was_swapped_is_what_a_node_that_ends_unmounts() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["own/view", "others/view"] {
+        std::fs::create_dir_all(at(name)).unwrap();
+    }
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("others", at("others/view"), "tmpfs", flags, c"").unwrap();
+    std::fs::write(at("others/view/file"), "content").unwrap();
+    let request = MountRequest {
+        image: "tiny".into(),
+        path: at("own/view").display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
+    // by its owner, who wants something else unmounted
+    std::fs::rename(at("own"), at("moved")).unwrap();
+    std::os::unix::fs::symlink(at("others"), at("own")).unwrap();
+    node.end(node::Signal::TERM);
+    let left = std::fs::read_to_string(at("others/view/file"));
+    let view = std::fs::read_dir(at("moved/view")).unwrap().count();
+    rustix::mount::unmount(at("others/view"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(left.unwrap(), "content");
+    assert_eq!(view, 0, "{}", node.log());
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn floe_down_ends_the_machines_that_a_node_which_is_gone_has_left() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    node.run_named("tiny", "odd");
+    node.wait_console("odd", "floe-guest ready");
+    node.end(node::Signal::KILL);
+    // no node can know whose QEMU that is
+    let record = node.home().join("machines/odd/machine.json");
+    std::fs::write(&record, "{\"version\": 1, \"na").unwrap();
+    assert_eq!(qemus_of(node.home()).len(), 2);
+    let mount = format!(" {} ", node.home().join("mnt").display());
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(mounts().contains(&mount));
+
+    let said = ok(&node, &["down", "--machines"]);
+    assert!(said.contains("has ended"), "{said}");
+    assert_eq!(qemus_of(node.home()), Vec::<u32>::new());
+    assert!(!mounts().contains(&mount), "{}", mounts());
+    let said = ok(&node, &["down", "--machines"]);
+    assert!(said.contains("no machine runs"), "{said}");
+    // its disks are as it has left them
+    node.start_again();
+    let status = |name: &str| node.client().machine(name).unwrap().status;
+    assert_eq!(status("web"), MachineStatus::Stopped);
+    assert_eq!(status("odd"), MachineStatus::Failed);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_node_that_ends_leaves_the_mount_to_a_machine_whose_record_cannot_be_read() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    node.type_and_wait("web", "X=7; echo begun-$X", "begun-7");
+    let record = node.home().join("machines/web/machine.json");
+    let text = std::fs::read(&record).unwrap();
+    node.end(node::Signal::KILL);
+    std::fs::write(&record, "").unwrap();
+    node.start_again();
+    assert_eq!(
+        node.client().machine("web").unwrap().status,
+        MachineStatus::Failed
+    );
+    node.end(node::Signal::TERM);
+    std::fs::write(&record, text).unwrap();
+    node.start_again();
+    node.type_and_wait("web", "echo still-$X; ls / >/dev/null", "still-7");
 }

@@ -1,6 +1,6 @@
 //! The port on which a node answers the members of its cluster.
 
-use super::{record::Member, trust::Trust};
+use super::{roster::Member, trust::Trust};
 use axum::{
     Json, Router,
     extract::Request,

@@ -10,6 +10,7 @@ use crate::{
     machines::{
         Machines, VM_DIR,
         launch::{choose_ports, machine_forward},
+        left::running_in,
         room::Room,
         stopped::why_stopped,
     },
@@ -17,7 +18,7 @@ use crate::{
 use floe_api::*;
 use floe_machine::{End, Machine, Process, Status};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -153,6 +154,12 @@ impl Machines {
                 wait.eta_s,
                 record.name
             );
+        }
+        if life.phase() == Phase::Parked {
+            let now = self.core.started.elapsed();
+            let asleep = entry.state().asleep.clone();
+            let told = asleep.told(now, &record.name, !record.forwards.is_empty());
+            detail = told.unwrap_or(detail);
         }
         if let Some(wait) = record.afterwards.wait().filter(|_| vm.is_none()) {
             let s = wait.as_secs();
@@ -376,10 +383,32 @@ impl Machines {
         end_vm(&self.vm_dir(&entry.record()));
     }
 
-    /// Stops all machines at the same time.
+    /// Whether the mount is still needed once this node has ended: a QEMU runs, has not answered yet, or may run.
+    pub(crate) fn any_running(&self) -> bool {
+        match running_in(&self.core.home) {
+            Ok(running) => !running.is_empty(),
+            Err(error) => {
+                tracing::error!(%error, "nobody knows which QEMUs run; the mount stays for them");
+                true
+            }
+        }
+    }
+
+    /// Stops all machines at the same time, also those whose records can't be read.
     pub(crate) fn stop_all_machines(&self) {
+        let entries = self.inventory.all();
+        let known = entries.iter().map(|entry| self.vm_dir(&entry.record()));
+        let known: Vec<PathBuf> = known.collect();
+        let unknown = running_in(&self.core.home).unwrap_or_else(|error| {
+            tracing::error!(%error, "machines that are left alone are not stopped");
+            Vec::new()
+        });
+        let unknown = unknown.into_iter().map(|dir| dir.join(VM_DIR));
         floe_threads::scope(|scope| {
-            for entry in self.inventory.all() {
+            for dir in unknown.filter(|dir| !known.contains(dir)) {
+                scope.spawn("stop", move || stop_unknown(&dir));
+            }
+            for entry in entries {
                 scope.spawn("stop", move || {
                     let afterwards = entry.record().afterwards;
                     if matches!(entry.life().phase(), Phase::Stopped | Phase::Parked) {
@@ -542,6 +571,25 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         restarts: 0,
         independence: None,
         ensemble: None,
+    }
+}
+
+/// Stops the QEMU in a directory of which nobody knows whose machine that is.
+fn stop_unknown(dir: &Path) {
+    match Machine::adopt(dir) {
+        Ok(vm) => {
+            let limit = Duration::from_secs(STOP_TIMEOUT_S_DEFAULT);
+            if !powers_down(&vm, limit) {
+                tracing::warn!(dir = %dir.display(), "its guest did not power down, and is switched off");
+            }
+            if let Err(error) = vm.quit(QUIT_WAIT) {
+                tracing::warn!(dir = %dir.display(), %error, "QEMU did not end");
+            }
+        }
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "its guest can't be asked to power down");
+            end_vm(dir);
+        }
     }
 }
 
