@@ -153,10 +153,11 @@ async fn roster(Extension(By(trust)): Extension<By>) -> Json<Roster> {
 async fn learn(
     State(node): Floe,
     Extension(By(trust)): Extension<By>,
-    Extension(listener::Shown(shown)): Extension<listener::Shown>,
+    Extension(client): Extension<floe_front::Peer>,
     body: bytes::Bytes,
 ) -> Response {
-    if !shown.is_some_and(|certificate| trust.is_authority(&certificate)) {
+    let shown = client.certificate();
+    if !shown.is_some_and(|certificate| trust.is_authority(certificate)) {
         return listener::refusal("only the cluster's authority tells who is a member", "");
     }
     blocking(move || {
