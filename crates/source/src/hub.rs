@@ -43,6 +43,9 @@ pub struct Hub {
 #[derive(Deserialize)]
 struct Resolved {
     id: Hash,
+    /// Hubs of older versions don't say it.
+    #[serde(default)]
+    own: bool,
 }
 
 impl Hub {
@@ -93,6 +96,16 @@ impl Hub {
         Ok(json)
     }
 
+    fn resolved(&self, name: &str) -> Result<Resolved, SourceError> {
+        let what = format!("image {name}");
+        let path = format!("/v1/resolve?name={}", escape(name));
+        let (_, body) = self.http.fetch(
+            &Ask::get(&path, &what, JSON_BYTES_MAX),
+            &Request::demand(self.timeout),
+        )?;
+        serde_json::from_slice(&body).map_err(|e| self.invalid(&what, &e))
+    }
+
     fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
         SourceError::Invalid {
             at: self.describe(),
@@ -108,15 +121,7 @@ impl Source for Hub {
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        let what = format!("image {name}");
-        let path = format!("/v1/resolve?name={}", escape(name));
-        let (_, body) = self.http.fetch(
-            &Ask::get(&path, &what, JSON_BYTES_MAX),
-            &Request::demand(self.timeout),
-        )?;
-        serde_json::from_slice::<Resolved>(&body)
-            .map(|answer| answer.id)
-            .map_err(|e| self.invalid(&what, &e))
+        Ok(self.resolved(name)?.id)
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
@@ -135,6 +140,10 @@ impl Source for Hub {
         Layout::decode(&body)
             .map(Some)
             .map_err(|e| self.invalid(&what, &e))
+    }
+
+    fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
+        Ok(self.resolved(&id.to_string())?.own)
     }
 
     fn read(
