@@ -38,6 +38,8 @@ const RECORD_OVERHEAD: u64 = 1024;
 pub struct Hub {
     http: Http,
     timeout: Duration,
+    /// Whether it is asked as one of its users.
+    as_user: bool,
 }
 
 #[derive(Deserialize)]
@@ -54,6 +56,7 @@ impl Hub {
         Ok(Hub {
             http: Http::new(origin, None)?,
             timeout: options.timeout,
+            as_user: origin.token().is_some(),
         })
     }
 
@@ -67,6 +70,7 @@ impl Hub {
         Ok(Hub {
             http: Http::new(origin, Some(tls))?,
             timeout: options.timeout,
+            as_user: origin.token().is_some(),
         })
     }
 
@@ -142,8 +146,9 @@ impl Source for Hub {
             .map_err(|e| self.invalid(&what, &e))
     }
 
+    /// The hub says it, and is believed by those alone who have a user there: any server may say so to a stranger.
     fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
-        Ok(self.resolved(&id.to_string())?.own)
+        Ok(self.as_user && self.resolved(&id.to_string())?.own)
     }
 
     fn read(

@@ -55,6 +55,7 @@ mod tests {
     use super::super::sources::tests::{server, sources_in};
     use super::*;
     use crate::inventory::record::Origin;
+    use floe_api::credentials::HubAddress;
     use floe_image::{Hash, Manifest, Region};
     use std::sync::Arc;
 
@@ -78,10 +79,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let sources = sources_in(dir.path(), None);
         let repo = Repository::open(&dir.path().join("repo")).unwrap();
-        let found = |region: &str, place: &str| {
+        let found_as = |token: Option<&str>, region: &str, places: &[&str]| {
             let manifest = manifest(region);
+            let hubs = places.iter().filter_map(|place| HubAddress::of(place));
             let origin = Origin {
-                urls: vec![place.to_owned()],
+                urls: places.iter().map(|place| (*place).to_owned()).collect(),
+                tokens: hubs
+                    .filter_map(|hub| Some((hub, token?.to_owned())))
+                    .collect(),
                 ..Default::default()
             };
             Found {
@@ -92,6 +97,7 @@ mod tests {
                 loads: Arc::default(),
             }
         };
+        let found = |region: &str, place: &str| found_as(Some("floe_ann"), region, &[place]);
         let id = found("device", "floe+http://127.0.0.1:1").id;
         let hub = |says: &str| {
             let body = format!("{{\"id\":\"{id}\"{says}}}");
@@ -106,7 +112,11 @@ mod tests {
             hub(",\"own\":false"),
             hub(""),                          // of an older version
             "floe+http://127.0.0.1:1".into(), // nobody answers
-            "s3://bucket/images".into(),
+            // a web server, which knows no owners
+            server(
+                "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".into(),
+            )
+            .0,
         ];
         for place in &of_others {
             let refused = checked(&found("device", place), false)
@@ -126,8 +136,10 @@ mod tests {
             checked(&found("device", place), false).unwrap();
         }
         // one of several places that says so suffices: it is the same image
-        let mut both = found("device", &of_others[0]);
-        both.origin.urls.push(own[0].clone());
-        checked(&both, false).unwrap();
+        let both = [&*of_others[0], &*own[0]];
+        checked(&found_as(Some("floe_ann"), "device", &both), false).unwrap();
+        // a hub that the user is no user of may say what it likes
+        let stranger = found_as(None, "device", &[&own[0]]);
+        assert!(checked(&stranger, false).is_err());
     }
 }
