@@ -28,7 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("floe-planner", &["floe-image", "floe-sched"]),
     ("floe-swarm", &[]),
-    ("floe-peers", &["floe-swarm"]),
+    ("floe-peers", &["floe-swarm", "floe-front"]),
     (
         "floe-traces",
         &["floe-threads", "floe-image", "floe-store", "floe-planner"],

@@ -214,6 +214,7 @@ fn bounds(limits: &Limits) -> floe_front::Bounds {
     floe_front::Bounds {
         connections_max: limits.connections_max,
         connections_each_max: limits.connections_each_max,
+        strangers: None,
         handshake: limits.handshake_timeout,
         head: limits.head_timeout,
         idle: limits.idle_timeout,

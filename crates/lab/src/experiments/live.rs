@@ -389,6 +389,7 @@ impl Node {
             name: None,
             token: Some(hub.token.clone()),
             ca: None,
+            trust: false,
         };
         self.client.pull(&pull)?.finish(|_| {})?;
         Ok(start.elapsed())

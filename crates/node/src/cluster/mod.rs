@@ -194,7 +194,13 @@ impl Cluster {
         let (stop, stopped) = watch::channel(false);
         let trust = place.trust.clone();
         let router = routes::guarded(router, trust);
-        runtime.spawn(listener::run(listener, tls, router, stopped));
+        runtime.spawn(floe_front::run(
+            listener,
+            Some(tls),
+            router,
+            listener::BOUNDS,
+            stopped,
+        ));
         service.stop = Some(stop);
         service.trouble = String::new();
         Ok(())

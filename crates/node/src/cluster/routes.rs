@@ -154,10 +154,11 @@ async fn roster(Extension(By(trust)): Extension<By>) -> Json<Roster> {
 async fn learn(
     State(node): Floe,
     Extension(By(trust)): Extension<By>,
-    Extension(listener::Shown(shown)): Extension<listener::Shown>,
+    Extension(client): Extension<floe_front::Peer>,
     body: bytes::Bytes,
 ) -> Response {
-    let told = shown.is_some_and(|certificate| trust.is_authority(&certificate));
+    let shown = client.certificate();
+    let told = shown.is_some_and(|certificate| trust.is_authority(certificate));
     if !told && !node.cluster.is_authority() {
         return listener::refusal("only the cluster's authority tells who is a member", "");
     }

@@ -20,6 +20,7 @@ pub mod sources;
 mod starts;
 mod thumbnail;
 mod transfers;
+mod trust;
 mod unpack;
 mod uploads;
 

@@ -51,6 +51,13 @@ fn is_guarded(allow: &Allow) -> bool {
     link || METADATA_V4.contains(&allow.address) && allow.bits == 32
 }
 
+/// Returns the destinations that a family may reach from hosts that are not its parent's: what its user means by a link-local address
+/// or by the cloud's metadata service is that of the parent's host.
+pub(crate) fn allowed_elsewhere(allow: &[Allow]) -> Vec<Allow> {
+    let reached = allow.iter().filter(|allow| !is_guarded(allow));
+    reached.copied().collect()
+}
+
 /// A family's network on one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -149,6 +156,12 @@ impl Network {
     pub fn is_guest(&self) -> bool {
         let overlay = self.overlay.as_ref().map(|overlay| overlay.home);
         overlay.or(self.sealed.as_ref().map(|sealed| sealed.home)) == Some(false)
+    }
+
+    /// Whether a member of the cluster is one of its other hosts.
+    pub fn has_host(&self, member: SocketAddr) -> bool {
+        let sealed = self.sealed.as_ref();
+        sealed.is_some_and(|sealed| sealed.peers.contains(&member))
     }
 
     /// Returns the id as a number, as it is in datagrams.
@@ -464,6 +477,9 @@ mod tests {
         assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
         assert!(place("ip daddr 168.63.129.16/32 tcp dport 53 accept") < refused);
         assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
+        // and another host's own link and metadata are not meant
+        let elsewhere = allowed_elsewhere(&network.allow);
+        assert_eq!(elsewhere, ["0.0.0.0/0".parse().unwrap()]);
         network.allow.clear();
         assert!(!network.rules().contains("ip daddr 1"));
         let overlay = Overlay {

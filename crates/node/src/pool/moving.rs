@@ -181,6 +181,7 @@ impl Pool {
                 "it was damaged, or made by something else than floe dock",
             ));
         }
+        self.images.check_trusted(&found, request.trust)?;
         let was_here = self.images.repo.contains(&found.id)?;
         let transfer = self.images.bring_here(&found, report)?;
         drop(scratch);

@@ -207,6 +207,7 @@ impl Worker {
             name: None,
             token: Some(self.places.token.clone()),
             ca: None,
+            trust: false,
         };
         self.shared.began(Moment::Pull);
         far.pull(&request)?.finish(|_| {})?;
