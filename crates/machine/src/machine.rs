@@ -26,7 +26,7 @@ use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
 use crate::qga::Agent;
 use crate::qmp::{COMMAND_TIMEOUT, Event, Pending, Qmp, QmpError};
-use crate::record::{self, Record};
+use crate::record::{self, Record, Told};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
 
@@ -266,28 +266,35 @@ impl Machine {
     }
 
     /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to
-    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none.
+    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none, and a file that should name it and is
+    /// damaged doesn't either: then it is looked for by the directory in which it runs.
     pub fn process_in(dir: &Path) -> Result<Option<Process>, MachineError> {
-        let path = dir.join(launch::PROCESS);
-        let id = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            read => serde_json::from_slice(
-                &read.map_err(MachineError::io(format!("read {}", path.display())))?,
-            )
-            .ok(),
-        };
-        let id = match id {
-            Some(id) => Some(id),
-            None => Record::process_in(dir)?,
-        };
-        let Some(id) = id else {
-            return Ok(None);
-        };
-        match Process::find(id) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            found => found.map(Some).map_err(MachineError::io(format!(
-                "look for QEMU, process {}",
-                id.pid
+        let mut damaged = false;
+        let files: [fn(&Path) -> Result<Told, MachineError>; 2] =
+            [record::announced_in, record::recorded_in];
+        for told_in in files {
+            match told_in(dir)? {
+                Told::Nothing => {}
+                Told::Damaged => damaged = true,
+                Told::Process(id) => match Process::find(id) {
+                    // a damaged file may name a later one
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && damaged => {}
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    found => {
+                        let what = format!("look for QEMU, process {}", id.pid);
+                        return found.map(Some).map_err(MachineError::io(what));
+                    }
+                },
+            }
+        }
+        match damaged {
+            false => Ok(None),
+            true => Process::running_in(&dir.join(RUN_DIR), |process| {
+                Ok(guard::is_in(&process.mappings()?))
+            })
+            .map_err(MachineError::io(format!(
+                "look for the QEMU that runs in {}",
+                dir.display()
             ))),
         }
     }

@@ -413,3 +413,42 @@ fn a_socket_that_took_the_place_of_qemus_is_told_nothing() {
         assert_eq!(heard, b"");
     }
 }
+
+#[test]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
+fn a_qemu_whose_files_are_damaged_is_found_by_where_it_runs() {
+    let guest = guest();
+    let dir = scratch();
+    let (machine, _console) = boot(spec(&guest, dir.path(), "damaged", 15));
+    let pid = machine.pid();
+    let guard = Guard(&machine);
+    let place = machine.dir().to_owned();
+    let known = || {
+        Machine::process_in(&place)
+            .unwrap()
+            .map(|qemu| qemu.id().pid)
+    };
+    // whoever else is there is no QEMU
+    let mut other = std::process::Command::new("sleep");
+    let mut other = other
+        .arg("1000")
+        .current_dir(place.join("run"))
+        .spawn()
+        .unwrap();
+    let own = std::fs::read(place.join("qemu.json")).unwrap();
+    for damage in [
+        &b""[..],
+        &own[..own.len() - 3],
+        b"{\"pid\": 1}",
+        b"\0\0\0\0",
+    ] {
+        std::fs::write(place.join("qemu.json"), damage).unwrap();
+        assert_eq!(known(), Some(pid), "{damage:?}");
+    }
+    std::fs::write(place.join("machine.json"), "{").unwrap();
+    assert_eq!(known(), Some(pid));
+    drop(guard);
+    assert_eq!(known(), None);
+    other.kill().unwrap();
+    other.wait().unwrap();
+}

@@ -440,10 +440,7 @@ fn begin(
     node.views.adopt_views();
     node.networks
         .tidy(|name| node.inventory.knows(name) || node.forks.is_away(name));
-    node.images.with_mount(|mount| {
-        mount.takeover_done();
-        Ok(())
-    })?;
+    node.machines.end_takeover()?;
     node.machines.start_watching()?;
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;

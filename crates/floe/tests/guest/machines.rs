@@ -181,23 +181,78 @@ fn floe_down_ends_the_machines_that_a_node_which_is_gone_has_left() {
     assert_eq!(status("odd"), MachineStatus::Failed);
 }
 
+/// A machine whose memory is that of an image, and whose guest reads of it without end; its process.
+fn run_that_reads(node: &TestNode) -> u32 {
+    capture_with_a_mark(node);
+    node.client().remove_machine("one", true).unwrap();
+    node.run_named("tiny-live", "two");
+    let reads = "(while :; do find / >/dev/null 2>&1; done) & X=7; echo begun-$X";
+    node.type_and_wait("two", reads, "begun-7");
+    node.client().machine("two").unwrap().pid.unwrap()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.contains("State:") && !status.contains("State:\tZ")
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
-fn a_node_that_ends_leaves_the_mount_to_a_machine_whose_record_cannot_be_read() {
+fn a_machine_whose_record_cannot_be_read_waits_for_it_through_nodes_that_come_and_go() {
     let mut node = TestNode::start();
-    node.boot_tiny("web");
-    node.type_and_wait("web", "X=7; echo begun-$X", "begun-7");
-    let record = node.home().join("machines/web/machine.json");
+    let pid = run_that_reads(&node);
+    let record = node.home().join("machines/two/machine.json");
     let text = std::fs::read(&record).unwrap();
     node.end(node::Signal::KILL);
     std::fs::write(&record, "").unwrap();
     node.start_again();
-    assert_eq!(
-        node.client().machine("web").unwrap().status,
-        MachineStatus::Failed
-    );
+    let status = node.client().machine("two").unwrap().status;
+    assert_eq!(status, MachineStatus::Failed);
     node.end(node::Signal::TERM);
+    assert!(is_alive(pid), "{}", node.log());
     std::fs::write(&record, text).unwrap();
     node.start_again();
-    node.type_and_wait("web", "echo still-$X; ls / >/dev/null", "still-7");
+    node.type_and_wait("two", "echo still-$X", "still-7");
+    assert_eq!(node.client().machine("two").unwrap().pid, Some(pid));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_whose_files_cannot_be_opened_waits_until_they_can_or_its_user_ends_it() {
+    let mut node = TestNode::start();
+    let pid = run_that_reads(&node);
+    let record = std::fs::read(node.home().join("machines/two/machine.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let place = node.home().join(record["place"].as_str().unwrap());
+    let (disks, away) = (place.join("disks"), place.join("away"));
+    for ends in [false, true] {
+        node.end(node::Signal::KILL);
+        std::fs::rename(&disks, &away).unwrap();
+        std::os::unix::fs::symlink(&disks, &disks).unwrap(); // leads to itself
+        node.start_again();
+        let two = || node.client().machine("two").unwrap();
+        node::eventually("that is told", || {
+            two().detail.contains("can't be put onto the mount")
+        });
+        assert!(is_alive(pid), "{}", node.log());
+        if ends {
+            let now = StopRequest {
+                now: true,
+                ..Default::default()
+            };
+            node.client().stop("two", &now).unwrap();
+            assert!(!is_alive(pid), "{}", node.log());
+        }
+        std::fs::remove_file(&disks).unwrap();
+        std::fs::rename(&away, &disks).unwrap();
+        if !ends {
+            node.type_and_wait("two", "echo still-$X", "still-7");
+            assert_eq!(two().pid, Some(pid));
+        }
+    }
+    finish(
+        node.client()
+            .start("two", &StartRequest::default())
+            .unwrap(),
+    );
 }

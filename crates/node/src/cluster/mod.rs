@@ -9,8 +9,9 @@
 //!        ---- certificate, CA, roster
 //! ```
 //! From then on both are *members*: each answers on a port of its own (`listener`), and only members. The *roster* (`roster`)
-//! lists them; the first host distributes it and the others ask for it. A member takes no list that is older than what it has seen, or
-//! that has forgotten who was removed. A certificate alone says who somebody was when it was signed (`trust`). Certificates are renewed automatically (`upkeep`).
+//! lists them; the first host distributes it and the others ask for it. A member takes none that is older than what it has seen, or that
+//! has forgotten who was removed. A certificate alone says who somebody was when it was signed (`trust`). Certificates are renewed
+//! automatically (`upkeep`).
 
 mod call;
 mod certificates;
@@ -86,7 +87,7 @@ impl Cluster {
     pub fn open(home: &Home) -> Result<Cluster, NodeError> {
         let files = Files::open(home)?;
         let place = Place::found(&files).unwrap_or_else(|error| {
-            tracing::error!(%error, "this node has lost its place in its cluster, and looks for it again; or floe cluster leave, then join again");
+            tracing::error!(%error, "this node has lost its place in its cluster; its files are read again now and then, or floe cluster leave, then join again");
             None
         });
         Ok(Cluster {

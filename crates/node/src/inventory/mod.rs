@@ -107,6 +107,8 @@ pub(crate) struct State {
     pub fetcher: Option<Arc<Fetcher>>,
     /// The sockets of its forwarded ports while it is parked.
     pub held: Vec<HeldPort>,
+    /// Why it can't be taken over from an earlier node yet; may be empty.
+    pub waits: String,
     /// What is known of failures to wake it, while it is parked.
     pub asleep: Asleep,
     /// What is known of its guest.
@@ -129,6 +131,7 @@ impl State {
             images: Vec::new(),
             fetcher: None,
             held: Vec::new(),
+            waits: String::new(),
             asleep: Asleep::default(),
             guest: GuestState::default(),
             taken_bytes: 0,

@@ -31,6 +31,11 @@ impl Entry {
         std::mem::take(&mut self.state.write().held)
     }
 
+    /// Notes why the machine can't be taken over yet; nothing if only its QEMU is waited for.
+    pub fn waits_because(&self, why: String) {
+        self.state.write().waits = why;
+    }
+
     /// Notes that the machine could not be woken at this time of the node, and why.
     pub fn was_not_woken(&self, now: Duration, why: String) {
         self.state.write().asleep.failed(now, why);

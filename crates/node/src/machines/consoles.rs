@@ -34,7 +34,12 @@ impl Machines {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),
             log: vm.join(CONSOLE_LOG).display().to_string(),
             vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
-            pid: vm_now.as_ref().map(|vm| vm.pid()),
+            // also of one that has not answered this node yet
+            pid: self
+                .qemu_of(&entry)
+                .ok()
+                .flatten()
+                .map(|qemu| qemu.id().pid),
             // a restored guest is long past its firmware, and its console's log begins with the restore
             face: shown.and_then(|shown| face(shown, has_spoken || record.restored)),
         })

@@ -125,7 +125,9 @@ impl Machines {
                 paused_for.push(PauseReason::Orphaned);
             }
         } else if life.phase() == Phase::Left {
+            let waits = entry.state().waits.clone();
             detail = match life.task() {
+                _ if !waits.is_empty() => waits,
                 Some(Task::Adopt) => "it is being taken over from the earlier node".into(),
                 _ => "its QEMU does not answer this node yet".into(),
             };
@@ -327,6 +329,7 @@ impl Machines {
         end_vm(&vm_dir);
         remove_all(&left.dir)?;
         self.inventory.forget_left_alone(name);
+        self.end_takeover()?;
         self.core
             .tell(Happened::MachineRemoved, name.as_str(), "it was left alone");
         let kin = self.kin.get().and_then(Weak::upgrade);
@@ -380,6 +383,10 @@ impl Machines {
 
     /// Kills a machine's QEMU; its disks keep what it has written.
     pub(crate) fn end_qemu(&self, entry: &Entry) {
+        // one that waits for files that may still come can't even be killed
+        if let Err(error) = self.end_takeover() {
+            tracing::warn!(machine = %entry.name, %error, "its QEMU may still wait for its files");
+        }
         end_vm(&self.vm_dir(&entry.record()));
     }
 
