@@ -24,7 +24,6 @@ mod trust;
 mod upkeep;
 
 pub(crate) use call::{Ask, ask, ask_server};
-pub(crate) use listener::Peer;
 pub(crate) use record::Member;
 pub(crate) use routes::router;
 
