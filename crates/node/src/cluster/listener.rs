@@ -1,6 +1,7 @@
 //! The port on which a node answers the members of its cluster: how much of it they and strangers have, and who is a member.
 
 use super::{roster::Member, trust::Trust};
+use crate::caller::FromMember;
 use axum::{
     Json,
     extract::Request,
@@ -36,7 +37,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
 
 /// The member that sent a request; an extension of requests that passed [`members_only`].
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(pub Member);
+pub(super) struct Peer(pub Member);
 
 /// Passes on requests of members only. Each request is checked, so a revoked member is refused even on an open connection.
 pub(super) async fn members_only(trust: Arc<Trust>, mut request: Request, next: Next) -> Response {
@@ -45,6 +46,10 @@ pub(super) async fn members_only(trust: Arc<Trust>, mut request: Request, next: 
     match (member, client) {
         (Some(member), Some(client)) => {
             client.is(&Party::User(member.id.as_str().into()));
+            request.extensions_mut().insert(FromMember {
+                name: member.name.clone(),
+                address: member.address,
+            });
             request.extensions_mut().insert(Peer(member));
             next.run(request).await
         }

@@ -26,7 +26,6 @@ mod trust;
 mod upkeep;
 
 pub(crate) use call::{Ask, ask, ask_server};
-pub(crate) use listener::Peer;
 pub(crate) use roster::Member;
 pub(crate) use routes::router;
 

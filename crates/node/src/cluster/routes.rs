@@ -1,7 +1,7 @@
 //! The requests about the cluster itself: of members to each other, and of newcomers with an invitation. Paths begin with
 //! `/cluster`.
 
-use super::{Cluster, Peer, listener, roster::Roster, trust::Trust};
+use super::{Cluster, listener, listener::Peer, roster::Roster, trust::Trust};
 use crate::{Node, error::NodeError, rest};
 use axum::{
     Extension, Json, Router,

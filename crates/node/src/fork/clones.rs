@@ -7,7 +7,7 @@ use super::{
     record::CloneRecord,
 };
 use crate::{
-    cluster::Member,
+    caller::FromMember,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     fork::Forks,
@@ -163,7 +163,7 @@ impl Forks {
     pub fn receive_clone(
         self: &Arc<Self>,
         request: &CloneRequest,
-        by: Option<&Member>,
+        by: Option<&FromMember>,
     ) -> Result<MachineInfo, NodeError> {
         self.core.check_passable()?;
         self.machines.resources.check_limits(&request.limits)?;

@@ -3,7 +3,7 @@
 
 use super::{Forks, serve};
 use crate::{
-    cluster::Member,
+    caller::FromMember,
     error::{NodeError, not_found, refused},
     inventory::record::{Origin, Record},
 };
@@ -15,7 +15,7 @@ use std::{net::IpAddr, time::Duration};
 const SHOW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether a machine is here on a member's order.
-pub(crate) fn is_ordered_by(record: &Record, member: &Member) -> bool {
+pub(crate) fn is_ordered_by(record: &Record, member: &FromMember) -> bool {
     record.ordered_by() == Some(member.address)
 }
 
@@ -24,7 +24,7 @@ impl Forks {
     /// id of an image that is here gets nothing of it.
     pub(super) fn check_source(
         &self,
-        member: &Member,
+        member: &FromMember,
         image: &Hash,
         origin: &mut Origin,
     ) -> Result<(), NodeError> {
@@ -58,7 +58,7 @@ impl Forks {
     }
 
     /// Returns an error, as if there were no such machine, unless a machine or a clone of it is here on a member's order.
-    fn check_ordered(&self, name: &str, member: &Member) -> Result<(), NodeError> {
+    fn check_ordered(&self, name: &str, member: &FromMember) -> Result<(), NodeError> {
         let absent = || not_found(format!("there is no machine {name}"), "");
         let found = match self.inventory.get(name) {
             Err(error) if error.code() != ErrorCode::NotFound => return Err(error),
@@ -77,7 +77,7 @@ impl Forks {
     }
 
     /// Returns a clone that a member has ordered, with its own clones.
-    pub fn family_for(&self, name: &str, member: &Member) -> Result<Family, NodeError> {
+    pub fn family_for(&self, name: &str, member: &FromMember) -> Result<Family, NodeError> {
         self.check_ordered(name, member)?;
         Ok(self.family_below(name))
     }
@@ -87,7 +87,7 @@ impl Forks {
         &self,
         name: &str,
         request: &KillRequest,
-        member: &Member,
+        member: &FromMember,
     ) -> Result<KillReport, NodeError> {
         self.check_ordered(name, member)?;
         self.kill(name, request)

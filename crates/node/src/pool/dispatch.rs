@@ -4,7 +4,7 @@
 
 use super::Pool;
 use crate::{
-    cluster::Member,
+    caller::FromMember,
     error::{NodeError, usage},
     fork::is_ordered_by,
     independence,
@@ -48,7 +48,7 @@ impl Pool {
     pub fn expand(
         &self,
         request: &ExpandRequest,
-        by: Option<&Member>,
+        by: Option<&FromMember>,
     ) -> Result<ExpandReport, NodeError> {
         let began = Instant::now();
         if request.machines.len() > CLONES_MAX as usize {

@@ -1,14 +1,17 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::{Node, caller::Caller, cluster::Peer};
+use crate::{
+    Node,
+    caller::{Caller, FromMember},
+};
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
 /// The member of the cluster that asks; `None` if a user of this node does.
-pub(super) type By = Option<Extension<Peer>>;
+pub(super) type By = Option<Extension<FromMember>>;
 
 /// Forks a running machine into clones of this moment, or starts clones of an image.
 #[utoipa::path(post, path = "/v1/machines/{name}/fork", tag = "machines", params(("name" = String, Path)),
@@ -35,7 +38,7 @@ pub async fn family(
     Path(name): Path<String>,
 ) -> Result<Json<Family>, Failure> {
     answer(move || match by {
-        Some(Extension(Peer(member))) => node.forks.family_for(&name, &member),
+        Some(Extension(member)) => node.forks.family_for(&name, &member),
         None => node.forks.family(&name),
     })
     .await
@@ -52,7 +55,7 @@ pub async fn kill(
     Input(request): Input<KillRequest>,
 ) -> Result<Json<KillReport>, Failure> {
     answer(move || match by {
-        Some(Extension(Peer(member))) => node.forks.kill_for(&name, &request, &member),
+        Some(Extension(member)) => node.forks.kill_for(&name, &request, &member),
         None => node.forks.kill(&name, &request),
     })
     .await
@@ -67,7 +70,7 @@ pub async fn receive(
     Input(request): Input<CloneRequest>,
 ) -> Result<Json<MachineInfo>, Failure> {
     answer(move || {
-        let by = by.as_ref().map(|Extension(Peer(member))| member);
+        let by = by.as_ref().map(|Extension(member)| member);
         node.forks.receive_clone(&request, by)
     })
     .await
@@ -98,7 +101,7 @@ pub async fn network_hosts(
     Input(request): Input<NetworkHosts>,
 ) -> Result<Json<()>, Failure> {
     answer(move || {
-        let by = by.map(|Extension(Peer(member))| member.address);
+        let by = by.map(|Extension(member)| member.address);
         node.networks.meet(&id, &request.hosts, by)
     })
     .await

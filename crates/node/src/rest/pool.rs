@@ -4,7 +4,7 @@ use super::{
     answer::{Failure, Input, Path, answer, stream},
     forks::By,
 };
-use crate::{Node, caller::Caller, cluster::Peer};
+use crate::{Node, caller::Caller};
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
@@ -151,7 +151,7 @@ pub async fn expand(
     Input(request): Input<ExpandRequest>,
 ) -> Result<Json<ExpandReport>, Failure> {
     answer(move || {
-        let by = by.as_ref().map(|Extension(Peer(member))| member);
+        let by = by.as_ref().map(|Extension(member)| member);
         node.pool.expand(&request, by)
     })
     .await
