@@ -270,9 +270,7 @@ impl Machine {
     /// damaged doesn't either: then it is looked for by the directory in which it runs.
     pub fn process_in(dir: &Path) -> Result<Option<Process>, MachineError> {
         let mut damaged = false;
-        let files: [fn(&Path) -> Result<Told, MachineError>; 2] =
-            [record::announced_in, record::recorded_in];
-        for told_in in files {
+        for told_in in [record::announced_in as fn(&Path) -> _, record::recorded_in] {
             match told_in(dir)? {
                 Told::Nothing => {}
                 Told::Damaged => damaged = true,
