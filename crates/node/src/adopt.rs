@@ -186,7 +186,7 @@ impl Adoption {
 
     fn take_over(self: Arc<Self>, left: Left) {
         let Left {
-            mut operation,
+            operation,
             wanted,
             attached,
             lost,

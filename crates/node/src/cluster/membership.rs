@@ -288,7 +288,7 @@ impl Cluster {
     }
 
     /// Changes what the authority knows: first on the disk, then in memory.
-    fn change<T>(
+    pub(super) fn change<T>(
         &self,
         place: &Place,
         change: impl FnOnce(&mut Authority) -> T,
