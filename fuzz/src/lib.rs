@@ -147,7 +147,7 @@ pub use api::*;
 pub use disks::{disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::extents;
 pub use node::{MachineName, NameError};
-use node::{cluster, images, inventory, names};
+use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::io_list;
 pub use swarm::{swarm_message, tree_file};

@@ -14,7 +14,7 @@ pub fn cluster_record(data: &[u8]) {
     if let Some(mut authority) = same_again(data, Authority::parse) {
         let before = authority.roster.clone();
         for id in before.members.iter().map(|member| &member.id) {
-            authority.remove(id);
+            authority.roster.remove(id);
         }
         assert!(authority.roster.members.len() <= before.members.len());
         let _ = authority.invites_until();
