@@ -24,7 +24,7 @@ fn strangers(ports: Vec<SocketAddr>) -> mpsc::Sender<()> {
         loop {
             let each = ports.iter().flat_map(|port| (0..SILENT).map(move |_| port));
             // one that is refused is what a node may do
-            let _silent: Vec<_> = each.map(|port| TcpStream::connect(port)).collect();
+            let _silent: Vec<_> = each.map(TcpStream::connect).collect();
             let _ = held.send(());
             if let Err(mpsc::RecvTimeoutError::Disconnected) = is_over.recv_timeout(HELD) {
                 return;
