@@ -75,7 +75,7 @@ mod tests {
     use super::super::{
         call::{Ask, ask},
         certificates::{Subject, make_ca, make_key, sign},
-        record::Roster,
+        roster::Roster,
     };
     use super::*;
     use axum::{Router, middleware::from_fn, routing::get};
