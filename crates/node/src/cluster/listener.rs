@@ -110,6 +110,7 @@ mod tests {
         let roster = Roster {
             number: 1,
             members: members.collect(),
+            ..Roster::default()
         };
         let [here, there] = ids.map(|id| {
             let (key, request) = make_key().unwrap();
