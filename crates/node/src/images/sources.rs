@@ -507,7 +507,7 @@ pub(crate) mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let heard: Arc<Mutex<Vec<String>>> = Arc::default();
         let keep = heard.clone();
-        std::thread::spawn(move || {
+        let served = floe_threads::spawn("a-server", move || {
             for mut stream in listener.incoming().flatten() {
                 let mut head = Vec::new();
                 let mut piece = [0; 4096];
@@ -522,6 +522,7 @@ pub(crate) mod tests {
                 let _ = stream.write_all(answer.as_bytes());
             }
         });
+        served.unwrap();
         (url, heard)
     }
 
