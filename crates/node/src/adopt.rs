@@ -36,6 +36,10 @@ const MOUNT_LOST: &str =
     "its memory was lost when this node and the mount's supervisor ended together";
 /// How long until a QEMU that does not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// How often a machine is put onto the mount before it is given up.
+const ATTACH_TRIES: u32 = 5;
+/// How long to wait before the second try; it doubles each time.
+const ATTACH_AGAIN: Duration = Duration::from_millis(20);
 /// How long a starting node waits for its machines before it begins to answer.
 const BEFORE_ANSWERING: Duration = Duration::from_secs(1);
 
@@ -113,7 +117,7 @@ impl Adoption {
         match wanted {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
-                left.attached = self.machines.attach(&left.operation);
+                left.attached = self.attach(&left.operation);
                 self.machines.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Parked | Wanted::Starting | Wanted::Removing => {
@@ -126,6 +130,24 @@ impl Adoption {
             }
         }
         Ok(Some(left))
+    }
+
+    /// Puts a machine that should run back onto the mount. If that fails its guest is ended, so what can't be read is read again for a
+    /// moment: the node may only have had too many files open.
+    fn attach(&self, operation: &Operation) -> Result<(), NodeError> {
+        let mut pause = ATTACH_AGAIN;
+        for _ in 1..ATTACH_TRIES {
+            match self.machines.attach(operation) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(machine = %operation.name, %error, "it is put onto the mount again");
+                }
+            }
+            // nothing tells when a file can be read again
+            std::thread::sleep(pause);
+            pause *= 2;
+        }
+        self.machines.attach(operation)
     }
 
     /// Checks where a clone's memory is that was not stored. Returns whether it is lost; the guest then waits when it reads
@@ -268,9 +290,15 @@ impl Adoption {
             }
             Err(error) => return Err(error.into()),
         };
+        let still = match machine.status() {
+            Ok(status) => status == Status::Paused,
+            Err(error) => {
+                tracing::warn!(machine = %operation.name, %error, "its QEMU does not tell its state");
+                return Ok(Taken::AskAgain);
+            }
+        };
         let machine = Arc::new(machine);
         operation.load_pauses();
-        let still = machine.status()? == Status::Paused;
         let event = Event::Adopted { still };
         if let Err(error) = self.machines.started(operation, &machine, event, |_| ()) {
             // the disk is full, or a QEMU that waits for lost memory can't be told to stop: its guest stands still anyway
@@ -286,7 +314,9 @@ impl Adoption {
             if let Err(error) = self.machines.settle_left_size(operation) {
                 tracing::warn!(machine = %operation.name, %error, "its record may not say how much memory its guest has");
             }
-            self.machines.continue_stopped(operation)?;
+            if let Err(error) = self.machines.continue_stopped(operation) {
+                tracing::warn!(machine = %operation.name, %error, "its guest may stand still at a disk");
+            }
         }
         Ok(Taken::Over)
     }
