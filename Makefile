@@ -17,7 +17,7 @@ GUESTS := $(FLOE_GUESTS)
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments, in the order of docs/benchmarks.md.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile hammer fuzz build test
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile hammer ways fuzz build test
 
 .PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
 .PHONY: azurite web browser guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
@@ -159,7 +159,7 @@ test: deps web $(NEXTEST)/ready ## What must hold before a change lands: format,
 test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="hosts storms" runs some parts; goes on where it was cut
 	@scripts/test-tree all $(PART)
 
-flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what `make test` runs ten times beside a load on every core, and name what needed a second try
+flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what can be disturbed of `make test` ten times beside a load on every core, and name what needed a second try
 	@scripts/flaky
 
 kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure

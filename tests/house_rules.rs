@@ -2,7 +2,7 @@
 //! that the documents tell what is there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use floe_tests::{read, root, tracked};
@@ -28,7 +28,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("floe-planner", &["floe-image", "floe-sched"]),
     ("floe-swarm", &[]),
-    ("floe-peers", &["floe-swarm"]),
+    ("floe-peers", &["floe-swarm", "floe-front"]),
     (
         "floe-traces",
         &["floe-threads", "floe-image", "floe-store", "floe-planner"],
@@ -256,6 +256,8 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/peers/src/owner/seed.rs",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
+            "crates/node/src/inventory/afterwards.rs",
+            "crates/node/src/inventory/asleep.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
             "crates/node/src/inventory/lifecycle/news.rs",
             "crates/node/src/inventory/lifecycle/state.rs",
@@ -357,6 +359,20 @@ fn nobody_but_sqlite_opens_its_databases() {
     let may_name = BTreeSet::from_iter(tests.into_iter().chain([home.to_path_buf()]));
     assert_eq!(named, may_name, "who knows the name can open the file");
     assert!(users > 3, "the rule finds nothing");
+}
+
+/// A QEMU's sockets are in a directory of its user, who could put those of another process in their place.
+#[test]
+fn one_function_opens_the_sockets_of_a_qemu() {
+    let home = Path::new("crates/machine/src/socket.rs");
+    // the node's own socket: whether an earlier node listens there
+    let own = Path::new("crates/node/src/serve.rs");
+    let places = ["crates/machine/src", "crates/node/src"];
+    let files = tracked(&["rs"]).into_iter();
+    let files = files.filter(|file| places.iter().any(|place| file.starts_with(place)));
+    let connects = |file: &PathBuf| code(&read(file)).contains("UnixStream::connect");
+    let found: BTreeSet<PathBuf> = files.filter(connects).collect();
+    assert_eq!(found, [home, own].map(Path::to_path_buf).into());
 }
 
 /// ARCHITECTURE.md, "Every queue on this way has a bound".

@@ -31,9 +31,10 @@ mod qmp;
 #[path = "../../crates/machine/src/shown.rs"]
 mod shown;
 
-// What a node keeps and is told, with the vocabulary of its interface that stands in it. The files name `floe_api` and the modules of
-// floe-node, for both of which this crate stands in: whole, they would bring a server and QEMU along.
+// What a node keeps and is told, with the vocabulary of its interface that stands in it. The files name `floe_api`, `floe_machine` and
+// the modules of floe-node, for which this crate stands in: whole, they would bring a server and QEMU along.
 extern crate self as floe_api;
+extern crate self as floe_machine;
 
 #[allow(dead_code)]
 #[path = "../../crates/api/src"]
@@ -89,6 +90,9 @@ mod api {
 #[path = "../../crates/api/src/credentials.rs"]
 pub mod credentials;
 #[allow(dead_code)]
+#[path = "../../crates/machine/src/guard/rules.rs"]
+pub mod guard;
+#[allow(dead_code)]
 #[path = "../../crates/node/src"]
 mod node {
     pub mod images {
@@ -118,6 +122,8 @@ mod node {
         pub mod invitation;
         #[path = "record.rs"]
         pub mod record;
+        #[path = "roster.rs"]
+        pub mod roster;
     }
     #[path = "ensemble/file.rs"]
     pub mod ensemble;
@@ -141,7 +147,7 @@ pub use api::*;
 pub use disks::{disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::extents;
 pub use node::{MachineName, NameError};
-use node::{cluster, images, inventory, names};
+use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::io_list;
 pub use swarm::{swarm_message, tree_file};

@@ -5,7 +5,8 @@ use crate::*;
 
 /// What a node keeps of its cluster, and is told of it.
 pub fn cluster_record(data: &[u8]) {
-    use node::cluster::record::{Authority, Member, Membership, Roster};
+    use node::cluster::record::{Authority, Membership};
+    use node::cluster::roster::{Member, Roster};
     let plain = |member: &Member| member.id.bytes().all(|byte| byte.is_ascii_hexdigit());
     if let Some(roster) = same_again(data, Roster::parse) {
         assert!(roster.members.iter().all(plain));
@@ -13,7 +14,7 @@ pub fn cluster_record(data: &[u8]) {
     if let Some(mut authority) = same_again(data, Authority::parse) {
         let before = authority.roster.clone();
         for id in before.members.iter().map(|member| &member.id) {
-            authority.remove(id);
+            authority.roster.remove(id);
         }
         assert!(authority.roster.members.len() <= before.members.len());
         let _ = authority.invites_until();

@@ -18,6 +18,9 @@ pub const HAVE_ITEMS_MAX: usize = 32 * 1024;
 pub struct Resolved {
     /// The image's id: 64 hex digits.
     pub id: String,
+    /// Whether the client is the user who owns it. Everything else is of somebody else's making.
+    #[serde(default)]
+    pub own: bool,
 }
 
 /// An image in a list.

@@ -389,6 +389,10 @@ pub struct CopyRequest {
     /// Let everybody read the image; for a hub.
     #[serde(default)]
     pub public: bool,
+    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust: bool,
 }
 
 /// Body of `POST /v1/images/pull`.
@@ -406,6 +410,10 @@ pub struct PullRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
+    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust: bool,
 }
 
 /// Body of `POST /v1/mounts`: show an image's regions as plain files in a directory.

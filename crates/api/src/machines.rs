@@ -112,6 +112,10 @@ pub struct RunRequest {
     /// Whether it takes part in its image's swarm; by default as the node's other machines do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<crate::SwarmUse>,
+    /// Load the image's device state whoever made it. QEMU trusts what is in it; a node that does not run as root, whose machines have
+    /// no users of their own, refuses somebody else's unless this is set.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust: bool,
 }
 
 /// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
@@ -386,6 +390,10 @@ pub struct ConsoleInfo {
     pub log: String,
     /// Unix socket of the screen (VNC).
     pub vnc: Option<String>,
+    /// The process that listens at both, as the peer's credentials of a connection say; absent if it is not running. Both are in a
+    /// directory of the user that this process runs as: a client that finds another one there speaks with somebody else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// Where the guest shows itself; absent as long as it shows nothing, and if it is not running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub face: Option<Face>,

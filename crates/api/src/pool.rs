@@ -197,6 +197,10 @@ pub struct SubstrateImportRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
+    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust: bool,
 }
 
 /// Body of `POST /v1/pool/substrates/{name}/activate`.
@@ -243,6 +247,10 @@ pub struct ActivateRequest {
     /// Disks that each is given then, one of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<NamedDisk>,
+    /// With `pool`: whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust: bool,
 }
 
 /// Most disks that a machine is given at its activation.

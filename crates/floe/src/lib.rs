@@ -1,9 +1,5 @@
 //! The `floe` command: its command line, and [`up`], which is hub and node in one process. It decides nothing: the node
 //! and the hub decide, and the command asks and shows. [`debian`] makes a first image of Debian's packages, without either.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "some still take an error for an absence"
-)]
 
 pub mod cli;
 pub mod debian;

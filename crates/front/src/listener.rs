@@ -4,9 +4,10 @@
 //! TCP_NODELAY (an answer of one chunk must not wait for an acknowledgement), and the kernel buffers little unsent data,
 //! so that a client that does not read costs only some kilobytes.
 
-use super::seats::{Arrival, Id, Seats};
+use super::seats::Seats;
 use super::stream::{Coming, Going, OverTcp, Stream};
-use super::{Bounds, Party};
+use super::table::{Seat, Table};
+use super::{Bounds, Party, Strangers};
 use crate::telemetry;
 use axum::Router;
 use axum::body::Body;
@@ -15,10 +16,11 @@ use hyper::server::conn::http1;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use rustls::pki_types::CertificateDer;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
@@ -38,22 +40,6 @@ const UNSENT_BYTES_MAX: u32 = 128 << 10;
 /// Descriptors that are reserved for files, the catalogue and floe's own sockets.
 const DESCRIPTORS_LEFT: u64 = 512;
 
-/// All connections of a port.
-struct Table {
-    seats: Mutex<Seats>,
-    /// Notifies a connection that it must close.
-    leave: Mutex<HashMap<Id, Arc<Notify>>>,
-}
-
-impl Table {
-    fn close(&self, id: Id) {
-        metrics::counter!(telemetry::HUB_REFUSED_CONNECTIONS).increment(1);
-        if let Some(leave) = self.leave.lock().get(&id) {
-            leave.notify_one();
-        }
-    }
-}
-
 /// One connection, with what its requests and its stream need to know.
 pub struct Connection {
     /// The client's address.
@@ -62,8 +48,12 @@ pub struct Connection {
     local: Option<SocketAddr>,
     /// Limits of the connection.
     pub bounds: Arc<Bounds>,
-    id: Id,
-    table: Arc<Table>,
+    /// Taken until the socket is closed.
+    seat: Mutex<Option<Seat>>,
+    /// Whether the client has not proved to be a user.
+    stranger: AtomicBool,
+    /// What the client has shown in the TLS handshake, verified; empty if nothing.
+    certificate: OnceLock<CertificateDer<'static>>,
     /// Progress of the next request's head.
     head: Mutex<Head>,
 }
@@ -100,7 +90,13 @@ impl Connection {
     /// Records that a request's head is complete.
     fn asked(&self) {
         *self.head.lock() = Head::Whole;
-        self.table.seats.lock().turns(self.id, true);
+        self.turns(true);
+    }
+
+    fn turns(&self, busy: bool) {
+        if let Some(seat) = &*self.seat.lock() {
+            seat.turns(busy);
+        }
     }
 
     /// Records that the request has been answered.
@@ -109,7 +105,7 @@ impl Connection {
         if *head != Head::Upgraded {
             *head = Head::None;
             drop(head);
-            self.table.seats.lock().turns(self.id, false);
+            self.turns(false);
         }
     }
 
@@ -125,8 +121,7 @@ impl Connection {
 
     /// Gives the connection's seat back when the socket is closed.
     pub fn closed(&self) {
-        self.table.seats.lock().leave(self.id);
-        self.table.leave.lock().remove(&self.id);
+        drop(self.seat.lock().take());
         metrics::gauge!(telemetry::HUB_CONNECTIONS).decrement(1);
     }
 }
@@ -151,11 +146,18 @@ impl Peer {
         Party::at(self.0.address.ip())
     }
 
+    /// Returns the certificate that the client has shown in the TLS handshake, which the port's configuration has verified.
+    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.0.certificate.get()
+    }
+
     /// Counts the connection for `party` from now on, because the client has proved to be that.
     pub fn is(&self, party: &Party) {
-        let goes = self.0.table.seats.lock().known(self.0.id, party);
-        if let Some(goes) = goes {
-            self.0.table.close(goes);
+        if party.is_user() {
+            self.0.stranger.store(false, Ordering::Relaxed);
+        }
+        if let Some(seat) = &*self.0.seat.lock() {
+            seat.known(party);
         }
     }
 }
@@ -186,11 +188,7 @@ pub async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let acceptor = tls.map(TlsAcceptor::from);
-    let max = affordable(bounds.connections_max);
-    let table = Arc::new(Table {
-        seats: Mutex::new(Seats::new(max, bounds.connections_each_max)),
-        leave: Mutex::default(),
-    });
+    let table = Table::new(seats(&bounds));
     let bounds = Arc::new(bounds);
     let mut connections = JoinSet::new();
     loop {
@@ -213,11 +211,15 @@ pub async fn run(
         };
         prepare(&stream);
         let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
+        let overdue = overdue(connection.clone());
         connections.spawn(async move {
             tokio::select! {
                 () = serve(stream, connection, acceptor, router, stop) => {}
                 () = leave.notified() => {
                     tracing::debug!(%address, "a connection makes room for another");
+                }
+                () = overdue => {
+                    tracing::debug!(%address, "a client has not said who it is");
                 }
             }
         });
@@ -234,37 +236,54 @@ pub async fn run(
     }
 }
 
+/// Returns the seats that there are descriptors for.
+fn seats(bounds: &Bounds) -> Seats {
+    let Some(strangers) = &bounds.strangers else {
+        let max = affordable(bounds.connections_max);
+        return Seats::new(max, bounds.connections_each_max);
+    };
+    let all = affordable(bounds.connections_max + strangers.connections_max);
+    let strangers = Strangers {
+        connections_max: strangers.connections_max.min(all / 2),
+        ..*strangers
+    };
+    let max = all - strangers.connections_max;
+    Seats::new(max, bounds.connections_each_max).with_strangers(&strangers)
+}
+
 /// Gives a new connection a seat, and a notification by which it learns that it must close.
 fn seat(
-    table: &Arc<Table>,
+    table: &Table,
     bounds: &Arc<Bounds>,
     address: SocketAddr,
     local: Option<SocketAddr>,
 ) -> Option<(Arc<Connection>, Arc<Notify>)> {
-    let arrival = table.seats.lock().arrive(Party::at(address.ip()));
-    let id = match arrival {
-        Arrival::Seated(id) => id,
-        Arrival::Instead(id, goes) => {
-            table.close(goes);
-            id
-        }
-        Arrival::Refused => {
-            metrics::counter!(telemetry::HUB_REFUSED_CONNECTIONS).increment(1);
-            return None;
-        }
-    };
     let leave = Arc::new(Notify::new());
-    table.leave.lock().insert(id, leave.clone());
+    let notify = leave.clone();
+    let seat = table.sit(Party::at(address.ip()), move || notify.notify_one())?;
     metrics::gauge!(telemetry::HUB_CONNECTIONS).increment(1);
     let connection = Connection {
         address,
         local,
         bounds: bounds.clone(),
-        id,
-        table: table.clone(),
+        seat: Mutex::new(Some(seat)),
+        stranger: AtomicBool::new(true),
+        certificate: OnceLock::new(),
         head: Mutex::new(Head::None),
     };
     Some((Arc::new(connection), leave))
+}
+
+/// Ends once a client has been a stranger for longer than it may be one.
+async fn overdue(connection: Arc<Connection>) {
+    if let Some(strangers) = &connection.bounds.strangers {
+        tokio::time::sleep(strangers.life).await;
+        if connection.stranger.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+    drop(connection);
+    std::future::pending().await
 }
 
 fn prepare(stream: &TcpStream) {
@@ -327,6 +346,10 @@ async fn serve(
     match tokio::time::timeout(connection.bounds.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
             closes.0 = None;
+            let shown = stream.get_ref().1.peer_certificates();
+            if let Some(certificate) = shown.and_then(|chain| chain.first()) {
+                let _ = connection.certificate.set(certificate.clone()); // it is empty yet
+            }
             http(
                 Stream::new(stream, connection.clone()),
                 connection,

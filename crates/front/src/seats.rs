@@ -2,13 +2,14 @@
 //!
 //! If all seats are taken, a new connection is still accepted if its party holds fewer than the largest party. The
 //! largest party then loses a connection: the one that has waited longest for a request, or if none waits, the one that
-//! has been busy longest. So an address that opens every available connection keeps nobody out, and idle connections go
-//! first.
+//! has been busy longest. The largest party itself gets another connection for one of its own that waits. So an address
+//! that opens every available connection keeps nobody out, not even who shares it, and idle connections go first.
 //!
-//! A connection counts for its address until a request on it has a valid token; from then on it counts for the user, so
-//! that strangers at the same address cannot displace it.
+//! A connection counts for its address until its client has proved to be a user; from then on it counts for the user, so
+//! that strangers at the same address cannot displace it. At a port that is for users, strangers have seats of their own
+//! ([`Strangers`]), and take no others.
 
-use super::Party;
+use super::{Party, Strangers};
 use std::collections::{BTreeMap, HashMap};
 
 /// Identifies a connection.
@@ -52,18 +53,35 @@ impl Holding {
         }
     }
 
+    fn longest_waiting(&self) -> Option<Id> {
+        self.waiting.values().next().copied()
+    }
+
     fn first_to_go(&self) -> Option<Id> {
-        let oldest = self.waiting.values().next();
-        oldest.or_else(|| self.busy.values().next()).copied()
+        let oldest = || self.busy.values().next().copied();
+        self.longest_waiting().or_else(oldest)
     }
 }
 
-/// The seats and who holds them: see the module's documentation.
-pub struct Seats {
+/// Seats for one kind of parties, or for all.
+#[derive(Clone, Copy)]
+struct Room {
     max: usize,
     each_max: usize,
+}
+
+/// The party may have no further connection.
+struct Full;
+
+/// The seats and who holds them: see the module's documentation.
+pub struct Seats {
+    room: Room,
+    /// Seats of strangers, if those have their own.
+    strangers: Option<Room>,
     seats: HashMap<Id, Seat>,
     parties: HashMap<Party, Holding>,
+    /// How many seats strangers hold, and users.
+    held: [usize; 2],
     events: u64,
 }
 
@@ -71,30 +89,36 @@ impl Seats {
     /// Makes seats for `max` connections, at most `each_max` for one party.
     pub fn new(max: usize, each_max: usize) -> Seats {
         Seats {
-            max: max.max(1),
-            each_max: each_max.max(1),
+            room: room(max, each_max),
+            strangers: None,
             seats: HashMap::new(),
             parties: HashMap::new(),
+            held: [0; 2],
             events: 0,
         }
     }
 
+    /// Gives strangers seats of their own, beside the others, which are for users alone from now on.
+    pub fn with_strangers(mut self, strangers: &Strangers) -> Seats {
+        let (max, each_max) = (
+            strangers.connections_max,
+            strangers
+                .connections_each_max
+                .min(strangers.connections_max),
+        );
+        self.strangers = Some(room(max, each_max));
+        self
+    }
+
+    /// Returns how many seats are taken.
+    pub fn taken(&self) -> usize {
+        self.seats.len()
+    }
+
     /// Decides about a new connection.
     pub fn arrive(&mut self, party: Party) -> Arrival {
-        let own = self.parties.get(&party).map_or(0, Holding::len);
-        let goes = if own >= self.each_max {
-            self.parties.get(&party).and_then(Holding::first_to_go)
-        } else if self.seats.len() >= self.max {
-            let largest = self
-                .parties
-                .values()
-                .max_by_key(|holding| (holding.len(), holding.waiting.len()));
-            match largest {
-                Some(largest) if largest.len() > own => largest.first_to_go(),
-                _ => return Arrival::Refused,
-            }
-        } else {
-            None
+        let Ok(goes) = self.who_goes(&party) else {
+            return Arrival::Refused;
         };
         if let Some(goes) = goes {
             self.leave(goes);
@@ -103,9 +127,37 @@ impl Seats {
         goes.map_or(Arrival::Seated(id), |goes| Arrival::Instead(id, goes))
     }
 
+    /// Returns the connection that must be closed for one more of `party`, if one must.
+    fn who_goes(&self, party: &Party) -> Result<Option<Id>, Full> {
+        let (room, taken) = match self.strangers {
+            None => (self.room, self.held.iter().sum()),
+            Some(strangers) if !party.is_user() => (strangers, self.held[0]),
+            Some(_) => (self.room, self.held[1]),
+        };
+        let holding = self.parties.get(party);
+        let own = holding.map_or(0, Holding::len);
+        if own >= room.each_max {
+            return Ok(holding.and_then(Holding::first_to_go));
+        }
+        if taken < room.max {
+            return Ok(None);
+        }
+        let same_room = |other: &&Party| self.strangers.is_none() || class(other) == class(party);
+        let others = self.parties.iter().filter(|(other, _)| same_room(other));
+        let largest = others
+            .map(|(_, holding)| holding)
+            .max_by_key(|holding| (holding.len(), holding.waiting.len()));
+        let goes = match largest {
+            Some(largest) if largest.len() > own => largest.first_to_go(),
+            _ => holding.and_then(Holding::longest_waiting),
+        };
+        goes.map(Some).ok_or(Full)
+    }
+
     fn seat(&mut self, party: Party) -> Id {
         self.events += 1;
         let id = self.events;
+        self.held[class(&party)] += 1;
         self.parties
             .entry(party.clone())
             .or_default()
@@ -145,10 +197,10 @@ impl Seats {
         let (busy, since) = (seat.busy, seat.since);
         let old = std::mem::replace(&mut seat.party, party.clone());
         self.take_from(&old, busy, since);
+        // if all of its party's connections are at work and there is no room for more, it is this one that goes
+        let goes = self.who_goes(party).unwrap_or(Some(id));
+        self.held[class(party)] += 1;
         let holding = self.parties.entry(party.clone()).or_default();
-        let goes = (holding.len() >= self.each_max)
-            .then(|| holding.first_to_go())
-            .flatten();
         holding.of(busy).insert(since, id);
         if let Some(goes) = goes {
             self.leave(goes);
@@ -164,6 +216,7 @@ impl Seats {
     }
 
     fn take_from(&mut self, party: &Party, busy: bool, since: u64) {
+        self.held[class(party)] -= 1;
         if let Some(holding) = self.parties.get_mut(party) {
             holding.of(busy).remove(&since);
             if holding.len() == 0 {
@@ -173,10 +226,23 @@ impl Seats {
     }
 }
 
+fn room(max: usize, each_max: usize) -> Room {
+    Room {
+        max: max.max(1),
+        each_max: each_max.max(1),
+    }
+}
+
+/// Returns the place of a party's kind in [`Seats::held`].
+fn class(party: &Party) -> usize {
+    usize::from(party.is_user())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn address(n: u8) -> Party {
         Party::at([127, 0, 0, n].into())
@@ -195,9 +261,59 @@ mod tests {
         // the first is busy, so the second has waited longest
         assert!(matches!(seats.arrive(address(2)), Arrival::Instead(_, goes) if goes == ids[1]));
         assert!(matches!(seats.arrive(address(2)), Arrival::Instead(_, goes) if goes == ids[2]));
-        // now they hold one and two: the smaller one gets another, the larger one does not
+        // now they hold one and two: the larger one gets another for one of its own that waits, and none if all are busy
+        let Arrival::Instead(newest, goes) = seats.arrive(address(2)) else {
+            panic!("one of its own waits");
+        };
+        assert_ne!(goes, ids[0]);
+        for id in [newest, newest - 1] {
+            seats.turns(id, true);
+        }
         assert_eq!(seats.arrive(address(2)), Arrival::Refused);
         assert!(matches!(seats.arrive(address(1)), Arrival::Instead(..)));
+    }
+
+    /// Seats for users, and two for each stranger's address, three in all.
+    fn for_users(max: usize, each_max: usize) -> Seats {
+        Seats::new(max, each_max).with_strangers(&Strangers {
+            connections_max: 3,
+            connections_each_max: 2,
+            life: Duration::MAX,
+        })
+    }
+
+    #[test]
+    fn at_a_port_for_users_strangers_take_no_users_seat_and_a_newcomer_always_gets_in() {
+        let mut seats = for_users(2, 2);
+        let user = |name: &str| Party::User(name.into());
+        let enter = |seats: &mut Seats, name: &str| {
+            let id = match seats.arrive(address(1)) {
+                Arrival::Seated(id) | Arrival::Instead(id, _) => id,
+                Arrival::Refused => panic!("whoever comes may say who it is"),
+            };
+            (id, seats.known(id, &user(name)))
+        };
+        let (first, none) = enter(&mut seats, "ann");
+        assert_eq!(none, None);
+        let (second, none) = enter(&mut seats, "ann");
+        assert_eq!(none, None);
+        for n in 0..100 {
+            match seats.arrive(address(n % 7)) {
+                Arrival::Instead(_, goes) => assert!(goes != first && goes != second),
+                Arrival::Seated(_) => {}
+                Arrival::Refused => panic!("strangers that only wait make room"),
+            }
+            assert_eq!(seats.held[1], 2);
+            assert!(seats.held[0] <= 3);
+        }
+        // users share theirs as ever: the one with most makes room for another
+        let (_, goes) = enter(&mut seats, "bob");
+        assert_eq!(goes, Some(first));
+        // who has as many as anybody, all of them at work, gets no more
+        seats.turns(second, true);
+        let (more, goes) = enter(&mut seats, "ann");
+        assert_eq!(goes, Some(more));
+        assert_eq!(seats.held[1], 2);
     }
 
     #[test]
@@ -228,10 +344,14 @@ mod tests {
     proptest! {
         #[test]
         fn bounds_hold_and_nobody_small_is_kept_out(
-            events in proptest::collection::vec((0u8..4, 0u8..6, any::<proptest::sample::Index>()), 1..400)
+            events in proptest::collection::vec((0u8..4, 0u8..6, any::<proptest::sample::Index>()), 1..400),
+            apart: bool,
         ) {
             let (max, each) = (12, 8);
-            let mut seats = Seats::new(max, each);
+            let mut seats = match apart {
+                true => for_users(max, each),
+                false => Seats::new(max, each),
+            };
             let mut open: Vec<Id> = Vec::new();
             for (what, who, which) in events {
                 let some = (!open.is_empty()).then(|| open[which.index(open.len().max(1))]);
@@ -248,7 +368,8 @@ mod tests {
                     }
                     _ => {
                         let own = seats.parties.get(&address(who)).map_or(0, Holding::len);
-                        let largest = seats.parties.values().map(Holding::len).max().unwrap_or(0);
+                        let rivals = seats.parties.iter().filter(|(party, _)| !apart || !party.is_user());
+                        let largest = rivals.map(|(_, holding)| holding.len()).max().unwrap_or(0);
                         match seats.arrive(address(who)) {
                             Arrival::Seated(id) => open.push(id),
                             Arrival::Instead(id, goes) => {
@@ -260,8 +381,13 @@ mod tests {
                         }
                     }
                 }
-                prop_assert!(open.len() <= max);
+                let [strangers, users] = seats.held;
+                match apart {
+                    true => prop_assert!(strangers <= 3 && users <= max),
+                    false => prop_assert!(open.len() <= max),
+                }
                 prop_assert!(seats.parties.values().all(|holding| holding.len() <= each));
+                prop_assert_eq!(strangers + users, open.len());
                 let held: usize = seats.parties.values().map(Holding::len).sum();
                 prop_assert_eq!((held, seats.seats.len()), (open.len(), open.len()));
             }

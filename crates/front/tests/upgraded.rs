@@ -26,6 +26,7 @@ async fn echo() -> std::net::SocketAddr {
     let bounds = Bounds {
         connections_max: 8,
         connections_each_max: 8,
+        strangers: None,
         handshake: Duration::from_secs(10),
         head: HEAD,
         idle: Duration::from_secs(60),

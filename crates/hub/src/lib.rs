@@ -8,10 +8,6 @@
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
 //! the image becomes visible; no text of a request becomes part of a path.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "some still take an error for an absence"
-)]
 
 mod access;
 mod batch;
@@ -218,6 +214,7 @@ fn bounds(limits: &Limits) -> floe_front::Bounds {
     floe_front::Bounds {
         connections_max: limits.connections_max,
         connections_each_max: limits.connections_each_max,
+        strangers: None,
         handshake: limits.handshake_timeout,
         head: limits.head_timeout,
         idle: limits.idle_timeout,

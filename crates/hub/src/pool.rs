@@ -32,6 +32,10 @@ use std::time::{Duration, Instant};
 
 /// How often an admission is tried when chunks that it counted on go meanwhile.
 const TRIES_MAX: usize = 4;
+/// How long until the substrates that could not be looked at when the hub started are looked for again; twice as long each time, up to
+/// the second.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(300);
 /// Least bytes that an item takes in the pool's memory, however well it is compressed.
 const ITEM_BYTES_MIN: u64 = 49;
 
@@ -238,27 +242,42 @@ impl Pool {
         Ok(false)
     }
 
-    /// Returns the substrates that are there at the start, those that were published last first.
-    fn find_all(&self, hub: &Hub) -> Vec<Hash> {
-        let mut found = Vec::new();
-        for (pushed, id) in hub.catalogue.by_age().unwrap_or_default() {
-            let image = as_its_owner(hub, &id);
-            let manifest = image.and_then(|image| std::fs::read(hub.manifest_of(&image)).ok());
-            let manifest = manifest.and_then(|bytes| Manifest::decode_verified(&bytes, &id).ok());
-            let known = manifest.and_then(|manifest| Known::of(&manifest.config));
-            if let Some(known) = known {
-                self.known.write().insert(id, known);
-                found.push((pushed, id));
+    /// Notes the substrates that are there and not known yet. Returns them, those that were published last first, and whether every
+    /// image could be looked at.
+    fn find_all(&self, hub: &Hub) -> (Vec<Hash>, bool) {
+        let images = match hub.catalogue.by_age() {
+            Ok(images) => images,
+            Err(error) => {
+                tracing::warn!(%error, "which substrates there are can't be read");
+                return (Vec::new(), false);
+            }
+        };
+        let (mut found, mut all_read) = (Vec::new(), true);
+        for (pushed, id) in images {
+            if self.known.read().contains_key(&id) {
+                continue;
+            }
+            match known_of(hub, &id) {
+                Ok(Some(known)) => {
+                    self.known.write().insert(id, known);
+                    found.push((pushed, id));
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    stays(&id, &error);
+                    all_read = false;
+                }
             }
         }
         found.sort_unstable();
-        found.into_iter().rev().map(|(_, id)| id).collect()
+        let ids = found.into_iter().rev().map(|(_, id)| id);
+        (ids.collect(), all_read)
     }
 
-    /// Brings back what was in memory before, as far as it fits.
-    fn warm(&self, hub: &Hub) {
+    /// Brings back what was in memory before, as far as it fits. Returns whether all that there may be was looked at.
+    fn warm(&self, hub: &Hub) -> bool {
         let began = Instant::now();
-        let all = self.find_all(hub);
+        let (all, all_read) = self.find_all(hub);
         let mut count = 0;
         for id in &all {
             match self.take_in(hub, id, true) {
@@ -271,13 +290,14 @@ impl Pool {
             self.stock.lock().touch(id);
         }
         let took = began.elapsed();
-        self.queue.lock().warm = Some(took);
+        self.queue.lock().warm.get_or_insert(took);
         tracing::info!(
             substrates = all.len(),
             in_memory = count,
             seconds = took.as_secs_f64(),
             "the pool is warm"
         );
+        all_read
     }
 
     fn status(&self, seen: &[PooledSubstrate]) -> PoolStatus {
@@ -348,6 +368,26 @@ fn as_its_owner(hub: &Hub, id: &Hash) -> Option<VisibleImage> {
     hub.catalogue.visible(id, Some(&owner))
 }
 
+/// Returns what is shown of an image if it is a substrate. An error does not say that it is none.
+fn known_of(hub: &Hub, id: &Hash) -> ApiResult<Option<Known>> {
+    let Some(image) = as_its_owner(hub, id) else {
+        return Ok(None);
+    };
+    let bytes = match std::fs::read(hub.manifest_of(&image)) {
+        // it was removed meanwhile
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read?,
+    };
+    match Manifest::decode_verified(&bytes, id) {
+        Ok(manifest) => Ok(Known::of(&manifest.config)),
+        Err(error) => {
+            // it is no better the next time
+            tracing::warn!(image = id.short(), %error, "an image's manifest is damaged");
+            Ok(None)
+        }
+    }
+}
+
 fn stays(id: &Hash, error: &ApiError) {
     let why = &error.body.message;
     tracing::warn!(image = id.short(), %why, "a substrate stays on the disk");
@@ -415,20 +455,28 @@ fn items_of(scope: &Scope, used: &Used, small: &HashSet<Hash>) -> Vec<PoolItem> 
     items
 }
 
+/// Brings what is there into memory. Returns whether all of it could be looked at.
+async fn warm(hub: &Arc<Hub>) -> bool {
+    let warmed = apart(hub, |hub| {
+        Ok(hub.pool.as_ref().is_none_or(|pool| pool.warm(hub)))
+    });
+    warmed.await.unwrap_or(true) // a panic, which would come again
+}
+
 /// Brings substrates into memory one after the other, until the runtime ends: those that are there, then those that come.
 pub(crate) async fn keep(hub: Arc<Hub>) {
     let Some(pool) = &hub.pool else { return };
-    let warmed = apart(&hub, |hub| {
-        if let Some(pool) = &hub.pool {
-            pool.warm(hub);
-        }
-        Ok(())
-    });
-    drop(warmed.await);
+    let (mut all_read, mut again) = (warm(&hub).await, LOOK_AGAIN);
     loop {
         let next = pool.queue.lock().waiting.pop_front();
         let Some(id) = next else {
-            pool.came.notified().await;
+            let comes = pool.came.notified();
+            if all_read {
+                comes.await;
+            } else if tokio::time::timeout(again, comes).await.is_err() {
+                all_read = warm(&hub).await;
+                again = (again * 2).min(LOOK_AGAIN_MAX);
+            }
             continue;
         };
         let taken = apart(&hub, move |hub| match &hub.pool {

@@ -265,9 +265,9 @@ pub(crate) fn publish(
             folder.join(format!("{}.pack", pack.id)),
             hub.shelf.pack_path(&pack.id),
         );
-        if !to.exists() {
+        if !to.try_exists()? {
             move_in(&from, &to)?;
-        } else if from.exists() && !is_whole(&to, &pack.id) {
+        } else if from.try_exists()? && !is_whole(&to, &pack.id) {
             // The sent pack was checked when it was received.
             tracing::warn!(pack = %pack.id, "a damaged pack is replaced by what was sent");
             move_in(&from, &to)?;
@@ -309,7 +309,7 @@ fn is_whole(path: &Path, id: &Hash) -> bool {
 
 fn move_in(from: &Path, to: &Path) -> io::Result<()> {
     let folder: PathBuf = to.parent().map(Path::to_owned).unwrap_or_default();
-    if !folder.exists() {
+    if !folder.try_exists()? {
         floe_store::private::make_dirs(&folder)?;
         if let Some(above) = folder.parent() {
             sync_folder(above)?;

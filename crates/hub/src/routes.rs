@@ -67,21 +67,27 @@ async fn resolve(
     viewer: Viewer,
     Args(query): Args<NameQuery>,
 ) -> ApiResult<Json<Resolved>> {
-    let absent = ApiError::no_image(format_args!(
-        "{:?}",
-        query.name.chars().take(300).collect::<String>()
-    ));
-    if let Ok(id) = query.name.parse::<Hash>() {
-        hub.catalogue.visible(&id, viewer.name()).ok_or(absent)?;
-        return Ok(Json(Resolved { id: id.to_string() }));
-    }
-    let name = parse_name(&query.name)?;
-    let user = viewer.name().map(str::to_owned);
-    let found = blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.resolve(&name, user.as_deref())?)
-    });
-    let id = found.await?.ok_or(absent)?;
-    Ok(Json(Resolved { id: id.to_string() }))
+    let absent = || {
+        let name: String = query.name.chars().take(300).collect();
+        ApiError::no_image(format_args!("{name:?}"))
+    };
+    let id = match query.name.parse::<Hash>() {
+        Ok(id) => id,
+        Err(_) => {
+            let name = parse_name(&query.name)?;
+            let user = viewer.name().map(str::to_owned);
+            let found = blocking(&hub, viewer.party(), move |hub| {
+                Ok(hub.catalogue.resolve(&name, user.as_deref())?)
+            });
+            found.await?.ok_or_else(absent)?
+        }
+    };
+    let image = hub.catalogue.visible(&id, viewer.name());
+    let image = image.ok_or_else(absent)?;
+    Ok(Json(Resolved {
+        id: id.to_string(),
+        own: viewer.name() == Some(&**image.owner()),
+    }))
 }
 
 /// Lists the images that the client may read.

@@ -156,7 +156,7 @@ impl Hub {
     /// Writes an image's manifest, unless it is there, and its layout. Returns what they take on the disk.
     pub fn put_files(&self, id: &Hash, manifest: &[u8], layout: &[u8]) -> std::io::Result<u64> {
         let path = self.manifest_path(id);
-        if !path.exists() {
+        if !path.try_exists()? {
             write_durably(&path, manifest)?;
         }
         write_durably(&path.with_extension("layout"), layout)?;
@@ -182,13 +182,12 @@ impl Hub {
 
     /// Returns the path of a staged pack: in the upload's folder, or in the published one if a commit was interrupted after
     /// its files were moved and before its row was written.
-    pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> PathBuf {
+    pub fn staged_pack_path(&self, key: &str, pack: &Hash) -> std::io::Result<PathBuf> {
         let staged = self.staging(key).join(format!("{pack}.pack"));
-        if staged.exists() {
-            staged
-        } else {
-            self.shelf.pack_path(pack)
-        }
+        Ok(match staged.try_exists()? {
+            true => staged,
+            false => self.shelf.pack_path(pack),
+        })
     }
 
     /// Returns the scope of a set of published packs.

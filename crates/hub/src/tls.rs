@@ -37,8 +37,7 @@ pub(crate) fn prepare(
                 folder.join("ca.pem"),
             );
             // The key is written last: if it exists, so do the other files.
-            set_aside_unreadable(&folder, &cert, &key);
-            if !key.exists() {
+            if !is_whole(&folder, &cert, &key)? {
                 make(&folder, &subject_names(names, listen))?;
             }
             (cert, key, Some(ca))
@@ -89,25 +88,32 @@ pub(crate) fn prepare(
     }))
 }
 
-/// Moves a certificate of the hub's own that can't be read (an empty file after a full disk) away, so that a new one is
-/// made: clients then need the new CA file, but the hub works.
-fn set_aside_unreadable(folder: &Path, cert: &Path, key: &Path) {
-    let whole = CertificateDer::pem_file_iter(cert).is_ok_and(|mut certs| {
-        certs.next().is_some_and(|first| first.is_ok()) && certs.all(|cert| cert.is_ok())
-    }) && PrivateKeyDer::from_pem_file(key).is_ok();
-    if whole || !key.exists() {
-        return;
+/// Returns whether the hub has a certificate of its own. One that is damaged (an empty file after a full disk) is moved away, so that a
+/// new one is made: clients then need the new CA file, but the hub works.
+fn is_whole(folder: &Path, cert: &Path, key: &Path) -> Result<bool, HubError> {
+    let read = |path: &Path| match std::fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).map_err(HubError::file("cannot read", path)),
+    };
+    let Some(key) = read(key)? else {
+        return Ok(false);
+    };
+    let cert = read(cert)?.unwrap_or_default();
+    let mut certs = CertificateDer::pem_slice_iter(&cert);
+    if certs.next().is_some_and(|first| first.is_ok())
+        && certs.all(|cert| cert.is_ok())
+        && PrivateKeyDer::from_pem_slice(&key).is_ok()
+    {
+        return Ok(true);
     }
     let aside = folder.with_extension(format!("damaged-{}", super::catalogue::now_unix_ms()));
-    match std::fs::rename(folder, &aside) {
-        Ok(()) => tracing::error!(
-            aside = %aside.display(),
-            "the hub's certificate could not be read and was set aside; a new one is made, and clients need the new CA file"
-        ),
-        Err(error) => {
-            tracing::error!(%error, "the hub's unreadable certificate could not be set aside")
-        }
-    }
+    std::fs::rename(folder, &aside)
+        .map_err(HubError::file("cannot set aside the damaged", folder))?;
+    tracing::error!(
+        aside = %aside.display(),
+        "the hub's certificate is damaged and was set aside; a new one is made, and clients need the new CA file"
+    );
+    Ok(false)
 }
 
 /// Returns the names that clients on this host and network will use.

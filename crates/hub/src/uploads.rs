@@ -228,10 +228,11 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
 }
 
 fn staged_scope(hub: &Hub, key: &str, packs: &[PackRef]) -> ApiResult<Scope> {
-    let packs = packs
-        .iter()
-        .map(|pack| hub.shelf.pack(pack, hub.staged_pack_path(key, &pack.id)));
-    Ok(Scope::new(packs.collect::<Result<_, _>>()?))
+    let packs = packs.iter().map(|pack| {
+        let path = hub.staged_pack_path(key, &pack.id)?;
+        Ok(hub.shelf.pack(pack, path)?)
+    });
+    Ok(Scope::new(packs.collect::<ApiResult<_>>()?))
 }
 
 /// Returns whether an item is there with everything below it; adds the packs that contain these to the needed ones.
@@ -325,16 +326,15 @@ pub(crate) async fn commit(
         let packs = hub.catalogue.upload_packs(&upload.key)?;
         // A pack that was removed with its image since `have` relied on it counts as missing, not as an error; so does
         // a damaged one.
-        let files = packs
-            .iter()
-            .map(|p| (p.pack, hub.staged_pack_path(&upload.key, &p.pack.id)));
-        let whole = |(pack, path): &(PackRef, std::path::PathBuf)| {
-            path.exists() && (path.starts_with(&folder) || !hub.shelf.is_damaged(&pack.id))
-        };
-        let packs = files
-            .filter(whole)
-            .map(|(pack, path)| hub.shelf.pack(&pack, path));
-        let scope = Scope::new(packs.collect::<Result<_, _>>()?);
+        let mut whole = Vec::with_capacity(packs.len());
+        for pack in packs.into_iter().map(|staged| staged.pack) {
+            let path = hub.staged_pack_path(&upload.key, &pack.id)?;
+            let damaged = hub.shelf.is_damaged(&pack.id) && !path.starts_with(&folder);
+            if path.try_exists()? && !damaged {
+                whole.push(hub.shelf.pack(&pack, path)?);
+            }
+        }
+        let scope = Scope::new(whole);
         let own = hub
             .catalogue
             .visible(&upload.image, Some(&upload.owner))

@@ -54,8 +54,8 @@ pub struct PendingClock {
 }
 
 impl PendingClock {
-    /// Starts the attempt. The guest must be running.
-    pub(crate) fn begin(socket: PathBuf, has_agent_port: bool) -> PendingClock {
+    /// Starts the attempt, at the socket of the QEMU with this process id. The guest must be running.
+    pub(crate) fn begin(socket: PathBuf, pid: u32, has_agent_port: bool) -> PendingClock {
         let shared = Arc::new((Mutex::new(None), Condvar::new()));
         let pending = PendingClock {
             shared: shared.clone(),
@@ -73,7 +73,7 @@ impl PendingClock {
         }
         let fallback = finish.clone();
         let thread = floe_threads::spawn("guest-clock", move || {
-            finish(match set(&socket) {
+            finish(match set(&socket, pid) {
                 Ok(()) => ClockSync::Set {
                     took: started.elapsed(),
                 },
@@ -99,7 +99,7 @@ impl PendingClock {
     }
 }
 
-fn set(socket: &Path) -> Result<(), QgaError> {
-    let mut agent = Agent::connect(socket, AGENT_WAIT_MAX)?;
+fn set(socket: &Path, pid: u32) -> Result<(), QgaError> {
+    let mut agent = Agent::connect(socket, pid, AGENT_WAIT_MAX)?;
     agent.set_time()
 }

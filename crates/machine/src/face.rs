@@ -6,7 +6,6 @@
 //! picture's size (a text console has that of the firmware) and recognising letters in a picture.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
@@ -15,7 +14,7 @@ use serde_json::json;
 use crate::capture::vram_span;
 use crate::error::MachineError;
 use crate::machine::Machine;
-use crate::qmp::connect_checked;
+use crate::socket::Socket;
 
 /// How much of the video memory is read, in bytes: all that text mode can use, and the upper 200 lines of a screen of 1280 points.
 const LOOKED_AT_BYTES: u64 = 1 << 20;
@@ -47,8 +46,8 @@ impl Machine {
         if !free {
             return Ok(None);
         }
-        connect_checked(&self.console_socket(), self.pid())
+        self.connect(Socket::Console)
             .map(Some)
-            .map_err(|error: io::Error| MachineError::io("connect to the serial console")(error))
+            .map_err(MachineError::io("connect to the serial console"))
     }
 }

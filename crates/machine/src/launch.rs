@@ -40,8 +40,6 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
 ];
 /// The directory of sockets and logs, which belongs to the machine's user.
 pub(crate) const RUN_DIR: &str = "run";
-/// The file that identifies QEMU's process. It exists before QEMU does, whereas the record is written when QEMU answers.
-pub(crate) const PROCESS: &str = "qemu.json";
 /// QEMU's own output.
 pub(crate) const LOG: &str = "qemu.log";
 /// Number of bytes at the end of that output that an error repeats.
@@ -69,7 +67,7 @@ pub(crate) fn launch(
     let plan = ExecPlan {
         dir: run.clone(),
         announcement: Some(Announcement {
-            file: spec.dir.join(PROCESS),
+            file: spec.dir.join(record::PROCESS),
             starter: std::process::id(),
         }),
         ends_with: None,
@@ -195,7 +193,7 @@ fn connect(
     let made = Sockets::watch(run).map_err(|e| failed(format!("{}: {e}", run.display())))?;
     loop {
         let events = events.clone();
-        match Qmp::connect(&run.join(files::QMP), Some(process.id().pid), move |e| {
+        match Qmp::connect(&run.join(files::QMP), process.id().pid, move |e| {
             events.take(e)
         }) {
             Ok(qmp) => return Ok(qmp),

@@ -62,6 +62,7 @@ mod record;
 mod restore;
 mod screen;
 mod shown;
+mod socket;
 mod spec;
 pub mod tool;
 mod usage;
@@ -91,6 +92,7 @@ pub use record::Record;
 pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use shown::{Shown, shown};
+pub use socket::Socket;
 pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,

@@ -25,8 +25,8 @@ use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
 use crate::qga::Agent;
-use crate::qmp::{COMMAND_TIMEOUT, Event, Pending, Qmp, QmpError, connect_checked};
-use crate::record::{self, Record};
+use crate::qmp::{COMMAND_TIMEOUT, Event, Pending, Qmp, QmpError};
+use crate::record::{self, Record, Told};
 use crate::screen;
 use crate::spec::{PortForward, Spec};
 
@@ -257,7 +257,7 @@ impl Machine {
         let events = Arc::new(EventLog::default());
         let shared = events.clone();
         let socket = dir.join(RUN_DIR).join(files::QMP);
-        let qmp = Qmp::connect(&socket, Some(record.process.pid), move |e| shared.take(e));
+        let qmp = Qmp::connect(&socket, record.process.pid, move |e| shared.take(e));
         let qmp = qmp.map_err(|e| not(format!("{e}; is another floe node using it?")))?;
         let machine = Machine::assemble(dir, record, process, qmp, events);
         // the earlier process may have ended in the middle of a change
@@ -266,28 +266,33 @@ impl Machine {
     }
 
     /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to
-    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none.
+    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none, and a file that should name it and is
+    /// damaged doesn't either: then it is looked for by the directory in which it runs.
     pub fn process_in(dir: &Path) -> Result<Option<Process>, MachineError> {
-        let path = dir.join(launch::PROCESS);
-        let id = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            read => serde_json::from_slice(
-                &read.map_err(MachineError::io(format!("read {}", path.display())))?,
-            )
-            .ok(),
-        };
-        let id = match id {
-            Some(id) => Some(id),
-            None => Record::process_in(dir)?,
-        };
-        let Some(id) = id else {
-            return Ok(None);
-        };
-        match Process::find(id) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            found => found.map(Some).map_err(MachineError::io(format!(
-                "look for QEMU, process {}",
-                id.pid
+        let mut damaged = false;
+        for told_in in [record::announced_in as fn(&Path) -> _, record::recorded_in] {
+            match told_in(dir)? {
+                Told::Nothing => {}
+                Told::Damaged => damaged = true,
+                Told::Process(id) => match Process::find(id) {
+                    // a damaged file may name a later one
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && damaged => {}
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                    found => {
+                        let what = format!("look for QEMU, process {}", id.pid);
+                        return found.map(Some).map_err(MachineError::io(what));
+                    }
+                },
+            }
+        }
+        match damaged {
+            false => Ok(None),
+            true => Process::running_in(&dir.join(RUN_DIR), |process| {
+                Ok(guard::is_in(&process.mappings()?))
+            })
+            .map_err(MachineError::io(format!(
+                "look for the QEMU that runs in {}",
+                dir.display()
             ))),
         }
     }
@@ -465,33 +470,17 @@ impl Machine {
             .map_err(MachineError::io(format!("write {}", path.display())))
     }
 
-    /// Returns the socket of the serial console: bytes in both directions, one client at a time.
-    pub fn console_socket(&self) -> PathBuf {
-        self.run_file(files::CONSOLE)
-    }
-
-    /// Returns the socket of the screen, for a VNC client.
-    pub fn vnc_socket(&self) -> PathBuf {
-        self.run_file(files::VNC)
-    }
-
-    /// Returns the socket of the guest agent.
-    pub fn agent_socket(&self) -> PathBuf {
-        self.run_file(files::AGENT)
-    }
-
     /// Asks the guest agent to set the guest's clock, in the background and as soon as it answers. QEMU's agent starts a
     /// program for that, which takes an emulated guest seconds.
     pub fn set_clock(&self) -> PendingClock {
         let has_port = devices::has(&self.config().devices, "virtserialport");
-        PendingClock::begin(self.agent_socket(), has_port)
+        PendingClock::begin(self.run_file(files::AGENT), self.pid(), has_port)
     }
 
     /// Connects to the port through which programs in the guest talk to their node; `None` if the machine has no such
     /// port. Only one connection at a time is possible; what the guest writes to it must not be trusted.
     pub fn connect_floe_port(&self) -> Option<io::Result<UnixStream>> {
-        devices::has_floe_port(&self.config().devices)
-            .then(|| connect_checked(&self.run_file(files::FLOE), self.pid()))
+        devices::has_floe_port(&self.config().devices).then(|| self.connect_file(files::FLOE))
     }
 
     /// Returns whether a program in the guest has that port open, as far as QEMU has told this process: it tells of changes, within a
@@ -605,7 +594,7 @@ impl Machine {
         f: impl FnOnce(&mut Agent) -> Result<T, crate::qga::QgaError>,
     ) -> Result<T, crate::qga::QgaError> {
         let _one_at_a_time = self.agent.lock();
-        f(&mut Agent::connect(&self.agent_socket(), limit)?)
+        f(&mut Agent::over(self.connect_file(files::AGENT)?, limit)?)
     }
 
     /// Returns the id by which the guest's kernel recognizes a new generation of the machine; it is new after each
@@ -657,7 +646,7 @@ impl Machine {
         }
     }
 
-    fn run_file(&self, name: &str) -> PathBuf {
+    pub(crate) fn run_file(&self, name: &str) -> PathBuf {
         self.dir.join(RUN_DIR).join(name)
     }
 }

@@ -1,5 +1,6 @@
 //! A process, distinguished from a later one with the same id, and its address space.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -74,6 +75,35 @@ impl Process {
         }
     }
 
+    /// Holds a process whose working directory this is and that `is_it`, if there is one. Of the directories of all processes only the
+    /// names are read: one may be on a mount that answers nobody.
+    pub fn running_in(
+        directory: &Path,
+        is_it: impl Fn(&Process) -> io::Result<bool>,
+    ) -> io::Result<Option<Process>> {
+        let directory = match fs::canonicalize(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            directory => directory?,
+        };
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let at = unless_ended(fs::read_link(format!("/proc/{pid}/cwd")))?;
+            if at.as_ref() != Some(&directory) {
+                continue;
+            }
+            let Some(process) = unless_ended(Process::hold(pid))? else {
+                continue;
+            };
+            if unless_ended(is_it(&process))? == Some(true) {
+                return Ok(Some(process));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns its id and start time.
     pub fn id(&self) -> ProcessId {
         self.id
@@ -125,6 +155,18 @@ impl Process {
             .lines()
             .filter_map(parse_mapping)
             .collect())
+    }
+}
+
+/// Returns what was asked of a process; `None` if that has ended, or is another user's.
+fn unless_ended<T>(asked: io::Result<T>) -> io::Result<Option<T>> {
+    match asked {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Ok(None),
+            _ => Err(error),
+        },
+        asked => asked.map(Some),
     }
 }
 

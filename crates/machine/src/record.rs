@@ -1,6 +1,7 @@
 //! The record of a running machine, by which a later process can take it over.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use floe_image::MachineConfig;
@@ -15,6 +16,9 @@ use crate::spec::PortForward;
 
 /// The record's file name in the machine's directory.
 pub const FILE: &str = "machine.json";
+/// The file in that directory that identifies QEMU's process. It exists before QEMU does, whereas the record is written when QEMU
+/// answers.
+pub(crate) const PROCESS: &str = "qemu.json";
 /// The record's format version; there has been only one.
 const VERSION: u32 = 1;
 /// Largest record that is read, in bytes.
@@ -99,21 +103,6 @@ impl Record {
         Ok(record)
     }
 
-    /// Returns the QEMU process that the record in `dir` names; `None` if there is no record, or none that is whole.
-    pub(crate) fn process_in(dir: &Path) -> Result<Option<ProcessId>, MachineError> {
-        #[derive(Deserialize)]
-        struct Named {
-            process: ProcessId,
-        }
-        let path = dir.join(FILE);
-        let bytes = match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(MachineError::io(format!("read {}", path.display())))?,
-        };
-        let named: Option<Named> = serde_json::from_slice(&bytes).ok();
-        Ok(named.map(|named| named.process))
-    }
-
     /// Writes the record atomically: a reader sees either the old or the new one.
     pub(crate) fn save(&self, dir: &Path) -> Result<(), MachineError> {
         let write = || -> std::io::Result<()> {
@@ -128,6 +117,48 @@ impl Record {
             "write {}",
             dir.join(FILE).display()
         )))
+    }
+}
+
+/// What a file tells of a machine's QEMU.
+pub(crate) enum Told {
+    /// There is no file.
+    Nothing,
+    /// It can't be understood.
+    Damaged,
+    /// QEMU is this process, or was.
+    Process(ProcessId),
+}
+
+/// Returns what QEMU wrote down of itself in `dir` before it began.
+pub(crate) fn announced_in(dir: &Path) -> Result<Told, MachineError> {
+    told(&dir.join(PROCESS), |bytes| {
+        serde_json::from_slice(bytes).ok()
+    })
+}
+
+/// Returns which process the record in `dir` names, whatever the record's version.
+pub(crate) fn recorded_in(dir: &Path) -> Result<Told, MachineError> {
+    #[derive(Deserialize)]
+    struct Named {
+        process: ProcessId,
+    }
+    told(&dir.join(FILE), |bytes| {
+        let named: Option<Named> = serde_json::from_slice(bytes).ok();
+        named.map(|named| named.process)
+    })
+}
+
+fn told(
+    path: &Path,
+    process: impl FnOnce(&[u8]) -> Option<ProcessId>,
+) -> Result<Told, MachineError> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes));
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Told::Nothing),
+        Err(error) => Err(MachineError::io(format!("read {}", path.display()))(error)),
+        Ok(_) => Ok(process(&bytes).map_or(Told::Damaged, Told::Process)),
     }
 }
 

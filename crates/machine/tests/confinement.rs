@@ -2,10 +2,14 @@
 
 mod common;
 
+use std::io::Read;
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use common::*;
-use floe_machine::{CaptureOptions, End, Machine, MachineError, PortForward, Protocol, Status};
+use floe_machine::{
+    CaptureOptions, End, Machine, MachineError, PortForward, Protocol, Socket, Status,
+};
 
 fn status_field(pid: u32, field: &str) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -377,4 +381,74 @@ fn a_machine_outlives_its_killed_starter() {
     );
     wait_ready(&machine);
     assert_eq!(machine.status().unwrap(), Status::Running);
+}
+
+#[test]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
+fn a_socket_that_took_the_place_of_qemus_is_told_nothing() {
+    let guest = guest();
+    let dir = scratch();
+    let (machine, _console) = boot(spec(&guest, dir.path(), "replaced", 14));
+    let _machine = Guard(&machine);
+    machine.connect(Socket::Screen).unwrap();
+    // as a QEMU that its guest has taken over could do: the directory is its user's
+    let run = dir.path().join("replaced/run");
+    let others = ["console.sock", "vnc.sock", "qga.sock", "qmp.sock"].map(|name| {
+        std::fs::remove_file(run.join(name)).unwrap();
+        UnixListener::bind(run.join(name)).unwrap()
+    });
+    let told = [
+        machine.connect(Socket::Console).unwrap_err().to_string(),
+        machine.connect(Socket::Screen).unwrap_err().to_string(),
+        machine.agent_ping(PATIENCE).unwrap_err().to_string(),
+        Machine::adopt(machine.dir()).err().unwrap().to_string(),
+    ];
+    for told in told {
+        assert!(told.contains("not QEMU's process"), "{told}");
+    }
+    for other in others {
+        let mut heard = Vec::new();
+        let (mut stream, _) = other.accept().unwrap();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"");
+    }
+}
+
+#[test]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
+fn a_qemu_whose_files_are_damaged_is_found_by_where_it_runs() {
+    let guest = guest();
+    let dir = scratch();
+    let (machine, _console) = boot(spec(&guest, dir.path(), "damaged", 15));
+    let pid = machine.pid();
+    let guard = Guard(&machine);
+    let place = machine.dir().to_owned();
+    let known = || {
+        Machine::process_in(&place)
+            .unwrap()
+            .map(|qemu| qemu.id().pid)
+    };
+    // whoever else is there is no QEMU
+    let mut other = std::process::Command::new("sleep");
+    let mut other = other
+        .arg("1000")
+        .current_dir(place.join("run"))
+        .spawn()
+        .unwrap();
+    let own = std::fs::read(place.join("qemu.json")).unwrap();
+    for damage in [
+        &b""[..],
+        &own[..own.len() - 3],
+        b"{\"pid\": 1}",
+        b"\0\0\0\0",
+    ] {
+        std::fs::write(place.join("qemu.json"), damage).unwrap();
+        assert_eq!(known(), Some(pid), "{damage:?}");
+    }
+    std::fs::write(place.join("machine.json"), "{").unwrap();
+    assert_eq!(known(), Some(pid));
+    drop(guard);
+    assert_eq!(known(), None);
+    other.kill().unwrap();
+    other.wait().unwrap();
 }

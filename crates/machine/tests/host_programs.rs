@@ -90,7 +90,7 @@ fn a_guest_whose_agent_cannot_set_the_clock_gets_it_from_date() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let before = unix_s();
-    let mut agent = Agent::connect(&socket, PATIENCE).unwrap();
+    let mut agent = Agent::connect(&socket, running.0.id(), PATIENCE).unwrap();
     agent.set_time().unwrap();
     let said = std::fs::read_to_string(&asked).unwrap();
     let time = said.trim().strip_prefix("-u -s @").expect(&said);

@@ -1,7 +1,7 @@
 //! What a guest can reach of its host over QEMU's user network, and what it can write to the host's disk.
 //!
-//! Each test has its own network (a namespace, which QEMU inherits), so that it can have services on 127.0.0.1, ::1 and a
-//! link-local address, and a resolver at 127.0.0.53, whatever runs on the host.
+//! Each test has its own network (a namespace, which QEMU inherits), so that it can have services on 127.0.0.1, ::1 and where
+//! clouds have theirs, and a resolver at 127.0.0.53, whatever runs on the host.
 
 mod common;
 
@@ -21,8 +21,8 @@ use floe_machine::{CaptureOptions, HostAccess, Machine, PortForward};
 
 /// The answer of every service.
 const BANNER: &str = "the host answers";
-/// The address of a cloud's metadata service.
-const METADATA: &str = "169.254.169.254";
+/// Addresses at which clouds answer for their hosts.
+const METADATA: [&str; 3] = ["169.254.169.254", "168.63.129.16", "fd00:ec2::254"];
 /// The port of the services.
 const PORT: u16 = 7070;
 
@@ -40,7 +40,9 @@ fn alone(test: impl FnOnce() + Send + 'static) {
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
         sh("mount --make-rprivate /");
         sh("ip link set lo up");
-        sh(&format!("ip addr add {METADATA}/32 dev lo"));
+        for address in METADATA {
+            sh(&format!("ip addr add {address} dev lo"));
+        }
         let dir = scratch();
         let resolv = dir.path().join("resolv.conf");
         fs::write(&resolv, "nameserver 127.0.0.53\n").unwrap();
@@ -91,9 +93,10 @@ impl Visits {
     /// Starts the services that a guest must not reach.
     fn serve() -> Visits {
         let visits = Visits::default();
-        for address in ["127.0.0.1", "[::1]", METADATA] {
-            visits.tcp(&format!("{address}:{PORT}"));
-            visits.udp(&format!("{address}:{PORT}"));
+        for address in ["127.0.0.1", "::1"].iter().chain(&METADATA) {
+            let address = SocketAddr::new(address.parse().unwrap(), PORT);
+            visits.tcp(&address.to_string());
+            visits.udp(&address.to_string());
         }
         visits
     }
@@ -143,11 +146,12 @@ fn ask(console: &mut Console, address: &str) -> [bool; 2] {
     [tcp.contains(BANNER), udp.contains(BANNER)]
 }
 
-/// The host's loopback under the user network's names for it, and the cloud's metadata service.
-const ADDRESSES: [&str; 3] = ["10.0.2.2", "fec0::2", METADATA];
+/// The host's loopback under the user network's names for it.
+const LOOPBACK: [&str; 2] = ["10.0.2.2", "fec0::2"];
 
 fn reaches_nothing(console: &mut Console, visits: &Visits, who: &str) {
-    for address in ADDRESSES.iter().chain(&["10.0.2.3", "0.0.0.0"]) {
+    let addresses = LOOPBACK.iter().chain(&METADATA);
+    for address in addresses.chain(&["10.0.2.3", "0.0.0.0"]) {
         let got = ask(console, address);
         assert_eq!(got, [false; 2], "{who} machine reached {address}");
     }
@@ -220,11 +224,11 @@ fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
             let allowed = clone(&format!("allowed{number}"), 22 + number as u32, access);
             let _allowed = Guard(&allowed);
             let mut console = Console::open(&allowed);
-            for address in ADDRESSES {
+            for address in LOOPBACK.iter().chain(&METADATA) {
                 assert_eq!(ask(&mut console, address), [true; 2], "{address}");
             }
         }
-        assert!(visits.count() >= 12, "{}", visits.count());
+        assert!(visits.count() >= 20, "{}", visits.count());
         let elsewhere = clone("elsewhere", 24, HostAccess::Ports(vec![PORT + 1]));
         let _elsewhere = Guard(&elsewhere);
         let mut console = Console::open(&elsewhere);

@@ -257,17 +257,25 @@ impl Mount {
         )
     }
 
-    /// Ends a takeover, once everything was added again: what is still missing is removed (requests for it fail with ESTALE).
-    pub fn takeover_done(&self) {
-        let early = self.core.early.lock().take();
-        self.replay(early.unwrap_or_default());
+    /// Ends a takeover, once everything was added again that can be: what is still missing is removed (requests for it fail with
+    /// ESTALE). Only machines that are still `awaited`, and all images as long as there are any, stay expected: requests for them wait
+    /// until they are added, or until this is called again and they are awaited no more.
+    pub fn takeover_done(&self, awaited: impl Fn(&str) -> bool) {
         let (images, machines) = self.expected();
-        let images = images.iter().map(|i| format!("images/{i}"));
-        for path in images.chain(machines.iter().map(|m| format!("machines/{m}"))) {
+        let (awaited, gone): (Vec<String>, Vec<String>) =
+            machines.into_iter().partition(|name| awaited(name));
+        let images = images.iter().filter(|_| awaited.is_empty());
+        let images = images.map(|id| format!("images/{id}"));
+        for path in images.chain(gone.iter().map(|name| format!("machines/{name}"))) {
             if let Err(error) = self.remove(&path) {
                 tracing::warn!(path, %error, "could not forget what was not added again");
             }
         }
+        if !awaited.is_empty() {
+            return self.replay_early();
+        }
+        let early = self.core.early.lock().take();
+        self.replay(early.unwrap_or_default());
     }
 
     /// Handles requests again that came before what they are for was added.

@@ -42,7 +42,7 @@ fn role() {
         Ok(_) => Some(place.machine(&node, "waiting")),
         Err(_) => None,
     };
-    node.mount.takeover_done();
+    node.mount.takeover_done(|_| false);
     std::fs::write(root.join(format!("ready-{}", std::process::id())), "").unwrap();
     if std::env::var("FLOE_TEST_BOUND").as_deref() == Ok("later") {
         while !root.join("bind").exists() {
@@ -311,13 +311,15 @@ fn a_map_that_can_not_be_read_at_a_takeover_costs_nothing() {
     };
     let told = add().err().unwrap().to_string();
     assert!(told.contains(map.to_str().unwrap()), "{told}");
+    // its guest waits meanwhile, and finds everything once the disk can be read
+    second.mount.takeover_done(|name| name == "a");
     assert!(std::fs::read(layers.join("layer-1.data")).unwrap() == data);
     assert_eq!(std::fs::read_dir(&layers).unwrap().count(), 3);
 
     std::fs::remove_file(&map).unwrap();
     std::fs::rename(&kept, &map).unwrap();
     let machine = add().unwrap();
-    second.mount.takeover_done();
+    second.mount.takeover_done(|_| false);
     let mut now = vec![0; DISK_BYTES];
     disk.read_exact_at(&mut now, 0).unwrap();
     assert!(now == model);
@@ -423,7 +425,12 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
             !early.is_finished(),
             "a request for what isn't added yet waits"
         );
-        node.mount.takeover_done();
+        // its machine can't be added yet, and is still waited for
+        node.mount.takeover_done(|name| name == "a");
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!early.is_finished());
+        assert_eq!(node.mount.expected().1, ["a"]);
+        node.mount.takeover_done(|_| false);
         assert_eq!(
             early.join().unwrap().unwrap_err().raw_os_error(),
             Some(libc::ESTALE)

@@ -13,6 +13,7 @@ use crate::{
     fork::{Forks, Unstored},
     inventory::{
         Entry, Inventory, Operation,
+        afterwards::wait_after,
         lifecycle::{Event, Gone, Task},
         record::{Record, Wanted},
     },
@@ -21,6 +22,7 @@ use crate::{
 };
 use floe_api::{Happened, paths::Home};
 use floe_machine::{Machine, Status};
+use floe_threads::Cancel;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
@@ -36,10 +38,6 @@ const MOUNT_LOST: &str =
     "its memory was lost when this node and the mount's supervisor ended together";
 /// How long until a QEMU that does not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// How often a machine is put onto the mount before it is given up.
-const ATTACH_TRIES: u32 = 5;
-/// How long to wait before the second try; it doubles each time.
-const ATTACH_AGAIN: Duration = Duration::from_millis(20);
 /// How long a starting node waits for its machines before it begins to answer.
 const BEFORE_ANSWERING: Duration = Duration::from_secs(1);
 
@@ -57,8 +55,8 @@ pub(crate) struct Left {
 enum Taken {
     /// It is this node's now.
     Over,
-    /// It did not answer.
-    AskAgain,
+    /// It is not yet, for this reason.
+    AskAgain(String),
 }
 
 /// The service that takes over machines. It lives as long as machines are being taken over.
@@ -117,7 +115,7 @@ impl Adoption {
         match wanted {
             Wanted::Running => {
                 left.lost = self.look_for_parent(&left.operation);
-                left.attached = self.attach(&left.operation);
+                left.attached = self.machines.attach(&left.operation);
                 self.machines.resources_found(&left.operation);
             }
             Wanted::Stopped | Wanted::Parked | Wanted::Starting | Wanted::Removing => {
@@ -130,24 +128,6 @@ impl Adoption {
             }
         }
         Ok(Some(left))
-    }
-
-    /// Puts a machine that should run back onto the mount. If that fails its guest is ended, so what can't be read is read again for a
-    /// moment: the node may only have had too many files open.
-    fn attach(&self, operation: &Operation) -> Result<(), NodeError> {
-        let mut pause = ATTACH_AGAIN;
-        for _ in 1..ATTACH_TRIES {
-            match self.machines.attach(operation) {
-                Ok(()) => return Ok(()),
-                Err(error) => {
-                    tracing::warn!(machine = %operation.name, %error, "it is put onto the mount again");
-                }
-            }
-            // nothing tells when a file can be read again
-            std::thread::sleep(pause);
-            pause *= 2;
-        }
-        self.machines.attach(operation)
     }
 
     /// Checks where a clone's memory is that was not stored. Returns whether it is lost; the guest then waits when it reads
@@ -206,7 +186,7 @@ impl Adoption {
 
     fn take_over(self: Arc<Self>, left: Left) {
         let Left {
-            mut operation,
+            operation,
             wanted,
             attached,
             lost,
@@ -241,63 +221,110 @@ impl Adoption {
                     tracing::warn!(machine = %operation.name, %error, "it stays in its fork's record");
                 }
             }
-            Wanted::Running if attached.is_err() || !self.core.took_over => {
-                let why_lost = || {
-                    let rests_on = self.forks.find_unstored(&operation.record().image);
-                    why_lost(rests_on, &operation)
-                };
-                let why = match (lost.then(why_lost).flatten(), attached) {
-                    (Some(why), _) => why,
-                    (None, Err(error)) => error,
-                    (None, Ok(())) => self.why_not_taken(&operation),
-                };
-                self.machines.end_qemu(&operation);
-                self.not_taken(&operation, &why.to_api().to_string());
-            }
-            Wanted::Running => {
-                let (adoption, entry) = (Arc::downgrade(&self), operation.entry.clone());
-                drop(self);
-                while let Some(here) = adoption.upgrade() {
-                    match here.take_over_qemu(&operation) {
-                        Ok(Taken::Over) => return,
-                        Ok(Taken::AskAgain) if lost => return,
-                        Ok(Taken::AskAgain) => {}
-                        Err(error) => {
-                            here.machines.end_qemu(&operation);
-                            return here.not_taken(&operation, &error.to_api().to_string());
-                        }
-                    }
-                    // meanwhile a user may end the machine or start it anew
-                    drop((here, operation));
-                    operation = match begin_again(&entry) {
-                        Some(operation) => operation,
-                        None => return,
-                    };
+            Wanted::Running => match self.why_ended(&operation, lost, &attached) {
+                Some(why) => {
+                    self.machines.end_qemu(&operation);
+                    self.not_taken(&operation, &why.to_api().to_string());
                 }
-            }
+                None => self.take_over_running(operation, attached, lost),
+            },
         }
+    }
+
+    /// Returns why a machine that should run can't, if that is so for ever. A machine that can't be put onto the mount now may be later.
+    fn why_ended(
+        &self,
+        operation: &Operation,
+        lost: bool,
+        attached: &Result<(), NodeError>,
+    ) -> Option<NodeError> {
+        let rests_on = lost.then(|| self.forks.find_unstored(&operation.record().image));
+        let is_gone = attached.is_err() && rests_on == Some(Unstored::Lost);
+        if self.core.took_over && !is_gone {
+            return None;
+        }
+        let why = rests_on.and_then(|rests_on| why_lost(rests_on, operation));
+        Some(why.unwrap_or_else(|| self.why_not_taken(operation)))
+    }
+
+    /// Takes over a machine that should run, as soon as its files are on the mount and its QEMU answers. Until then its guest waits.
+    fn take_over_running(
+        self: Arc<Self>,
+        mut operation: Operation,
+        mut attached: Result<(), NodeError>,
+        lost: bool,
+    ) {
+        let (adoption, entry) = (Arc::downgrade(&self), operation.entry.clone());
+        let over = self.core.threads.over().clone();
+        let mut failed = 0;
+        drop(self);
+        while let Some(here) = adoption.upgrade() {
+            let is_attached = attached.is_ok();
+            let (taken, wait) = match attached {
+                Ok(()) => (here.take_over_qemu(&operation), ASK_AGAIN),
+                Err(error) => {
+                    failed += 1;
+                    let what =
+                        "its files can't be put onto the mount, and its guest waits for them";
+                    let taken = here.unless_ended(&operation, what, error);
+                    (taken, wait_after(failed))
+                }
+            };
+            match taken {
+                Ok(Taken::Over) => return operation.waits_because(String::new()),
+                Ok(Taken::AskAgain(_)) if lost => return,
+                Ok(Taken::AskAgain(why)) => operation.waits_because(why),
+                Err(error) => return here.not_taken(&operation, &error.to_api().to_string()),
+            }
+            // meanwhile a user may end the machine or start it anew
+            drop((here, operation));
+            operation = match begin_again(&entry, wait, &over) {
+                Some(operation) => operation,
+                None => return,
+            };
+            let Some(here) = adoption.upgrade() else {
+                return;
+            };
+            attached = match is_attached {
+                true => Ok(()),
+                false => here.machines.attach(&operation),
+            };
+        }
+    }
+
+    /// Returns that a machine is to be asked again, and why, unless its QEMU has ended: an error does not say that it has.
+    fn unless_ended(
+        &self,
+        operation: &Operation,
+        what: &str,
+        error: NodeError,
+    ) -> Result<Taken, NodeError> {
+        if matches!(self.machines.qemu_of(operation), Ok(None)) {
+            return Err(error);
+        }
+        let name = &operation.name;
+        tracing::warn!(machine = %name, %error, what, "it is not taken over yet");
+        Ok(Taken::AskAgain(format!(
+            "{what}: {}; it is tried again, and floe stop --now {name} ends it",
+            error.to_api()
+        )))
     }
 
     /// Asks the QEMU of a machine that is on the mount.
     fn take_over_qemu(&self, operation: &Operation) -> Result<Taken, NodeError> {
-        let taken = Machine::adopt(self.machines.vm_dir(&operation.record()));
-        let machine = match taken {
-            Ok(machine) => machine,
-            // a QEMU that waits for memory or a disk does not answer
-            Err(error) if !matches!(self.machines.qemu_of(operation), Ok(None)) => {
-                tracing::warn!(machine = %operation.name, %error, "its QEMU does not answer");
-                return Ok(Taken::AskAgain);
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let still = match machine.status() {
-            Ok(status) => status == Status::Paused,
+        let adopted = Machine::adopt(self.machines.vm_dir(&operation.record()));
+        let asked = adopted.and_then(|machine| {
+            let still = machine.status()? == Status::Paused;
+            Ok((Arc::new(machine), still))
+        });
+        let (machine, still) = match asked {
+            Ok(asked) => asked,
+            // one that waits for memory or a disk does not answer
             Err(error) => {
-                tracing::warn!(machine = %operation.name, %error, "its QEMU does not tell its state");
-                return Ok(Taken::AskAgain);
+                let what = "its QEMU does not answer this node yet";
+                return self.unless_ended(operation, what, error.into());
             }
         };
-        let machine = Arc::new(machine);
         operation.load_pauses();
         let event = Event::Adopted { still };
         if let Err(error) = self.machines.started(operation, &machine, event, |_| ()) {
@@ -315,7 +342,7 @@ impl Adoption {
                 tracing::warn!(machine = %operation.name, %error, "its record may not say how much memory its guest has");
             }
             if let Err(error) = self.machines.continue_stopped(operation) {
-                tracing::warn!(machine = %operation.name, %error, "its guest may stand still at a disk");
+                tracing::warn!(machine = %operation.name, %error, "its guest may stand still");
             }
         }
         Ok(Taken::Over)
@@ -345,6 +372,9 @@ impl Adoption {
         }
         if let Err(error) = operation.gone(Gone::NotTakenOver(why.to_owned()), "") {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+        }
+        if let Err(error) = self.machines.end_takeover() {
+            tracing::warn!(machine = %operation.name, %error, "its files stay on the mount");
         }
     }
 
@@ -379,11 +409,13 @@ impl Adoption {
     }
 }
 
-/// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more.
-fn begin_again(entry: &Arc<Entry>) -> Option<Operation> {
+/// Begins after a while to take a machine over again; returns `None` once there is nothing to take over any more, or the node ends.
+fn begin_again(entry: &Arc<Entry>, wait: Duration, over: &Cancel) -> Option<Operation> {
     loop {
         // a QEMU that does not answer says nothing when it could
-        std::thread::sleep(ASK_AGAIN);
+        if !over.sleep(wait) {
+            return None;
+        }
         // if another operation is under way, it leaves the machine ended or started
         let operation = entry.begin(Task::Adopt).ok();
         if !entry.waits_for_adoption() {

@@ -1,11 +1,12 @@
-//! Who asks: the kernel says which user has opened a connection to the socket.
+//! Who asks: the kernel says which user has opened a connection to the socket, and a certificate which member of the cluster one to the
+//! port for members.
 
 use axum::{
     extract::{ConnectInfo, FromRequestParts, connect_info::Connected},
     http::request::Parts,
     serve::IncomingStream,
 };
-use std::convert::Infallible;
+use std::{convert::Infallible, net::SocketAddr};
 use tokio::net::UnixListener;
 
 /// The host's list of users.
@@ -23,6 +24,15 @@ pub(crate) enum Caller {
         /// The name, if there is one.
         name: Option<String>,
     },
+}
+
+/// The member of the cluster that asks; an extension of every request over the port for members, and of no other.
+#[derive(Clone, Debug)]
+pub(crate) struct FromMember {
+    /// Its name.
+    pub name: String,
+    /// The address at which the others reach it.
+    pub address: SocketAddr,
 }
 
 impl Caller {

@@ -1,7 +1,7 @@
 //! The node's own files: read up to a bound, replaced atomically, readable by the node's user only.
 
 use super::{inventory::Pauses, record::Record};
-use crate::error::{NodeError, at, at_named, failed};
+use crate::error::{NodeError, at, at_named, failed, refused};
 use floe_image::{Hash, Manifest};
 use floe_store::Durability;
 use std::{
@@ -148,8 +148,24 @@ pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
     files.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Makes the temporary file that becomes the file at a path that a caller named, in the same directory.
-pub(crate) fn beside(to: &Path) -> Result<NamedTempFile, NodeError> {
+/// Returns whether something may be at a path. What cannot be looked at is: whoever opens it is told why.
+pub(crate) fn may_be_there(path: &Path) -> bool {
+    let absent = |error: io::Error| {
+        use io::ErrorKind as Kind;
+        matches!(error.kind(), Kind::NotFound | Kind::NotADirectory)
+    };
+    !fs::metadata(path).is_err_and(absent)
+}
+
+/// Makes the temporary file that becomes the file at a path that a caller named, in the same directory. What is at that path is only
+/// overwritten with `force`.
+pub(crate) fn beside(to: &Path, force: bool) -> Result<NamedTempFile, NodeError> {
+    if !force && may_be_there(to) {
+        return Err(refused(
+            format!("{} exists", to.display()),
+            "overwrite it with --force",
+        ));
+    }
     let dir = to.parent().unwrap_or(Path::new("/"));
     tempfile::Builder::new()
         .prefix(".floe-export")

@@ -1,6 +1,7 @@
 //! Where this host has a UEFI firmware for machines.
 
 use crate::error::{NodeError, refused};
+use crate::files::may_be_there;
 use std::path::{Path, PathBuf};
 
 /// A UEFI firmware's files.
@@ -49,7 +50,7 @@ impl Uefi {
         let places = PLACES
             .iter()
             .map(|(code, vars)| (Path::new(code), Path::new(vars)));
-        let mut there = places.filter(|(code, vars)| code.is_file() && vars.is_file());
+        let mut there = places.filter(|(code, vars)| may_be_there(code) && may_be_there(vars));
         there.next().map(|(code, vars)| Uefi {
             code: code.to_owned(),
             vars: vars.to_owned(),

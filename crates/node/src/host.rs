@@ -10,6 +10,7 @@ use floe_api::paths::Home;
 use floe_api::{Check, CheckStatus, DoctorReport};
 use floe_machine::QEMU_OLDEST;
 
+use crate::files::may_be_there;
 use crate::firmware::Uefi;
 
 /// The first Linux with FUSE_NOTIFY_RESEND, which a node needs to take over running machines from a killed node.
@@ -286,7 +287,7 @@ fn memory() -> Check {
 
 fn disk(home: &Path) -> Check {
     // before the first start there is no state directory: its nearest existing ancestor is on the same file system
-    let Some(existing) = home.ancestors().find(|p| p.exists()) else {
+    let Some(existing) = home.ancestors().find(|path| may_be_there(path)) else {
         let text = format!("{} has no ancestor that exists", home.display());
         return check(
             "disk",

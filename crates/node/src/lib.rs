@@ -24,9 +24,12 @@
 //! serve  rest  web            putting the services together, and answering
 //! ```
 //! Calls block, and each runs on a thread; tokio is used only at the socket.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "some still take an error for an absence"
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "a test may ask whether a file is there"
+    )
 )]
 
 mod adopt;
@@ -87,6 +90,7 @@ use floe_front::telemetry;
 use floe_machine::Accel;
 pub use images::{installed_agent, sources};
 pub use inventory::record;
+pub use machines::left::running_in;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
     BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,

@@ -210,7 +210,7 @@ impl NodeHandle {
         node.inventory.leave();
         node.swarms.close();
         node.traces.close();
-        let running = node.inventory.any_running();
+        let running = node.machines.any_running();
         let Some(mount) = node.images.take_mount() else {
             return;
         };
@@ -441,10 +441,7 @@ fn begin(
     node.views.adopt_views();
     node.networks
         .tidy(|name| node.inventory.knows(name) || node.forks.is_away(name));
-    node.images.with_mount(|mount| {
-        mount.takeover_done();
-        Ok(())
-    })?;
+    node.machines.end_takeover()?;
     node.machines.start_watching()?;
     node.machines.start_buffering(wished)?;
     node.guests.start_listening(arrived)?;

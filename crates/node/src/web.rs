@@ -80,6 +80,7 @@ pub(crate) async fn serve(listener: tokio::net::TcpListener, app: Router) {
     let bounds = Bounds {
         connections_max: CONNECTIONS_MAX,
         connections_each_max: CONNECTIONS_EACH_MAX,
+        strangers: None,
         handshake: Duration::from_secs(10),
         head: Duration::from_secs(15),
         idle: Duration::from_secs(120),

@@ -7,17 +7,22 @@ use crate::seed::Seed;
 use crate::shelf::Shelf;
 use crate::swarm::{Options, Swarm};
 use crate::wire::{Hello, PROTOCOL};
-use iroh::endpoint::{Connection, Incoming, QuicTransportConfig, VarInt, presets};
+use floe_front::{Party, Seat, Table, seats::Seats};
+use iroh::endpoint::{Connection, Incoming, IncomingAddr, QuicTransportConfig, VarInt, presets};
 use iroh::{Endpoint, RelayMode, SecretKey};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// Hosts that introduce themselves at a time; more are turned away before they cost anything, and try again.
+/// Hosts that introduce themselves at a time. Who comes then takes the place of one that has taken long.
 const HANDSHAKES_MAX: usize = 64;
+/// Those of them that come from one address.
+const HANDSHAKES_EACH_MAX: usize = 32;
+/// How many of them need not show first that they receive what is sent to their address, which takes a round trip.
+const UNSEEN_MAX: usize = 16;
 /// Pieces that a host may send at a time over one connection.
 const STREAMS_MAX: u32 = 64;
 /// Bytes of a piece that may come before they are read: all of it.
@@ -227,32 +232,54 @@ impl Drop for Door {
 }
 
 async fn accept(endpoint: Endpoint, doors: Arc<Doors>) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let table = Table::new(Seats::new(HANDSHAKES_MAX, HANDSHAKES_EACH_MAX));
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(place) = places.clone().try_acquire_owned() else {
+        if table.taken() >= UNSEEN_MAX && !incoming.remote_addr_validated() {
+            let _ = incoming.retry(); // fails only for those who have shown it
+            continue;
+        }
+        let leave = Arc::new(Notify::new());
+        let goes = leave.clone();
+        let seat = match incoming.remote_addr() {
+            IncomingAddr::Ip(from) => table.sit(Party::at(from.ip()), move || goes.notify_one()),
+            _ => None, // there is no relay
+        };
+        let Some(seat) = seat else {
             incoming.refuse();
             continue;
         };
         let doors = doors.clone();
         tokio::spawn(async move {
-            if let Ok(Some((meeting, notes))) =
-                tokio::time::timeout(MEETING, introduce(incoming, &doors)).await
-            {
-                let _ = notes.send(Note::Entered(meeting)).await;
+            tokio::select! {
+                () = greet(incoming, &doors, &seat) => {}
+                () = leave.notified() => {}
             }
-            drop(place);
         });
     }
 }
 
+/// Tells the swarm that is meant of who knocks, if that is a member.
+async fn greet(incoming: Incoming, doors: &Doors, seat: &Seat) {
+    let introduced = tokio::time::timeout(MEETING, introduce(incoming, doors, seat));
+    if let Ok(Some((meeting, notes))) = introduced.await {
+        let _ = notes.send(Note::Entered(meeting)).await;
+    }
+}
+
 /// Hears out who knocks; refuses those who are no members before they have said anything.
-async fn introduce(incoming: Incoming, doors: &Doors) -> Option<(Meeting, mpsc::Sender<Note>)> {
+async fn introduce(
+    incoming: Incoming,
+    doors: &Doors,
+    seat: &Seat,
+) -> Option<(Meeting, mpsc::Sender<Note>)> {
     let connection: Connection = incoming.await.ok()?;
     let key = Key(*connection.remote_id().as_bytes());
     if !doors.knows(key) {
         connection.close(CLOSED_STRANGER, &[]);
         return None;
     }
+    // from now on no stranger takes its place
+    seat.known(&Party::User(key.to_string().into()));
     let (hello, meeting) = hear(connection).await?;
     let notes = doors.let_in(key, &hello);
     if notes.is_none() {

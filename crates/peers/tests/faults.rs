@@ -8,6 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Strangers that knock at the same time: more than a host has places for.
+const SILENT: usize = 300;
+
 /// An honest host without a piece, a seed, and a member that is not what it says.
 struct Scene {
     image: Arc<Image>,
@@ -377,4 +380,26 @@ fn hosts_that_vanish_in_the_middle_are_done_without() {
 
 fn goes_to(peer: &Peer, members: &[Member]) -> bool {
     members.iter().any(|member| member.key == peer.key)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_knocks_and_says_nothing_keeps_no_member_out() {
+    let scene = Scene::new(3).await;
+    let _swarm = scene.join(|_| {});
+    let host = scene.node.member();
+    let (hole, mut passed) = rogue::hole(host.addresses[0]).await;
+    let stranger = Rogue::new(98).await;
+    let silent: Vec<_> = (0..SILENT)
+        .map(|_| tokio::spawn(stranger.knock(&host, hole)))
+        .collect();
+    soon(passed.wait_for(|passed| *passed >= SILENT))
+        .await
+        .unwrap();
+    // at the first try
+    scene
+        .rogue
+        .dial(&host, scene.image.content.id(), TOKEN)
+        .await
+        .expect("a member is let in");
+    silent.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -38,11 +38,16 @@ const RECORD_OVERHEAD: u64 = 1024;
 pub struct Hub {
     http: Http,
     timeout: Duration,
+    /// Whether it is asked as one of its users.
+    as_user: bool,
 }
 
 #[derive(Deserialize)]
 struct Resolved {
     id: Hash,
+    /// Hubs of older versions don't say it.
+    #[serde(default)]
+    own: bool,
 }
 
 impl Hub {
@@ -51,6 +56,7 @@ impl Hub {
         Ok(Hub {
             http: Http::new(origin, None)?,
             timeout: options.timeout,
+            as_user: origin.token().is_some(),
         })
     }
 
@@ -64,6 +70,7 @@ impl Hub {
         Ok(Hub {
             http: Http::new(origin, Some(tls))?,
             timeout: options.timeout,
+            as_user: origin.token().is_some(),
         })
     }
 
@@ -93,6 +100,16 @@ impl Hub {
         Ok(json)
     }
 
+    fn resolved(&self, name: &str) -> Result<Resolved, SourceError> {
+        let what = format!("image {name}");
+        let path = format!("/v1/resolve?name={}", escape(name));
+        let (_, body) = self.http.fetch(
+            &Ask::get(&path, &what, JSON_BYTES_MAX),
+            &Request::demand(self.timeout),
+        )?;
+        serde_json::from_slice(&body).map_err(|e| self.invalid(&what, &e))
+    }
+
     fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {
         SourceError::Invalid {
             at: self.describe(),
@@ -108,15 +125,7 @@ impl Source for Hub {
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        let what = format!("image {name}");
-        let path = format!("/v1/resolve?name={}", escape(name));
-        let (_, body) = self.http.fetch(
-            &Ask::get(&path, &what, JSON_BYTES_MAX),
-            &Request::demand(self.timeout),
-        )?;
-        serde_json::from_slice::<Resolved>(&body)
-            .map(|answer| answer.id)
-            .map_err(|e| self.invalid(&what, &e))
+        Ok(self.resolved(name)?.id)
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
@@ -135,6 +144,11 @@ impl Source for Hub {
         Layout::decode(&body)
             .map(Some)
             .map_err(|e| self.invalid(&what, &e))
+    }
+
+    /// The hub says it, and is believed by those alone who have a user there: any server may say so to a stranger.
+    fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
+        Ok(self.as_user && self.resolved(&id.to_string())?.own)
     }
 
     fn read(

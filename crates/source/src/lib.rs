@@ -116,6 +116,12 @@ pub trait Source: Send + Sync {
     /// Returns which packs hold image `id`; `None` if the source doesn't use packs.
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError>;
 
+    /// Returns whether image `id` is known to be the reader's own. A place that knows no owners says no.
+    fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
+        let _ = id;
+        Ok(false)
+    }
+
     /// Reads `wants`, which belong to `image`.
     ///
     /// Every item that reaches `sink` is verified. Neighbours from the same frame may reach it too; each wanted item reaches it

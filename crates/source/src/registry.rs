@@ -251,6 +251,10 @@ impl Source for Web {
         self.source()?.layout(id)
     }
 
+    fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
+        self.source()?.is_own(id)
+    }
+
     fn read(
         &self,
         image: &Hash,

@@ -268,11 +268,22 @@ impl Client {
         self.get(&machine_path(name, "/console"))
     }
     /// Connects to the machine's serial console: reading returns what the guest writes, and what is written reaches
-    /// the guest.
+    /// the guest. Fails if another process than the machine's QEMU listens there.
     pub fn attach(&self, name: &str) -> Result<std::os::unix::net::UnixStream, ClientError> {
         let console = self.console(name)?;
-        std::os::unix::net::UnixStream::connect(&console.socket)
-            .map_err(|error| ClientError::Broken(format!("console {}: {error}", console.socket)))
+        let at = |why: String| ClientError::Broken(format!("console {}: {why}", console.socket));
+        let line = std::os::unix::net::UnixStream::connect(&console.socket)
+            .map_err(|error| at(error.to_string()))?;
+        let peer =
+            rustix::net::sockopt::socket_peercred(&line).map_err(|error| at(error.to_string()))?;
+        let peer = peer.pid.as_raw_nonzero().get();
+        match console.pid {
+            Some(pid) if u32::try_from(peer) == Ok(pid) => Ok(line),
+            Some(pid) => Err(at(format!(
+                "process {peer} listens there, not QEMU's process {pid}"
+            ))),
+            None => Err(at("the machine does not run".into())),
+        }
     }
     /// Starts a process in the machine's guest. Returns the connection that carries its streams, and what came on it already:
     /// frames, see [`EXEC_PROTOCOL`].

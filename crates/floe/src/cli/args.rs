@@ -4,6 +4,15 @@ use std::path::{Path, PathBuf};
 
 use super::error::CliError;
 
+/// Whether strangers' device states are loaded.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct TrustArgs {
+    /// Trust whoever made it: QEMU trusts its device state, so a node that does not run as root refuses somebody else's without
+    /// this
+    #[arg(long)]
+    pub trust: bool,
+}
+
 /// Parses a number of bytes: `512M`, `1.5G`, `64KiB`, `4096`. Units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let help = "write a number and a unit, such as 512M or 1.5G";

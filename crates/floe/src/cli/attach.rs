@@ -107,7 +107,7 @@ pub(super) fn new_disk(
         return Ok((name.to_owned(), request));
     }
     let path = Path::new(text);
-    if args::size(text).is_ok() && !path.exists() {
+    if args::size(text).is_ok() && matches!(path.try_exists(), Ok(false)) {
         return Err(CliError::usage(
             format!("the disk of {text} has no name"),
             format!("give it one: --disk data={text}"),

@@ -297,7 +297,7 @@ impl Place {
         let output =
             std::path::absolute(output).map_err(|e| CliError::file("resolve", output, e))?;
         match (output.parent(), output.file_name()) {
-            (Some(dir), Some(name)) if dir.is_dir() => Ok(Place {
+            (Some(dir), Some(name)) if !matches!(dir.try_exists(), Ok(false)) => Ok(Place {
                 dir: dir.to_owned(),
                 prefix: format!(".{}.{PREFIX}", name.to_string_lossy()),
             }),

@@ -11,7 +11,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use serde::Serialize;
 
 use super::error::CliError;
@@ -226,7 +226,7 @@ Example: update floe under running machines
 Example: before the host is switched off
   floe down --machines")]
 pub struct Down {
-    /// Power the machines down too
+    /// Power the machines down too, also those that a node which is gone has left
     #[arg(long)]
     machines: bool,
 }
@@ -330,11 +330,70 @@ impl Node {
 impl Down {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let stop_machines = self.machines;
-        let client = cx.client()?;
+        // the node of another socket may have another state directory
+        let is_home = cx.socket == cx.home.socket();
+        let client = match cx.client() {
+            Err(CliError(error))
+                if stop_machines && is_home && error.code == ErrorCode::Unreachable =>
+            {
+                return end_left(cx);
+            }
+            client => client?,
+        };
         let node = NodeProcess::behind(&cx.socket);
         client.shutdown(&ShutdownRequest { stop_machines })?;
         node.wait_end();
+        if stop_machines && is_home {
+            check_none_left(cx)?;
+        }
         acknowledge(cx, "the node has ended")
+    }
+}
+
+/// Ends the machines that a node which is gone has left: a node in this process takes them over for that.
+fn end_left(cx: &Context) -> Result<(), CliError> {
+    let supervisor = cx.home.run().join("supervisor.sock");
+    let left = floe_node::running_in(&cx.home).map_err(|e| CliError(e.to_api()))?;
+    if left.is_empty() && UnixStream::connect(supervisor).is_err() {
+        return acknowledge(cx, "no node and no machine runs here");
+    }
+    if cx.verbose > 0 {
+        init_logs(&LogOptions {
+            json: false,
+            verbosity: cx.verbose,
+        });
+    }
+    floe_store::private::set_umask();
+    // machines take descriptors, and a shell's limit is lower than that of a node's unit
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    let _ = setrlimit(Resource::Nofile, raised); // it only matters for many machines
+    let mut options = NodeOptions::new(cx.home.clone())
+        .map_err(|e| CliError::failed("cannot find this program's own file", e))?;
+    options.socket = cx.socket.clone();
+    options.standby.each = 0;
+    let node = floe_node::serve(options).map_err(|e| CliError(e.to_api()))?;
+    node.shutdown(true);
+    check_none_left(cx)?;
+    acknowledge(cx, "what a node had left has ended")
+}
+
+/// Fails if a machine's QEMU has not ended.
+fn check_none_left(cx: &Context) -> Result<(), CliError> {
+    let left = floe_node::running_in(&cx.home).map_err(|e| CliError(e.to_api()))?;
+    match left.is_empty() {
+        true => Ok(()),
+        false => {
+            let left: Vec<String> = left.iter().map(|dir| dir.display().to_string()).collect();
+            Err(CliError::new(
+                ErrorCode::Failed,
+                format!("these machines have not ended: {}", left.join(", ")),
+                "try again; their qemu.log and the node's log say more",
+            ))
+        }
     }
 }
 

@@ -107,6 +107,8 @@ pub struct Run {
     #[command(flatten)]
     independent: super::independent::RunArgs,
     #[command(flatten)]
+    trust: args::TrustArgs,
+    #[command(flatten)]
     swarm: super::swarm::SwarmRunArgs,
     #[command(flatten)]
     limits: super::limits::LimitArgs,
@@ -235,6 +237,7 @@ impl Run {
             seed: self.seed.seed()?,
             independent: self.independent.wish(),
             swarm: self.swarm.wish(),
+            trust: self.trust.trust,
         };
         let client = cx.client()?;
         let events = client.run(&request)?;

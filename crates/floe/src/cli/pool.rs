@@ -201,6 +201,8 @@ pub struct Activate {
     /// Assume this format for the disks' files, whatever they look like
     #[arg(long, value_enum, requires = "disks")]
     format: Option<images::ImportAs>,
+    #[command(flatten)]
+    trust: args::TrustArgs,
 }
 
 impl Activate {
@@ -234,6 +236,7 @@ impl Activate {
                 None => None,
             },
             token: asked.transpose()?.flatten(),
+            trust: self.trust.trust,
             pool,
         };
         let events = cx.client()?.activate(&substrate, &request)?;

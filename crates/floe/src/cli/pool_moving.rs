@@ -59,6 +59,8 @@ pub struct Import {
     #[command(flatten)]
     visible: Visible,
     #[command(flatten)]
+    trust: args::TrustArgs,
+    #[command(flatten)]
     access: Access,
 }
 
@@ -156,6 +158,7 @@ impl Import {
             ca: self.access.ca()?,
             visibility: self.visible.asked(),
             users: self.visible.restricted,
+            trust: self.trust.trust,
             from,
         };
         let done = progress::follow(cx.out, cx.client()?.import_substrate(&request)?);

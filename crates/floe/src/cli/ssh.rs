@@ -116,10 +116,10 @@ fn proxy(program: &Path, socket: &Path, machine: &str, port: u16) -> String {
 /// Returns the private key's path; makes the pair first if there is none.
 fn key_pair(dir: &Path) -> Result<PathBuf, CliError> {
     let key = dir.join("id_ed25519");
-    if key.exists() {
+    let cannot = |e| CliError::file("make a key in", dir, e);
+    if key.try_exists().map_err(cannot)? {
         return Ok(key);
     }
-    let cannot = |e| CliError::file("make a key in", dir, e);
     let made = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -135,7 +135,7 @@ fn key_pair(dir: &Path) -> Result<PathBuf, CliError> {
         .open(lock);
     let lock = lock.map_err(cannot)?;
     lock.lock().map_err(cannot)?;
-    if key.exists() {
+    if key.try_exists().map_err(cannot)? {
         return Ok(key);
     }
     let partial = dir.join("id_ed25519.new");

@@ -77,6 +77,8 @@ pub struct Pull {
     #[arg(long, short)]
     name: Option<String>,
     #[command(flatten)]
+    trust: args::TrustArgs,
+    #[command(flatten)]
     access: Access,
 }
 
@@ -88,6 +90,7 @@ impl Pull {
             from,
             name: self.name,
             ca: self.access.ca()?,
+            trust: self.trust.trust,
         };
         let done = progress::follow(cx.out, cx.client()?.pull(&request)?)?;
         report(cx, &format!("pulled {}", request.from), &done.outcome)
@@ -120,6 +123,8 @@ pub struct Copy {
     #[arg(long)]
     public: bool,
     #[command(flatten)]
+    trust: args::TrustArgs,
+    #[command(flatten)]
     tokens: TokenArgs,
     #[command(flatten)]
     authorities: AuthorityArgs,
@@ -135,6 +140,7 @@ impl Copy {
             cas: authorities.cas,
             name: self.name,
             public: self.public,
+            trust: self.trust.trust,
             from,
             to,
         };

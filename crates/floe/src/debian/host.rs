@@ -1,6 +1,6 @@
 //! What a build needs of the host and of its user, looked at before anything is made.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::{BuildError, io, is_root, program, search_path};
@@ -21,13 +21,15 @@ const IDS_MIN: u64 = 65_535;
 /// Checks it. The error names what is missing and how it comes.
 pub fn check() -> Result<(), BuildError> {
     let path = search_path();
-    let is_there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
+    let is_file = |path: PathBuf| path.metadata().is_ok_and(|meta| meta.is_file());
+    let is_there = |name: &str| std::env::split_paths(&path).any(|dir| is_file(dir.join(name)));
     let more: &[_] = if is_root() { &[] } else { &MORE_PROGRAMS };
     let mut needed = PROGRAMS.iter().chain(more);
     if let Some((what, package)) = needed.find(|(name, _)| !is_there(name)) {
         return Err(missing(what, package));
     }
-    if !Path::new(super::KEYRING).exists() {
+    // what is there and cannot be read, its reader tells
+    if matches!(Path::new(super::KEYRING).try_exists(), Ok(false)) {
         return Err(missing(super::KEYRING, KEYRING_PACKAGE));
     }
     match is_root() {

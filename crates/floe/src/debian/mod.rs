@@ -360,7 +360,7 @@ fn as_owner(name: &str) -> Command {
 
 /// Removes a directory with files that belong to the ids of a build, if it is there.
 pub fn remove(dir: &Path) -> std::io::Result<()> {
-    if !dir.exists() {
+    if !dir.try_exists()? {
         return Ok(());
     }
     // A group of its own: Ctrl-C, which wants all of this gone, must not end what removes it.

@@ -186,7 +186,14 @@ fn node_and_hub_work_in_their_units(node: &TestNode) {
 }
 
 fn nothing_is_left(node: &TestNode) {
-    sh(node, "dpkg --purge floe");
+    // as after a crash: no node runs, and what one has left for the next does
+    sh(
+        node,
+        "systemctl kill --kill-whom=main -s KILL floe-node; systemctl stop floe-node; systemctl reset-failed floe-node || true; \
+         pgrep -f 'floe supervisor' && grep -q ' /var/lib/floe/mnt ' /proc/self/mountinfo",
+    );
+    let said = sh(node, "dpkg --purge floe 2>&1");
+    assert!(said.contains("Ending the machines"), "{said}");
     let said = sh(
         node,
         "systemctl list-units --all --no-legend 'floe-node*' 'floe-hub*'; systemctl --failed --no-legend; \

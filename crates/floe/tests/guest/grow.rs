@@ -7,7 +7,7 @@
 use crate::support::node::{PATIENCE, Signal, TestNode, eventually, finish};
 use floe_api::*;
 use floe_machine::{MEMORY_STEP_BYTES, Machine, qmp::Qmp};
-use std::time::Instant;
+use std::{os::unix::net::UnixStream, time::Instant};
 
 /// Memory that the tiny guest is imported with.
 const AT_THE_START: u64 = 256 << 20;
@@ -25,7 +25,8 @@ fn grow(node: &mut TestNode, name: &str, now: u32) {
         .join(record["place"].as_str().unwrap())
         .join("vm");
     let qmp = |command: &str| {
-        let spare = Qmp::connect(&vm.join("run/qmp-spare.sock"), None, |_| {}).unwrap();
+        let spare = UnixStream::connect(vm.join("run/qmp-spare.sock")).unwrap();
+        let spare = Qmp::over(spare, |_| {}).unwrap();
         spare.execute(command, serde_json::json!({})).unwrap();
     };
     // a restored guest that runs needs its memory's file, and so a node; without, its QEMU may not even answer

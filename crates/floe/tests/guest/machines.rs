@@ -1,5 +1,6 @@
 //! The node's promises about machines, kept with real guests: FUSE, QEMU, and processes that are killed.
 
+use crate::support::command::ok;
 use crate::support::machines::capture_with_a_mark;
 use crate::support::node::{self, Setup, TestNode, finish};
 use floe_api::*;
@@ -118,4 +119,140 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
     );
     there.wait_console("two", "floe-guest ready");
     second.shutdown();
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_view_whose_directory_was_swapped_is_what_a_node_that_ends_unmounts() {
+    let mut node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["own/view", "others/view"] {
+        std::fs::create_dir_all(at(name)).unwrap();
+    }
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("others", at("others/view"), "tmpfs", flags, c"").unwrap();
+    std::fs::write(at("others/view/file"), "content").unwrap();
+    let request = MountRequest {
+        image: "tiny".into(),
+        path: at("own/view").display().to_string(),
+        token: None,
+        ca: None,
+    };
+    node.client().mount(&request).unwrap();
+    // by its owner, who wants something else unmounted
+    std::fs::rename(at("own"), at("moved")).unwrap();
+    std::os::unix::fs::symlink(at("others"), at("own")).unwrap();
+    node.end(node::Signal::TERM);
+    let left = std::fs::read_to_string(at("others/view/file"));
+    let view = std::fs::read_dir(at("moved/view")).unwrap().count();
+    rustix::mount::unmount(at("others/view"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert_eq!(left.unwrap(), "content");
+    assert_eq!(view, 0, "{}", node.log());
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn floe_down_ends_the_machines_that_a_node_which_is_gone_has_left() {
+    let mut node = TestNode::start();
+    node.boot_tiny("web");
+    node.run_named("tiny", "odd");
+    node.wait_console("odd", "floe-guest ready");
+    node.end(node::Signal::KILL);
+    // no node can know whose QEMU that is
+    let record = node.home().join("machines/odd/machine.json");
+    std::fs::write(&record, "{\"version\": 1, \"na").unwrap();
+    assert_eq!(qemus_of(node.home()).len(), 2);
+    let mount = format!(" {} ", node.home().join("mnt").display());
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(mounts().contains(&mount));
+
+    let said = ok(&node, &["down", "--machines"]);
+    assert!(said.contains("has ended"), "{said}");
+    assert_eq!(qemus_of(node.home()), Vec::<u32>::new());
+    assert!(!mounts().contains(&mount), "{}", mounts());
+    let said = ok(&node, &["down", "--machines"]);
+    assert!(said.contains("no machine runs"), "{said}");
+    // its disks are as it has left them
+    node.start_again();
+    let status = |name: &str| node.client().machine(name).unwrap().status;
+    assert_eq!(status("web"), MachineStatus::Stopped);
+    assert_eq!(status("odd"), MachineStatus::Failed);
+}
+
+/// A machine whose memory is that of an image, and whose guest reads of it without end; its process.
+fn run_that_reads(node: &TestNode) -> u32 {
+    capture_with_a_mark(node);
+    node.client().remove_machine("one", true).unwrap();
+    node.run_named("tiny-live", "two");
+    let reads = "(while :; do find / >/dev/null 2>&1; done) & X=7; echo begun-$X";
+    node.type_and_wait("two", reads, "begun-7");
+    node.client().machine("two").unwrap().pid.unwrap()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.contains("State:") && !status.contains("State:\tZ")
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_whose_record_cannot_be_read_waits_for_it_through_nodes_that_come_and_go() {
+    let mut node = TestNode::start();
+    let pid = run_that_reads(&node);
+    let record = node.home().join("machines/two/machine.json");
+    let text = std::fs::read(&record).unwrap();
+    node.end(node::Signal::KILL);
+    std::fs::write(&record, "").unwrap();
+    node.start_again();
+    let status = node.client().machine("two").unwrap().status;
+    assert_eq!(status, MachineStatus::Failed);
+    node.end(node::Signal::TERM);
+    assert!(is_alive(pid), "{}", node.log());
+    std::fs::write(&record, text).unwrap();
+    node.start_again();
+    node.type_and_wait("two", "echo still-$X", "still-7");
+    assert_eq!(node.client().machine("two").unwrap().pid, Some(pid));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_whose_files_cannot_be_opened_waits_until_they_can_or_its_user_ends_it() {
+    let mut node = TestNode::start();
+    let pid = run_that_reads(&node);
+    let record = std::fs::read(node.home().join("machines/two/machine.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let place = node.home().join(record["place"].as_str().unwrap());
+    let (disks, away) = (place.join("disks"), place.join("away"));
+    for ends in [false, true] {
+        node.end(node::Signal::KILL);
+        std::fs::rename(&disks, &away).unwrap();
+        std::os::unix::fs::symlink(&disks, &disks).unwrap(); // leads to itself
+        node.start_again();
+        let two = || node.client().machine("two").unwrap();
+        node::eventually("that is told", || {
+            two().detail.contains("can't be put onto the mount")
+        });
+        assert!(is_alive(pid), "{}", node.log());
+        if ends {
+            let now = StopRequest {
+                now: true,
+                ..Default::default()
+            };
+            node.client().stop("two", &now).unwrap();
+            assert!(!is_alive(pid), "{}", node.log());
+        }
+        std::fs::remove_file(&disks).unwrap();
+        std::fs::rename(&away, &disks).unwrap();
+        if !ends {
+            node.type_and_wait("two", "echo still-$X", "still-7");
+            assert_eq!(two().pid, Some(pid));
+        }
+    }
+    finish(
+        node.client()
+            .start("two", &StartRequest::default())
+            .unwrap(),
+    );
 }

@@ -8,7 +8,9 @@ use crate::support::other_users::{
 use floe_api::credentials::OwnHub;
 use floe_api::*;
 use std::fs::{self, File, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// A user that nothing on this host belongs to.
@@ -152,4 +154,36 @@ fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
         }
         assert!(fs::read_dir(&tmp).is_err());
     });
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn who_puts_a_socket_in_qemus_place_hears_nothing_of_a_machines_users() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    let run = node.client().console("web").unwrap().socket;
+    let run = Path::new(&run).parent().unwrap();
+    // as a QEMU that its guest has taken over could do: the directory is its user's
+    let others = ["console.sock", "vnc.sock"].map(|name| {
+        fs::remove_file(run.join(name)).unwrap();
+        UnixListener::bind(run.join(name)).unwrap()
+    });
+    let told = node.client().attach("web").unwrap_err().to_string();
+    assert!(told.contains("not QEMU's process"), "{told}");
+    let mut browser = UnixStream::connect(node.client().socket()).unwrap();
+    browser
+        .write_all(
+            b"GET /v1/machines/web/vnc HTTP/1.1\r\nHost: floe\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+              Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+        )
+        .unwrap();
+    let mut answer = String::new();
+    BufReader::new(browser).read_line(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 5"), "{answer}");
+    for other in others {
+        let mut heard = Vec::new();
+        let (mut stream, _) = other.accept().unwrap();
+        stream.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, b"");
+    }
 }

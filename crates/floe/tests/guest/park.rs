@@ -267,6 +267,10 @@ fn parks_that_meet_are_told_and_who_connects_does_not_wait_for_a_machine_without
     }
     eventually("that is told", || node.log().contains("machine.not-woken"));
     eventually("it is parked still", || status() == MachineStatus::Parked);
+    let detail = || machine(&node, "web").detail;
+    for told in ["could not be woken, 2 times in a row", "has it tried again"] {
+        assert!(detail().contains(told), "{}", detail());
+    }
     refused(&node, &["wake", "web"], &["other", "--overcommit"]);
     succeeds(&node, &["rm", "--force", "other"]);
 
@@ -279,6 +283,7 @@ fn parks_that_meet_are_told_and_who_connects_does_not_wait_for_a_machine_without
     });
     assert_eq!(connected.unwrap().len(), 80);
     eventually("it is woken", || status() == MachineStatus::Running);
+    assert!(!detail().contains("could not be woken"), "{}", detail());
     eventually("its server answers", || answers(port));
 }
 

@@ -263,6 +263,7 @@ fn is_no_image(client: &Client, id: &str, home: &Path) {
         name: Some("stolen".into()),
         token: None,
         ca: None,
+        trust: false,
     };
     let refused = client.pull(&pull).unwrap().finish(|_| ()).unwrap_err();
     assert_eq!(refused.to_api().code, ErrorCode::NotFound);

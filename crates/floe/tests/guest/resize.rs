@@ -4,6 +4,7 @@ use crate::support::command::{ends, floe, said};
 use crate::support::node::{PATIENCE, Setup, Signal, TestNode, eventually, finish};
 use floe_api::*;
 use floe_machine::qmp::Qmp;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -286,7 +287,8 @@ fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
     let record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
     let place = node.home().join(record["place"].as_str().unwrap());
-    let spare = Qmp::connect(&place.join("vm/run/qmp-spare.sock"), None, |_| {}).unwrap();
+    let spare = UnixStream::connect(place.join("vm/run/qmp-spare.sock")).unwrap();
+    let spare = Qmp::over(spare, |_| {}).unwrap();
     spare.execute(command, serde_json::json!({})).unwrap()
 }
 

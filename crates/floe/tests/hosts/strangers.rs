@@ -17,6 +17,9 @@ const PORT: u16 = 7070;
 /// Where a cloud's metadata is.
 const METADATA: &str = "169.254.169.254";
 
+/// Where Azure answers for its hosts: an address that looks like any other.
+const WIRE_SERVER: &str = "168.63.129.16";
+
 fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status();
     assert!(status.unwrap().success(), "ip {arguments}");
@@ -122,10 +125,12 @@ fn a_machine_its_clones_and_its_images_reach_the_host_as_far_as_was_said_and_no_
 fn a_family_network_that_may_go_anywhere_does_not_go_to_the_clouds_metadata_unless_that_is_named() {
     let hosts = Hosts::new();
     let (here, there) = (&hosts.names[0], &hosts.names[1]);
-    ip(&format!("-n {there} addr add {METADATA}/32 dev eth0"));
-    ip(&format!("-n {here} route add {METADATA}/32 dev eth0"));
     serve(there, "10.90.0.2");
-    serve(there, METADATA);
+    for address in [METADATA, WIRE_SERVER] {
+        ip(&format!("-n {there} addr add {address}/32 dev eth0"));
+        ip(&format!("-n {here} route add {address}/32 dev eth0"));
+        serve(there, address);
+    }
     let node = TestNode::with(Setup {
         namespace: Some(here.clone()),
         ..Default::default()
@@ -133,7 +138,10 @@ fn a_family_network_that_may_go_anywhere_does_not_go_to_the_clouds_metadata_unle
     node.import_tiny("tiny", None);
     for (name, allow) in [
         ("wide", vec!["0.0.0.0/0"]),
-        ("named", vec!["0.0.0.0/0", "169.254.169.254:7070"]),
+        (
+            "named",
+            vec!["0.0.0.0/0", "169.254.169.254:7070", "168.63.129.16"],
+        ),
     ] {
         node.run(&RunRequest {
             image: "tiny".into(),
@@ -147,5 +155,6 @@ fn a_family_network_that_may_go_anywhere_does_not_go_to_the_clouds_metadata_unle
         node.wait_console(name, "floe-guest ready");
         assert!(reaches(&node, name, "10.90.0.2", "a"), "{name}");
         assert_eq!(reaches(&node, name, METADATA, "b"), name == "named");
+        assert_eq!(reaches(&node, name, WIRE_SERVER, "c"), name == "named");
     }
 }

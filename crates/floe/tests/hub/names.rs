@@ -37,6 +37,28 @@ fn tag(world: &World, token: &str, id: &str, name: &str) {
     assert_eq!(tagged.status, 204, "{}", tagged.text());
 }
 
+#[test]
+fn an_image_is_its_owners_own_and_for_everybody_else_somebody_elses() {
+    let world = world();
+    let image = |number: u64| image_parts(&[number], &[]);
+    let named = send(&world, &world.ann, &image(1), "web", true);
+    let is_own = |token: Option<&str>, id: &str| {
+        let registry = floe_source::Registry::default();
+        let hub = registry.open_at(&world.hub.url(), token, None).unwrap();
+        hub.is_own(&id.parse().unwrap()).unwrap()
+    };
+    assert!(is_own(Some(&world.ann), &named));
+    assert!(!is_own(Some(&world.bob), &named) && !is_own(None, &named));
+    let answer = world.get("/v1/resolve?name=web", Some(&world.ann));
+    assert_eq!(answer.json()["own"], true);
+    // what is private is own, or is not there
+    let private = send(&world, &world.bob, &image(2), "own", false);
+    assert!(is_own(Some(&world.bob), &private));
+    // the same image of two users is each one's own
+    assert_eq!(send(&world, &world.bob, &image(1), "mine", false), named);
+    assert!(is_own(Some(&world.bob), &named) && is_own(Some(&world.ann), &named));
+}
+
 /// The users' names are in the order of the alphabet and in the opposite one, so that no order by name passes for one by time.
 #[test]
 fn a_public_name_stays_with_who_published_it_first_until_it_is_withdrawn() {

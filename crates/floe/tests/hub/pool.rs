@@ -176,3 +176,22 @@ fn a_pool_has_what_fits_in_memory_each_chunk_once_and_tells_nobody_of_what_is_no
     let left = status(&world, &world.ann);
     assert!(left.used_bytes <= alone, "{left:?}, first {alone}");
 }
+
+#[test]
+fn a_substrate_that_cannot_be_read_when_its_pool_starts_is_there_once_it_can() {
+    let pool = |options: &mut floe_hub::HubOptions| options.pool_bytes = Some(400 << 10);
+    let world = world_with(pool);
+    let numbers: Vec<u64> = (1..50).collect();
+    let id = publish(&world, &substrate(&numbers, "private"), &world.ann, "{}");
+    in_memory(&world, &world.ann, 1);
+    let manifest = world.hub_dir().join("repo/images").join(id.to_string());
+    let away = world.dir.path().join("away");
+    std::fs::rename(&manifest, &away).unwrap();
+    // what is there is no file
+    std::fs::create_dir(&manifest).unwrap();
+    let world = world.again(pool);
+    in_memory(&world, &world.ann, 0);
+    std::fs::remove_dir(&manifest).unwrap();
+    std::fs::rename(&away, &manifest).unwrap();
+    in_memory(&world, &world.ann, 1);
+}

@@ -9,6 +9,11 @@ use std::{
 
 /// What somebody who is not in the cluster gets of a member's port: `openssl s_client` with these arguments asks for its room.
 pub fn stranger(at: SocketAddr, args: &[&str]) -> String {
+    ask_by_hand(at, args, "GET /v1/clones/room", "")
+}
+
+/// What a member's port answers `openssl s_client` with these arguments, which sends a request (method and path) with a body.
+pub fn ask_by_hand(at: SocketAddr, args: &[&str], request: &str, body: &str) -> String {
     use std::io::Write;
     let mut client = Command::new("openssl")
         .args(["s_client", "-quiet", "-connect", &at.to_string()])
@@ -19,8 +24,12 @@ pub fn stranger(at: SocketAddr, args: &[&str]) -> String {
         .spawn()
         .unwrap();
     let mut stdin = client.stdin.take().unwrap();
-    let _ =
-        stdin.write_all(b"GET /v1/clones/room HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    let length = body.len();
+    let head = "host: a\r\nconnection: close\r\ncontent-type: application/json";
+    let _ = write!(
+        stdin,
+        "{request} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
     let out = client.wait_with_output().unwrap();
     drop(stdin);
     String::from_utf8_lossy(&out.stdout).into_owned()

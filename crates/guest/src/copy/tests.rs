@@ -91,6 +91,60 @@ fn a_tree_arrives_with_its_modes_links_and_long_names() {
 }
 
 #[test]
+fn what_is_swapped_for_a_link_while_it_is_sent_leads_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["from/d", "outside"] {
+        fs::create_dir_all(at(name)).unwrap();
+    }
+    fs::write(at("from/d/file"), "meant").unwrap();
+    fs::write(at("outside/file"), "secret").unwrap();
+    // what is told of before the file of the same directory is sent
+    let pipe = at("from/d/a-pipe");
+    let kind = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, rustix::fs::Mode::RWXU, 0).unwrap();
+    let mut bytes = Vec::new();
+    let mut swap = |_: &Path| {
+        fs::rename(at("from/d"), at("away")).unwrap();
+        symlink(at("outside"), at("from/d")).unwrap();
+    };
+    send(&at("from"), Form::Archive, &mut bytes, &mut swap).unwrap();
+    let to = received(&bytes, Form::Archive, &at("to")).unwrap();
+    assert_eq!(fs::read(to.join("d/file")).unwrap(), b"meant");
+
+    // and at any other moment
+    fs::create_dir(at("live")).unwrap();
+    fs::write(at("live/x"), "meant").unwrap();
+    fs::create_dir(at("live/y")).unwrap();
+    symlink(at("outside/file"), at("link-x")).unwrap();
+    symlink(at("outside"), at("link-y")).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let order = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let exchange = rustix::fs::RenameFlags::EXCHANGE;
+            while !over.load(order) {
+                for name in ["x", "y"] {
+                    let (live, link) = (at("live").join(name), at(&format!("link-{name}")));
+                    let cwd = rustix::fs::CWD;
+                    rustix::fs::renameat_with(cwd, live, cwd, link, exchange).unwrap();
+                }
+            }
+        });
+        let (mut whole, mut secrets) = (0, 0);
+        for _ in 0..20_000 {
+            let mut bytes = Vec::new();
+            let sent = send(&at("live"), Form::Archive, &mut bytes, &mut |_| ());
+            whole += usize::from(sent.is_ok());
+            secrets += usize::from(bytes.windows(6).any(|six| six == b"secret"));
+        }
+        over.store(true, order);
+        assert_eq!(secrets, 0);
+        assert!(whole > 0, "nothing was sent");
+    });
+}
+
+#[test]
 fn a_file_replaces_another_only_once_it_is_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));

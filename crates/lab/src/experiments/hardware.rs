@@ -6,7 +6,8 @@ use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::{Context as _, bail};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{
-    Boot, Capture, CaptureOptions, Machine, Profile, Programs, Snapshot, Spec, Standby, accel,
+    Boot, Capture, CaptureOptions, Machine, Profile, Programs, Snapshot, Socket, Spec, Standby,
+    accel,
 };
 use std::fs::File;
 use std::io;
@@ -104,7 +105,7 @@ impl Side {
         let machine = Machine::start(spec(guest, dir, profile)?)?;
         wait_ready(&machine)?;
         tell_console(
-            &machine.console_socket(),
+            machine.connect(Socket::Console)?,
             "grep MemTotal /proc/meminfo",
             PATIENCE,
         )?;

@@ -403,6 +403,7 @@ impl Node {
             name: None,
             token: Some(hub.token.clone()),
             ca: None,
+            trust: false,
         };
         self.client.pull(&pull)?.finish(|_| {})?;
         Ok(start.elapsed())
@@ -425,14 +426,13 @@ impl Node {
         command: &str,
         patience: Duration,
     ) -> anyhow::Result<Duration> {
-        let socket = self.client.console(machine)?.socket;
-        tell_console(Path::new(&socket), command, patience)
+        tell_console(self.client.attach(machine)?, command, patience)
             .with_context(|| format!("{machine} does not answer"))
     }
 
     /// Asks the guest's shell a question, and waits for its answer.
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
-        ask_console(Path::new(&self.client.console(machine)?.socket), patience)
+        ask_console(self.client.attach(machine)?, patience)
             .with_context(|| format!("{machine} does not answer"))
     }
 }
@@ -473,15 +473,17 @@ pub fn write_distinct(megabytes: u64, file: &str) -> String {
 }
 
 /// Asks a guest's shell a question over its serial line, and waits for its answer.
-pub fn ask_console(socket: &Path, patience: Duration) -> anyhow::Result<Duration> {
-    tell_console(socket, "", patience)
+pub fn ask_console(console: UnixStream, patience: Duration) -> anyhow::Result<Duration> {
+    tell_console(console, "", patience)
 }
 
 /// The same after a command that must succeed.
-pub fn tell_console(socket: &Path, command: &str, patience: Duration) -> anyhow::Result<Duration> {
+pub fn tell_console(
+    mut console: UnixStream,
+    command: &str,
+    patience: Duration,
+) -> anyhow::Result<Duration> {
     let start = Instant::now();
-    let mut console = UnixStream::connect(socket)
-        .with_context(|| format!("no console at {}", socket.display()))?;
     // The shell calculates the answer, so the terminal's echo of the question does not contain it.
     let (a, b) = (std::process::id() % 1000, 123_456);
     write!(

@@ -234,7 +234,7 @@ pub const ALL: &[Experiment] = &[
     },
     Experiment {
         name: "hub-hostile",
-        about: "honest reads and uploads at a hub beside 200 slow and 200 greedy strangers, against the same alone",
+        about: "honest reads and uploads at a hub beside 200 slow and 200 greedy strangers, and a member at a cluster's port beside 300 silent ones, against the same alone",
         run: hub_hostile::run,
     },
     Experiment {

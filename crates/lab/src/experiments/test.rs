@@ -7,6 +7,7 @@ use crate::harness::{Context, Report, code_here};
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -34,7 +35,7 @@ enum Step {
     Warm,
     /// make test-all, with the same cache
     All,
-    /// make flaky: ten rounds of the core's tests beside a load
+    /// make flaky: ten rounds of the tests that can be disturbed, beside a load
     Flaky,
     /// .ci/run with an empty cache, of the tree before
     Before,
@@ -48,6 +49,9 @@ struct Outcome {
     code: String,
     minutes: f64,
     passed: bool,
+    /// Whether it was ended before it had come to its own end.
+    #[serde(default)]
+    ended: bool,
     /// How many packages were compiled, each time counted.
     compiled_packages: u64,
     /// Tests that needed more than one try, and tests that failed all of theirs.
@@ -126,7 +130,12 @@ fn tell(work: &Path) -> anyhow::Result<Report> {
         report
             .add_value("cold_over_before", "x", cold.minutes / before.minutes)
             .against("the tree before", "min", before.minutes);
-        if !before.passed {
+        if before.ended {
+            report.note(format!(
+                "before, {BEFORE}, was ended after {:.0} minutes: cold_over_before is at most that",
+                before.minutes
+            ));
+        } else if !before.passed {
             report.note(format!(
                 "before, {BEFORE}, was red, which the time does not show"
             ));
@@ -228,6 +237,7 @@ impl Step {
             code,
             minutes,
             passed: status.success(),
+            ended: status.signal().is_some(),
             ..Outcome::default()
         };
         match self {

@@ -219,8 +219,8 @@ impl World {
     }
 
     fn tell(&self, command: &str) -> anyhow::Result<()> {
-        let console = self.node().client.console(&self.machine)?.socket;
-        tell_console(Path::new(&console), command, PATIENCE).map(drop)
+        let console = self.node().client.attach(&self.machine)?;
+        tell_console(console, command, PATIENCE).map(drop)
     }
 
     fn mount(&self) -> anyhow::Result<()> {
@@ -254,9 +254,9 @@ impl World {
     /// Asks again and again: what is said to a guest that boots is lost.
     fn ask_whether_it_lives(&self) -> anyhow::Result<()> {
         const EACH: Duration = Duration::from_secs(10);
-        let console = self.node().client.console(&self.machine)?.socket;
+        let answers = |console| tell_console(console, "", EACH).is_ok();
         self.until("it does not answer", |_| {
-            Ok(tell_console(Path::new(&console), "", EACH).is_ok())
+            Ok(self.node().client.attach(&self.machine).is_ok_and(answers))
         })
     }
 

@@ -2,6 +2,7 @@
 use anyhow::Context;
 use floe_machine::qmp::Qmp;
 use serde_json::{Value, json};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -27,8 +28,9 @@ pub struct Input {
 impl Input {
     /// Connects to a machine's second QMP socket.
     pub fn connect(socket: &Path) -> anyhow::Result<Input> {
-        let qmp = Qmp::connect(socket, None, |_| {})
-            .with_context(|| format!("cannot use {}", socket.display()))?;
+        let cannot = || format!("cannot use {}", socket.display());
+        let stream = UnixStream::connect(socket).with_context(cannot)?;
+        let qmp = Qmp::over(stream, |_| {}).with_context(cannot)?;
         Ok(Input { qmp })
     }
 

@@ -22,6 +22,8 @@
 #[allow(dead_code, reason = "the guard is what decides by them")]
 mod rules;
 
+pub use rules::METADATA_V4;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};

@@ -8,13 +8,25 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 /// The port of name servers.
 pub const DNS_PORT: u16 = 53;
-/// Metadata services of clouds that are not at link-local addresses. They reveal the host's credentials, which a guest
-/// must not get. Amazon's and Google's over IPv6, Alibaba's.
-const METADATA: [IpAddr; 3] = [
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+/// Metadata services of clouds, and what else answers for the host there, at IPv4 addresses that are not link-local. They reveal the
+/// host's credentials, which a guest must not get. Alibaba's, Azure's, and Oracle's older one.
+pub const METADATA_V4: [Ipv4Addr; 3] = [
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(192, 0, 0, 192),
 ];
+/// The same at IPv6 addresses: Google's, Oracle's, Scaleway's, Akamai's and Alibaba's.
+const METADATA_V6: [Ipv6Addr; 5] = [
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),
+    Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42),
+    Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1),
+    Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200),
+];
+/// The beginning of the addresses at which Amazon answers for its hosts: their metadata, and the credentials of their containers.
+const AMAZON_V6: [u16; 2] = [0xfd00, 0xec2];
+/// The beginning of the IPv6 addresses that a gateway translates into IPv4 addresses (RFC 6052), which are their last 32 bits.
+const TRANSLATED: [u16; 6] = [0x64, 0xff9b, 0, 0, 0, 0];
 
 /// Returns the IP address and port of a `struct sockaddr`; `None` for other families. The kernel refuses those that are
 /// too short.
@@ -38,24 +50,29 @@ pub fn target(sockaddr: &[u8]) -> Option<(IpAddr, u16)> {
 
 /// Returns whether an address is the host's loopback, link-local, or a metadata service of a cloud.
 pub fn is_guarded(address: IpAddr) -> bool {
-    let local = match address {
+    match address {
         IpAddr::V4(a) => {
             let [first, second, third, _] = a.octets();
             // 0.0.0.0 means this host to `connect`; 224.0.0.0/24 are multicast groups of one link
-            first == 127
+            let local = first == 127
                 || first == 0
                 || (first, second) == (169, 254)
-                || (first, second, third) == (224, 0, 0)
+                || (first, second, third) == (224, 0, 0);
+            local || METADATA_V4.contains(&a)
         }
         IpAddr::V6(a) => {
             let segments = a.segments();
             let embedded = segments[..6] == [0; 6]; // ::, ::1, and IPv4 addresses in their oldest form
             let link = segments[0] & 0xffc0 == 0xfe80;
             let group = segments[0] & 0xff00 == 0xff00 && segments[0] & 0xf <= 2;
-            embedded || link || group
+            let metadata = METADATA_V6.contains(&a) || segments[..2] == AMAZON_V6;
+            let translated = segments[..6] == TRANSLATED && {
+                let [.., b0, b1, b2, b3] = a.octets();
+                is_guarded(IpAddr::from([b0, b1, b2, b3]))
+            };
+            embedded || link || group || metadata || translated
         }
-    };
-    local || METADATA.contains(&address)
+    }
 }
 
 /// Returns whether a policy (`none`, `all`, or ports such as `80,443`) permits this port of guarded addresses.
@@ -125,12 +142,15 @@ mod tests {
 
     #[test]
     fn the_host_its_links_and_its_metadata_are_guarded_and_the_rest_is_not() {
-        let guarded = "127.0.0.1 127.8.9.1 0.0.0.0 169.254.169.254 224.0.0.251 100.100.100.200 :: ::1 ::7f00:1 \
-                       fe80::1 febf::1 ff02::fb ff01::1 fd00:ec2::254";
+        let guarded = "127.0.0.1 127.8.9.1 0.0.0.0 169.254.169.254 224.0.0.251 100.100.100.200 168.63.129.16 192.0.0.192 \
+                       :: ::1 ::7f00:1 fe80::1 febf::1 ff02::fb ff01::1 fd00:ec2::254 fd00:ec2::23 fd20:ce::254 \
+                       fd00:c1::a9fe:a9fe fd00:42::42 fd00:a9fe:a9fe::1 fd00:100::100:200 \
+                       64:ff9b::a9fe:a9fe 64:ff9b::127.0.0.1 64:ff9b::168.63.129.16";
         for address in guarded.split_whitespace() {
             assert!(is_guarded(address.parse().unwrap()), "{address}");
         }
-        let free = "10.0.0.1 192.168.1.1 169.253.0.1 1.1.1.1 224.1.0.1 2001:db8::1 fec0::2 fd00::1 ff05::1 ::1:0:1";
+        let free = "10.0.0.1 192.168.1.1 169.253.0.1 1.1.1.1 224.1.0.1 168.63.129.17 192.0.0.8 100.100.100.199 \
+                    2001:db8::1 fec0::2 fd00::1 fd00:ec3::254 fd00:42::43 ff05::1 ::1:0:1 64:ff9b::1.1.1.1 64:ff9b:1::7f00:1";
         for address in free.split_whitespace() {
             assert!(!is_guarded(address.parse().unwrap()), "{address}");
         }

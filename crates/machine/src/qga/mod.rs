@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::qmp::connect_unix;
+use crate::socket;
 pub use wire::{Answer, parse};
 
 /// Longest answer that is read, in bytes.
@@ -59,10 +59,15 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects and synchronises; everything together may take `limit`.
-    pub fn connect(socket: &Path, limit: Duration) -> Result<Agent, QgaError> {
+    /// Connects to the port at which this process listens, and synchronises; everything together may take `limit`.
+    pub fn connect(path: &Path, pid: u32, limit: Duration) -> Result<Agent, QgaError> {
+        Agent::over(socket::connect(path, pid)?, limit)
+    }
+
+    /// The same over a connected socket.
+    pub(crate) fn over(stream: UnixStream, limit: Duration) -> Result<Agent, QgaError> {
         let mut agent = Agent {
-            stream: connect_unix(socket)?,
+            stream,
             deadline: Instant::now() + limit,
             limit,
         };
@@ -221,10 +226,14 @@ mod tests {
         (dir, path)
     }
 
+    fn connect(path: &Path, limit: Duration) -> Result<Agent, QgaError> {
+        Agent::connect(path, std::process::id(), limit)
+    }
+
     #[test]
     fn the_clock_is_set_whatever_was_left_on_the_port() {
         let (_dir, path) = fake(b"{\"return\": 5}\n{\"retu", &["{\"return\": {}}"]);
-        let mut agent = Agent::connect(&path, Duration::from_secs(5)).unwrap();
+        let mut agent = connect(&path, Duration::from_secs(5)).unwrap();
         agent.set_time().unwrap();
     }
 
@@ -240,7 +249,7 @@ mod tests {
         ] {
             let answers = vec![unsupported, started, runs, last].leak();
             let (_dir, path) = fake(b"", answers);
-            let mut agent = Agent::connect(&path, Duration::from_secs(60)).unwrap();
+            let mut agent = connect(&path, Duration::from_secs(60)).unwrap();
             assert_eq!(agent.set_time().is_ok(), set, "{last}");
         }
     }
@@ -249,7 +258,7 @@ mod tests {
     fn a_refusal_is_told_in_the_agents_words() {
         let refused = r#"{"error": {"class": "GenericError", "desc": "not here"}}"#;
         let (_dir, path) = fake(b"", vec![refused, refused].leak());
-        let error = Agent::connect(&path, Duration::from_secs(5))
+        let error = connect(&path, Duration::from_secs(5))
             .unwrap()
             .set_time()
             .unwrap_err();
@@ -261,16 +270,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qga");
         let listener = UnixListener::bind(&path).unwrap();
-        let error = Agent::connect(&path, Duration::from_millis(30))
-            .err()
-            .unwrap();
+        let error = connect(&path, Duration::from_millis(30)).err().unwrap();
         assert!(matches!(error, QgaError::Silent(_)), "{error}");
         drop(listener.accept());
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             while stream.write_all(&[b'x'; 4096]).is_ok() {}
         });
-        let error = Agent::connect(&path, Duration::from_secs(5)).err().unwrap();
+        let error = connect(&path, Duration::from_secs(5)).err().unwrap();
         assert!(matches!(error, QgaError::Garbage(_)), "{error}");
     }
 

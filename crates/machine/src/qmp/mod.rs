@@ -21,6 +21,7 @@ use floe_threads::Pulse;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::socket;
 pub use wire::{Event, Message, WireError};
 
 /// Longest time for a command that does no I/O: QEMU's main loop can be busy with a guest's reset or a slow disk.
@@ -80,20 +81,16 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and negotiates. The reading thread calls `on_event` for each event, in order; it must not block and must
-    /// not run commands. `pid`, if given, must be the process at the other end.
+    /// Connects to this process and negotiates. The reading thread calls `on_event` for each event, in order; it must not block and
+    /// must not run commands.
     pub fn connect(
-        socket: &Path,
-        pid: Option<u32>,
+        path: &Path,
+        pid: u32,
         on_event: impl FnMut(Event) + Send + 'static,
     ) -> Result<Qmp, QmpError> {
-        let closed = |e: io::Error| QmpError::Closed {
-            reason: format!("{}: {e}", socket.display()),
-        };
-        let stream = connect_unix(socket).map_err(closed)?;
-        if let Some(pid) = pid {
-            check_peer(&stream, pid).map_err(closed)?;
-        }
+        let stream = socket::connect(path, pid).map_err(|e| QmpError::Closed {
+            reason: format!("{}: {e}", path.display()),
+        })?;
         Qmp::over(stream, on_event)
     }
 
@@ -325,48 +322,6 @@ fn send(stream: &mut UnixStream, line: &[u8], fd: Option<BorrowedFd<'_>>) -> io:
     stream.write_all(&line[sent..])
 }
 
-/// Connects to a Unix socket whose path may be longer than the 107 bytes of a socket address, through a descriptor of its
-/// directory.
-pub fn connect_unix(path: &Path) -> io::Result<UnixStream> {
-    const ADDRESS_BYTES_MAX: usize = 107;
-    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
-        return UnixStream::connect(path);
-    }
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    use rustix::fs::{Mode, OFlags};
-    let dir = rustix::fs::open(
-        dir,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
-    UnixStream::connect(Path::new("/proc/self/fd").join(fd.to_string()).join(name))
-}
-
-/// The same, but fails unless this process listens there.
-pub(crate) fn connect_checked(path: &Path, pid: u32) -> io::Result<UnixStream> {
-    let stream = connect_unix(path)?;
-    check_peer(&stream, pid)?;
-    Ok(stream)
-}
-
-/// Checks that this process really listens there. A machine's directory belongs to its user, who could replace its socket
-/// with that of another process.
-fn check_peer(stream: &UnixStream, pid: u32) -> io::Result<()> {
-    let peer = rustix::net::sockopt::socket_peercred(stream)?
-        .pid
-        .as_raw_nonzero()
-        .get();
-    if peer as u32 == pid {
-        return Ok(());
-    }
-    Err(io::Error::other(format!(
-        "process {peer} listens there, not QEMU's process {pid}"
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -430,28 +385,5 @@ mod tests {
             .execute_within("stop", json!({}), Duration::from_millis(20))
             .unwrap_err();
         assert!(matches!(error, QmpError::Timeout { .. }), "{error}");
-    }
-
-    #[test]
-    fn another_process_behind_the_socket_is_noticed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let error = Qmp::connect(&path, Some(1), |_| {}).err().unwrap();
-        assert!(
-            error.to_string().contains("not QEMU's process 1"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_long_path_is_no_obstacle() {
-        let dir = tempfile::tempdir().unwrap();
-        let deep = dir.path().join("d".repeat(120));
-        std::fs::create_dir(&deep).unwrap();
-        let short = dir.path().join("link");
-        std::os::unix::fs::symlink(&deep, &short).unwrap();
-        let _listener = std::os::unix::net::UnixListener::bind(short.join("s")).unwrap();
-        connect_unix(&deep.join("s")).unwrap();
     }
 }

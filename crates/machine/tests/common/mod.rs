@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use floe_image::CHUNK_SIZE;
-use floe_machine::{Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Spec, User, accel};
+use floe_machine::{
+    Boot, Capture, Machine, Pages, Programs, Rest, Snapshot, Socket, Spec, User, accel,
+};
 
 /// Longest time for anything in the guest on a loaded host.
 pub const PATIENCE: Duration = Duration::from_secs(100);
@@ -178,7 +180,7 @@ pub struct Console {
 
 impl Console {
     pub fn open(machine: &Machine) -> Console {
-        let stream = UnixStream::connect(machine.console_socket()).unwrap();
+        let stream = machine.connect(Socket::Console).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_millis(200)))
             .unwrap();

@@ -11,18 +11,14 @@
 
 use super::{Captures, greet::greet};
 use crate::{
-    error::NodeError,
-    images::sources::Found,
-    inventory::AGENT_LABEL,
-    machines::{launch::CONSOLE_SOCKET, standby::Waiting},
-    report::Report,
-    traces::rehearsed::TRACE_REGION,
+    error::NodeError, images::sources::Found, inventory::AGENT_LABEL, machines::standby::Waiting,
+    report::Report, traces::rehearsed::TRACE_REGION,
 };
 use floe_image::Hash;
+use floe_machine::Socket;
 use floe_store::Ingest;
 use std::{
     io::Write,
-    os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
 
@@ -94,8 +90,8 @@ fn perform(
         tracing::debug!(error, "the rehearsal's guest did not set its clock");
     }
     wait_until(long / 2, report)?;
-    let console = machine.dir().join(CONSOLE_SOCKET);
-    if let Err(error) = UnixStream::connect(&console).and_then(|mut c| c.write_all(FIRST_KEY)) {
+    let console = machine.connect(Socket::Console);
+    if let Err(error) = console.and_then(|mut line| line.write_all(FIRST_KEY)) {
         tracing::debug!(%error, "the rehearsal's console took no key");
     }
     wait_until(long, report)?;

@@ -8,7 +8,8 @@
 //! ca.key, authority.json    on the authority's host alone: the CA's key; members and open invitations
 //! ```
 
-use super::record::{Authority, Membership, Roster};
+use super::record::{Authority, Membership};
+use super::roster::{Heard, Roster};
 use crate::{
     error::{NodeError, at, failed},
     files::{make_private_dir, read_bounded, replace_file},
@@ -59,16 +60,29 @@ impl Files {
             return Ok(None);
         };
         let membership = Membership::parse(&bytes).map_err(|why| self.bad(MEMBERSHIP, why))?;
-        let authority = match self.read(AUTHORITY)? {
-            None => None,
-            Some(bytes) => {
+        let authority = match (self.read(AUTHORITY)?, self.read(CA_KEY)?) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(self.bad(AUTHORITY, "it is missing".into())),
+            (Some(bytes), _) => {
                 let parsed = Authority::parse(&bytes).map_err(|why| self.bad(AUTHORITY, why))?;
                 Some((parsed, self.text(CA_KEY)?))
             }
         };
-        // a lost roster is asked for again
-        let roster = self.read(ROSTER)?.unwrap_or_default();
-        let roster = Roster::parse(&roster).unwrap_or_default();
+        let roster = self.read(ROSTER)?.map(|bytes| Roster::parse(&bytes));
+        let roster = match roster.unwrap_or_else(|| Err("it is missing".into())) {
+            Ok(roster) => roster,
+            Err(why) => {
+                tracing::warn!(
+                    why,
+                    "the list of the cluster's members is lost, and asked for again"
+                );
+                membership
+                    .heard
+                    .as_ref()
+                    .map(Heard::list)
+                    .unwrap_or_default()
+            }
+        };
         Ok(Some(Kept {
             membership,
             ca: self.text(CA)?,
@@ -108,6 +122,11 @@ impl Files {
     /// Writes a new certificate with its key, and the changed membership.
     pub fn save_certificate(&self, node: &str, membership: &Membership) -> Result<(), NodeError> {
         replace_file(&self.dir.join(NODE), node.as_bytes())?;
+        self.save_membership(membership)
+    }
+
+    /// Writes the changed membership.
+    pub fn save_membership(&self, membership: &Membership) -> Result<(), NodeError> {
         self.write(MEMBERSHIP, membership)
     }
 

@@ -1,133 +1,59 @@
-//! The port on which a node answers the members of its cluster.
+//! The port on which a node answers the members of its cluster: how much of it they and strangers have, and who is a member.
 
-use super::{record::Member, trust::Trust};
+use super::{roster::Member, trust::Trust};
+use crate::caller::FromMember;
 use axum::{
-    Json, Router,
+    Json,
     extract::Request,
     http::StatusCode,
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use floe_api::{ApiError, ErrorCode};
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
-use rustls::{ServerConfig, pki_types::CertificateDer};
+use floe_front::{Bounds, Party, Strangers, pace::Pace};
 use std::{sync::Arc, time::Duration};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
-    task::JoinSet,
+
+/// What members have of the port, and strangers: clients that have not sent a request with a member's certificate yet. Members
+/// that connect are strangers for a moment, so there is room for many of them.
+pub(super) const BOUNDS: Bounds = Bounds {
+    // 20 for each host that reads a fork
+    connections_max: 8192,
+    connections_each_max: 2048,
+    strangers: Some(Strangers {
+        connections_max: 1024,
+        connections_each_max: 256,
+        // as long as a newcomer's request to join may take
+        life: Duration::from_secs(30),
+    }),
+    handshake: Duration::from_secs(10),
+    head: Duration::from_secs(30),
+    idle: Duration::from_secs(30),
+    pace: Pace {
+        bytes_per_s_min: 256,
+        stretch: Duration::from_secs(30),
+    },
+    drain: Duration::from_secs(1),
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
-
-/// Most connections of members at a time: 20 for each host that reads a fork.
-const CONNECTIONS_MAX: usize = 8192;
-/// Most connections at a time of clients that have not shown a certificate.
-const STRANGERS_MAX: usize = 64;
-/// How long a handshake may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection without a certificate may last.
-const STRANGER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a request's head may take.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long to wait after a connection could not be accepted: this process may have too many open files.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
-
-/// The client's verified certificate; an extension of every request.
-#[derive(Clone, Debug)]
-pub(super) struct Shown(pub Option<CertificateDer<'static>>);
 
 /// The member that sent a request; an extension of requests that passed [`members_only`].
 #[derive(Clone, Debug)]
-pub(crate) struct Peer(pub Member);
-
-/// Serves until `stop` turns true.
-pub(super) async fn run(
-    listener: TcpListener,
-    tls: Arc<ServerConfig>,
-    router: Router,
-    mut stop: watch::Receiver<bool>,
-) {
-    let acceptor = TlsAcceptor::from(tls);
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
-    let mut connections = JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return, // open connections are dropped
-            Some(_) = connections.join_next(), if !connections.is_empty() => continue,
-            both = async {
-                // beyond the limits, connections wait in the kernel's backlog
-                let permits = (room.clone().acquire_owned().await, strangers.clone().acquire_owned().await);
-                (permits, listener.accept().await)
-            } => both,
-        };
-        let ((Ok(seat), Ok(stranger)), stream) = accepted else {
-            return;
-        };
-        match stream {
-            Ok((stream, _)) => {
-                let (acceptor, router) = (acceptor.clone(), router.clone());
-                connections.spawn(async move {
-                    connection(stream, acceptor, router, stranger).await;
-                    drop(seat);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection of a node was not accepted");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
-        }
-    }
-}
-
-async fn connection(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    router: Router,
-    stranger: OwnedSemaphorePermit,
-) {
-    let _ = stream.set_nodelay(true); // it only matters for speed
-    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::info!(%error, "a node's handshake was refused"),
-        Err(_) => return,
-    };
-    let certificates = stream.get_ref().1.peer_certificates();
-    let shown = certificates.and_then(|chain| chain.first().cloned());
-    let is_stranger = shown.is_none();
-    let served = http(stream, router.layer(axum::Extension(Shown(shown))));
-    if is_stranger {
-        let _ = tokio::time::timeout(STRANGER_TIMEOUT, served).await;
-        drop(stranger);
-        return;
-    }
-    drop(stranger);
-    served.await;
-}
-
-async fn http(stream: TlsStream<TcpStream>, router: Router) {
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    if let Err(error) = served.await {
-        tracing::debug!(%error, "a node's connection ended early");
-    }
-}
+pub(super) struct Peer(pub Member);
 
 /// Passes on requests of members only. Each request is checked, so a revoked member is refused even on an open connection.
 pub(super) async fn members_only(trust: Arc<Trust>, mut request: Request, next: Next) -> Response {
-    let shown = request.extensions().get::<Shown>();
-    let shown = shown.and_then(|Shown(certificate)| certificate.clone());
-    match shown.and_then(|certificate| trust.member_of(&certificate)) {
-        Some(member) => {
+    let client = request.extensions().get::<floe_front::Peer>();
+    let member = client.and_then(|client| trust.member_of(client.certificate()?));
+    match (member, client) {
+        (Some(member), Some(client)) => {
+            client.is(&Party::User(member.id.as_str().into()));
+            request.extensions_mut().insert(FromMember {
+                name: member.name.clone(),
+                address: member.address,
+            });
             request.extensions_mut().insert(Peer(member));
             next.run(request).await
         }
-        None => refusal(
+        _ => refusal(
             "this is for members of the cluster",
             "join it: floe cluster join",
         ),
@@ -142,4 +68,117 @@ pub(super) fn refusal(message: &str, fix: &str) -> Response {
         fix: fix.into(),
     };
     (StatusCode::FORBIDDEN, Json(error)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        call::{Ask, ask},
+        certificates::{Subject, make_ca, make_key, sign},
+        roster::Roster,
+    };
+    use super::*;
+    use axum::{Router, middleware::from_fn, routing::get};
+    use floe_http::{Limits, Method, Server, Url};
+    use rustls::ClientConfig;
+    use std::net::{SocketAddr, TcpStream};
+    use tokio::{runtime::Runtime, sync::watch};
+
+    const ROOM: &str = "/v1/clones/room";
+    /// More than one address may have, and than there once was room for.
+    const SILENT: usize = 300;
+    /// Longest time that a request of a member may take.
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Starts a port for two members of a cluster; returns what the second one asks with.
+    fn port() -> (Runtime, SocketAddr, Arc<ClientConfig>) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0");
+        let listener = runtime.block_on(listener).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (ca, ca_key) = make_ca("00000000000000aa").unwrap();
+        let ids = [1, 2].map(|n| format!("{n:016x}"));
+        let members = ids.iter().map(|id| Member {
+            id: id.clone(),
+            name: format!("host-{id}"),
+            address,
+        });
+        let roster = Roster {
+            number: 1,
+            members: members.collect(),
+            ..Roster::default()
+        };
+        let [here, there] = ids.map(|id| {
+            let (key, request) = make_key().unwrap();
+            let subject = Subject {
+                id: &id,
+                name: "any",
+                authority: false,
+                lifetime: Duration::from_secs(3600),
+            };
+            let signed = sign(&ca_key, "00000000000000aa", &request, &subject);
+            let (certificate, _) = signed.unwrap().unwrap();
+            let node = key + &certificate;
+            Arc::new(Trust::new(&ca, &node, &node, roster.clone()).unwrap())
+        });
+        // as while an invitation is open: strangers may say something
+        here.invite_until(u64::MAX);
+        let trust = here.clone();
+        let checked =
+            move |request: Request, next: Next| members_only(trust.clone(), request, next);
+        let router = Router::new()
+            .route(ROOM, get(async || "room"))
+            .layer(from_fn(checked));
+        let tls = here.server().unwrap();
+        runtime.spawn(async move {
+            let (_goes_on, stop) = watch::channel(false);
+            floe_front::run(listener, Some(tls), router, BOUNDS, stop).await;
+        });
+        (runtime, address, there.client())
+    }
+
+    #[test]
+    fn silent_strangers_behind_a_members_own_address_keep_no_member_out() {
+        let (_runtime, address, tls) = port();
+        let server = Url::parse(&format!("https://{address}")).unwrap();
+        let server = Server::new(&server, Some(tls.clone())).unwrap();
+        let mut open = server.connect(LIMIT).unwrap();
+        let mut says = || {
+            let request = server.request(Method::GET, ROOM).body(bytes::Bytes::new());
+            let mut said = Vec::new();
+            let head = open.exchange::<String>(
+                request.unwrap(),
+                &Limits::within(LIMIT, LIMIT),
+                None,
+                &mut |_, piece| {
+                    said.extend_from_slice(piece);
+                    Ok(())
+                },
+            );
+            assert_eq!(head.unwrap().status, 200);
+            assert_eq!(said, b"room");
+        };
+        says();
+        let silent: Vec<TcpStream> = (0..SILENT)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        for _ in 0..20 {
+            let question = Ask {
+                to: &address.to_string(),
+                method: Method::GET,
+                path: ROOM,
+                body: Vec::new(),
+                limit: LIMIT,
+            };
+            let (status, body) = ask(tls.clone(), question).unwrap();
+            assert_eq!((status, &body[..]), (200, &b"room"[..]));
+        }
+        // and a connection that a member had before is not the one that makes room
+        says();
+        drop(silent);
+    }
 }

@@ -4,7 +4,8 @@ use super::{
     Ask, Cluster, Place, ask, certificates,
     files::Kept,
     invitation::{Invitation, Refusal},
-    record::{Authority, CLUSTER_VERSION, Member, Membership, Roster, check_id, check_name},
+    record::{Authority, CLUSTER_VERSION, Membership, check_id, check_name},
+    roster::{Heard, Member, Roster},
     routes::{JoinAnswer, JoinOrder, NODE_JOIN, NODE_LEAVE},
     trust,
 };
@@ -194,37 +195,37 @@ impl Cluster {
         let signed = certificates::sign(&ca_key, &cluster, &signing_request, &subject)?;
         let (certificate, certified_unix_s) =
             signed.ok_or_else(|| failed("the own request was not understood", "report this"))?;
-        let roster = Roster {
-            number: 1,
-            members: vec![Member {
-                id: id.clone(),
-                name: name.clone(),
-                address,
-            }],
+        let mut authority = Authority {
+            version: CLUSTER_VERSION,
+            cluster: cluster.clone(),
+            lifetime_s,
+            roster: Roster {
+                members: vec![Member {
+                    id: id.clone(),
+                    name: name.clone(),
+                    address,
+                }],
+                ..Default::default()
+            },
+            open: Vec::new(),
         };
+        authority.roster.seal(&ca_key);
+        let roster = authority.roster.clone();
         let kept = Kept {
             membership: Membership {
                 version: CLUSTER_VERSION,
-                cluster: cluster.clone(),
+                cluster,
                 id,
                 name,
                 address,
                 listen,
                 certified_unix_s,
+                heard: Heard::of(&roster),
             },
             ca,
             node: key + &certificate,
-            roster: roster.clone(),
-            authority: Some((
-                Authority {
-                    version: CLUSTER_VERSION,
-                    cluster,
-                    lifetime_s,
-                    roster,
-                    open: Vec::new(),
-                },
-                ca_key,
-            )),
+            roster,
+            authority: Some((authority, ca_key)),
         };
         self.settle_in(kept, listener)?;
         drop(changing);
@@ -287,7 +288,7 @@ impl Cluster {
     }
 
     /// Changes what the authority knows: first on the disk, then in memory.
-    fn change<T>(
+    pub(super) fn change<T>(
         &self,
         place: &Place,
         change: impl FnOnce(&mut Authority) -> T,
@@ -296,6 +297,9 @@ impl Cluster {
         let mut known = known.lock();
         let mut changed = known.clone();
         let outcome = change(&mut changed);
+        if changed.roster != known.roster || changed.roster.seal.is_none() {
+            changed.roster.seal(&self.files.ca_key()?);
+        }
         if changed != *known {
             self.files.save_authority(&changed)?;
             if changed.roster != known.roster {
@@ -337,7 +341,7 @@ impl Cluster {
         let signed = certificates::sign(&key, &cluster, &order.request, &subject)
             .and_then(|signed| signed.ok_or_else(|| usage("that is no signing request", "")));
         let (certificate, certified_unix_s) = signed.inspect_err(|_| {
-            let gone = self.change(&place, |authority| authority.remove(&newcomer.id));
+            let gone = self.change(&place, |authority| authority.roster.remove(&newcomer.id));
             if let Err(error) = gone {
                 tracing::warn!(name = newcomer.name, %error, "a member that has no certificate stays listed");
             }
@@ -414,6 +418,7 @@ impl Cluster {
                 address,
                 listen,
                 certified_unix_s: answer.certified_unix_s,
+                heard: Heard::of(&answer.roster),
             },
             ca: answer.ca,
             node: key + &answer.certificate,
@@ -478,7 +483,7 @@ impl Cluster {
                 "floe cluster members",
             )
         })?;
-        if !self.change(&place, |authority| authority.remove(&member.id))? {
+        if !self.change(&place, |authority| authority.roster.remove(&member.id))? {
             return Err(refused(
                 format!("{name} is the cluster's authority"),
                 "dissolve the cluster there: floe cluster leave --force",
@@ -486,16 +491,31 @@ impl Cluster {
         }
         Ok(ClusterChange {
             name: name.to_owned(),
-            untold: place.spread(),
+            untold: self.spread(&place),
         })
     }
 
     /// Removes a member that leaves by itself.
     pub(super) fn depart(&self, member: &Member) -> Result<(), NodeError> {
         let place = self.as_authority()?;
-        self.change(&place, |authority| authority.remove(&member.id))?;
-        place.spread();
+        self.change(&place, |authority| authority.roster.remove(&member.id))?;
+        self.spread(&place);
         Ok(())
+    }
+
+    /// Takes in a list that a member shows, of which this node, as the authority, has forgotten something: it comes from a backup then.
+    /// Returns whether that was so.
+    pub(super) fn recall(&self, place: &Place, shown: &Roster) -> Result<bool, NodeError> {
+        let key = self.files.ca_key()?;
+        let recalled = self.change(place, |authority| authority.roster.recall(shown, &key))?;
+        if recalled {
+            tracing::warn!(
+                number = place.trust.roster().number,
+                "the list of the cluster's members was older than one that a member has, as after a restore from a backup, and has what \
+                 is in that one now"
+            );
+        }
+        Ok(recalled)
     }
 
     /// Signs a member's new key.

@@ -8,9 +8,10 @@
 //!        <--- TLS, CA by fingerprint: secret, signing request
 //!        ---- certificate, CA, roster
 //! ```
-//! From then on both are *members*: each answers on a port of its own (`listener`), and only members. The *roster* (`record`)
-//! lists them; the first host distributes it and the others ask for it. A certificate alone says who somebody was when it was
-//! signed (`trust`). Certificates are renewed automatically (`upkeep`).
+//! From then on both are *members*: each answers on a port of its own (`listener`), and only members. The *roster* (`roster`)
+//! lists them; the first host distributes it and the others ask for it. A member takes none that is older than what it has seen, or that
+//! has forgotten who was removed. A certificate alone says who somebody was when it was signed (`trust`). Certificates are renewed
+//! automatically (`upkeep`).
 
 mod call;
 mod certificates;
@@ -19,13 +20,13 @@ mod invitation;
 mod listener;
 mod membership;
 mod record;
+mod roster;
 mod routes;
 mod trust;
 mod upkeep;
 
 pub(crate) use call::{Ask, ask, ask_server};
-pub(crate) use listener::Peer;
-pub(crate) use record::Member;
+pub(crate) use roster::Member;
 pub(crate) use routes::router;
 
 use crate::error::NodeError;
@@ -37,7 +38,10 @@ use parking_lot::{Mutex, RwLock};
 use record::{Authority, Membership};
 use std::{
     net::{SocketAddr, TcpListener},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tokio::{runtime::Handle, sync::watch};
 use trust::Trust;
@@ -58,6 +62,9 @@ struct Place {
     client: Arc<rustls::ClientConfig>,
     /// What the authority knows; `None` if another node is the authority.
     authority: Option<Mutex<Authority>>,
+    /// Whether this node has asked the members for what it may have forgotten, if it is the authority: it may come from a backup, and
+    /// answers nobody before it has.
+    recalled: AtomicBool,
 }
 
 /// The port for members.
@@ -78,12 +85,8 @@ impl Cluster {
     /// still sends nothing in clear text. That is logged.
     pub fn open(home: &Home) -> Result<Cluster, NodeError> {
         let files = Files::open(home)?;
-        let place = match files.load() {
-            Ok(kept) => kept.map(Place::of).transpose(),
-            Err(error) => Err(error),
-        };
-        let place = place.unwrap_or_else(|error| {
-            tracing::error!(%error, "this node has lost its place in its cluster; floe cluster leave, then join again");
+        let place = Place::found(&files).unwrap_or_else(|error| {
+            tracing::error!(%error, "this node has lost its place in its cluster; its files are read again now and then, or floe cluster leave, then join again");
             None
         });
         Ok(Cluster {
@@ -96,6 +99,18 @@ impl Cluster {
 
     fn place(&self) -> Option<Arc<Place>> {
         self.place.read().clone()
+    }
+
+    /// Looks for the node's place again, if its files could not be read: the error may have passed.
+    fn find_again(&self) {
+        let _changing = self.changing.lock();
+        if self.place().is_none()
+            && self.files.has_place()
+            && let Ok(Some(place)) = Place::found(&self.files)
+        {
+            tracing::info!("this node has found its place in its cluster again");
+            *self.place.write() = Some(Arc::new(place));
+        }
     }
 
     /// Returns the TLS configuration for asking members, if this node is one.
@@ -148,7 +163,8 @@ impl Cluster {
     fn ensure_listening(&self) {
         let _changing = self.changing.lock();
         let Some(place) = self.place() else { return };
-        if self.service.lock().stop.is_some() {
+        let may = place.authority.is_none() || place.recalled.load(Ordering::Relaxed);
+        if !may || self.service.lock().stop.is_some() {
             return;
         }
         let listen = place.membership.read().listen;
@@ -178,7 +194,13 @@ impl Cluster {
         let (stop, stopped) = watch::channel(false);
         let trust = place.trust.clone();
         let router = routes::guarded(router, trust);
-        runtime.spawn(listener::run(listener, tls, router, stopped));
+        runtime.spawn(floe_front::run(
+            listener,
+            Some(tls),
+            router,
+            listener::BOUNDS,
+            stopped,
+        ));
         service.stop = Some(stop);
         service.trouble = String::new();
         Ok(())
@@ -205,19 +227,32 @@ impl Cluster {
 }
 
 impl Place {
+    /// Returns the place that is on the disk, if there is one.
+    fn found(files: &Files) -> Result<Option<Place>, NodeError> {
+        files.load()?.map(Place::of).transpose()
+    }
+
     fn of(kept: Kept) -> Result<Place, NodeError> {
         let bad = |why: String| crate::error::failed(why, "");
-        let trust = Trust::new(&kept.ca, &kept.node, &kept.node, kept.roster).map_err(bad)?;
-        let trust = Arc::new(trust);
-        if let Some((authority, _)) = &kept.authority {
-            trust.learn(authority.roster.clone());
-            trust.invite_until(authority.invites_until());
+        let (mut roster, mut invites_until) = (kept.roster, 0);
+        let mut authority = None;
+        if let Some((mut known, ca_key)) = kept.authority {
+            // of the two, one may come from a backup
+            if known.roster.recall(&roster, &ca_key) {
+                known.roster.seal(&ca_key);
+            }
+            roster = known.roster.clone();
+            invites_until = known.invites_until();
+            authority = Some(Mutex::new(known));
         }
+        let trust = Arc::new(Trust::new(&kept.ca, &kept.node, &kept.node, roster).map_err(bad)?);
+        trust.invite_until(invites_until);
         Ok(Place {
             membership: RwLock::new(kept.membership),
             client: trust.client(),
             trust,
-            authority: kept.authority.map(|(authority, _)| Mutex::new(authority)),
+            authority,
+            recalled: AtomicBool::new(false),
         })
     }
 }

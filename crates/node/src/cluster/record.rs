@@ -1,15 +1,13 @@
-//! What a cluster's nodes store and send to each other: who is a member, who may become one, and what a node is in it. No
-//! I/O.
+//! What a cluster's nodes store: who may become a member, and what a node is in the cluster. No I/O.
 
-use crate::cluster::invitation::{Invitation, Refusal};
+use super::invitation::{Invitation, Refusal};
+use super::roster::{Heard, MEMBERS_MAX, Member, Roster};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
 /// Version of these records.
 pub(crate) const CLUSTER_VERSION: u32 = 1;
-/// Most members of a cluster.
-pub(crate) const MEMBERS_MAX: usize = 512;
 /// Most invitations that may be open at a time.
 pub(crate) const INVITATIONS_MAX: usize = 64;
 /// How many wrong secrets make an invitation void. A secret has 128 random bits, so nobody guesses one; this only stops
@@ -19,63 +17,6 @@ const WRONG_MAX: u32 = 5;
 const NAME_MAX: usize = 63;
 /// Digits of the id of a cluster or member.
 const ID_DIGITS: usize = 16;
-
-/// A node that belongs to a cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Member {
-    /// Its id: 16 hex digits, random, assigned when it joined and never reused. Its certificates are for the name `ID.floe`.
-    pub id: String,
-    /// Its name for people.
-    pub name: String,
-    /// The address at which the others reach it.
-    pub address: SocketAddr,
-}
-
-/// The members of a cluster, as its authority lists them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Roster {
-    /// Increases with every change.
-    pub number: u64,
-    /// All members; the first one is the authority.
-    pub members: Vec<Member>,
-}
-
-impl Roster {
-    /// Decodes what the authority sent or a file holds, or returns why that is impossible.
-    pub fn parse(bytes: &[u8]) -> Result<Roster, String> {
-        let roster: Roster = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        roster.check()?;
-        Ok(roster)
-    }
-
-    fn check(&self) -> Result<(), String> {
-        if self.members.len() > MEMBERS_MAX {
-            return Err(format!("it has {} members", self.members.len()));
-        }
-        for member in &self.members {
-            check_id(&member.id)?;
-            check_name(&member.name)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the member with this name.
-    pub fn named(&self, name: &str) -> Option<&Member> {
-        self.members.iter().find(|member| member.name == name)
-    }
-
-    /// Returns the member with this id.
-    pub fn of_id(&self, id: &str) -> Option<&Member> {
-        self.members.iter().find(|member| member.id == id)
-    }
-
-    /// Returns the member at this address.
-    pub fn at(&self, address: SocketAddr) -> Option<&Member> {
-        self.members.iter().find(|member| member.address == address)
-    }
-}
 
 /// Returns an error unless the text is the id of a member or cluster.
 pub(crate) fn check_id(id: &str) -> Result<(), String> {
@@ -114,6 +55,9 @@ pub(crate) struct Membership {
     pub listen: SocketAddr,
     /// From when to when its certificate is valid, in seconds of Unix time.
     pub certified_unix_s: (u64, u64),
+    /// What is left of the list of members if its file is lost; absent as an older floe left it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard: Option<Heard>,
 }
 
 impl Membership {
@@ -237,20 +181,8 @@ impl Authority {
             return Err(Refusal::Full);
         }
         self.open.retain(|open| open.id != invitation);
-        self.roster.members.push(newcomer);
-        self.roster.number += 1;
+        self.roster.admit(newcomer);
         Ok(())
-    }
-
-    /// Removes a member, but never the authority itself; returns whether there was one to remove.
-    pub fn remove(&mut self, id: &str) -> bool {
-        let own = self.roster.members.first().map(|member| member.id.clone());
-        let before = self.roster.members.len();
-        let members = &mut self.roster.members;
-        members.retain(|member| member.id != id || own.as_deref() == Some(id));
-        let removed = members.len() < before;
-        self.roster.number += u64::from(removed);
-        removed
     }
 }
 
@@ -283,6 +215,7 @@ mod tests {
             roster: Roster {
                 number: 1,
                 members: vec![member(1)],
+                ..Default::default()
             },
             open: Vec::new(),
         }
@@ -339,17 +272,6 @@ mod tests {
     }
 
     #[test]
-    fn who_is_removed_is_no_member_and_the_authority_stays() {
-        let mut authority = authority();
-        authority.roster.members.push(member(2));
-        assert!(!authority.remove(&member(1).id));
-        assert!(!authority.remove(&member(3).id));
-        assert!(authority.remove(&member(2).id));
-        assert!(authority.roster.of_id(&member(2).id).is_none());
-        assert_eq!(authority.roster.number, 2);
-    }
-
-    #[test]
     fn what_floe_would_not_have_written_is_refused() {
         let bad = |change: &dyn Fn(&mut Authority)| {
             let mut authority = authority();
@@ -374,6 +296,7 @@ mod tests {
             address: member(1).address,
             listen: member(1).address,
             certified_unix_s: (100, 400),
+            heard: Heard::of(&authority().roster),
         };
         assert!(!membership.is_due(199));
         assert!(membership.is_due(200));

@@ -1,7 +1,7 @@
 //! The requests about the cluster itself: of members to each other, and of newcomers with an invitation. Paths begin with
 //! `/cluster`.
 
-use super::{Cluster, Peer, listener, record::Roster, trust::Trust};
+use super::{Cluster, listener, listener::Peer, roster::Roster, trust::Trust};
 use crate::{Node, error::NodeError, rest};
 use axum::{
     Extension, Json, Router,
@@ -149,20 +149,27 @@ async fn roster(Extension(By(trust)): Extension<By>) -> Json<Roster> {
     Json(trust.roster())
 }
 
-/// Takes a roster from the authority; nobody else may send one.
+/// Takes a roster from the authority, or as the authority what it has forgotten of one that a member shows; nobody else may send one.
+/// Answers the roster that is known then.
 async fn learn(
     State(node): Floe,
     Extension(By(trust)): Extension<By>,
-    Extension(listener::Shown(shown)): Extension<listener::Shown>,
+    Extension(client): Extension<floe_front::Peer>,
     body: bytes::Bytes,
 ) -> Response {
-    if !shown.is_some_and(|certificate| trust.is_authority(&certificate)) {
+    let shown = client.certificate();
+    let told = shown.is_some_and(|certificate| trust.is_authority(certificate));
+    if !told && !node.cluster.is_authority() {
         return listener::refusal("only the cluster's authority tells who is a member", "");
     }
     blocking(move || {
         let roster = Roster::parse(&body);
         let roster = roster.map_err(|why| crate::error::usage(why, ""))?;
-        node.cluster.learn(roster)
+        match told {
+            true => node.cluster.learn(roster)?,
+            false => node.cluster.is_shown(&roster)?,
+        }
+        Ok(trust.roster())
     })
     .await
 }
@@ -178,7 +185,23 @@ async fn blocking<T: Serialize + Send + 'static>(
 }
 
 impl Cluster {
-    /// Takes a roster that the authority sent, unless it is older than the known one.
+    /// Whether this node is the authority of its cluster.
+    fn is_authority(&self) -> bool {
+        self.place().is_some_and(|place| place.authority.is_some())
+    }
+
+    /// Takes in what a member shows to the authority, and tells all if something of it was new.
+    fn is_shown(self: &Arc<Self>, roster: &Roster) -> Result<(), NodeError> {
+        let Some(place) = self.place() else {
+            return Ok(());
+        };
+        if self.recall(&place, roster)? {
+            self.spread_roster();
+        }
+        Ok(())
+    }
+
+    /// Takes a roster that the authority sent, if the known one gives way to it.
     pub(super) fn learn(&self, roster: Roster) -> Result<(), NodeError> {
         let Some(place) = self.place() else {
             return Ok(());

@@ -4,8 +4,10 @@
 //! at which address, is in the roster; so a removed member is refused at once, however long its certificate is valid. TLS
 //! sessions are never resumed, because that would skip the check.
 
-use super::{certificates, record::Roster};
-use crate::cluster::record::Member;
+use super::{
+    certificates,
+    roster::{Member, Roster},
+};
 use parking_lot::RwLock;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
@@ -80,10 +82,10 @@ impl Trust {
         self.roster.read().clone()
     }
 
-    /// Takes a roster if it is newer than the known one; returns whether it was.
+    /// Takes a roster if the known one gives way to it; returns whether that was so.
     pub fn learn(&self, roster: Roster) -> bool {
         let mut known = self.roster.write();
-        let newer = roster.number > known.number;
+        let newer = known.gives_way_to(&roster);
         if newer {
             *known = roster;
         }
@@ -391,6 +393,7 @@ mod tests {
         Roster {
             number,
             members: ids.iter().map(member).collect(),
+            ..Default::default()
         }
     }
 

@@ -7,6 +7,7 @@ use super::{
     record::CloneRecord,
 };
 use crate::{
+    caller::FromMember,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     fork::Forks,
@@ -61,9 +62,12 @@ impl Forks {
                 Err(fault) => Event::NotStarted(clone, fault),
             };
         }
-        let family = Forks::family_of(record, clone, instant.layer.is_none());
-        let network = start.network_of(clone);
         let parent = instant.parent.as_ref();
+        let family = Family {
+            by: parent.and_then(|parent| parent.entry.record().ordered_by()),
+            ..Forks::family_of(record, clone, instant.layer.is_none())
+        };
+        let network = start.network_of(clone);
         let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
         let found = &instant.found;
         // for a clone that was meant for another host no room has been reserved here
@@ -154,22 +158,27 @@ impl Forks {
         })
     }
 
-    /// Starts a clone of another node's machine.
+    /// Starts a clone of another node's machine. `by` is the member of the cluster that orders it; without one it is a user of this
+    /// node.
     pub fn receive_clone(
         self: &Arc<Self>,
         request: &CloneRequest,
+        by: Option<&FromMember>,
     ) -> Result<MachineInfo, NodeError> {
         self.core.check_passable()?;
         self.machines.resources.check_limits(&request.limits)?;
-        Forks::check_parent_address(&request.source)?;
         let image = request.image.parse::<Hash>();
         let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
-        let origin = Origin {
+        let mut origin = Origin {
             urls: vec![request.source.clone()],
             token: Some(request.token.clone()),
             multicast: request.multicast,
             ..Default::default()
         };
+        match by {
+            Some(member) => self.check_source(member, &image, &mut origin)?,
+            None => Forks::check_parent_address(&request.source)?,
+        }
         let found = self.images.sources.find_at(image, origin)?;
         let family = Family {
             fork: request.fork.clone(),
@@ -177,6 +186,7 @@ impl Forks {
             number: request.number,
             settled: false,
             identity: Identity::default(),
+            by: by.map(|member| member.address),
         };
         if let Ok(name) = request.name.parse() {
             self.inventory.check_free(&name)?;

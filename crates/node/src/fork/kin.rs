@@ -29,7 +29,12 @@ impl Forks {
                 "see `floe ps`",
             ));
         }
-        Ok(self.branch(&root, None, GENERATIONS_MAX))
+        Ok(self.family_below(&root))
+    }
+
+    /// Returns a machine with all clones of it.
+    pub(super) fn family_below(&self, name: &str) -> Family {
+        self.branch(name, None, GENERATIONS_MAX)
     }
 
     fn is_known(&self, name: &str) -> bool {

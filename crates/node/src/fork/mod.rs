@@ -22,6 +22,7 @@ mod layer;
 mod layers;
 mod multicast;
 mod network;
+mod orders;
 mod owed;
 mod parents;
 mod record;
@@ -38,6 +39,7 @@ pub(crate) use hosts::Reserved;
 pub(crate) use instant::no_parent;
 pub(crate) use kept::Keeping;
 pub(crate) use layers::Layers;
+pub(crate) use orders::is_ordered_by;
 pub(crate) use serve::{Way, router};
 
 use crate::{

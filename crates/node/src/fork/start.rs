@@ -209,6 +209,7 @@ impl Forks {
             number: clone,
             settled,
             identity: Identity::default(),
+            by: None,
         }
     }
 }

@@ -8,7 +8,10 @@
 //! /srv/images/debian, file:///...      the repository that encloses the path
 //! ```
 
-use crate::error::{NodeError, usage};
+use crate::{
+    error::{NodeError, usage},
+    files::may_be_there,
+};
 use floe_http::{Position, Url};
 use std::path::Path;
 
@@ -89,7 +92,7 @@ fn in_directory(path: &Path) -> Option<Reference> {
     absolute
         .ancestors()
         .skip(1)
-        .find(|dir| dir.join("images").is_dir() && dir.join("packs").is_dir())
+        .find(|dir| may_be_there(&dir.join("images")) && may_be_there(&dir.join("packs")))
         .and_then(|dir| {
             let name = absolute.strip_prefix(dir).ok()?.to_str()?;
             Some(Reference {

@@ -20,6 +20,7 @@ pub mod sources;
 mod starts;
 mod thumbnail;
 mod transfers;
+mod trust;
 mod unpack;
 mod uploads;
 
@@ -435,14 +436,8 @@ impl Images {
                 "give the whole path",
             ));
         }
-        if to.exists() && !request.force {
-            return Err(refused(
-                format!("{} exists", request.path),
-                "overwrite it with --force",
-            ));
-        }
+        let beside = beside(&to, request.force)?;
         let id = named(&self.repo, &request.image)?;
-        let beside = beside(&to)?;
         let line = report.progress_line("export", "bytes");
         let mut progress = |done, total| line.at(done, total);
         match request.format {

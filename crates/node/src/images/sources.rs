@@ -497,11 +497,11 @@ fn first_that_has(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A server that answers every request with `answer` and keeps what it was asked.
-    fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
+    pub(crate) fn server(answer: String) -> (String, Arc<Mutex<Vec<String>>>) {
         use std::io::{Read, Write};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -525,7 +525,7 @@ mod tests {
         (url, heard)
     }
 
-    fn sources_in(dir: &std::path::Path, own_hub: Option<OwnHub>) -> Sources {
+    pub(crate) fn sources_in(dir: &std::path::Path, own_hub: Option<OwnHub>) -> Sources {
         Sources::new(
             Repository::create(&dir.join("repo")).unwrap(),
             Arc::new(Cache::open(&dir.join("cache"), 1 << 20).unwrap()),

@@ -90,6 +90,9 @@ impl Images {
         let found = self
             .sources
             .find_in(&request.from, &[], access, |name| report.stage(name))?;
+        if matches!(to, Target::Here) {
+            self.check_trusted(&found, request.trust)?;
+        }
         let name = match (&request.name, &to) {
             (Some(_), Target::Here) => {
                 return Err(usage(
@@ -263,6 +266,7 @@ impl Images {
         let found = self
             .sources
             .find(&request.from, token, ca, |name| report.stage(name))?;
+        self.check_trusted(&found, request.trust)?;
         let transfer = self.bring_here(&found, report)?;
         if let Some(name) = &name {
             self.repo.tag(name, &found.id)?;

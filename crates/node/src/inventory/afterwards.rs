@@ -5,12 +5,19 @@ use super::{lifecycle::Gone, record::Afterwards};
 use floe_api::RestartPolicy;
 use std::time::Duration;
 
-/// How long until a machine is started again that has ended for the first time.
+/// How long until a machine is tried again that has failed for the first time.
 const WAIT_MIN: Duration = Duration::from_secs(1);
-/// The longest such time: it doubles with each end in a row.
+/// The longest such time: it doubles with each failure in a row.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// A machine that has run for so long has not failed in a row.
 const LASTS: Duration = Duration::from_secs(60);
+
+/// How long until a machine is tried again that has failed so many times in a row.
+pub(crate) fn wait_after(in_a_row: u32) -> Duration {
+    let doubled = 1u32.checked_shl(in_a_row.saturating_sub(1));
+    let wait = doubled.and_then(|times| WAIT_MIN.checked_mul(times));
+    wait.unwrap_or(WAIT_MAX).min(WAIT_MAX)
+}
 
 impl Afterwards {
     /// The machine has ended after it had run for so long.
@@ -68,9 +75,7 @@ impl Afterwards {
 
     /// How long after its end it is started again, if that is due.
     pub(crate) fn wait(self) -> Option<Duration> {
-        let doubled = 1u32.checked_shl(self.in_a_row.saturating_sub(1));
-        let wait = doubled.and_then(|times| WAIT_MIN.checked_mul(times));
-        self.due.then(|| wait.unwrap_or(WAIT_MAX).min(WAIT_MAX))
+        self.due.then(|| wait_after(self.in_a_row))
     }
 }
 

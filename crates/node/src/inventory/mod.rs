@@ -6,6 +6,7 @@
 //! two, so they are never held while the disk or QEMU is waited for. The list's own lock is held only briefly.
 
 pub(crate) mod afterwards;
+mod asleep;
 mod disks;
 pub(crate) mod given;
 mod identity;
@@ -28,6 +29,7 @@ use crate::{
     MachineName,
     error::{NodeError, busy, failed, not_found, refused},
     inventory::{
+        asleep::Asleep,
         left_alone::check_free,
         lifecycle::{Life, OnDisk, Phase, Task, Tell},
         record::{Record, Wanted},
@@ -105,6 +107,10 @@ pub(crate) struct State {
     pub fetcher: Option<Arc<Fetcher>>,
     /// The sockets of its forwarded ports while it is parked.
     pub held: Vec<HeldPort>,
+    /// Why it can't be taken over from an earlier node yet; may be empty.
+    pub waits: String,
+    /// What is known of failures to wake it, while it is parked.
+    pub asleep: Asleep,
     /// What is known of its guest.
     pub guest: GuestState,
     /// Length in bytes of its trace file when the trace was last taken.
@@ -125,6 +131,8 @@ impl State {
             images: Vec::new(),
             fetcher: None,
             held: Vec::new(),
+            waits: String::new(),
+            asleep: Asleep::default(),
             guest: GuestState::default(),
             taken_bytes: 0,
             wire_before: 0,
@@ -475,11 +483,6 @@ impl Inventory {
         images.sort_unstable();
         images.dedup();
         images
-    }
-
-    /// Whether any machine has a QEMU.
-    pub fn any_running(&self) -> bool {
-        self.all().iter().any(|entry| entry.state().vm.is_some())
     }
 
     /// Flushes the disks of all machines, and leaves the machines running.

@@ -1,12 +1,16 @@
 //! What a machine is made of while it runs: its QEMU, its disks and images on the mount. `machines` puts it together and takes it
 //! apart through these verbs.
 
-use super::{Entry, GuestState};
+use super::{Entry, GuestState, asleep::Asleep};
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
-use std::{os::fd::OwnedFd, sync::Arc, time::Instant};
+use std::{
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// A forwarded port of a machine without a QEMU.
 pub(crate) struct HeldPort {
@@ -25,6 +29,21 @@ impl Entry {
     /// Takes those sockets out.
     pub fn take_ports(&self) -> Vec<HeldPort> {
         std::mem::take(&mut self.state.write().held)
+    }
+
+    /// Notes why the machine can't be taken over yet; nothing if only its QEMU is waited for.
+    pub fn waits_because(&self, why: String) {
+        self.state.write().waits = why;
+    }
+
+    /// Notes that the machine could not be woken at this time of the node, and why.
+    pub fn was_not_woken(&self, now: Duration, why: String) {
+        self.state.write().asleep.failed(now, why);
+    }
+
+    /// Notes that the machine was woken.
+    pub fn was_woken(&self) {
+        self.state.write().asleep = Asleep::default();
     }
 
     /// Enters the machine's disks and images on the mount, the image that it starts from first.

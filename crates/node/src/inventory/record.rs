@@ -11,10 +11,12 @@ use floe_api::{
     RestartPolicy, Size, SwarmUse,
     credentials::{Authorities, HubAddress, Tokens},
 };
+use floe_http::Url;
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
+    net::SocketAddr,
     path::{Component, Path},
 };
 
@@ -205,6 +207,9 @@ pub struct Family {
     /// Whether its guest knows who it is.
     #[serde(default, skip_serializing_if = "Identity::is_foreign")]
     pub identity: Identity,
+    /// The address of the cluster's member that ordered it, or the clone here that it is one of; `None` if a user of this node did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<SocketAddr>,
 }
 
 fn is_none_yet(number: &usize) -> bool {
@@ -289,6 +294,17 @@ impl Origin {
 }
 
 impl Record {
+    /// Returns the address of the cluster's member on whose order it is here, if it is.
+    pub fn ordered_by(&self) -> Option<SocketAddr> {
+        let family = self.family.as_ref()?;
+        // records of older versions say only where it is read from
+        let source = || {
+            let url = Url::parse(self.origin.urls.first()?).ok()?;
+            floe_http::socket_address(&url).filter(|_| url.scheme() == "floe")
+        };
+        family.by.or_else(source)
+    }
+
     /// Returns what its guest has.
     pub fn size(&self) -> Size {
         self.given.of(&self.config)

@@ -9,8 +9,8 @@ use crate::{
     keyboard::Keyboard,
 };
 use floe_api::{ConsoleInfo, Face};
-use floe_machine::{Shown, console::ConsoleLog};
-use std::{future::Future, path::PathBuf};
+use floe_machine::{Shown, Socket, console::ConsoleLog};
+use std::{future::Future, os::unix::net::UnixStream};
 
 impl Machines {
     /// Returns where a machine's console and screen are, and on which of both its guest shows itself.
@@ -34,6 +34,12 @@ impl Machines {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),
             log: vm.join(CONSOLE_LOG).display().to_string(),
             vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
+            // also of one that has not answered this node yet
+            pid: self
+                .qemu_of(&entry)
+                .ok()
+                .flatten()
+                .map(|qemu| qemu.id().pid),
             // a restored guest is long past its firmware, and its console's log begins with the restore
             face: shown.and_then(|shown| face(shown, has_spoken || record.restored)),
         })
@@ -87,15 +93,16 @@ impl Machines {
         Ok(move || entry.has_input())
     }
 
-    /// Returns the socket on which QEMU shows the screen of a running machine, and a function that says whether it is paused
-    /// to buffer.
+    /// Connects to the screen of a running machine, for a VNC client. Returns the connection, and a function that says whether the
+    /// machine is paused to buffer.
     pub fn vnc(
         &self,
         name: &str,
-    ) -> Result<(PathBuf, impl Fn() -> bool + Send + use<>), NodeError> {
+    ) -> Result<(UnixStream, impl Fn() -> bool + Send + use<>), NodeError> {
         let entry = self.inventory.get(name)?;
-        let socket = entry.vm()?.vnc_socket();
-        Ok((socket, move || entry.stands_still()))
+        let screen = entry.vm()?.connect(Socket::Screen);
+        let screen = screen.map_err(at(format!("the screen of {name} does not answer")))?;
+        Ok((screen, move || entry.stands_still()))
     }
 
     /// Returns the screen as PNG.

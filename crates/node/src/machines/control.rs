@@ -10,6 +10,7 @@ use crate::{
     machines::{
         Machines, VM_DIR,
         launch::{choose_ports, machine_forward},
+        left::running_in,
         room::Room,
         stopped::why_stopped,
     },
@@ -17,7 +18,7 @@ use crate::{
 use floe_api::*;
 use floe_machine::{End, Machine, Process, Status};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -124,7 +125,9 @@ impl Machines {
                 paused_for.push(PauseReason::Orphaned);
             }
         } else if life.phase() == Phase::Left {
+            let waits = entry.state().waits.clone();
             detail = match life.task() {
+                _ if !waits.is_empty() => waits,
                 Some(Task::Adopt) => "it is being taken over from the earlier node".into(),
                 _ => "its QEMU does not answer this node yet".into(),
             };
@@ -153,6 +156,12 @@ impl Machines {
                 wait.eta_s,
                 record.name
             );
+        }
+        if life.phase() == Phase::Parked {
+            let now = self.core.started.elapsed();
+            let asleep = entry.state().asleep.clone();
+            let told = asleep.told(now, &record.name, !record.forwards.is_empty());
+            detail = told.unwrap_or(detail);
         }
         if let Some(wait) = record.afterwards.wait().filter(|_| vm.is_none()) {
             let s = wait.as_secs();
@@ -308,7 +317,7 @@ impl Machines {
         let (name, vm_dir) = (&left.name, left.dir.join(VM_DIR));
         // a file in place of its directory has no QEMU
         let runs = || match Machine::process_in(&vm_dir) {
-            Err(_) if left.dir.is_file() => Ok(false),
+            Err(_) if std::fs::metadata(&left.dir).is_ok_and(|meta| meta.is_file()) => Ok(false),
             found => found.map(|qemu| qemu.is_some()),
         };
         if !force && runs()? {
@@ -320,6 +329,7 @@ impl Machines {
         end_vm(&vm_dir);
         remove_all(&left.dir)?;
         self.inventory.forget_left_alone(name);
+        self.end_takeover()?;
         self.core
             .tell(Happened::MachineRemoved, name.as_str(), "it was left alone");
         let kin = self.kin.get().and_then(Weak::upgrade);
@@ -373,13 +383,39 @@ impl Machines {
 
     /// Kills a machine's QEMU; its disks keep what it has written.
     pub(crate) fn end_qemu(&self, entry: &Entry) {
+        // one that waits for files that may still come can't even be killed
+        if let Err(error) = self.end_takeover() {
+            tracing::warn!(machine = %entry.name, %error, "its QEMU may still wait for its files");
+        }
         end_vm(&self.vm_dir(&entry.record()));
     }
 
-    /// Stops all machines at the same time.
+    /// Whether the mount is still needed once this node has ended: a QEMU runs, has not answered yet, or may run.
+    pub(crate) fn any_running(&self) -> bool {
+        match running_in(&self.core.home) {
+            Ok(running) => !running.is_empty(),
+            Err(error) => {
+                tracing::error!(%error, "nobody knows which QEMUs run; the mount stays for them");
+                true
+            }
+        }
+    }
+
+    /// Stops all machines at the same time, also those whose records can't be read.
     pub(crate) fn stop_all_machines(&self) {
+        let entries = self.inventory.all();
+        let known = entries.iter().map(|entry| self.vm_dir(&entry.record()));
+        let known: Vec<PathBuf> = known.collect();
+        let unknown = running_in(&self.core.home).unwrap_or_else(|error| {
+            tracing::error!(%error, "machines that are left alone are not stopped");
+            Vec::new()
+        });
+        let unknown = unknown.into_iter().map(|dir| dir.join(VM_DIR));
         floe_threads::scope(|scope| {
-            for entry in self.inventory.all() {
+            for dir in unknown.filter(|dir| !known.contains(dir)) {
+                scope.spawn("stop", move || stop_unknown(&dir));
+            }
+            for entry in entries {
                 scope.spawn("stop", move || {
                     let afterwards = entry.record().afterwards;
                     if matches!(entry.life().phase(), Phase::Stopped | Phase::Parked) {
@@ -542,6 +578,25 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         restarts: 0,
         independence: None,
         ensemble: None,
+    }
+}
+
+/// Stops the QEMU in a directory of which nobody knows whose machine that is.
+fn stop_unknown(dir: &Path) {
+    match Machine::adopt(dir) {
+        Ok(vm) => {
+            let limit = Duration::from_secs(STOP_TIMEOUT_S_DEFAULT);
+            if !powers_down(&vm, limit) {
+                tracing::warn!(dir = %dir.display(), "its guest did not power down, and is switched off");
+            }
+            if let Err(error) = vm.quit(QUIT_WAIT) {
+                tracing::warn!(dir = %dir.display(), %error, "QEMU did not end");
+            }
+        }
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "its guest can't be asked to power down");
+            end_vm(dir);
+        }
     }
 }
 

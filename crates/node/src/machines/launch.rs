@@ -144,11 +144,26 @@ impl Machines {
         let (record, attached) = (entry.record(), entry.is_detached());
         self.networks.close_inbound(&record.name, None);
         self.resources.ended(&record.name, &record.mount_name);
-        if attached {
-            self.images
-                .with_mount(|mount| mount.remove_machine(&record.mount_name))?;
+        match attached {
+            true => self
+                .images
+                .with_mount(|mount| mount.remove_machine(&record.mount_name))?,
+            false => self.end_takeover()?,
         }
         Ok(())
+    }
+
+    /// Lets the mount forget what is left of an earlier node and needed by no machine: requests for it fail. What a machine may still
+    /// need that could not be put onto the mount yet, or that is left alone, stays, and its guest waits.
+    pub(crate) fn end_takeover(&self) -> Result<(), NodeError> {
+        let alone = self.inventory.any_left_alone();
+        let entries = self.inventory.all().into_iter();
+        let waiting = entries.filter(|entry| entry.waits_for_adoption());
+        let waiting: Vec<String> = waiting.map(|entry| entry.record().mount_name).collect();
+        self.images.with_mount(|mount| {
+            mount.takeover_done(|name| alone || waiting.iter().any(|waits| waits == name));
+            Ok(())
+        })
     }
 
     /// Returns how QEMU is to be started. `image` is given for cold starts only: its kernel is booted.

@@ -16,6 +16,7 @@ mod ends;
 mod faces;
 mod families;
 pub(crate) mod launch;
+pub(crate) mod left;
 pub(crate) mod limits;
 pub(crate) mod making;
 mod networks;

@@ -5,21 +5,24 @@
 use super::namespace::{Namespace, guest_address};
 use crate::error::{NodeError, at, failed, usage};
 use floe_api::{PortForward, Protocol};
+use floe_front::{Party, Seat, Table, seats::Seats};
 use floe_threads::{Cancel, Ready};
 use parking_lot::Mutex;
 use std::{
     io,
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-/// Most connections of one port at a time: each takes two threads.
+/// Most connections of one port at a time. One address may have them all: it may be a proxy's.
 const CONNECTIONS_MAX: usize = 256;
+/// Most connections with those that have been closed to make room, and whose threads have not noticed yet: each takes two threads.
+const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
 /// How long to wait after a connection could not be accepted: this process may have too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -54,7 +57,7 @@ impl Inbound {
         let mut inbound = Inbound {
             forward: forward.clone(),
             listener: None,
-            connections: Arc::default(),
+            connections: Arc::new(Connections::new(CONNECTIONS_MAX)),
         };
         let socket = match socket {
             Some(socket) => TcpListener::from(socket),
@@ -77,16 +80,14 @@ impl Inbound {
         let (socket, over) = (Arc::new(socket), Cancel::default());
         over.descriptor().map_err(cannot())?; // the thread will need it, and could tell nobody
         let (accepting, counted) = (socket.clone(), self.connections.clone());
-        let (namespace, guest_port) = (namespace.clone(), self.forward.guest_port);
+        let (namespace, guest) = (
+            namespace.clone(),
+            guest_address(number, self.forward.guest_port),
+        );
+        let reach: Arc<Reach> = Arc::new(move || namespace.connect(guest));
         let ends = over.clone();
         floe_threads::keep_running("inbound", move || {
-            accept(
-                &accepting,
-                &ends,
-                &counted,
-                &namespace,
-                (number, guest_port),
-            );
+            accept(&accepting, &ends, &counted, &reach);
         })?;
         self.listener = Some(Listener { socket, over });
         Ok(())
@@ -136,24 +137,52 @@ fn listen(forward: &PortForward) -> Result<TcpListener, NodeError> {
     })
 }
 
-/// The connections of one port.
-#[derive(Default)]
+/// Connects to the guest's port.
+type Reach = dyn Fn() -> io::Result<TcpStream> + Send + Sync;
+
+/// A connection: the host's side, and the guest's once that is reached.
+struct Pair {
+    client: TcpStream,
+    guest: OnceLock<TcpStream>,
+    over: AtomicBool,
+}
+
+impl Pair {
+    /// Ends it: a guest that is gone would never do so, nor one that nobody talks to.
+    fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        for stream in [Some(&self.client), self.guest.get()].into_iter().flatten() {
+            let _ = stream.shutdown(Shutdown::Both); // it may have ended already
+        }
+    }
+}
+
+/// The connections of one port. Who says nothing makes room for others.
 struct Connections {
+    table: Table,
     /// How many threads serve connections.
     threads: AtomicUsize,
-    /// The open connections, each as the host's and the guest's side.
     open: Mutex<Open>,
 }
 
 #[derive(Default)]
 struct Open {
     over: bool,
-    pairs: Vec<Arc<[TcpStream; 2]>>,
+    pairs: Vec<Arc<Pair>>,
 }
 
 impl Connections {
+    /// Returns room for so many.
+    fn new(max: usize) -> Connections {
+        Connections {
+            table: Table::new(Seats::new(max, usize::MAX)),
+            threads: AtomicUsize::new(0),
+            open: Mutex::default(),
+        }
+    }
+
     /// Adds a connection; returns false if the port is closed.
-    fn enter(&self, pair: &Arc<[TcpStream; 2]>) -> bool {
+    fn enter(&self, pair: &Arc<Pair>) -> bool {
         let mut open = self.open.lock();
         if !open.over {
             open.pairs.push(pair.clone());
@@ -161,18 +190,16 @@ impl Connections {
         !open.over
     }
 
-    fn leave(&self, pair: &Arc<[TcpStream; 2]>) {
+    fn leave(&self, pair: &Arc<Pair>) {
         let mut open = self.open.lock();
         open.pairs.retain(|known| !Arc::ptr_eq(known, pair));
     }
 
-    /// Ends all connections: a guest that is gone would never do so, and the family's namespace stays while one is open.
+    /// Ends all connections: the family's namespace stays while one is open.
     fn end(&self) {
         let mut open = self.open.lock();
         open.over = true;
-        for stream in open.pairs.iter().flat_map(|pair| pair.iter()) {
-            let _ = stream.shutdown(Shutdown::Both); // it may have ended already
-        }
+        open.pairs.iter().for_each(|pair| pair.end());
     }
 }
 
@@ -180,8 +207,7 @@ fn accept(
     listener: &TcpListener,
     over: &Cancel,
     connections: &Arc<Connections>,
-    namespace: &Namespace,
-    (number, port): (u32, u16),
+    reach: &Arc<Reach>,
 ) {
     loop {
         let accepted = match floe_threads::ready(&[listener.as_fd()], None, Some(over)) {
@@ -189,58 +215,124 @@ fn accept(
             Ok(_) => listener.accept(),
             Err(error) => Err(error),
         };
-        let client = match accepted {
-            Ok((client, _)) => client,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+        match accepted {
+            Ok((client, from)) => begin(client, from, connections, reach),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!(port, %error, "a connection into a family network was not accepted");
+                tracing::warn!(%error, "a connection into a family network was not accepted");
                 // nothing tells when descriptors are to be had again
-                match over.sleep(ACCEPT_AGAIN) {
-                    true => continue,
-                    false => return,
+                if !over.sleep(ACCEPT_AGAIN) {
+                    return;
                 }
             }
-        };
-        if connections.threads.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
-            connections.threads.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (namespace, of_port) = (namespace.clone(), connections.clone());
-        let serve = move || {
-            if let Err(error) = pass(client, &namespace, (number, port), &of_port) {
-                tracing::debug!(port, %error, "a connection into a family network ended");
-            }
-            of_port.threads.fetch_sub(1, Ordering::Relaxed);
-        };
-        if floe_threads::spawn("inbound-conn", serve).is_err() {
-            connections.threads.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
+/// Serves a connection on threads of its own, if there is room for it.
+fn begin(client: TcpStream, from: SocketAddr, connections: &Arc<Connections>, reach: &Arc<Reach>) {
+    let pair = Arc::new(Pair {
+        client,
+        guest: OnceLock::new(),
+        over: AtomicBool::new(false),
+    });
+    let goes = pair.clone();
+    let seat = connections
+        .table
+        .sit(Party::at(from.ip()), move || goes.end());
+    let Some(seat) = seat else { return };
+    if connections.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
+        connections.threads.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let (of_port, reach) = (connections.clone(), reach.clone());
+    let serve = move || {
+        if of_port.enter(&pair) {
+            if let Err(error) = pass(&pair, &seat, &*reach) {
+                tracing::debug!(%from, %error, "a connection into a family network ended");
+            }
+            of_port.leave(&pair);
+        }
+        of_port.threads.fetch_sub(1, Ordering::Relaxed);
+    };
+    if floe_threads::spawn("inbound-conn", serve).is_err() {
+        connections.threads.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Copies data in both directions until both are closed.
-fn pass(
-    client: TcpStream,
-    namespace: &Namespace,
-    (number, port): (u32, u16),
-    connections: &Connections,
-) -> io::Result<()> {
-    let guest = namespace.connect(guest_address(number, port))?;
-    let pair = Arc::new([client, guest]);
-    if !connections.enter(&pair) {
+fn pass(pair: &Pair, seat: &Seat, reach: &Reach) -> io::Result<()> {
+    let reached = reach()?;
+    let guest = pair.guest.get_or_init(|| reached);
+    if pair.over.load(Ordering::SeqCst) {
         return Ok(());
     }
-    let [client, guest] = &*pair;
-    let passed = floe_threads::scope(|scope| {
-        scope.spawn("inbound-copy", || copy(client, guest));
-        copy(guest, client)
-    });
-    connections.leave(&pair);
-    passed
+    floe_threads::scope(|scope| {
+        scope.spawn("inbound-copy", || {
+            let _ = pair.client.peek(&mut [0]); // an error comes again below
+            // who has said something does not only wait
+            seat.turns(true);
+            copy(&pair.client, guest)
+        });
+        copy(guest, &pair.client)
+    })
 }
 
 fn copy(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     let copied = io::copy(&mut from, &mut to);
     let _ = to.shutdown(Shutdown::Write); // the other side may be closed already
     copied.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    /// How long a connection may take to be closed.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Says something through a connection and hears it again.
+    fn echoes(client: &mut TcpStream) -> bool {
+        let mut back = [0; 4];
+        client.write_all(b"ping").is_ok()
+            && client.read_exact(&mut back).is_ok()
+            && back == *b"ping"
+    }
+
+    #[test]
+    fn who_only_waits_at_a_guests_port_keeps_nobody_out_and_ends_no_conversation() {
+        let guest = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = guest.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for client in guest.incoming() {
+                std::thread::spawn(move || {
+                    let client = client.unwrap();
+                    let _ = io::copy(&mut &client, &mut &client);
+                });
+            }
+        });
+        let reach: Arc<Reach> = Arc::new(move || TcpStream::connect(at));
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = port.local_addr().unwrap();
+        port.set_nonblocking(true).unwrap();
+        let (connections, over) = (Arc::new(Connections::new(8)), Cancel::default());
+        let (counted, ends) = (connections.clone(), over.clone());
+        let accepts = std::thread::spawn(move || accept(&port, &ends, &counted, &reach));
+        let connect = || TcpStream::connect(address).unwrap();
+        let mut first = connect();
+        assert!(echoes(&mut first));
+        let silent: Vec<TcpStream> = (0..8).map(|_| connect()).collect();
+        // the one that has waited longest was closed for the last of them
+        silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
+        let end = (&silent[0]).read(&mut [0]);
+        let reset = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
+        assert!(end.as_ref().map_or_else(reset, |n| *n == 0), "{end:?}");
+        let mut last = connect();
+        assert!(echoes(&mut last), "there is room for one more");
+        assert!(echoes(&mut first), "the first one goes on");
+        over.cancel();
+        accepts.join().unwrap();
+        connections.end();
+    }
 }

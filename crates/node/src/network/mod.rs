@@ -29,7 +29,7 @@ use sealed::mixed;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
@@ -231,7 +231,7 @@ impl Networks {
     fn apply(&self, network: &Network) -> Result<(), NodeError> {
         let namespace = self.namespace(&network.id);
         match &network.overlay {
-            _ if !namespace.exists() => namespace.make(network)?,
+            _ if !namespace.exists()? => namespace.make(network)?,
             Some(overlay) => namespace.join_hosts(network, overlay)?,
             None => {}
         }
@@ -273,7 +273,7 @@ impl Networks {
             version: NETWORK_VERSION,
             id: order.id.clone(),
             parent_mac: order.parent_mac.clone(),
-            allow: order.allow.clone(),
+            allow: plan::allowed_elsewhere(&order.allow),
             bytes_per_s: order.bytes_per_s,
             members: BTreeMap::new(),
             overlay: None,
@@ -320,10 +320,18 @@ impl Networks {
         })
     }
 
-    /// Notes the hosts of a family whose home is another host.
-    pub fn meet(&self, network: &str, hosts: &[String]) -> Result<(), NodeError> {
+    /// Notes the hosts of a family whose home is another host. `by` is the member of the cluster that tells them: it must be one of
+    /// them itself.
+    pub fn meet(
+        &self,
+        network: &str,
+        hosts: &[String],
+        by: Option<SocketAddr>,
+    ) -> Result<(), NodeError> {
         let mut all = self.all.lock();
-        let known = all.get_mut(network).filter(|known| known.is_guest());
+        let may = |known: &Network| by.is_none_or(|member| known.has_host(member));
+        let known = all.get_mut(network);
+        let known = known.filter(|known| known.is_guest() && may(known));
         let known = known
             .ok_or_else(|| not_found(format!("there is no family network {network} here"), ""))?;
         let mut changed = known.clone();
@@ -399,7 +407,7 @@ impl Networks {
             let network = all
                 .get(&place.network)
                 .ok_or_else(|| unknown(&place.network))?;
-            if !namespace.exists() {
+            if !namespace.exists()? {
                 namespace.make(network)?;
                 self.open_tunnel(network)?;
             }

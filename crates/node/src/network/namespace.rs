@@ -49,8 +49,10 @@ impl Namespace {
     }
 
     /// Whether it exists.
-    pub fn exists(&self) -> bool {
-        self.path().exists()
+    pub fn exists(&self) -> Result<bool, NodeError> {
+        let path = self.path();
+        path.try_exists()
+            .map_err(at(format!("cannot look for {}", path.display())))
     }
 
     /// Creates it. After an error, what was created is removed again.
@@ -176,7 +178,7 @@ impl Namespace {
             // what was never created need not be removed
             let _ = run(args, "");
         };
-        if self.exists() {
+        if self.exists().unwrap_or(true) {
             quietly(&["nft", "delete", "table", "ip", &self.device]);
             quietly(&["nft", "delete", "table", "ip", &self.tunnel]);
             // removed at once together with its inner end: a namespace's own devices disappear only some time after it
@@ -383,7 +385,7 @@ mod tests {
         assert_ne!(one.name, of("/b", "1").name);
         assert_ne!(one.name, of("/a", "2").name);
         assert!(one.device.len() < 16);
-        assert!(!one.exists());
+        assert!(!one.exists().unwrap());
     }
 
     #[test]

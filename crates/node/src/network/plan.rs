@@ -14,6 +14,7 @@
 
 use floe_api::Allow;
 use floe_image::Hash;
+use floe_machine::guard::METADATA_V4;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,15 +39,23 @@ pub(crate) const VXLAN_PORT: u16 = 4789;
 /// How many new connections a second a family may open beyond its network: a port scan needs more.
 const NEW_PER_S: u32 = 200;
 
-/// nftables rules that refuse link-local addresses, the host's loopback, and a metadata service that is at neither
-/// (Alibaba's).
-const GUARDED_DROP: &str =
-    "        ip daddr { 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop\n";
+/// Returns the nftables rule that refuses link-local addresses, the host's loopback, and metadata services of clouds that are at neither.
+fn guarded_drop() -> String {
+    let metadata = METADATA_V4.map(|address| address.to_string()).join(", ");
+    format!("        ip daddr {{ 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, {metadata} }} drop\n")
+}
 
-/// Whether all of a destination is refused by [`GUARDED_DROP`]: a user who names such a destination means it.
+/// Whether all of a destination is refused by [`guarded_drop`]: a user who names such a destination means it.
 fn is_guarded(allow: &Allow) -> bool {
     let link = allow.address.is_link_local() && allow.bits >= 16;
-    link || allow.address == Ipv4Addr::new(100, 100, 100, 200) && allow.bits == 32
+    link || METADATA_V4.contains(&allow.address) && allow.bits == 32
+}
+
+/// Returns the destinations that a family may reach from hosts that are not its parent's: what its user means by a link-local address
+/// or by the cloud's metadata service is that of the parent's host.
+pub(crate) fn allowed_elsewhere(allow: &[Allow]) -> Vec<Allow> {
+    let reached = allow.iter().filter(|allow| !is_guarded(allow));
+    reached.copied().collect()
 }
 
 /// A family's network on one host.
@@ -147,6 +156,12 @@ impl Network {
     pub fn is_guest(&self) -> bool {
         let overlay = self.overlay.as_ref().map(|overlay| overlay.home);
         overlay.or(self.sealed.as_ref().map(|sealed| sealed.home)) == Some(false)
+    }
+
+    /// Whether a member of the cluster is one of its other hosts.
+    pub fn has_host(&self, member: SocketAddr) -> bool {
+        let sealed = self.sealed.as_ref();
+        sealed.is_some_and(|sealed| sealed.peers.contains(&member))
     }
 
     /// Returns the id as a number, as it is in datagrams.
@@ -268,6 +283,7 @@ table bridge clamp {{
         }
         let rate = self.bytes_per_s.clamp(1, u64::from(u32::MAX));
         let burst = (rate / 4).max(64 << 10);
+        let guarded = guarded_drop();
         format!(
             "add table bridge floe
 delete table bridge floe
@@ -317,7 +333,7 @@ table ip floe {{
         limit rate over {rate} bytes/second burst {burst} bytes counter drop
         ct state established,related accept
         ct state new limit rate over {NEW_PER_S}/second burst {NEW_PER_S} packets drop
-{named}{GUARDED_DROP}{wide}    }}
+{named}{guarded}{wide}    }}
     chain post {{
         type nat hook postrouting priority 100;
         oifname \"up0\" masquerade
@@ -447,6 +463,7 @@ mod tests {
         network.allow = vec![
             "0.0.0.0/0".parse().unwrap(),
             "169.254.169.254:80".parse().unwrap(),
+            "168.63.129.16:53".parse().unwrap(),
         ];
         let rules = network.rules();
         let place = |text: &str| {
@@ -454,9 +471,15 @@ mod tests {
                 .find(text)
                 .unwrap_or_else(|| panic!("{text}: {rules}"))
         };
-        let refused = place("169.254.0.0/16, 224.0.0.0/24, 100.100.100.200 } drop");
+        let refused = place(
+            "169.254.0.0/16, 224.0.0.0/24, 100.100.100.200, 168.63.129.16, 192.0.0.192 } drop",
+        );
         assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
+        assert!(place("ip daddr 168.63.129.16/32 tcp dport 53 accept") < refused);
         assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
+        // and another host's own link and metadata are not meant
+        let elsewhere = allowed_elsewhere(&network.allow);
+        assert_eq!(elsewhere, ["0.0.0.0/0".parse().unwrap()]);
         network.allow.clear();
         assert!(!network.rules().contains("ip daddr 1"));
         let overlay = Overlay {

@@ -135,10 +135,11 @@ impl Networks {
     pub fn open_tunnels(&self) {
         let all = self.all.lock();
         for network in all.values() {
-            if !self.namespace(&network.id).exists() {
-                continue; // it is created when a member starts
-            }
-            if let Err(error) = self.open_tunnel(network) {
+            let opened = match self.namespace(&network.id).exists() {
+                Ok(false) => continue, // it is created when a member starts
+                there => there.and_then(|_| self.open_tunnel(network)),
+            };
+            if let Err(error) = opened {
                 tracing::warn!(network = network.id, %error, "a family does not reach its other hosts");
             }
         }

@@ -1,9 +1,11 @@
 //! The forwarded ports of parked machines. The node keeps their sockets and accepts nothing: connections wait in the kernel's queue,
 //! as many as [`WAITING_MAX`], each with as many bytes as the kernel buffers. The first of them wakes the machine, and its QEMU gets
-//! the sockets with all that waits. If the machine can't be woken, those that wait are ended, so that nobody waits for ever.
+//! the sockets with all that waits. If the machine can't be woken, those that wait are ended, so that nobody waits for ever; who connects
+//! soon after that waits until it is tried again, later with each failure (`inventory/asleep.rs`).
 //!
-//! Sockets are watched, and taken from the watch, by whoever has the machine's operation. A connection that comes meanwhile, such as
-//! one that came while the machine was still being parked, waits for the end of that.
+//! Sockets are watched, and taken from the watch, by whoever has the machine's operation, or watched by the thread here once a failed
+//! machine has rested. A connection that comes meanwhile, such as one that came while the machine was still being parked, waits for the
+//! end of that.
 
 use super::Parks;
 use crate::{
@@ -47,6 +49,8 @@ struct Watched {
     next: u64,
     /// The machines, by the number of each of their ports.
     machines: HashMap<u64, Weak<Entry>>,
+    /// Machines whose ports are to be watched from a time of the node on.
+    resting: Vec<(Duration, Weak<Entry>)>,
 }
 
 impl Ports {
@@ -66,13 +70,45 @@ impl Ports {
             let number = watched.next;
             let once = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
             let data = epoll::EventData::new_u64(number);
-            match epoll::add(&self.epoll, &port.socket, data, once) {
+            let added = match epoll::add(&self.epoll, &port.socket, data, once) {
+                Err(Errno::EXIST) => epoll::modify(&self.epoll, &port.socket, data, once),
+                added => added,
+            };
+            match added {
                 Ok(()) => drop(watched.machines.insert(number, Arc::downgrade(entry))),
                 Err(error) => {
                     tracing::error!(machine = %entry.name, %error, "a port will not wake it");
                 }
             }
         }
+    }
+
+    /// Waits for the first connection to any port of a machine once this time of the node has come.
+    fn watch_from(&self, entry: &Arc<Entry>, until: Duration) {
+        let mut watched = self.watched.lock();
+        watched.forget(entry);
+        watched.resting.push((until, Arc::downgrade(entry)));
+    }
+
+    /// Watches the ports of machines that have rested. Returns how long the next of them still rests, or a moment.
+    fn watch_rested(&self, now: Duration) -> Duration {
+        let mut rested = Vec::new();
+        let mut wait = LOOK_MAX;
+        self.watched
+            .lock()
+            .resting
+            .retain(|(until, of)| match until.checked_sub(now) {
+                Some(rest) if !rest.is_zero() => {
+                    wait = wait.min(rest);
+                    true
+                }
+                _ => {
+                    rested.extend(of.upgrade());
+                    false
+                }
+            });
+        rested.iter().for_each(|entry| self.watch(entry));
+        wait
     }
 
     /// Waits no more, and takes the sockets: they are about to be somebody else's.
@@ -85,10 +121,10 @@ impl Ports {
         held
     }
 
-    /// Returns machines to whose ports somebody connects, after a moment at most. Each is returned once, however many of its ports
+    /// Returns machines to whose ports somebody connects, after this time at most. Each is returned once, however many of its ports
     /// that concerns, until its ports are watched again.
-    fn wait(&self) -> Vec<Arc<Entry>> {
-        let long = Timespec::try_from(LOOK_MAX).expect("a second is short enough");
+    fn wait(&self, long: Duration) -> Vec<Arc<Entry>> {
+        let long = Timespec::try_from(long).expect("a second is short enough");
         let mut events = Vec::with_capacity(EVENTS);
         let room = rustix::buffer::spare_capacity(&mut events);
         match epoll::wait(&self.epoll, room, Some(&long)) {
@@ -113,6 +149,7 @@ impl Watched {
     fn forget(&mut self, entry: &Arc<Entry>) {
         let others = |of: &Weak<Entry>| of.upgrade().is_some_and(|of| !Arc::ptr_eq(&of, entry));
         self.machines.retain(|_, of| others(of));
+        self.resting.retain(|(_, of)| others(of));
     }
 }
 
@@ -121,16 +158,18 @@ impl Parks {
     pub(super) fn start_answering(self: &Arc<Self>) -> Result<(), NodeError> {
         let parks = Arc::downgrade(self);
         let threads = &self.core.threads;
+        let started = self.core.started;
         // only the ports are held while it waits, so that the service can go
         Ok(
             threads.keep("park-ports", &self.ports, Duration::ZERO, move |ports| {
-                for entry in ports.wait() {
+                let long = ports.watch_rested(started.elapsed());
+                for entry in ports.wait(long) {
                     let Some(parks) = parks.upgrade() else { return };
                     let asleep = entry.clone();
-                    let name = entry.name.to_string();
                     let wake = move || parks.wake_for_caller(&asleep);
                     if let Err(error) = floe_threads::spawn("park-wake", wake) {
-                        tracing::error!(machine = name, %error, "no thread to wake it");
+                        tracing::error!(machine = %entry.name, %error, "no thread to wake it");
+                        ports.watch_from(&entry, started.elapsed() + LOOK_MAX);
                     }
                 }
             })?,
@@ -233,7 +272,12 @@ impl Parks {
             }
         }
         entry.holds_ports(held);
-        self.ports.watch(entry);
+        let now = self.core.started.elapsed();
+        let rests = entry.state().asleep.rests_until(now);
+        match rests {
+            None => self.ports.watch(entry),
+            Some(until) => self.ports.watch_from(entry, until),
+        }
     }
 
     /// Listens again for a machine that an earlier node has parked, and that has no QEMU any more.

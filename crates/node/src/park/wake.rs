@@ -55,7 +55,7 @@ impl Parks {
     }
 
     /// Wakes the parked machine of an operation; returns false if it is not parked. If it can't be woken, those who have connected to
-    /// it are turned away.
+    /// it are turned away, and those who connect then wait for a while before it is tried for them.
     pub(super) fn wake_machine(
         self: &Arc<Self>,
         operation: &Operation,
@@ -71,6 +71,7 @@ impl Parks {
         let loaded = woken.inspect_err(|error| {
             self.machines.end_quietly(operation);
             let why = error.to_api().to_string();
+            operation.was_not_woken(self.core.started.elapsed(), why.clone());
             // false if not even the start of its QEMU could be noted
             if let Err(error) = operation.drive(Event::NotWoken(why)) {
                 tracing::warn!(machine = %operation.name, %error, "its record is behind");
@@ -78,6 +79,7 @@ impl Parks {
             held.iter().for_each(turn_away);
             self.hold_ports(&operation.entry, std::mem::take(&mut held));
         })?;
+        operation.was_woken();
         if operation.record().network.is_some() {
             operation.holds_ports(held); // the node goes on listening
         }

@@ -10,6 +10,7 @@
 
 use super::{Ask, Grant, Offer, Placement, command::run};
 use crate::error::{NodeError, failed};
+use crate::files::may_be_there;
 use floe_api::Room;
 use floe_api::paths::Home;
 use serde::{Deserialize, Serialize};
@@ -88,7 +89,7 @@ impl Program {
             return None;
         }
         let path = home.placement().join(name);
-        path.is_file().then(|| Program {
+        may_be_there(&path).then(|| Program {
             name: name.to_owned(),
             path,
         })

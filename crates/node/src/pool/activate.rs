@@ -270,6 +270,7 @@ impl Pool {
                 "floe run starts machines of an image; floe dock makes a substrate of one",
             ));
         }
+        self.images.check_trusted(&found, request.trust)?;
         // without a label that makes sense it is its owner's alone
         let label = labels
             .get(VISIBLE_LABEL)
@@ -316,6 +317,7 @@ impl Pool {
             image: name.to_owned(),
             overcommit: request.overcommit,
             network: request.network.clone(),
+            trust: true, // whoever made one that is not of this node's pool was asked for above
             ..Default::default()
         };
         let outcome = self

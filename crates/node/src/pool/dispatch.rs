@@ -4,7 +4,9 @@
 
 use super::Pool;
 use crate::{
+    caller::FromMember,
     error::{NodeError, usage},
+    fork::is_ordered_by,
     independence,
     report::{Report, millis},
 };
@@ -42,8 +44,12 @@ impl Away {
 }
 
 impl Pool {
-    /// Does what another node wants of the machines that it has activated here.
-    pub fn expand(&self, request: &ExpandRequest) -> Result<ExpandReport, NodeError> {
+    /// Does what another node wants of the machines that it has activated here; `by` is that node, if it is a member of the cluster.
+    pub fn expand(
+        &self,
+        request: &ExpandRequest,
+        by: Option<&FromMember>,
+    ) -> Result<ExpandReport, NodeError> {
         let began = Instant::now();
         if request.machines.len() > CLONES_MAX as usize {
             return Err(usage(format!("{} machines", request.machines.len()), ""));
@@ -56,8 +62,13 @@ impl Pool {
             let Ok(entry) = self.inventory.get(name) else {
                 continue;
             };
-            let family = entry.record().family;
-            if family.is_none_or(|family| family.fork != request.fork) {
+            let record = entry.record();
+            let is_its = by.is_none_or(|member| is_ordered_by(&record, member));
+            if !is_its
+                || record
+                    .family
+                    .is_none_or(|family| family.fork != request.fork)
+            {
                 continue;
             }
             if independent.is_some() {

@@ -132,13 +132,7 @@ impl Pool {
                 ..outcome
             });
         }
-        if path.exists() && !request.force {
-            return Err(refused(
-                format!("{} exists", request.to),
-                "overwrite it with --force",
-            ));
-        }
-        let file = beside(path)?;
+        let file = beside(path, request.force)?;
         let scratch = self.scratch_dir()?;
         let dir = scratch.path();
         let transfer = self.images.write_into(&record.image, dir, report)?;
@@ -169,7 +163,8 @@ impl Pool {
             .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
         let _name = self.take_name(&name)?;
         let (mut from, mut scratch) = (request.from.clone(), None);
-        if Path::new(&from).is_file() {
+        // what is no file here is an address, whose source says what is wrong with it
+        if std::fs::metadata(&from).is_ok_and(|meta| meta.is_file()) {
             let dir = self.scratch_dir()?;
             from = self.unpacked(Path::new(&from), dir.path(), report)?;
             scratch = Some(dir);
@@ -186,6 +181,7 @@ impl Pool {
                 "it was damaged, or made by something else than floe dock",
             ));
         }
+        self.images.check_trusted(&found, request.trust)?;
         let was_here = self.images.repo.contains(&found.id)?;
         let transfer = self.images.bring_here(&found, report)?;
         drop(scratch);

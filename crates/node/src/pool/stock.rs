@@ -1,4 +1,5 @@
-//! The chunks that are in memory, as a source: every fetcher of this node asks here before it asks the repository.
+//! The chunks that are in memory, as a source: every fetcher of this node asks here before it asks the repository. For each image only
+//! its own chunks are here.
 
 use crate::{
     images::sources::Provide,
@@ -163,7 +164,8 @@ impl Source for InMemory {
         request: &Request,
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
-        let (pieces, mut rest) = self.stock.with(|pool| pool.find(wants));
+        // a fork's token opens its images here: that of another substrate, which may be somebody else's, is not looked at for them
+        let (pieces, mut rest) = self.stock.with(|pool| pool.find_of(image, wants));
         if pieces.is_empty() {
             return self.below.read(image, wants, request, sink);
         }
@@ -204,7 +206,7 @@ mod tests {
     use std::{collections::HashMap, time::Duration};
 
     #[test]
-    fn what_is_in_memory_needs_no_backup_and_the_rest_comes_from_there() {
+    fn what_is_in_memory_needs_no_backup_is_that_images_alone_and_the_rest_comes_from_there() {
         let dir = tempfile::tempdir().unwrap();
         let repo = Repository::create(dir.path()).unwrap();
         let chunk = |n: u8| vec![n; CHUNK_SIZE];
@@ -228,7 +230,7 @@ mod tests {
         let packed = packing.finish().unwrap();
         assert!(stock.admit(id, &items, packed).unwrap().held);
         let source = stock.here(Arc::new(floe_source::Directory::new(repo)));
-        let read = |wants: &[Hash]| {
+        let read_as = |id: &Hash, wants: &[Hash]| {
             let wants: Vec<(Kind, Hash)> = wants.iter().map(|hash| (Kind::Chunk, *hash)).collect();
             let request = Request::demand(Duration::from_secs(1));
             let mut found: HashMap<Hash, Vec<u8>> = HashMap::new();
@@ -236,10 +238,9 @@ mod tests {
                 let twice = found.insert(hash, bytes.to_vec());
                 assert!(twice.is_none(), "an item came twice");
             };
-            source
-                .read(&id, &wants, &request, &mut sink)
-                .map(|()| found)
+            source.read(id, &wants, &request, &mut sink).map(|()| found)
         };
+        let read = |wants: &[Hash]| read_as(&id, wants);
         let found = read(&hashes).unwrap();
         for (n, hash) in [1, 2, 3].into_iter().zip(&hashes) {
             assert_eq!(found[hash], chunk(n));
@@ -247,6 +248,8 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("packs")).unwrap();
         assert_eq!(read(&hashes[..2]).unwrap().len(), 2);
         assert!(read(&hashes).is_err());
+        // whoever may read another image gets nothing of this one
+        assert!(read_as(&Hash::of(b"another"), &hashes[..1]).is_err());
     }
 
     /// Takes in a substrate of 64 chunks of noise; returns whether it is in memory then.

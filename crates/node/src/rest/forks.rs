@@ -1,12 +1,17 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::{Node, caller::Caller};
-use axum::{Json, extract::State, response::Response};
+use crate::{
+    Node,
+    caller::{Caller, FromMember},
+};
+use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
+/// The member of the cluster that asks; `None` if a user of this node does.
+pub(super) type By = Option<Extension<FromMember>>;
 
 /// Forks a running machine into clones of this moment, or starts clones of an image.
 #[utoipa::path(post, path = "/v1/machines/{name}/fork", tag = "machines", params(("name" = String, Path)),
@@ -27,8 +32,16 @@ pub async fn fork(
 /// A machine's family: the eldest machine that is known here, with all clones.
 #[utoipa::path(get, path = "/v1/machines/{name}/family", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Family), (status = 404, body = ApiError)))]
-pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<Family>, Failure> {
-    answer(move || node.forks.family(&name)).await
+pub async fn family(
+    State(node): Floe,
+    by: By,
+    Path(name): Path<String>,
+) -> Result<Json<Family>, Failure> {
+    answer(move || match by {
+        Some(Extension(member)) => node.forks.family_for(&name, &member),
+        None => node.forks.family(&name),
+    })
+    .await
 }
 
 /// Ends a clone, or all clones of a machine, with their disks.
@@ -37,10 +50,15 @@ pub async fn family(State(node): Floe, Path(name): Path<String>) -> Result<Json<
     responses((status = 200, body = KillReport), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
 pub async fn kill(
     State(node): Floe,
+    by: By,
     Path(name): Path<String>,
     Input(request): Input<KillRequest>,
 ) -> Result<Json<KillReport>, Failure> {
-    answer(move || node.forks.kill(&name, &request)).await
+    answer(move || match by {
+        Some(Extension(member)) => node.forks.kill_for(&name, &request, &member),
+        None => node.forks.kill(&name, &request),
+    })
+    .await
 }
 
 /// Starts a clone of another node's machine: the request that a fork with `hosts` sends to those.
@@ -48,9 +66,14 @@ pub async fn kill(
     responses((status = 200, body = MachineInfo), (status = 409, body = ApiError), (status = 422, body = ApiError)))]
 pub async fn receive(
     State(node): Floe,
+    by: By,
     Input(request): Input<CloneRequest>,
 ) -> Result<Json<MachineInfo>, Failure> {
-    answer(move || node.forks.receive_clone(&request)).await
+    answer(move || {
+        let by = by.as_ref().map(|Extension(member)| member);
+        node.forks.receive_clone(&request, by)
+    })
+    .await
 }
 
 /// How many clones of other nodes' machines there is room for.
@@ -73,8 +96,13 @@ pub async fn hosts(State(node): Floe) -> Result<Json<HostList>, Failure> {
     responses((status = 200), (status = 404, body = ApiError)))]
 pub async fn network_hosts(
     State(node): Floe,
+    by: By,
     Path(id): Path<String>,
     Input(request): Input<NetworkHosts>,
 ) -> Result<Json<()>, Failure> {
-    answer(move || node.networks.meet(&id, &request.hosts)).await
+    answer(move || {
+        let by = by.map(|Extension(member)| member.address);
+        node.networks.meet(&id, &request.hosts, by)
+    })
+    .await
 }

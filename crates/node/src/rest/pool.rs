@@ -1,8 +1,11 @@
 //! Substrates and the pool.
 
-use super::answer::{Failure, Input, Path, answer, stream};
+use super::{
+    answer::{Failure, Input, Path, answer, stream},
+    forks::By,
+};
 use crate::{Node, caller::Caller};
-use axum::{Json, extract::State, response::Response};
+use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
 use std::sync::Arc;
 
@@ -144,7 +147,12 @@ pub async fn activate_ensemble(
     responses((status = 200, body = ExpandReport), (status = 400, body = ApiError)))]
 pub async fn expand(
     State(node): Floe,
+    by: By,
     Input(request): Input<ExpandRequest>,
 ) -> Result<Json<ExpandReport>, Failure> {
-    answer(move || node.pool.expand(&request)).await
+    answer(move || {
+        let by = by.as_ref().map(|Extension(member)| member);
+        node.pool.expand(&request, by)
+    })
+    .await
 }

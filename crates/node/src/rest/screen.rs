@@ -87,13 +87,14 @@ pub async fn vnc(
             node.machines.inputs(&machine)?,
         ))
     };
-    let ((socket, stands_still), input) = blocking(look).await?;
+    let ((qemu, stands_still), input) = blocking(look).await?;
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
     };
-    let qemu = UnixStream::connect(&socket)
-        .await
+    let qemu = qemu.set_nonblocking(true).map(|()| qemu);
+    let qemu = qemu
+        .and_then(UnixStream::from_std)
         .map_err(at(format!("the screen of {name} does not answer")))?;
     Ok(bounded(upgrade)
         .protocols(["binary"])

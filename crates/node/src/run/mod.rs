@@ -101,6 +101,9 @@ impl Runs {
             self.inventory.check_free(name)?;
         }
         let plan = plan::plan(request, &found.manifest)?;
+        if plan.kind == Kind::Restore {
+            self.images.check_trusted(&found, request.trust)?;
+        }
         if request.park_after_s.is_some()
             && plan.hardware.disk_model.as_deref() == Some(DiskModel::Nvme.name())
         {

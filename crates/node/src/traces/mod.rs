@@ -215,24 +215,17 @@ impl Traces {
     /// Drops traces of images that are not in the repository if there are too many. (Traces of others are removed with the
     /// image.)
     fn forget_foreign_traces(&self, new: &Hash) {
-        let newest = |image: &Hash| {
-            let traces = self.kept.store.traces(image, LOCAL).unwrap_or_default();
-            traces.last().map_or(0, |trace| trace.received_ms)
-        };
-        let mut foreign: Vec<(u64, Hash)> = self
-            .kept
-            .store
-            .images()
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(image, _)| image)
-            .filter(|image| image != new && matches!(self.images.repo.contains(image), Ok(false)))
-            .map(|image| (newest(&image), image))
-            .collect();
-        foreign.sort_unstable();
-        let excess = foreign.len().saturating_sub(FOREIGN_IMAGES_MAX);
-        for (_, image) in foreign.drain(..excess) {
-            self.forget_traces(&image);
+        let store = &self.kept.store;
+        let is_foreign =
+            |image: &Hash| image != new && matches!(self.images.repo.contains(image), Ok(false));
+        match store.images() {
+            Ok(images) => {
+                let images = images.into_iter().map(|(image, _)| image);
+                for image in too_many(store, images.filter(is_foreign)) {
+                    self.forget_traces(&image);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "traces of images that are not here stay"),
         }
     }
 
@@ -361,15 +354,9 @@ impl Traces {
     pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, NodeError> {
         let path = request.path.as_deref().unwrap_or_default();
         let to = absolute(path)?;
-        if to.exists() && !request.force {
-            return Err(refused(
-                format!("{path} exists"),
-                "overwrite it with --force",
-            ));
-        }
+        let mut file = beside(&to, request.force)?;
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
-        let mut file = beside(&to)?;
         file.write_all(&bytes)
             .map_err(at_named(format!("cannot write {path}")))?;
         put_in_place(file, &to)?;
@@ -405,6 +392,21 @@ impl Traces {
             known,
         })
     }
+}
+
+/// Returns those of these images whose traces are too many to be kept, the least recently run. What can't be read is not known to be
+/// old, and stays.
+fn too_many(store: &TraceStore, images: impl Iterator<Item = Hash>) -> Vec<Hash> {
+    let mut by_age = Vec::new();
+    for image in images {
+        match store.traces(&image, LOCAL) {
+            Ok(traces) => by_age.push((traces.last().map_or(0, |trace| trace.received_ms), image)),
+            Err(error) => tracing::warn!(image = image.short(), %error, "an image's traces stay"),
+        }
+    }
+    by_age.sort_unstable();
+    by_age.truncate(by_age.len().saturating_sub(FOREIGN_IMAGES_MAX));
+    by_age.into_iter().map(|(_, image)| image).collect()
 }
 
 /// The image whose traces are meant.
@@ -458,6 +460,29 @@ fn detail(entry: TraceEntry, bytes: &[u8], manifest: &Manifest) -> TraceDetail {
 mod tests {
     use super::*;
     use floe_image::{Access, Region, TraceHeader, TraceWriter};
+
+    #[test]
+    fn the_least_recently_run_images_lose_their_traces_and_none_that_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = TraceStore::open(dir.path()).unwrap();
+        let images: Vec<Hash> = (0..FOREIGN_IMAGES_MAX as u64 + 3)
+            .map(|number| Hash::of(&number.to_le_bytes()))
+            .collect();
+        for (number, image) in images.iter().enumerate() {
+            let now_ms = 1000 + number as u64;
+            store.add(image, LOCAL, None, b"a trace", now_ms).unwrap();
+        }
+        let of_all = || too_many(&store, images.iter().copied());
+        assert_eq!(of_all(), images[..3]);
+        // two that can't be read: one of the oldest, and the newest
+        for image in [images[1], images[images.len() - 1]] {
+            let folder = dir.path().join(image.to_string()).join(LOCAL);
+            let file = folder.join(format!("99~-~{}.trace", Hash::of(b"another")));
+            std::os::unix::fs::symlink(&file, &file).unwrap();
+            store.traces(&image, LOCAL).unwrap_err();
+        }
+        assert_eq!(of_all(), images[..1]);
+    }
 
     #[test]
     fn a_trace_is_shown_by_region_and_over_time() {

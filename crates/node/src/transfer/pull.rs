@@ -4,6 +4,7 @@
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
 
 use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
+use crate::files::may_be_there;
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
@@ -415,7 +416,7 @@ impl<'a> Unfinished<'a> {
         let made: Vec<PackRef> = earlier
             .packs
             .into_iter()
-            .filter(|pack| repository.pack_path(&pack.id).exists())
+            .filter(|pack| may_be_there(&repository.pack_path(&pack.id)))
             .collect();
         let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
         let mut packs = made.clone();

@@ -6,7 +6,10 @@ use iroh::endpoint::{
     Connection, ConnectionError, QuicTransportConfig, RecvStream, SendStream, VarInt, presets,
 };
 use iroh::{Endpoint, EndpointAddr, PublicKey, RelayMode, SecretKey, TransportAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
 
 const ALPN: &[u8] = b"floe/pieces/1";
 
@@ -114,12 +117,38 @@ impl Rogue {
         }
     }
 
+    /// Begins a handshake with a host, at an address from which no answer comes.
+    pub fn knock(&self, host: &Member, at: SocketAddr) -> impl Future<Output = ()> + Send + use<> {
+        let id = PublicKey::from_bytes(&host.key.0).unwrap();
+        let address = EndpointAddr::from_parts(id, [TransportAddr::Ip(at)]);
+        let endpoint = self.endpoint.clone();
+        async move {
+            let _ = endpoint.connect(address, ALPN).await;
+        }
+    }
+
     /// Dials a host as a member and says that it has all of the image. A host refuses those whom it was not told of yet.
     pub async fn boast(&self, host: &Member, image: &Image) -> Talk {
         let mut talk = self.dial(host, image.content.id(), TOKEN).await.unwrap();
         talk.say(&has_all(image.content.pieces())).await;
         talk
     }
+}
+
+/// Returns an address from which everything reaches a host, and to which nothing comes back; and how many datagrams went that way.
+pub async fn hole(host: SocketAddr) -> (SocketAddr, watch::Receiver<usize>) {
+    let from = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let to = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = from.local_addr().unwrap();
+    let (count, counted) = watch::channel(0);
+    tokio::spawn(async move {
+        let mut datagram = [0; 2048];
+        while let Ok(length) = from.recv(&mut datagram).await {
+            let _ = to.send_to(&datagram[..length], host).await;
+            count.send_modify(|count| *count += 1);
+        }
+    });
+    (address, counted)
 }
 
 /// Returns the code with which a host has closed a connection.

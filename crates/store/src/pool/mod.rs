@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! plan(items) -> what is lacking -> Packing -> admit(id, items, packed) -> who had to go for it
-//! find(wants) -> groups and the rest, which is in the backup
+//! find(wants) -> groups and the rest, which is in the backup; find_of(id, wants): the same for one substrate's items alone
 //! ```
 //! An item costs 49 bytes beside its compressed content, and four for each substrate that has it. A group of which half is not
 //! used any more is compressed anew without that half, a few groups at a time ([`SubstratePool::thin_some`]): whoever holds the pool
@@ -80,20 +80,18 @@ pub struct Lacking(pub Vec<PoolItem>);
 pub struct PoolPiece {
     group: Arc<Group>,
     slots: Vec<u16>,
+    /// Their neighbours that may be given too.
+    others: Vec<u16>,
 }
 
 impl PoolPiece {
     /// Unpacks the group. `sink` gets the wanted items first and then their neighbours, each verified.
     pub fn read(&self, sink: &mut dyn FnMut(Kind, Hash, &[u8])) -> Result<(), FormatError> {
         let items = self.group.unpack()?;
-        let mut give = |slot: usize| sink(self.group.kind, self.group.hashes[slot], &items[slot]);
-        for slot in &self.slots {
-            give(usize::from(*slot));
+        for slot in self.slots.iter().chain(&self.others) {
+            let slot = usize::from(*slot);
+            sink(self.group.kind, self.group.hashes[slot], &items[slot]);
         }
-        let others = 0..items.len();
-        others
-            .filter(|slot| !self.slots.contains(&(*slot as u16)))
-            .for_each(give);
         Ok(())
     }
 
@@ -121,6 +119,7 @@ struct GroupPlace {
 }
 
 struct Held {
+    /// In ascending order.
     items: Box<[u32]>,
     /// When it was used last: a count of uses.
     used_at: u64,
@@ -273,6 +272,7 @@ impl SubstratePool {
         self.usage.bytes += held_bytes(refs.len());
         self.usage.substrates += 1;
         let used_at = self.uses;
+        refs.sort_unstable();
         let items = refs.into_boxed_slice();
         self.substrates.insert(id, Held { items, used_at });
         let added_bytes = self.usage.bytes - before;
@@ -356,10 +356,33 @@ impl SubstratePool {
 
     /// Returns the groups that hold these items, and the items that are not here.
     pub fn find(&self, wants: &[(Kind, Hash)]) -> (Vec<PoolPiece>, Vec<(Kind, Hash)>) {
+        self.find_where(wants, &|_| true)
+    }
+
+    /// Does the same for the items of one substrate: what others alone have is not here, not even as a neighbour.
+    pub fn find_of(
+        &self,
+        id: &Hash,
+        wants: &[(Kind, Hash)],
+    ) -> (Vec<PoolPiece>, Vec<(Kind, Hash)>) {
+        match self.substrates.get(id) {
+            Some(held) => {
+                self.find_where(wants, &|number| held.items.binary_search(&number).is_ok())
+            }
+            None => (Vec::new(), wants.to_vec()),
+        }
+    }
+
+    /// Returns what is found of the items whose numbers may be known.
+    fn find_where(
+        &self,
+        wants: &[(Kind, Hash)],
+        may: &dyn Fn(u32) -> bool,
+    ) -> (Vec<PoolPiece>, Vec<(Kind, Hash)>) {
         let mut pieces: BTreeMap<u32, Vec<u16>> = BTreeMap::new();
         let mut rest = Vec::new();
         for (kind, hash) in wants {
-            match self.lookup(*kind, hash) {
+            match self.lookup(*kind, hash).filter(|number| may(*number)) {
                 Some(number) => {
                     let item = self.items[number as usize];
                     pieces.entry(item.group).or_default().push(item.slot);
@@ -371,7 +394,18 @@ impl SubstratePool {
             slots.sort_unstable();
             slots.dedup();
             let group = self.group(number).clone();
-            PoolPiece { group, slots }
+            let hashes = (0u16..).zip(&group.hashes);
+            let others = hashes.filter(|(slot, hash)| {
+                // one that nobody has any more is nobody's
+                let known = || self.lookup(group.kind, hash).is_some_and(may);
+                !slots.contains(slot) && known()
+            });
+            let others = others.map(|(slot, _)| slot).collect();
+            PoolPiece {
+                group,
+                slots,
+                others,
+            }
         });
         (pieces.collect(), rest)
     }

@@ -114,6 +114,49 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// What `find_of` gives of these chunks and beside them, by number.
+fn given(pool: &SubstratePool, name: u8, chunks: &[u64]) -> Vec<u64> {
+    let wants: Vec<(Kind, Hash)> = chunks
+        .iter()
+        .map(|n| (Kind::Chunk, chunk(*n).0.hash))
+        .collect();
+    let (pieces, rest) = pool.find_of(&id(name), &wants);
+    let mut given = Vec::new();
+    for piece in pieces {
+        let mut sink = |_, hash, _: &[u8]| {
+            given.push((0..50).find(|n| chunk(*n).0.hash == hash).unwrap());
+        };
+        piece.read(&mut sink).unwrap();
+    }
+    let wanted = chunks.iter().filter(|n| given.contains(n));
+    assert_eq!(wanted.count() + rest.len(), chunks.len());
+    given.sort_unstable();
+    given
+}
+
+#[test]
+fn what_another_substrate_has_is_neither_found_nor_given_beside_what_is() {
+    let mut pool = SubstratePool::new(1 << 30);
+    let all: Vec<u64> = (0..30).collect();
+    // the second one's items are in the groups that came with the first
+    assert!(admit(&mut pool, 1, &all).held);
+    assert!(admit(&mut pool, 2, &[3, 4, 40]).held);
+    let of_first = given(&pool, 1, &[3, 5, 40]);
+    assert!(
+        of_first.contains(&5) && of_first.len() > 2,
+        "with its neighbours"
+    );
+    assert!(!of_first.contains(&40), "{of_first:?}");
+    assert_eq!(given(&pool, 2, &[3, 5, 40]), [3, 4, 40]);
+    assert!(
+        given(&pool, 3, &[3, 5, 40]).is_empty(),
+        "it is not in memory"
+    );
+    // what nobody has any more may stand in a group for a while
+    pool.release(&id(1));
+    assert_eq!(given(&pool, 2, &[3, 5, 40]), [3, 4, 40]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 

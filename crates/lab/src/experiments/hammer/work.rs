@@ -253,6 +253,7 @@ impl Worker {
             name: None,
             token: Some(self.places.token.clone()),
             ca: None,
+            trust: false,
         };
         far.pull(&request)?.finish(|_| {})?;
         let verified = far.verify_image(image)?.finish(|_| {})?.verify;

@@ -4,7 +4,10 @@
 //! with strangers. Strangers have no tokens: half of them are slow (heads, bodies and traces that are sent byte by byte,
 //! readers that read a byte per second), half are greedy (four connections each, always busy, with whatever costs the hub
 //! most or is cheapest to request).
+//!
+//! `cluster` does the same at the port at which a node answers the members of its cluster.
 mod client;
+mod cluster;
 pub mod strangers;
 
 use super::live::{Hub, Server};
@@ -186,6 +189,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     drop(hub);
     tell(&mut report, &alone, &beside);
+    cluster::add(context, &mut report)?;
     Ok(report)
 }
 

@@ -6,7 +6,7 @@ use crate::guest::{Guest, READY};
 use crate::harness::{Context, Report};
 use anyhow::{Context as _, bail};
 use floe_image::CHUNK_SIZE;
-use floe_machine::{Boot, CaptureOptions, Machine, Programs, Snapshot, Spec, accel};
+use floe_machine::{Boot, CaptureOptions, Machine, Programs, Snapshot, Socket, Spec, accel};
 use floe_store::{Ingest, IngestOptions};
 use std::io;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             vram,
         },
     )?;
-    ask_console(&restored.machine.console_socket(), PATIENCE)?;
+    ask_console(restored.machine.connect(Socket::Console)?, PATIENCE)?;
     let stats = local.mount.stats();
     restored.machine.quit(PATIENCE)?;
     anyhow::ensure!(

@@ -11,6 +11,7 @@ mod stat;
 
 use crate::{
     error::{NodeError, at, failed, not_found, refused, usage},
+    files::may_be_there,
     images::{Images, disk_content, disk_import::open_input, qemu_img::read_up_to},
     report::{ProgressLine, Report},
 };
@@ -48,7 +49,7 @@ pub fn installed() -> Result<PathBuf, NodeError> {
     let below = below.map(|prefix| prefix.join("lib/floe/floe-guest"));
     let places = PLACES.iter().map(PathBuf::from);
     let mut places = [beside].into_iter().chain(below).chain(places);
-    places.find(|path| path.is_file()).ok_or_else(|| {
+    places.find(|path| may_be_there(path)).ok_or_else(|| {
         not_found(
             format!(
                 "the agent's program is neither beside floe nor in {}",

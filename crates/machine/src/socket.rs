@@ -1,0 +1,88 @@
+//! The sockets of a QEMU, and the one way to connect to them.
+//!
+//! They are in a directory that belongs to the machine's user, who could put the socket of another process, or a link to one, in their
+//! place: whoever connected would tell that process what is for the guest, and would believe what it says. So each connection is
+//! checked to lead to QEMU's process before anything is written or read.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::command::files;
+use crate::machine::Machine;
+
+/// Longest path in a socket's address, in bytes.
+const ADDRESS_BYTES_MAX: usize = 107;
+
+/// A socket by which users are with a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Socket {
+    /// The serial console: bytes in both directions, one client at a time.
+    Console,
+    /// The screen, for a VNC client.
+    Screen,
+}
+
+impl Machine {
+    /// Connects to a socket of this machine's QEMU; an error if another process listens there.
+    pub fn connect(&self, to: Socket) -> io::Result<UnixStream> {
+        self.connect_file(match to {
+            Socket::Console => files::CONSOLE,
+            Socket::Screen => files::VNC,
+        })
+    }
+
+    /// The same by the name of its file.
+    pub(crate) fn connect_file(&self, name: &str) -> io::Result<UnixStream> {
+        connect(&self.run_file(name), self.pid())
+    }
+}
+
+/// Connects to a socket, whatever the length of its path; an error unless this process listens there.
+pub(crate) fn connect(path: &Path, pid: u32) -> io::Result<UnixStream> {
+    let stream = connect_any(path)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+    let peer = peer.as_raw_nonzero().get();
+    match u32::try_from(peer) == Ok(pid) {
+        true => Ok(stream),
+        false => Err(io::Error::other(format!(
+            "process {peer} listens there, not QEMU's process {pid}"
+        ))),
+    }
+}
+
+/// Connects whoever listens there. A long path is passed by a descriptor of its directory.
+fn connect_any(path: &Path) -> io::Result<UnixStream> {
+    use rustix::fs::{Mode, OFlags};
+    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
+        return UnixStream::connect(path);
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir, flags, Mode::empty())?;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
+    UnixStream::connect(Path::new("/proc/self/fd").join(fd.to_string()).join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn another_process_behind_a_socket_is_noticed_and_a_long_path_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let short = dir.path().join("link");
+        std::os::unix::fs::symlink(&deep, &short).unwrap();
+        let _listener = UnixListener::bind(short.join("s")).unwrap();
+        for path in [deep.join("s"), short.join("s")] {
+            connect(&path, std::process::id()).unwrap();
+            let error = connect(&path, 1).unwrap_err().to_string();
+            assert!(error.contains("not QEMU's process 1"), "{error}");
+        }
+    }
+}
