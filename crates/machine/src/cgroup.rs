@@ -9,6 +9,7 @@
 //!
 //! Making groups needs root, and a hierarchy that is mounted writable.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -70,16 +71,28 @@ enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// Returns this host's hierarchy, which is searched for once; `None` if a controller is missing.
+    /// Returns this host's hierarchy, which is searched for once; `None` if a controller is missing, or if nobody can tell now:
+    /// then it is searched for again.
     fn of_this_host() -> Option<&'static Hierarchy> {
         static FOUND: OnceLock<Option<Hierarchy>> = OnceLock::new();
-        let find = || {
-            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-            Hierarchy::find(&mounts, |root| {
-                fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
-            })
+        if let Some(found) = FOUND.get() {
+            return found.as_ref();
+        }
+        let unread = Cell::new(false);
+        let read = |path: &Path| match fs::read_to_string(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "control groups are not found");
+                unread.set(true);
+                String::new()
+            }
+            text => text.unwrap_or_default(),
         };
-        FOUND.get_or_init(find).as_ref()
+        let mounts = read(Path::new("/proc/self/mountinfo"));
+        let found = Hierarchy::find(&mounts, |root| read(&root.join("cgroup.controllers")));
+        match unread.get() {
+            true => None,
+            false => FOUND.get_or_init(|| found).as_ref(),
+        }
     }
 
     /// Finds the hierarchy in the text of `/proc/self/mountinfo`. `controllers` returns the text of `cgroup.controllers`

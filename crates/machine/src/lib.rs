@@ -33,6 +33,7 @@
 pub mod accel;
 mod balloon;
 mod buffers;
+pub mod calls;
 mod capture;
 pub mod cgroup;
 mod clock;

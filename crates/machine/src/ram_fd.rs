@@ -18,15 +18,11 @@
 //! If the kernel can't do this (Linux 5.14 can), or floe is in a container whose runtime watches system calls in this
 //! way, QEMU opens the file itself: slower, and just as safe.
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
+use crate::calls::{self, Call, Listener, data, give, jump, load, unless};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -34,27 +30,6 @@ use std::path::{Path, PathBuf};
 /// The number that the first descriptor gets in QEMU. It and those that follow are below the usual limit of 1024, and
 /// above the numbers that QEMU itself uses before it has connections of guests.
 const FD_FIRST: u32 = 1000;
-
-/// `_IOWR('!', 0, struct seccomp_notif)`
-const NOTIF_RECV: libc::Ioctl = 0xC050_2100_u32 as libc::Ioctl;
-/// `_IOWR('!', 1, struct seccomp_notif_resp)`
-const NOTIF_SEND: libc::Ioctl = 0xC018_2101_u32 as libc::Ioctl;
-/// `_IOW('!', 3, struct seccomp_notif_addfd)`
-const NOTIF_ADDFD: libc::Ioctl = 0x4018_2103_u32 as libc::Ioctl;
-
-#[cfg(target_arch = "x86_64")]
-const ARCH: u32 = 0xC000_003E;
-#[cfg(target_arch = "aarch64")]
-const ARCH: u32 = 0xC000_00B7;
-
-/// Offsets in `struct seccomp_data` (the low half of an argument).
-mod data {
-    pub const NR: u32 = 0;
-    pub const ARCH: u32 = 4;
-    pub const ARG0: u32 = 16;
-    pub const ARG1: u32 = 24;
-    pub const ARG2: u32 = 32;
-}
 
 /// One RAM file.
 struct Ram<'a> {
@@ -100,28 +75,15 @@ pub(crate) fn open_for_reading(paths: &[PathBuf]) -> io::Result<()> {
     }
     drop(theirs);
     drop(rams);
-    let listener = install(paths.len() as u32)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [listener.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(
-        &ours,
-        &[IoSlice::new(b"l")],
-        &mut control,
-        SendFlags::NOSIGNAL,
-    )?;
-    Ok(())
+    calls::send_listener(install(paths.len() as u32)?, &ours)
 }
 
 /// Installs the filter for this number of files. Returns the descriptor on which stopped calls are announced.
 fn install(files: u32) -> io::Result<OwnedFd> {
-    let load = |at| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at);
-    let give = |what| statement(libc::BPF_RET | libc::BPF_K, what);
     let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-    let mut program = [
+    let mut filter = [
         load(data::ARCH),
-        unless(ARCH, 12), // to the end: allowed
+        unless(calls::ARCH, 12), // to the end: allowed
         load(data::NR),
         unless(libc::SYS_openat as u32, 3), // to the check for fallocate
         load(data::ARG2),
@@ -136,47 +98,7 @@ fn install(files: u32) -> io::Result<OwnedFd> {
         give(libc::SECCOMP_RET_ERRNO), // with errno 0: success
         give(libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    // SAFETY: the call reads the program behind the pointer, which lives until it returns.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-            &raw const program,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel made the descriptor for us; nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-}
-
-fn statement(code: u32, k: u32) -> libc::sock_filter {
-    libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    }
-}
-
-/// Compares the loaded word with `k`, and skips `if_true` instructions if the comparison is true, otherwise `if_false`.
-fn jump(comparison: u32, k: u32, if_true: u8, if_false: u8) -> libc::sock_filter {
-    libc::sock_filter {
-        jt: if_true,
-        jf: if_false,
-        ..statement(libc::BPF_JMP | comparison | libc::BPF_K, k)
-    }
-}
-
-/// Continues if the loaded word is `k`, otherwise skips the next `over` instructions.
-fn unless(k: u32, over: u8) -> libc::sock_filter {
-    jump(libc::BPF_JEQ, k, 0, over)
+    calls::install(&mut filter)
 }
 
 /// The helper process: answers calls until each of the files was opened, or until nobody is left who could open them.
@@ -186,73 +108,27 @@ fn serve(socket: OwnedFd, mut rams: Vec<Ram<'_>>) -> io::Result<()> {
         // SAFETY: nothing in this process uses these descriptors any more.
         unsafe { libc::close(fd) };
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0; 1];
-    recvmsg(
-        &socket,
-        &mut [IoSliceMut::new(&mut byte)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let listener = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let Some(listener) = listener else {
+    let Some(listener) = Listener::receive(&socket)? else {
         return Ok(()); // the filter could not be installed
     };
     drop(socket);
     while !rams.is_empty() {
-        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Err(rustix::io::Errno::INTR) => continue,
-            done => done?,
-        };
-        if !fds[0].revents().contains(PollFlags::IN) {
+        let Some(call) = listener.wait()? else {
             return Ok(()); // QEMU is gone
-        }
-        if let Some(opened) = answer(&listener, &rams)? {
-            rams.swap_remove(opened);
+        };
+        match rams.iter().position(|ram| is_opened(&call, ram)) {
+            Some(at) if listener.give(&call, &rams[at].file, rams[at].number) => {
+                rams.swap_remove(at);
+            }
+            _ => listener.go_on(&call),
         }
     }
     Ok(())
 }
 
-/// Answers one stopped call. Returns the index of the file that it opened, if it opened one.
-fn answer(listener: &OwnedFd, rams: &[Ram<'_>]) -> io::Result<Option<usize>> {
-    // SAFETY: all zeros is a value of this struct of integers, and what the kernel wants to find there.
-    let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one struct of this type behind the pointer, which lives until the call returns.
-    if unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_RECV, &raw mut call) } != 0 {
-        let error = io::Error::last_os_error();
-        // The caller was interrupted or killed after poll returned.
-        let gone = matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR));
-        return if gone { Ok(None) } else { Err(error) };
-    }
-    let is_it = |ram: &Ram<'_>| names(call.pid, call.data.args[1], ram.path);
-    if let Some(opened) = rams.iter().position(is_it) {
-        let give = libc::seccomp_notif_addfd {
-            id: call.id,
-            flags: (libc::SECCOMP_ADDFD_FLAG_SETFD | libc::SECCOMP_ADDFD_FLAG_SEND) as u32,
-            srcfd: rams[opened].file.as_raw_fd() as u32,
-            newfd: rams[opened].number,
-            newfd_flags: libc::O_CLOEXEC as u32,
-        };
-        // SAFETY: the kernel reads one struct of this type behind the pointer, which lives until the call returns.
-        if unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ADDFD, &raw const give) } >= 0 {
-            return Ok(Some(opened));
-        }
-    }
-    let mut go_on = libc::seccomp_notif_resp {
-        id: call.id,
-        val: 0,
-        error: 0,
-        flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
-    };
-    // SAFETY: as above. It fails if the caller has ended, which does no harm.
-    unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND, &raw mut go_on) };
-    Ok(None)
+/// Returns whether a call opens this file.
+fn is_opened(call: &Call, ram: &Ram<'_>) -> bool {
+    names(call.thread, call.args[1], ram.path)
 }
 
 /// Returns whether the path at `address` in a process is `path`. The answer only determines how the file is opened: a

@@ -266,16 +266,24 @@ impl Mount {
             machines.into_iter().partition(|name| awaited(name));
         let images = images.iter().filter(|_| awaited.is_empty());
         let images = images.map(|id| format!("images/{id}"));
+        let mut names = Vec::new();
         for path in images.chain(gone.iter().map(|name| format!("machines/{name}"))) {
-            if let Err(error) = self.remove(&path) {
-                tracing::warn!(path, %error, "could not forget what was not added again");
+            match self.core.tree.remove(&path) {
+                Ok(removed) => names.extend(removed),
+                Err(error) => {
+                    tracing::warn!(path, %error, "could not forget what was not added again");
+                }
             }
         }
-        if !awaited.is_empty() {
-            return self.replay_early();
+        // first: who looks one of these names up has locked its directory until the answer, and the kernel locks that to forget it
+        match awaited.is_empty() {
+            false => self.replay_early(),
+            true => {
+                let early = self.core.early.lock().take();
+                self.replay(early.unwrap_or_default());
+            }
         }
-        let early = self.core.early.lock().take();
-        self.replay(early.unwrap_or_default());
+        self.forget(names);
     }
 
     /// Handles requests again that came before what they are for was added.
@@ -519,12 +527,28 @@ impl Mount {
 
     /// Removes paths from the mount and makes the kernel forget their names.
     pub(crate) fn remove(&self, path: &str) -> Result<(), MountError> {
-        for (parent, name) in self.core.tree.remove(path)? {
-            let head = abi::notify_inval_entry(parent, &name);
-            // ENOENT: the kernel never looked the name up.
-            let _ = self.core.devices[0].notify(abi::notify::INVAL_ENTRY, &head, &[]);
-        }
+        self.forget(self.core.tree.remove(path)?);
         Ok(())
+    }
+
+    /// Makes the kernel forget names, each with its directory. It locks the directory for that, as who looks a name up there has done
+    /// until the answer. After a takeover answers may wait for a machine that is not added yet, so then another thread waits for the
+    /// lock: whoever waited here might be the one who would add the machine.
+    fn forget(&self, names: Vec<(u64, String)>) {
+        let core = self.core.clone();
+        let forget = move || {
+            for (parent, name) in names {
+                let head = abi::notify_inval_entry(parent, &name);
+                // ENOENT: the kernel never looked the name up.
+                let _ = core.devices[0].notify(abi::notify::INVAL_ENTRY, &head, &[]);
+            }
+        };
+        if self.core.early.lock().is_none() {
+            return forget();
+        }
+        if let Err(error) = floe_threads::spawn("floe-forget", forget) {
+            tracing::warn!(%error, "the kernel keeps names of what is gone");
+        }
     }
 
     /// Puts those of a region's chunks that are in the local cache into the kernel's page cache (NOTIFY_STORE). Blocks while

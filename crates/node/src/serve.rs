@@ -36,6 +36,7 @@ use floe_mount::{Keeper, Mount, MountOptions};
 use floe_store::{Cache, Repository, private};
 use std::{
     fs,
+    io::ErrorKind,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
@@ -538,7 +539,7 @@ fn make_mountpoint(dir: &Path) -> std::io::Result<()> {
     }
     match fs::create_dir(dir) {
         Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(PASSABLE_MODE)),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -583,11 +584,24 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
         private::make_dirs_with(dir, PASSABLE_MODE)
             .map_err(at(format!("cannot make {}", dir.display())))?;
     }
-    if std::os::unix::net::UnixStream::connect(socket).is_ok() {
-        return Err(busy(
-            format!("a node answers on {shown} already"),
-            "stop it first, or set another FLOE_SOCKET",
-        ));
+    match std::os::unix::net::UnixStream::connect(socket) {
+        Ok(_) => {
+            return Err(busy(
+                format!("a node answers on {shown} already"),
+                "stop it first, or set another FLOE_SOCKET",
+            ));
+        }
+        // only these say that nobody answers: what is there is no socket's, or of a node that has ended
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::ConnectionRefused | ErrorKind::NotFound
+            ) => {}
+        Err(error) => {
+            return Err(at(format!("cannot see whether a node answers on {shown}"))(
+                error,
+            ));
+        }
     }
     let _ = fs::remove_file(socket);
     // the umask keeps others from connecting before the mode is set

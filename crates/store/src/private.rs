@@ -99,7 +99,7 @@ pub fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &[PathBuf]) -> io
         gid: rustix::process::getegid().as_raw(),
         closed: Closed::default(),
     };
-    let root = rustix::fs::stat(dir)?;
+    let root = rustix::fs::stat(dir).map_err(at(dir))?;
     if root.st_uid != walk.uid {
         tracing::warn!(dir = %dir.display(), owner = root.st_uid, "belongs to another user, who can read all of it");
         return Ok(walk.closed);
@@ -107,12 +107,20 @@ pub fn close_to_others(dir: &Path, passable: &[PathBuf], skip: &[PathBuf]) -> io
     walk.close(dir, &root)?;
     let marker = dir.join(MARKER);
     let top = walk.directory(dir, root.st_dev)?;
-    if walk.closed.changed == 0 && marker.try_exists()? {
+    if walk.closed.changed == 0 && marker.try_exists().map_err(at(&marker))? {
         return Ok(walk.closed);
     }
     walk.deeper(top, root.st_dev)?;
-    write(&marker, b"1\n")?;
+    write(&marker, b"1\n").map_err(at(&marker))?;
     Ok(walk.closed)
+}
+
+/// Turns an error into one that names the path that it is about.
+fn at<E: Into<io::Error>>(path: &Path) -> impl Fn(E) -> io::Error {
+    move |error| {
+        let error = error.into();
+        io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+    }
 }
 
 struct Walk<'a> {
@@ -149,11 +157,11 @@ impl Walk<'_> {
         let handle = match rustix::fs::open(dir, flags, Mode::empty()) {
             Ok(handle) => handle,
             Err(error) if gone(error) => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(at(dir)(error)),
         };
         let mut below = Vec::new();
-        for entry in Dir::read_from(&handle)? {
-            let entry = entry?;
+        for entry in Dir::read_from(&handle).map_err(at(dir))? {
+            let entry = entry.map_err(at(dir))?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
@@ -165,7 +173,7 @@ impl Walk<'_> {
             let meta = match rustix::fs::statat(&handle, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(meta) => meta,
                 Err(error) if gone(error) => continue,
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(at(&path)(error)),
             };
             self.closed.seen += 1;
             let kind = FileType::from_raw_mode(meta.st_mode);
@@ -195,7 +203,7 @@ impl Walk<'_> {
         }
         self.closed.changed += u64::from(mode & !closed != 0);
         match std::fs::set_permissions(path, Permissions::from_mode(closed)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(at(path)(error)),
             _ => Ok(()),
         }
     }

@@ -27,12 +27,8 @@ pub(super) struct Floe {
 
 impl Floe {
     pub fn new(node: &Node) -> anyhow::Result<Floe> {
-        let program = std::env::current_exe()?.with_file_name("floe");
-        if !program.exists() {
-            bail!("{} is missing: make build", program.display());
-        }
         Ok(Floe {
-            program,
+            program: super::live::floe()?,
             socket: node.client.socket().to_owned(),
         })
     }

@@ -3,7 +3,7 @@
 //! has to be found.
 use crate::guest::{Guest, READY};
 use crate::link::Namespace;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use floe_api::client::Client;
 use floe_api::paths::Home;
 use floe_api::{
@@ -123,6 +123,9 @@ impl HubArguments {
         let kept = self.dir.join("lab.token");
         match std::fs::read_to_string(&kept) {
             Ok(token) if !token.is_empty() => return Ok(token),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot read {}", kept.display()));
+            }
             _ => {}
         }
         let token = floe_hub::create_token(&self.dir, "lab")?;
@@ -133,6 +136,17 @@ impl HubArguments {
         std::fs::File::open(&self.dir)?.sync_all()?;
         Ok(token)
     }
+}
+
+/// Returns the path of the floe command, which is built beside this program.
+pub(crate) fn floe() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe()?.with_file_name("floe");
+    ensure!(
+        program.try_exists()?,
+        "{} is missing: make build",
+        program.display()
+    );
+    Ok(program)
 }
 
 /// Waits until the parent process ends, for whatever reason: its end of the pipe is closed then.

@@ -7,9 +7,11 @@
 //! truncation leaves, when it mounts the remains. Recording the processes' calls instead (a passthrough file system,
 //! strace) would require guessing that.
 use super::abi::{self, Attr, FATTR_SIZE, IN_HEADER_BYTES, init, op};
+use super::hosts;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use rustix::mount::{UnmountFlags, unmount};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Bytes that a disk writes atomically: parts of this size of an unflushed write may survive.
 const SECTOR: usize = 512;
@@ -162,49 +165,64 @@ pub fn tool(program: &str, arguments: &[&OsStr]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// A loop device on a file, until this is dropped.
-struct Loop(String);
-
-impl Loop {
-    fn new(file: &Path) -> Loop {
-        Loop(tool(
-            "losetup",
-            &["--find".as_ref(), "--show".as_ref(), file.as_ref()],
-        ))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-    }
-}
+/// Longest time until nobody uses a file system any more whose processes have all been told to end.
+const UNUSED_MAX: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A file system on a loop device, mounted until this is dropped.
+///
+/// The loop device goes with the mount, and the mount with its namespace, so neither outlives this test even if that is
+/// killed.
 pub struct Mounted {
     pub dir: PathBuf,
-    _device: Loop,
 }
 
 impl Mounted {
     /// Mounts the file system that is in a file.
     pub fn new(file: &Path, dir: &Path) -> Mounted {
-        Mounted::of(Loop::new(file), dir)
+        std::fs::create_dir_all(dir).unwrap();
+        let dir = dir.to_owned();
+        tool(
+            "mount",
+            &["-o".as_ref(), "loop".as_ref(), file.as_ref(), dir.as_ref()],
+        );
+        Mounted { dir }
     }
 
-    fn of(device: Loop, dir: &Path) -> Mounted {
-        std::fs::create_dir_all(dir).unwrap();
-        tool("mount", &[device.0.as_ref(), dir.as_ref()]);
-        Mounted {
-            dir: dir.to_owned(),
-            _device: device,
+    /// Unmounts the file system, once nobody uses it any more: a process that was killed closes its files a moment after it
+    /// can't be found any more. xfs refuses to mount a second file system with the same id (it says that the superblock is
+    /// bad), so none of a recording may still be mounted when the next one is.
+    pub fn unmount(self) {
+        let until = Instant::now() + UNUSED_MAX;
+        while let Err(error) = unmount(&self.dir, UnmountFlags::empty()) {
+            let waits = error == rustix::io::Errno::BUSY && Instant::now() < until;
+            let users = || hosts::users_of(&self.dir);
+            assert!(
+                waits,
+                "{}: {error}; used by {:#?}",
+                self.dir.display(),
+                users()
+            );
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.dir).status();
+        // does nothing after an orderly end
+        hosts::end_leftovers(&self.dir);
+        let _ = unmount(&self.dir, UnmountFlags::DETACH);
+    }
+}
+
+/// A file as which the recording device appears, until this is dropped.
+struct Shown(PathBuf);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
@@ -212,10 +230,11 @@ impl Drop for Mounted {
 pub struct Recorder {
     log: Arc<Mutex<Log>>,
     bytes: u64,
-    /// The path at which it appears as a file.
-    shown: PathBuf,
-    mounted: Option<Mounted>,
-    server: Option<JoinHandle<()>>,
+    /// The place in the log at which the new file system was mounted.
+    from: usize,
+    mounted: Mounted,
+    shown: Shown,
+    server: JoinHandle<()>,
 }
 
 impl Recorder {
@@ -243,6 +262,7 @@ impl Recorder {
         let options = std::ffi::CString::new(options).unwrap();
         let flags = rustix::mount::MountFlags::empty();
         rustix::mount::mount("floe-recorder", &shown, "fuse", flags, options.as_c_str()).unwrap();
+        let shown = Shown(shown);
         let log = Arc::<Mutex<Log>>::default();
         let disk = Disk {
             file,
@@ -250,30 +270,26 @@ impl Recorder {
             log: log.clone(),
         };
         let server = std::thread::spawn(move || disk.serve(device));
-        let mut recorder = Recorder {
-            log,
-            bytes,
-            shown: shown.clone(),
-            mounted: None,
-            server: Some(server),
-        };
-        let device = Loop::new(&shown);
         let force = if kind == "ext4" { "-F" } else { "-f" };
         tool(
             &format!("mkfs.{kind}"),
-            &["-q".as_ref(), force.as_ref(), device.0.as_ref()],
+            &["-q".as_ref(), force.as_ref(), shown.0.as_ref()],
         );
-        recorder.mounted = Some(Mounted::of(device, &scratch.join("state")));
-        recorder
+        let mounted = Mounted::new(&shown.0, &scratch.join("state"));
+        let from = log.lock().ops.len();
+        Recorder {
+            log,
+            bytes,
+            from,
+            mounted,
+            shown,
+            server,
+        }
     }
 
     /// Returns the mount point of the file system.
     pub fn dir(&self) -> &Path {
-        &self
-            .mounted
-            .as_ref()
-            .expect("it is mounted until the end")
-            .dir
+        &self.mounted.dir
     }
 
     /// Returns the number of operations so far: a place in the log.
@@ -282,26 +298,15 @@ impl Recorder {
     }
 
     /// Ends the recording and returns what was recorded.
-    pub fn end(mut self) -> Replay {
-        self.stop();
+    pub fn end(self) -> Replay {
+        self.mounted.unmount();
+        drop(self.shown);
+        self.server.join().unwrap();
         Replay {
             ops: std::mem::take(&mut self.log.lock().ops),
+            from: self.from,
             bytes: self.bytes,
         }
-    }
-
-    fn stop(&mut self) {
-        drop(self.mounted.take());
-        if let Some(server) = self.server.take() {
-            let _ = rustix::mount::unmount(&self.shown, rustix::mount::UnmountFlags::DETACH);
-            let _ = server.join();
-        }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
@@ -319,6 +324,8 @@ pub enum Kept {
 /// A recording that can be replayed.
 pub struct Replay {
     pub ops: Vec<Op>,
+    /// The first place to cut at: before it the file system was still being made.
+    pub from: usize,
     bytes: u64,
 }
 

@@ -102,19 +102,42 @@ impl Drop for Hosts {
     }
 }
 
-/// Ends the supervisor of a node that did not start, so that the disk below can be unmounted.
-pub fn end_leftovers(home: &Path) {
-    for (pid, _) in world::processes_with(home) {
+/// Ends what still runs with its state in a directory (a node that did not start leaves its supervisor), and unmounts what is
+/// mounted below, so that the disk can be unmounted.
+pub fn end_leftovers(dir: &Path) {
+    for (pid, _) in world::processes_with(dir) {
         world::kill(pid);
     }
     let until = Instant::now() + Duration::from_secs(20);
-    while !world::processes_with(home).is_empty() && Instant::now() < until {
+    while !world::processes_with(dir).is_empty() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
-    for mount in world::mounts_under(home) {
-        if mount == home {
+    for mount in world::mounts_under(dir) {
+        if mount == dir {
             continue;
         }
         let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
     }
+}
+
+/// Returns what keeps the file system at a directory in use: descriptors and directories of processes, and mounts.
+pub fn users_of(dir: &Path) -> Vec<String> {
+    let mut users: Vec<String> = world::mounts_under(dir)
+        .into_iter()
+        .map(|mount| format!("mount at {}", mount.display()))
+        .collect();
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let process = process.path();
+        let files = std::fs::read_dir(process.join("fd"));
+        let files = files.into_iter().flatten().flatten();
+        let all = ["cwd", "root", "exe"].map(|name| process.join(name));
+        for link in files.map(|file| file.path()).chain(all) {
+            if let Ok(path) = std::fs::read_link(&link)
+                && path.starts_with(dir)
+            {
+                users.push(format!("{} -> {}", link.display(), path.display()));
+            }
+        }
+    }
+    users
 }

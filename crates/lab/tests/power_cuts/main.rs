@@ -34,19 +34,16 @@ fn cuts(replay: &Replay, promises: &[Promise], seed: u64, more: u64) -> Vec<(usi
         .map(|promise| (promise.from, Kept::Nothing))
         .collect();
     let mut random = StdRng::seed_from_u64(seed);
-    let first = promises
-        .first()
-        .map_or(1, |promise| promise.from.min(replay.ops.len() - 1));
     let flushes = replay.flushes();
     for _ in 0..more {
         // half of them directly before or after a flush, where one write more or less matters
-        let anywhere = random.random_range(first / 2..=replay.ops.len());
+        let anywhere = random.random_range(replay.from..=replay.ops.len());
         let near = flushes[random.random_range(0..flushes.len())]
             .saturating_sub(random.random_range(0..2));
         let cut = if random.random_bool(0.5) {
             anywhere
         } else {
-            near.max(first / 2)
+            near.max(replay.from)
         };
         let kept = match random.random_range(0..3) {
             0 => Kept::Nothing,
@@ -105,7 +102,7 @@ fn look_at(
         .collect();
     let wrong = work::check(&mounted.dir, scratch, &facts);
     hosts::end_leftovers(&mounted.dir);
-    drop(mounted);
+    mounted.unmount();
     std::fs::remove_file(&image).unwrap();
     wrong
 }

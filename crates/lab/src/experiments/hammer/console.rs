@@ -148,16 +148,24 @@ const STEPS_FOR_ALL: u64 = 17;
 /// Writes per step.
 const WRITES_PER_STEP: u64 = 16;
 
+/// What came of a copy's verification of its whole disk and memory.
+#[derive(Clone, Debug, Default)]
+pub struct Verified {
+    /// What is wrong.
+    pub wrong: Vec<String>,
+    /// How far the copy has come.
+    pub now: Progress,
+}
+
 /// Reads a copy's console until the copy has verified its whole disk and memory. `at_least` is what was acknowledged
-/// before the copy was made, and `found` what its original had found wrong by then. Returns what is wrong; `None` if
-/// nothing is.
+/// before the copy was made, and `original` what its original had found wrong by then.
 pub fn verify_copy(
     socket: &Path,
     at_least: u64,
     original: &Progress,
     patience: Duration,
     go_on: impl Fn() -> bool,
-) -> anyhow::Result<Vec<String>> {
+) -> anyhow::Result<Verified> {
     let until = Instant::now() + patience;
     let mut console = Console::open(socket).context("its console")?;
     let mut first: Option<u64> = None;
@@ -173,7 +181,7 @@ pub fn verify_copy(
                         wrong.push(format!(
                             "it is at write {first}, but {at_least} was acknowledged before"
                         ));
-                        return Ok(wrong);
+                        return Ok(Verified { wrong, now });
                     }
                     if now.acked >= first + STEPS_FOR_ALL * WRITES_PER_STEP {
                         let more = now.lost > original.lost
@@ -182,7 +190,7 @@ pub fn verify_copy(
                         if more && wrong.is_empty() {
                             wrong.push(format!("it found {now:?}"));
                         }
-                        return Ok(wrong);
+                        return Ok(Verified { wrong, now });
                     }
                 }
                 None => {}

@@ -1,19 +1,28 @@
-//! `hammer`: kills, cuts and fills node, hub, supervisor, QEMU, network and disk again and again, while two machines
-//! write and verify without end, and are captured and forked, pushed and pulled. Is an acknowledged write lost, is a byte
-//! wrong, does a guest hang, does anything stay behind?
+//! `hammer`: kills, cuts and fills node, hub, supervisor, QEMU, network and disk again and again, and starts node and hub with
+//! errors, while two machines write and verify without end, and are captured and forked, pushed and pulled, and other
+//! processes run commands. Is an acknowledged write or push lost, is a byte wrong, does a guest hang, does anything stay behind?
 //!
 //! - [`schedule`]: decides from a seed which blow comes next; [`storm`]: decides when it falls, and whether everything
 //!   has recovered. Both do no I/O.
 //! - [`model`]: what each guest has acknowledged. `guests/hammer.rs`, which this module compiles, defines what guests
 //!   write.
+//! - [`faults`]: decides which access fails in the start of node and hub that follows a kill. [`watch`] sees and stops a
+//!   process's accesses.
 //! - [`world`]: the processes, the link, the disk. [`work`]: captures, forks, transfers. [`console`]: the guests' output.
+//! - [`kept`]: a parked machine and a substrate. [`beside`]: commands of other processes. [`promised`]: what the hub has
+//!   acknowledged to both.
 //! - [`leaks`]: compares what exists before and after. [`driver`]: connects all of it.
+pub mod beside;
 pub mod console;
 pub mod driver;
+pub mod faults;
+pub mod kept;
 pub mod leaks;
 pub mod model;
+pub mod promised;
 pub mod schedule;
 pub mod storm;
+pub mod watch;
 pub mod work;
 pub mod world;
 
@@ -83,6 +92,11 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
     report.add_value("lost_writes", "count", lost as f64);
     // a copy reports what it found in lines, each of which stands for at least one byte
     report.add_value("wrong_bytes", "B", (wrong + done.wrong.len() as u64) as f64);
+    report.add_value("lost_pushes", "count", done.lost_pushes.len() as f64);
+    report.add_value("lost_tokens", "count", done.lost_tokens.len() as f64);
+    report.add_value("injected", "count", record.injected as f64);
+    report.add_value("refused", "count", record.refused as f64);
+    report.add_value("bad_starts", "count", record.bad_starts.len() as f64);
     report.add_value("hung_guests", "count", record.hung.len() as f64);
     let leaks: u64 = record.leaks.iter().map(|(_, more)| more).sum();
     report.add_value("leaks", "count", leaks as f64);
@@ -110,8 +124,12 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
         report.note(format!("failed although nothing was hit: {error}"));
     }
     report.note(format!(
-        "seed {seed}; {} captures, {} forks, {} pushes, {} pulls, {} copies verified; {} jobs failed because something was hit",
-        done.captures, done.forks, done.pushes, done.pulls, done.verified, done.disturbed
+        "seed {seed}; {} captures, {} forks, {} pushes, {} pulls, {} commands, {} copies verified; {} jobs failed because something was hit",
+        done.captures, done.forks, done.pushes, done.pulls, done.commands, done.verified, done.disturbed
+    ));
+    report.note(format!(
+        "{} kinds of access in the starts of node and hub",
+        record.kinds
     ));
     report.note(format!(
         "hit: {}",
@@ -132,11 +150,14 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
 const NOTES_MAX: usize = 30;
 
 fn violations(report: &mut Report, record: &Record) {
-    let lists: [(&str, &[String]); 5] = [
+    let lists: [(&str, &[String]); 8] = [
         ("a guest found", &record.bad),
         ("a copy found", &record.done.wrong),
         ("a guest stood still", &record.hung),
         ("a clone was lost", &record.done.lost_clones),
+        ("a push was lost", &record.done.lost_pushes),
+        ("a token was lost", &record.done.lost_tokens),
+        ("a start with an error", &record.bad_starts),
         ("it did not come back by itself", &record.not_up),
     ];
     for (what, list) in lists {

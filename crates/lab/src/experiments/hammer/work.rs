@@ -1,14 +1,15 @@
 //! The work during the blows: one thread captures machines, pushes captures to the hub and lets another node run them;
-//! another thread forks machines. Every copy verifies its memory and disk. What fails because something was hit is
+//! another forks machines; a third looks after a parked machine and a substrate ([`kept`](super::kept)), and one runs
+//! commands ([`beside`](super::beside)). Every copy verifies its memory and disk. What fails because something was hit is
 //! repeated; what fails although nothing was hit is reported.
-use super::console::{Shared, verify_copy};
+use super::console::{Shared, Verified, verify_copy};
 use super::model::Progress;
+use super::promised::Promised;
 use super::schedule::Moment;
 use anyhow::Context as _;
 use floe_api::client::Client;
 use floe_api::{
-    CaptureRequest, ForkRequest, KillRequest, PullRequest, PushRequest, RemoveImageRequest,
-    RunRequest,
+    CaptureRequest, ForkRequest, KillRequest, PullRequest, RemoveImageRequest, RunRequest,
 };
 use floe_node::transfer::{Cancel, HubClient};
 use parking_lot::Mutex;
@@ -20,7 +21,7 @@ use std::time::Duration;
 /// Time limit for a short call to the hub.
 const HUB_MAX: Duration = Duration::from_secs(10);
 /// Pause between two jobs of a thread.
-const REST: Duration = Duration::from_millis(400);
+pub(super) const REST: Duration = Duration::from_millis(400);
 /// One of this many captures is pushed to the hub and run from there.
 const PUSH_EVERY: u64 = 3;
 /// Prefix of the names of captures, before a number.
@@ -49,6 +50,16 @@ pub struct Done {
     pub lost_clones: Vec<String>,
     /// Jobs that failed although nothing was hit.
     pub errors: Vec<String>,
+    /// Commands that ended well beside node and hub.
+    pub commands: u64,
+    /// Pushes that the hub has acknowledged and not kept.
+    pub lost_pushes: Vec<String>,
+    /// Tokens, the same.
+    pub lost_tokens: Vec<String>,
+    /// How far the machine that is parked had come when it was.
+    pub kept: Progress,
+    /// How far the one had come that became a substrate.
+    pub docked: Progress,
 }
 
 /// The addresses that the work needs.
@@ -60,6 +71,10 @@ pub struct Places {
     pub far: PathBuf,
     /// The hub's address.
     pub hub: String,
+    /// The hub's folder.
+    pub hub_dir: PathBuf,
+    /// The floe command.
+    pub floe: PathBuf,
     /// Token for the hub.
     pub token: String,
     /// The two machines.
@@ -76,10 +91,12 @@ pub struct Worker {
     pub places: Places,
     /// The results.
     pub done: Arc<Mutex<Done>>,
+    /// What must be on the hub.
+    pub promised: Arc<Mutex<Promised>>,
 }
 
 impl Worker {
-    fn node(&self) -> anyhow::Result<Client> {
+    pub(super) fn node(&self) -> anyhow::Result<Client> {
         Ok(Client::connect(&self.places.node)?)
     }
 
@@ -87,7 +104,7 @@ impl Worker {
         Ok(Client::connect(&self.places.far)?)
     }
 
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         !self.shared.over.load(Relaxed)
     }
 
@@ -111,13 +128,13 @@ impl Worker {
     }
 
     /// Returns what a machine has acknowledged, and the errors that it has found, so far.
-    fn known(&self, machine: usize) -> (u64, Progress) {
+    pub(super) fn known(&self, machine: usize) -> (u64, Progress) {
         let guest = &self.shared.guests.lock()[machine];
         (guest.acked, guest.now)
     }
 
     /// Does one job and records its result.
-    fn job(&self, what: &str, job: impl FnOnce() -> anyhow::Result<()>) {
+    pub(super) fn job(&self, what: &str, job: impl FnOnce() -> anyhow::Result<()>) {
         let calm = self.shared.calm();
         let Err(error) = job() else { return };
         let mut done = self.done.lock();
@@ -132,10 +149,13 @@ impl Worker {
     pub fn once(&self) -> anyhow::Result<()> {
         let (at_least, found) = self.known(0);
         let image = format!("{IMAGE}-0");
-        self.capture(0, &image)?;
-        self.push(&image)?;
+        let id = self.capture(0, &image)?;
+        self.push(&image, &id)?;
         self.pull(&image, at_least, &found)?;
         self.fork(1)?;
+        self.keep()?;
+        self.look_at_kept()?;
+        self.commands(0)?;
         self.tidy()
     }
 
@@ -148,16 +168,17 @@ impl Worker {
             let lives = self.wait_up(machine);
             let (at_least, found) = self.known(machine);
             let image = format!("{IMAGE}-{number}");
-            let mut captured = false;
+            let mut captured = None;
             self.job(&format!("capture {number}"), || {
-                self.capture(machine, &image)?;
-                captured = true;
+                captured = Some(self.capture(machine, &image)?);
                 Ok(())
             });
             // if the machine was killed before its capture, the image is of a machine that boots
-            captured &= lives == self.lives(machine);
-            if captured && number.is_multiple_of(PUSH_EVERY) {
-                self.job(&format!("push {number}"), || self.push(&image));
+            let captured = captured.filter(|_| lives == self.lives(machine));
+            if let Some(id) = captured
+                && number.is_multiple_of(PUSH_EVERY)
+            {
+                self.job(&format!("push {number}"), || self.push(&image, &id));
                 self.job(&format!("pull {number}"), || {
                     self.pull(&image, at_least, &found)
                 });
@@ -167,7 +188,7 @@ impl Worker {
         }
     }
 
-    fn capture(&self, machine: usize, image: &str) -> anyhow::Result<()> {
+    pub(super) fn capture(&self, machine: usize, image: &str) -> anyhow::Result<String> {
         let node = self.node()?;
         let request = CaptureRequest {
             name: Some(image.into()),
@@ -176,25 +197,28 @@ impl Worker {
         };
         let _busy = self.shared.busy[machine].lock();
         self.shared.began(Moment::Capture);
-        node.capture(&self.places.machines[machine], &request)?
+        let captured = node
+            .capture(&self.places.machines[machine], &request)?
             .finish(|_| {})?;
         self.done.lock().captures += 1;
-        Ok(())
+        let image = captured.image.context("a capture tells its image")?;
+        Ok(image.id)
     }
 
-    fn push(&self, image: &str) -> anyhow::Result<()> {
-        let request = PushRequest {
-            image: image.into(),
-            to: self.places.hub.clone(),
-            name: None,
-            token: Some(self.places.token.clone()),
-            ca: None,
-            public: true,
-            seed: false,
-        };
-        let node = self.node()?;
+    /// Pushes an image, by a command as a user does.
+    fn push(&self, image: &str, id: &str) -> anyhow::Result<()> {
+        let (hub, token) = (self.places.hub.as_str(), self.places.token.as_str());
         self.shared.began(Moment::Push);
-        node.push(&request)?.finish(|_| {})?;
+        self.floe(&[
+            "push",
+            image,
+            hub,
+            "--public",
+            "--insecure-token",
+            "--token",
+            token,
+        ])?;
+        self.promised.lock().pushed(id, image);
         self.done.lock().pushes += 1;
         Ok(())
     }
@@ -202,17 +226,8 @@ impl Worker {
     /// Pulls a whole image on the other node, checks it, runs it and lets it verify everything.
     fn pull(&self, image: &str, at_least: u64, found: &Progress) -> anyhow::Result<()> {
         let far = self.far()?;
-        let request = PullRequest {
-            from: format!("{}/{image}", self.places.hub),
-            name: None,
-            token: Some(self.places.token.clone()),
-            ca: None,
-            trust: false,
-        };
         self.shared.began(Moment::Pull);
-        far.pull(&request)?.finish(|_| {})?;
-        let problems = far.verify_image(image)?.finish(|_| {})?.verify;
-        let problems = problems.map(|report| report.problems).unwrap_or_default();
+        let problems = self.fetch(&far, image)?;
         self.done.lock().wrong.extend(
             problems
                 .iter()
@@ -224,21 +239,60 @@ impl Worker {
             ..RunRequest::default()
         };
         far.run(&run)?.finish(|_| {})?;
-        let console = far.console(COPY)?.socket;
-        let verified = verify_copy(
+        let verified = self.verify(&far, COPY, at_least, found);
+        let removed = far.remove_machine(COPY, true);
+        self.judge(&format!("the pulled {image}"), verified?.wrong);
+        self.done.lock().pulls += 1;
+        Ok(removed?)
+    }
+
+    /// Pulls an image to the other node. Returns what is wrong with it.
+    fn fetch(&self, far: &Client, image: &str) -> anyhow::Result<Vec<String>> {
+        let request = PullRequest {
+            from: format!("{}/{image}", self.places.hub),
+            name: None,
+            token: Some(self.places.token.clone()),
+            ca: None,
+            trust: false,
+        };
+        far.pull(&request)?.finish(|_| {})?;
+        let verified = far.verify_image(image)?.finish(|_| {})?.verify;
+        Ok(verified.context("it is verified")?.problems)
+    }
+
+    /// Waits until a machine that runs has verified everything.
+    pub(super) fn verify(
+        &self,
+        node: &Client,
+        machine: &str,
+        at_least: u64,
+        found: &Progress,
+    ) -> anyhow::Result<Verified> {
+        let console = node.console(machine)?.socket;
+        verify_copy(
             console.as_ref(),
             at_least,
             found,
             self.places.verify_max,
             || self.goes_on(),
-        );
-        let removed = far.remove_machine(COPY, true);
-        self.judge(&format!("the pulled {image}"), verified?);
-        self.done.lock().pulls += 1;
-        Ok(removed?)
+        )
     }
 
-    fn judge(&self, who: &str, wrong: Vec<String>) {
+    /// Records that a machine that ran did not get on, unless the run is over.
+    pub(super) fn lost(&self, machine: &str, error: &anyhow::Error) {
+        if !self.goes_on() {
+            return;
+        }
+        let said = self.node().and_then(|node| Ok(node.machine(machine)?));
+        let said = match said {
+            Ok(info) => format!("{:?}, {}", info.status, info.detail),
+            Err(error) => format!("{error:#}"),
+        };
+        let lost = format!("{machine}: {error:#}; {said}");
+        self.done.lock().lost_clones.push(lost);
+    }
+
+    pub(super) fn judge(&self, who: &str, wrong: Vec<String>) {
         let mut done = self.done.lock();
         match wrong.is_empty() {
             true => done.verified += 1,
@@ -248,22 +302,64 @@ impl Worker {
         }
     }
 
-    /// Removes images that are not needed: all captures except those on which the machines' disks are based.
+    /// Removes images that are not needed: all captures except those on which the machines' disks are based, and on the hub
+    /// all but the last pushes.
     pub fn tidy(&self) -> anyhow::Result<()> {
         let far = self.far()?;
         let _ = far.remove_machine(COPY, true);
         remove_images(&far, true)?;
         remove_images(&self.node()?, false)?;
-        let client = HubClient::impatient(
-            &self.places.hub,
-            Some(&self.places.token),
-            None,
-            &Cancel::default(),
-            HUB_MAX,
-        )?;
-        for image in client.images()? {
-            let id = image.id.parse().context("the hub tells ids")?;
-            client.remove(&id)?;
+        for id in self.look_at_hub()? {
+            if !self.promised.lock().stays(&id) {
+                self.remove_pushed(&id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes everything from the hub.
+    pub fn clear_hub(&self) -> anyhow::Result<()> {
+        let pushed = self.look_at_hub()?;
+        pushed.iter().try_for_each(|id| self.remove_pushed(id))
+    }
+
+    fn hub(&self) -> anyhow::Result<HubClient> {
+        let (hub, token) = (&self.places.hub, Some(self.places.token.as_str()));
+        let client = HubClient::impatient(hub, token, None, &Cancel::default(), HUB_MAX)?;
+        Ok(client)
+    }
+
+    fn remove_pushed(&self, id: &str) -> anyhow::Result<()> {
+        let hub = self.hub()?;
+        self.promised.lock().gone(id);
+        hub.remove(&id.parse().context("the hub tells ids")?)?;
+        Ok(())
+    }
+
+    /// Looks whether the hub has everything that was pushed. Returns the ids of its images.
+    pub fn look_at_hub(&self) -> anyhow::Result<Vec<String>> {
+        let before = self.promised.lock().clone();
+        let images = self.hub()?.images()?;
+        let listed: Vec<String> = images.into_iter().map(|image| image.id).collect();
+        let lost = self.promised.lock().lost_pushes(&before, &listed);
+        self.done.lock().lost_pushes.extend(lost);
+        Ok(listed)
+    }
+
+    /// Pulls everything that must be on the hub to the other node, and checks each byte.
+    pub fn verify_pushed(&self) -> anyhow::Result<()> {
+        let far = self.far()?;
+        remove_images(&far, true)?;
+        far.cache_gc()?;
+        self.look_at_hub()?;
+        let pushed = self.promised.lock().images();
+        for (_, image) in pushed {
+            let wrong = match self.fetch(&far, &image) {
+                Ok(problems) => problems,
+                Err(error) => vec![format!("{error:#}")],
+            };
+            let wrong = wrong.into_iter().map(|what| format!("{image}: {what}"));
+            self.done.lock().lost_pushes.extend(wrong);
         }
         Ok(())
     }
@@ -297,27 +393,10 @@ impl Worker {
         let fork = fork.context("a fork tells its clones")?;
         self.done.lock().forks += 1;
         for clone in &fork.clones {
-            let console = node.console(&clone.name)?.socket;
-            let verified = verify_copy(
-                console.as_ref(),
-                at_least,
-                &found,
-                self.places.verify_max,
-                || self.goes_on(),
-            );
-            match verified {
-                Ok(wrong) => self.judge(&format!("clone {} of {parent}", clone.name), wrong),
-                Err(error) if self.goes_on() && lives == self.lives(machine) => {
-                    let said = self.node().and_then(|node| Ok(node.machine(&clone.name)?));
-                    let said = match said {
-                        Ok(info) => format!("{:?}, {}", info.status, info.detail),
-                        Err(error) => format!("{error:#}"),
-                    };
-                    self.done
-                        .lock()
-                        .lost_clones
-                        .push(format!("clone {}: {error:#}; {said}", clone.name));
-                }
+            let who = format!("clone {} of {parent}", clone.name);
+            match self.verify(&node, &clone.name, at_least, &found) {
+                Ok(verified) => self.judge(&who, verified.wrong),
+                Err(error) if lives == self.lives(machine) => self.lost(&clone.name, &error),
                 Err(_) => {}
             }
         }

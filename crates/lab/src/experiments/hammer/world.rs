@@ -1,12 +1,14 @@
 //! The world that is hit: a node with its supervisor on a small disk of its own, a hub in its own network namespace, the
 //! link between them, and a second node that reads from the hub.
+use super::faults::{Counts, Fault};
+use super::watch::{Met, Pending};
 use crate::link::Namespace;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::client::Client;
 use rustix::process::{Pid, Signal, kill_process};
-use std::ffi::OsStr;
+use std::fmt::{self, Display};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -35,11 +37,9 @@ struct Served {
 }
 
 impl Served {
-    fn start(namespace: &Namespace, arguments: &[&OsStr], log: &Path) -> anyhow::Result<Served> {
+    fn start(mut command: Command, log: &Path) -> anyhow::Result<Served> {
         let log = File::options().create(true).append(true).open(log)?;
-        let mut child = namespace
-            .command(std::env::current_exe()?)?
-            .args(arguments)
+        let mut child = command
             .env("RUST_LOG", "info")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -94,6 +94,34 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A program that is started with errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// The node that is hit.
+    Node,
+    /// The hub.
+    Hub,
+}
+
+impl Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.pad(match self {
+            Program::Node => "node",
+            Program::Hub => "hub",
+        })
+    }
+}
+
+/// What came of a start that was watched.
+pub struct Tried {
+    /// How often each kind of access came.
+    pub counts: Counts,
+    /// What failed, if that access came at all.
+    pub met: Option<Met>,
+    /// What the program said last if it ended; otherwise it answers.
+    pub refused: Option<String>,
 }
 
 /// The two hosts.
@@ -157,12 +185,9 @@ impl World {
         self.spawn_hub()?;
         self.spawn_node()?;
         if self.far_node.is_none() {
-            let arguments = ["serve-node".as_ref(), self.far_home.as_os_str()];
-            self.far_node = Some(Served::start(
-                &self.near,
-                &arguments,
-                &self.logs.join("far.log"),
-            )?);
+            let mut command = self.near.command(std::env::current_exe()?)?;
+            command.arg("serve-node").arg(&self.far_home);
+            self.far_node = Some(Served::start(command, &self.logs.join("far.log"))?);
         }
         self.node_ready()?;
         self.hub_ready()?;
@@ -173,15 +198,74 @@ impl World {
         Ok(())
     }
 
+    /// Returns the command that becomes a program, and its state directory.
+    fn command(&self, program: Program) -> anyhow::Result<(Command, &Path)> {
+        let (namespace, state) = match program {
+            Program::Node => (&*self.near, self.home.as_path()),
+            Program::Hub => (&self.far, self.hub_dir.as_path()),
+        };
+        let mut command = namespace.command(std::env::current_exe()?)?;
+        match program {
+            Program::Node => command.arg("serve-node").arg(state),
+            Program::Hub => command
+                .arg("serve-hub")
+                .arg(state)
+                .arg(HUB_LISTEN)
+                .args(["--upload-expiry", &UPLOAD_EXPIRY.as_secs().to_string()]),
+        };
+        Ok((command, state))
+    }
+
+    fn log(&self, program: Program) -> PathBuf {
+        self.logs.join(format!("{program}.log"))
+    }
+
+    /// Starts a program that was killed, lets one access of its start fail, and waits until it answers or has ended.
+    pub fn try_start(&mut self, program: Program, fault: Option<Fault>) -> anyhow::Result<Tried> {
+        let log = self.logs.join("try.log");
+        File::create(&log)?;
+        let (mut command, state) = self.command(program)?;
+        let pending = Pending::new(&mut command, state, fault)?;
+        let served = Served::start(command, &log)?;
+        let watch = pending.spawned(served.child.id())?;
+        let ready = served.ready();
+        let (counts, met) = watch.end();
+        let said = fs::read(&log)?;
+        File::options()
+            .create(true)
+            .append(true)
+            .open(self.log(program))?
+            .write_all(&said)?;
+        let refused = match ready {
+            Ok(token) => {
+                match program {
+                    Program::Node => self.node = Some(served),
+                    Program::Hub => (self.token, self.hub) = (token, Some(served)),
+                }
+                None
+            }
+            Err(error) => Some(format!("{error:#}: {}", last_words(&said))),
+        };
+        Ok(Tried {
+            counts,
+            met,
+            refused,
+        })
+    }
+
+    /// Kills a program.
+    pub fn kill(&mut self, program: Program) {
+        match program {
+            Program::Node => self.kill_node(),
+            Program::Hub => self.kill_hub(),
+        }
+    }
+
     /// Starts the node unless it runs; does not wait.
     pub fn spawn_node(&mut self) -> anyhow::Result<()> {
         if self.node.is_none() {
-            let arguments = ["serve-node".as_ref(), self.home.as_os_str()];
-            self.node = Some(Served::start(
-                &self.near,
-                &arguments,
-                &self.logs.join("node.log"),
-            )?);
+            let (command, _) = self.command(Program::Node)?;
+            self.node = Some(Served::start(command, &self.log(Program::Node))?);
         }
         Ok(())
     }
@@ -207,16 +291,8 @@ impl World {
     /// Starts the hub unless it runs; does not wait.
     pub fn spawn_hub(&mut self) -> anyhow::Result<()> {
         if self.hub.is_none() {
-            let expiry = UPLOAD_EXPIRY.as_secs().to_string();
-            let arguments = [
-                "serve-hub".as_ref(),
-                self.hub_dir.as_os_str(),
-                HUB_LISTEN.as_ref(),
-                "--upload-expiry".as_ref(),
-                expiry.as_ref(),
-            ];
-            let log = self.logs.join("hub.log");
-            self.hub = Some(Served::start(&self.far, &arguments, &log)?);
+            let (command, _) = self.command(Program::Hub)?;
+            self.hub = Some(Served::start(command, &self.log(Program::Hub))?);
         }
         Ok(())
     }
@@ -369,6 +445,17 @@ impl Drop for World {
             let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }
     }
+}
+
+/// Returns what a program said when it ended: its error, which is the last thing that it prints, or else its last lines.
+fn last_words(log: &[u8]) -> String {
+    const LINES: usize = 15;
+    let text = String::from_utf8_lossy(log);
+    if let Some(at) = text.rfind("floe-lab serve-") {
+        return text[at..].trim().to_owned();
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
 /// Returns processes other than this one whose command line contains the path, with their ids and command lines.

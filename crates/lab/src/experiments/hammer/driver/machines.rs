@@ -168,6 +168,11 @@ impl Driver {
         self.wait_steps(&steps, STEPS_FOR_ALL)
             .context("after both QEMUs were killed")?;
         self.hear_bad();
-        Ok(())
+        let worker = self.worker()?;
+        self.world.near.run(|| {
+            worker.look_at_kept().context("what was kept")?;
+            worker.look_at_tokens()?;
+            worker.verify_pushed().context("what was pushed")
+        })?
     }
 }

@@ -1,14 +1,18 @@
 //! Drives a run: carries out what the storm decides, and records the results.
+mod errors;
 mod machines;
 
 use super::Options;
 use super::console::Shared;
+use super::faults::Faults;
 use super::leaks::{self, Count};
 use super::model::Guest;
+use super::promised::Promised;
 use super::schedule::{Blow, Moment, Schedule, Victim};
 use super::storm::{Action, Event, Limits, Storm};
 use super::work::{Done, Places, Worker, remove_images};
-use super::world::{UPLOAD_EXPIRY, World, make_initrd};
+use super::world::{Program, UPLOAD_EXPIRY, World, make_initrd};
+use crate::experiments::live::floe;
 use crate::guest::Guest as Files;
 use crate::harness::Context;
 use anyhow::{Context as _, bail, ensure};
@@ -68,6 +72,14 @@ pub struct Record {
     pub hung: Vec<String>,
     /// What did not start again as it should.
     pub not_up: Vec<String>,
+    /// Starts in which an access failed.
+    pub injected: u64,
+    /// Those of them that ended with an error.
+    pub refused: u64,
+    /// Kinds of access of both programs that are known.
+    pub kinds: u64,
+    /// Starts with an error that ended without naming what failed, or after which something was missing.
+    pub bad_starts: Vec<String>,
     /// What was left behind.
     pub leaks: Vec<(String, u64)>,
     /// The results of captures, forks and transfers.
@@ -86,6 +98,9 @@ pub struct Driver {
     before: Count,
     record: Record,
     done: Arc<Mutex<Done>>,
+    promised: Arc<Mutex<Promised>>,
+    /// What fails in the starts of node and hub.
+    faults: [(Program, Faults); 2],
     threads: Vec<std::thread::JoinHandle<()>>,
     /// A guest that was given up once.
     given_up: Option<usize>,
@@ -136,6 +151,8 @@ impl Driver {
             before: Count::new(),
             record: Record::default(),
             done: Arc::default(),
+            promised: Arc::default(),
+            faults: [Program::Node, Program::Hub].map(|program| (program, Faults::new(seed))),
             threads: Vec::new(),
             given_up: None,
         };
@@ -153,7 +170,9 @@ impl Driver {
     pub fn run(&mut self) -> anyhow::Result<Record> {
         *self.shared.guests.lock() = vec![Guest::new(1), Guest::new(2)];
         self.boot_all()?;
-        self.start_working();
+        let worker = self.worker()?;
+        self.world.near.run(|| worker.keep())??;
+        self.start_working()?;
         let schedule = Schedule::new(self.seed, self.options.victims());
         let now = self.shared.now();
         let limits = Limits {
@@ -169,8 +188,10 @@ impl Driver {
             let _ = thread.join();
         }
         self.record.done = self.done.lock().clone();
+        self.record.kinds = self.faults.iter().map(|(_, of)| of.kinds() as u64).sum();
         rage?;
         self.last_look()?;
+        self.record.done = self.done.lock().clone();
         self.record.guests = std::mem::take(&mut *self.shared.guests.lock());
         self.tear_down(true)?;
         let after = leaks::count(&self.world);
@@ -249,12 +270,21 @@ impl Driver {
                 kills += 1;
             }
         }
+        let tried = self.start_with_errors(blow)?;
+        let ended = self.ended_guests();
         self.raise(blow, at)?;
         if hit(Victim::Qemu) {
             self.start_from_disk(victim)?;
             storm.handle(self.shared.now(), Event::Booting(victim));
         }
-        if hit(Victim::Disk) {
+        for guest in ended {
+            self.start_from_disk(guest)?;
+            storm.handle(self.shared.now(), Event::Booting(guest));
+        }
+        if tried {
+            self.look_for_all(blow)?;
+        }
+        if tried || hit(Victim::Disk) {
             let now = self.shared.now();
             self.shared
                 .guests
@@ -392,47 +422,54 @@ impl Driver {
 
     // ----------------------------------------------------------------------------------------------- around it
 
-    fn worker(&self) -> Worker {
-        Worker {
+    fn worker(&self) -> anyhow::Result<Worker> {
+        Ok(Worker {
             shared: self.shared.clone(),
             places: Places {
                 node: self.world.home.join("node.sock"),
                 far: self.world.far_home.join("node.sock"),
                 hub: self.world.hub_url(),
+                hub_dir: self.world.hub_dir.clone(),
+                floe: floe()?,
                 token: self.world.token.clone(),
                 machines: MACHINES.map(String::from).to_vec(),
                 verify_max: VERIFY_MAX.max(5 * Duration::from_secs(self.options.hung_s)),
             },
             done: self.done.clone(),
-        }
+            promised: self.promised.clone(),
+        })
     }
 
-    fn start_working(&mut self) {
-        let works: [fn(&Worker); 2] = [Worker::capture_without_end, Worker::fork_without_end];
+    fn start_working(&mut self) -> anyhow::Result<()> {
+        let works: [fn(&Worker); 4] = [
+            Worker::capture_without_end,
+            Worker::fork_without_end,
+            Worker::look_at_kept_without_end,
+            Worker::command_without_end,
+        ];
         for work in works {
-            let (worker, near) = (self.worker(), self.world.near.clone());
+            let (worker, near) = (self.worker()?, self.world.near.clone());
             let run = move || {
                 let _ = near.run(|| work(&worker));
             };
             self.threads.push(std::thread::spawn(run));
         }
+        Ok(())
     }
 
     /// Does every kind of work once, without blows; all of it must succeed.
     fn work_once(&mut self) -> anyhow::Result<()> {
-        let worker = self.worker();
+        let worker = self.worker()?;
         self.world.near.run(|| worker.once())??;
         let done = std::mem::take(&mut *self.done.lock());
-        ensure!(
-            done.wrong.is_empty(),
-            "before the first blow: {:?}",
-            done.wrong
-        );
-        ensure!(
-            done.lost_clones.is_empty(),
-            "before the first blow: {:?}",
-            done.lost_clones
-        );
+        for wrong in [
+            &done.wrong,
+            &done.lost_clones,
+            &done.lost_pushes,
+            &done.lost_tokens,
+        ] {
+            ensure!(wrong.is_empty(), "before the first blow: {wrong:?}");
+        }
         Ok(())
     }
 
@@ -442,7 +479,7 @@ impl Driver {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let worker = self.worker();
+        let worker = self.worker()?;
         for name in MACHINES {
             let client = self.client()?;
             let _ = client.kill(name, &KillRequest { all: true });
@@ -451,7 +488,13 @@ impl Driver {
             let removed = self.client()?.remove_machine(&machine.name, true);
             removed.with_context(|| format!("{} cannot be removed", machine.name))?;
         }
-        self.world.near.run(|| worker.tidy())??;
+        for substrate in self.client()?.substrates()?.substrates {
+            self.client()?.remove_substrate(&substrate.name)?;
+        }
+        self.world.near.run(|| {
+            worker.tidy()?;
+            worker.clear_hub()
+        })??;
         if after_blows {
             // a hub looks for abandoned uploads at intervals as long as their expiry time
             std::thread::sleep(2 * UPLOAD_EXPIRY + Duration::from_secs(5));

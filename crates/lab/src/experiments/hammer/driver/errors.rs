@@ -1,0 +1,190 @@
+//! Starts node and hub with an error in one of their accesses, as often as the faults of the run say, and looks whether
+//! anything is missing afterwards.
+use super::{Driver, IMAGE, LOOK_EVERY, MACHINES};
+use crate::experiments::hammer::kept::{PARKED, SUBSTRATE};
+use crate::experiments::hammer::schedule::{Blow, Victim};
+use crate::experiments::hammer::watch::Met;
+use crate::experiments::hammer::world::Program;
+use floe_api::MachineStatus;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest time until a machine whose files could be read is a node's again: others start and fork beside it.
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(60);
+/// The beginning of what is said of a machine that a node leaves alone.
+const LEFT_ALONE: &str = "it is left alone";
+
+impl Driver {
+    /// Starts what was killed several times with an error, and kills it again. Returns whether there was such a start. A full
+    /// disk is not joined by other errors.
+    pub(super) fn start_with_errors(&mut self, blow: &Blow) -> anyhow::Result<bool> {
+        let hit = |victim| blow.victims.contains(&victim);
+        let mut tried = false;
+        for at in 0..self.faults.len() {
+            let (program, faults) = &mut self.faults[at];
+            let program = *program;
+            let victim = match program {
+                Program::Node => Victim::Node,
+                Program::Hub => Victim::Hub,
+            };
+            if !hit(victim) || hit(Victim::Disk) {
+                continue;
+            }
+            for _ in 0..faults.how_many() {
+                self.start_with_error(blow, at)?;
+                tried = true;
+            }
+        }
+        Ok(tried)
+    }
+
+    fn start_with_error(&mut self, blow: &Blow, at: usize) -> anyhow::Result<()> {
+        let (program, faults) = &mut self.faults[at];
+        let program = *program;
+        let tried = self.world.try_start(program, faults.next_fault())?;
+        faults.saw(&tried.counts);
+        let Some(met) = tried.met else {
+            // a start differs a little from the next one, and the first is only watched
+            if let Some(said) = tried.refused {
+                let text = format!(
+                    "blow {}: the {program}, in which nothing failed: {said}",
+                    blow.number
+                );
+                self.record.bad_starts.push(text);
+            }
+            self.world.kill(program);
+            return Ok(());
+        };
+        self.record.injected += 1;
+        let text = format!(
+            "blow {}: the {program}, with {} of {} {}",
+            blow.number,
+            met.error,
+            met.call,
+            met.path.display()
+        );
+        let wrong = match &tried.refused {
+            Some(said) => {
+                self.record.refused += 1;
+                (!names(said, &met)).then(|| format!("it ended without naming that: {said}"))
+            }
+            None => self
+                .missing(program, true)
+                .err()
+                .map(|error| format!("{error:#}")),
+        };
+        self.world.kill(program);
+        eprintln!(
+            "        {text}: {}",
+            match (&tried.refused, &wrong) {
+                (_, Some(wrong)) => wrong.as_str(),
+                (Some(_), None) => "it ended, and said so",
+                (None, None) => "it works",
+            }
+        );
+        self.record
+            .bad_starts
+            .extend(wrong.map(|wrong| format!("{text}: {wrong}")));
+        Ok(())
+    }
+
+    /// Returns the guests whose QEMUs have ended though nobody killed them; they are to be started from their disks.
+    pub(super) fn ended_guests(&mut self) -> Vec<usize> {
+        let mut ended = Vec::new();
+        for (index, name) in MACHINES.into_iter().enumerate() {
+            let gone =
+                |pid: u32| matches!(Path::new(&format!("/proc/{pid}")).try_exists(), Ok(false));
+            if self.pids[index].is_some_and(gone) {
+                let blow = self.record.blows.len();
+                let text = format!("blow {blow}: the QEMU of {name} has ended");
+                eprintln!("        {text}");
+                self.record.bad_starts.push(text);
+                self.pids[index] = None;
+                self.kill_qemu(index);
+                ended.push(index);
+            }
+        }
+        ended
+    }
+
+    /// After the errors, when both programs were started without one: everything must be there.
+    pub(super) fn look_for_all(&mut self, blow: &Blow) -> anyhow::Result<()> {
+        let mut wrong = Vec::new();
+        for program in [Program::Node, Program::Hub] {
+            if let Err(error) = self.missing(program, false) {
+                wrong.push(format!(
+                    "blow {}, after it: the {program}: {error:#}",
+                    blow.number
+                ));
+            }
+        }
+        self.record.bad_starts.extend(wrong);
+        Ok(())
+    }
+
+    /// Returns an error that says what of all that it must have a program does not have. After a start with an error a machine
+    /// may be left alone, if that is told.
+    fn missing(&self, program: Program, with_error: bool) -> anyhow::Result<()> {
+        match program {
+            Program::Node => self.missing_in_node(with_error),
+            Program::Hub => {
+                let worker = self.worker()?;
+                // what is lost is counted there
+                self.world.near.run(|| worker.look_at_hub())?.map(drop)
+            }
+        }
+    }
+
+    fn missing_in_node(&self, with_error: bool) -> anyhow::Result<()> {
+        let client = self.client()?;
+        let until = Instant::now() + TAKEN_OVER_MAX;
+        let mut missing: Vec<String>;
+        loop {
+            let machines = client.machines()?.machines;
+            missing = Vec::new();
+            for name in MACHINES.into_iter().chain([PARKED]) {
+                match machines.iter().find(|machine| machine.name == name) {
+                    None => missing.push(format!("{name} is not listed")),
+                    Some(info) if info.status == MachineStatus::Failed => {
+                        if !with_error || !info.detail.starts_with(LEFT_ALONE) {
+                            missing.push(format!("{name}: {}", info.detail));
+                        }
+                    }
+                    Some(_) => {}
+                }
+            }
+            if missing.is_empty() || Instant::now() > until {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if !client
+            .substrates()?
+            .substrates
+            .iter()
+            .any(|one| one.name == SUBSTRATE)
+        {
+            missing.push(format!("the substrate {SUBSTRATE}"));
+        }
+        let named = |name: &String| name.split(':').next() == Some(IMAGE);
+        if !client
+            .images()?
+            .images
+            .iter()
+            .any(|image| image.names.iter().any(named))
+        {
+            missing.push(format!("the image {IMAGE}"));
+        }
+        anyhow::ensure!(missing.is_empty(), "missing: {}", missing.join("; "));
+        Ok(())
+    }
+}
+
+/// Whether an error names what failed: the path, or the directory that it is in. Of a socket from which nothing was received
+/// only its two ends know a name.
+fn names(said: &str, met: &Met) -> bool {
+    let path = |path: &PathBuf| said.contains(&path.display().to_string());
+    !met.path.is_absolute()
+        || path(&met.path)
+        || met.path.parent().is_some_and(|dir| path(&dir.into()))
+}
