@@ -420,6 +420,8 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
     assert_eq!(node.mount.expected(), (vec![], vec!["a".to_owned()]));
     std::thread::scope(|scope| {
         let early = scope.spawn(|| file.read_at(&mut [0; 512], 0));
+        // locks the directory until it is answered, and the kernel locks that to forget the names in it
+        let looks = scope.spawn(|| std::fs::metadata(disk.with_file_name("another")));
         std::thread::sleep(Duration::from_millis(200));
         assert!(
             !early.is_finished(),
@@ -435,6 +437,7 @@ fn what_a_takeover_does_not_bring_back_is_gone() {
             early.join().unwrap().unwrap_err().raw_os_error(),
             Some(libc::ESTALE)
         );
+        assert!(looks.join().unwrap().is_err());
     });
     assert!(!disk.exists());
     node.mount.unmount().unwrap();
