@@ -100,7 +100,8 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Reads what an earlier node kept in a private directory: the content of each `NAME.json`, by NAME. Creates the directory if
-/// needed. An unreadable file is set aside, and the error is logged with `lost`, which says what is missing without the file.
+/// needed. A file that is not what it should be is set aside, and the error is logged with `lost`, which says what is missing without the
+/// file. One that can't be read now is an error: it may be whole.
 pub(crate) fn load_kept<T>(
     dir: &Path,
     bytes_max: u64,
@@ -117,8 +118,9 @@ pub(crate) fn load_kept<T>(
         let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
             continue;
         };
-        let bytes = read_bounded(&path, bytes_max).map_err(|error| error.to_string());
-        match bytes.and_then(|bytes| parse(&bytes)) {
+        let bytes = read_bounded(&path, bytes_max);
+        let bytes = bytes.map_err(at(format!("cannot read {}", path.display())))?;
+        match parse(&bytes) {
             Ok(one) => {
                 kept.insert(name.to_owned(), one);
             }
@@ -270,6 +272,15 @@ mod tests {
         }
         let names = fs::read_dir(dir.path()).unwrap();
         assert_eq!(names.count(), 1 + UNREADABLE_MAX);
+        // what can't be read now may be whole
+        let unread = dir.path().join("unread.json");
+        std::os::unix::fs::symlink(&unread, &unread).unwrap();
+        let error = load_kept(dir.path(), 100, number, "is no number").unwrap_err();
+        assert!(
+            error.to_string().contains(unread.to_str().unwrap()),
+            "{error}"
+        );
+        assert!(unread.is_symlink());
     }
 
     #[test]
