@@ -118,9 +118,12 @@ pub struct CloneRequest {
     /// How to join the family's network, if the family has one.
     #[serde(default)]
     pub network: Option<NetworkOrder>,
-    /// The clone's resource limits: those of its parent.
+    /// The clone's resource limits: those of its parent, or its part of them if its parent's guest made it.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// If its parent's guest made it: an id of those that share these limits. The family's clones on one host share that host's disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub household: Option<String>,
 }
 
 /// Answer of `GET /v1/clones/room`.

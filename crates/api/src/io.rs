@@ -50,7 +50,10 @@ pub struct IoMachine {
     pub weight: u32,
     /// The part of the disk in percent beyond which it waits until nobody else wants anything; 100 is no bound.
     pub cap_percent: u32,
-    /// Whether it has had more than that.
+    /// How many machines have both together, this one among them; 0 from a node that does not say.
+    #[serde(default)]
+    pub among: u32,
+    /// Whether it has had more than its part of that.
     pub capped: bool,
     /// How many of its requests are queued.
     pub queued: u32,

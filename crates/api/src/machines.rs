@@ -118,7 +118,8 @@ pub struct RunRequest {
     pub trust: bool,
 }
 
-/// How much of its host a machine's QEMU may use, even if more is idle. Its clones have the same limits.
+/// How much of its host a machine may use, even if more is idle, together with the clones that its guest has made of it, and those that
+/// theirs have made. A clone that a user makes ([`ForkRequest`]) has as much again, for itself and the clones that its guest makes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -126,7 +127,7 @@ pub struct Limits {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_millicores: Option<u32>,
     /// Memory of its QEMU process in bytes: what the guest has touched, and QEMU's own. The kernel kills a machine
-    /// that uses more.
+    /// of those that together use more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
     /// Its share of the host's disk against those of other machines that want something: [`IO_WEIGHT_MIN`] to
@@ -136,6 +137,9 @@ pub struct Limits {
     /// The part of the host's disk, in percent, beyond which its requests wait until nobody else has any: 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_cap_percent: Option<u32>,
+    /// How many clones there may be at a time that its guest and theirs have made, at most [`CLONES_MAX`]; by default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clones: Option<u32>,
 }
 
 impl Limits {
@@ -150,7 +154,8 @@ impl Limits {
     }
 }
 
-/// Body of `POST /v1/machines/{name}/limits`. A limit that is absent stays as it is; 0 removes it.
+/// Body of `POST /v1/machines/{name}/limits`. A limit that is absent stays as it is; 0 removes it. All limits but `park_after_s` change for
+/// all machines that share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {
@@ -166,6 +171,9 @@ pub struct LimitRequest {
     /// As in [`Limits::io_cap_percent`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_cap_percent: Option<u32>,
+    /// As in [`Limits::clones`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clones: Option<u32>,
     /// As in [`RunRequest::park_after_s`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
@@ -268,7 +276,7 @@ pub struct MachineInfo {
     /// Which of this host's loopback and link-local addresses its guest can reach.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub allow_host: HostAccess,
-    /// How much of the host's resources it may use.
+    /// How much of the host's resources it may use, with those that share its limits.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
     /// After how many seconds of idleness it is parked, if ever.

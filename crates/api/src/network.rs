@@ -78,8 +78,8 @@ pub struct NetworkRequest {
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub allow: Vec<Allow>,
-    /// Largest rate, in bytes per second, of all traffic with those destinations on each host; by default
-    /// [`NETWORK_BYTES_PER_S`].
+    /// Largest rate, in bytes per second, of all traffic with those destinations, on all of the family's hosts together: each has an equal
+    /// part; by default [`NETWORK_BYTES_PER_S`].
     #[serde(default)]
     pub bytes_per_s: Option<u64>,
 }
@@ -97,7 +97,7 @@ pub struct NetworkOrder {
     /// Destinations outside of the network that may be reached.
     #[schema(value_type = Vec<String>)]
     pub allow: Vec<Allow>,
-    /// Largest rate of traffic with those, in bytes per second.
+    /// Largest rate of traffic with those on all hosts together, in bytes per second.
     pub bytes_per_s: u64,
     /// The receiving host's own address among the family's hosts (IPv4).
     pub local: String,

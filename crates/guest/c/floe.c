@@ -170,6 +170,7 @@ static enum floe_code code_of(const char *word)
         {"usage", FLOE_USAGE}, {"unknown-ticket", FLOE_UNKNOWN_TICKET}, {"spent", FLOE_SPENT},
         {"no-room", FLOE_NO_ROOM}, {"not-a-clone", FLOE_NOT_A_CLONE}, {"other-machine", FLOE_OTHER_MACHINE},
         {"unreachable", FLOE_UNREACHABLE}, {"timeout", FLOE_TIMEOUT}, {"busy", FLOE_BUSY},
+        {"not-allowed", FLOE_NOT_ALLOWED},
     };
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (!strcmp(codes[i].word, word))

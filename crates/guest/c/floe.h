@@ -44,11 +44,12 @@ enum floe_code {
     FLOE_USAGE,          /* the call itself is wrong */
     FLOE_UNKNOWN_TICKET, /* not a ticket of this machine */
     FLOE_SPENT,          /* the ticket was used already */
-    FLOE_NO_ROOM,        /* no host has room, or the family has all the clones that it may have */
+    FLOE_NO_ROOM,        /* no host has room, or the machine and its clones have all the clones that they may have */
     FLOE_NOT_A_CLONE,    /* only clones can do this */
     FLOE_OTHER_MACHINE,  /* another process has cloned the machine meanwhile, and this is one of its clones */
     FLOE_BUSY,           /* too many calls at once */
-    FLOE_FAILED          /* the attempt failed */
+    FLOE_FAILED,         /* the attempt failed */
+    FLOE_NOT_ALLOWED     /* the machine was run without --clones: its user has not allowed that it is cloned from inside */
 };
 
 /* Requests room for n clones. With hierarchical set, clones are processes: each cloned machine has as many of them as it

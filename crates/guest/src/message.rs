@@ -107,8 +107,10 @@ pub mod codes {
     pub const UNKNOWN_TICKET: &str = "unknown-ticket";
     /// The ticket was used.
     pub const SPENT: &str = "spent";
-    /// No host has room, or the family has all the clones that it may have.
+    /// No host has room, or the machine and its clones have all the clones that they may have.
     pub const NO_ROOM: &str = "no-room";
+    /// The machine's user has not allowed that it is cloned from inside.
+    pub const NOT_ALLOWED: &str = "not-allowed";
     /// Only a clone can do this.
     pub const NOT_A_CLONE: &str = "not-a-clone";
     /// The machine was cloned or moved while the call was under way.

@@ -1,11 +1,14 @@
-//! A control group for each machine: it limits the processor time and memory of the machine's QEMU, and counts what it
-//! uses.
+//! A control group for each machine, in one for its household: the machines that share what they may use.
 //!
-//! The groups of a node are `floe/NODE/MACHINE`, below the root of the hierarchy: of version 2 if the host has that,
-//! otherwise of the controllers `cpu`, `cpuacct` and `memory` of version 1. They are not below the node's own group,
+//! The groups of a node are `floe/NODE/_HOUSEHOLD/MACHINE`, below the root of the hierarchy: of version 2 if the host has that,
+//! otherwise of the controllers `cpu`, `cpuacct`, `memory` and `pids` of version 1. The household's group limits processor
+//! time and memory of all of its QEMUs together. The machine's counts what its QEMU uses, and bounds what no guest has a use for: tasks,
+//! and swap beyond its memory. They are not below the node's own group,
 //! because in version 2 a group can't have both processes and limited groups below it, and because a machine outlives its
 //! node. The process enters its group before it executes QEMU (see [`crate::exec`]), so that QEMU is never outside. A
 //! group exists until somebody removes it, and is found again by its name.
+//!
+//! An earlier floe made `floe/NODE/MACHINE`, with the limits in it. A QEMU that it started stays there until it ends.
 //!
 //! Making groups needs root, and a hierarchy that is mounted writable.
 
@@ -19,19 +22,24 @@ use crate::error::MachineError;
 
 /// The group that contains all groups of all nodes of the host.
 const ROOM: &str = "floe";
+/// What the names of households' groups begin with, and no machine's name does.
+const HOUSEHOLD: char = '_';
 /// Controllers that version 2 needs, in the form that enables them for the groups below a group.
-const CONTROLLERS_2: &str = "+cpu +memory";
+const CONTROLLERS_2: &str = "+cpu +memory +pids";
+/// Most processes and threads of a machine: QEMU has one for each of up to 255 virtual CPUs, 64 that read and write, and a few more.
+const TASKS_MAX: u32 = 512;
 /// How often creating a group is retried if others remove its parents at the same time.
 const TRIES: u32 = 100;
 /// The period in which a group gets its share of the processor, in microseconds: the kernel's own default.
 const PERIOD_US: u64 = 100_000;
 
-/// Limits of what a machine's QEMU may use of its host.
+/// Limits of what the QEMUs of a household may use of their host, all of them together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Processor time, in thousandths of one core: 1500 is one and a half cores. At least 10.
     pub cpu_millicores: Option<u32>,
-    /// Memory of the QEMU process in bytes: what the guest has touched, and QEMU's own.
+    /// Memory of the QEMU processes in bytes: what guests have touched, and QEMU's own. With such a limit they have no swap: it would
+    /// be memory beyond that.
     pub memory_max_bytes: Option<u64>,
 }
 
@@ -51,7 +59,7 @@ pub struct Groups {
     path: String,
 }
 
-/// The group of one machine.
+/// The group of one machine, or of a household.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     path: String,
@@ -67,6 +75,7 @@ enum Hierarchy {
         cpu: PathBuf,
         cpuacct: PathBuf,
         memory: PathBuf,
+        pids: PathBuf,
     },
 }
 
@@ -104,7 +113,7 @@ impl Hierarchy {
         let two = all_of_two.find(|(root, ..)| {
             let controllers = controllers(root);
             let has = |name| controllers.split_whitespace().any(|one| one == name);
-            has("cpu") && has("memory")
+            has("cpu") && has("memory") && has("pids")
         });
         if let Some((root, ..)) = two {
             return Some(Hierarchy::Two(root.clone()));
@@ -119,6 +128,7 @@ impl Hierarchy {
             cpu: one("cpu")?,
             cpuacct: one("cpuacct")?,
             memory: one("memory")?,
+            pids: one("pids")?,
         })
     }
 
@@ -130,7 +140,8 @@ impl Hierarchy {
                 cpu,
                 cpuacct,
                 memory,
-            } => vec![cpu, cpuacct, memory],
+                pids,
+            } => vec![cpu, cpuacct, memory, pids],
         };
         roots.sort();
         roots.dedup();
@@ -149,7 +160,7 @@ fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
 /// Who the kernel ended processes of a group for (see [`Group::out_of_memory`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutOfMemory {
-    /// The group had reached its own limit.
+    /// Its household had reached its limit.
     Limit,
     /// The host, or a group above, had no memory left.
     Host,
@@ -159,15 +170,18 @@ impl Groups {
     /// Returns the groups of the node with this id; an error with the reason if groups can't be made on this host.
     pub fn open(id: &str) -> Result<Groups, String> {
         if Hierarchy::of_this_host().is_none() {
-            return Err("control groups with cpu and memory are not mounted".into());
+            return Err("control groups with cpu, memory and pids are not mounted".into());
         }
         let groups = Groups::of_node(id);
         // try it: a limit that has no effect would be worse than none; no machine can have this name
-        let probe = groups.make("-probe").map_err(|error| error.to_string())?;
-        let tried = probe.apply(&Limits {
+        let probe = groups.make("probe", "-probe");
+        let probe = probe.map_err(|error| error.to_string())?;
+        let limits = Limits {
             cpu_millicores: Some(1000),
             memory_max_bytes: Some(1 << 30),
-        });
+        };
+        let tried = groups.household("probe").apply(&limits);
+        let tried = tried.and_then(|()| probe.bound(1 << 30));
         probe.remove().map_err(|error| error.to_string())?;
         tried.map_err(|error| error.to_string())?;
         Ok(groups)
@@ -180,9 +194,9 @@ impl Groups {
         }
     }
 
-    /// Returns a machine's group; creates it if it does not exist.
-    pub fn make(&self, machine: &str) -> Result<Group, MachineError> {
-        let group = self.of(machine);
+    /// Returns a machine's group in that of its household; creates both if they do not exist.
+    pub fn make(&self, household: &str, machine: &str) -> Result<Group, MachineError> {
+        let group = self.of(household, machine);
         let made = create(&group.path);
         made.map_err(MachineError::io(format!(
             "make control group {}",
@@ -191,26 +205,42 @@ impl Groups {
         Ok(group)
     }
 
-    /// Returns a machine's group, which need not exist.
-    pub fn of(&self, machine: &str) -> Group {
+    /// Returns the group of a household, which need not exist.
+    pub fn household(&self, household: &str) -> Group {
         Group {
-            path: format!("{}/{machine}", self.path),
+            path: format!("{}/{HOUSEHOLD}{household}", self.path),
         }
     }
 
-    /// Returns the names of the machines that have a group.
-    pub fn machines(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        for dir in dirs(&self.path) {
-            for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    names.push(entry.file_name().to_string_lossy().into_owned());
-                }
+    /// Returns a machine's group, which need not exist: that in which an earlier floe has put it, as long as it is there.
+    pub fn of(&self, household: &str, machine: &str) -> Group {
+        let alone = Group {
+            path: format!("{}/{machine}", self.path),
+        };
+        match alone.is_there() {
+            true => alone,
+            false => Group {
+                path: format!("{}/{machine}", self.household(household).path),
+            },
+        }
+    }
+
+    /// Returns the groups of all machines, by name.
+    pub fn all(&self) -> Vec<Group> {
+        let mut groups = Vec::new();
+        for name in below(&self.path) {
+            let group = Group {
+                path: format!("{}/{name}", self.path),
+            };
+            match group.is_households() {
+                false => groups.push(group),
+                true => groups.extend(below(&group.path).into_iter().map(|name| Group {
+                    path: format!("{}/{name}", group.path),
+                })),
             }
         }
-        names.sort();
-        names.dedup();
-        names
+        groups.sort_by(|one, other| one.name().cmp(other.name()));
+        groups
     }
 
     /// Removes the node's directories if no machine has a group.
@@ -223,13 +253,37 @@ impl Groups {
 }
 
 impl Group {
+    /// Returns its machine's name, or what a household's is called.
+    pub fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    fn is_households(&self) -> bool {
+        self.name().starts_with(HOUSEHOLD)
+    }
+
+    /// Returns the group that has the limits of a machine: its household's, or its own if an earlier floe has made that.
+    pub fn limited(&self) -> Group {
+        let above = self.path.rsplit_once('/').map(|(above, _)| Group {
+            path: above.to_owned(),
+        });
+        above
+            .filter(Group::is_households)
+            .unwrap_or_else(|| self.clone())
+    }
+
+    /// Whether the group exists, as far as that can be seen.
+    pub fn is_there(&self) -> bool {
+        dirs(&self.path).iter().any(|dir| fs::metadata(dir).is_ok())
+    }
+
     /// Returns the files through which a process enters the group: it writes its process id into each.
     pub fn entrances(&self) -> Vec<PathBuf> {
         let dirs = dirs(&self.path).into_iter();
         dirs.map(|dir| dir.join("cgroup.procs")).collect()
     }
 
-    /// Sets the group's limits; those that are `None` are removed. Memory in use is not reclaimed by force: a memory
+    /// Sets a household's limits; those that are `None` are removed. Memory in use is not reclaimed by force: a memory
     /// limit below it is an error.
     pub fn apply(&self, limits: &Limits) -> Result<(), MachineError> {
         let apply = || -> io::Result<()> {
@@ -246,13 +300,6 @@ impl Group {
             let quota_us = limits
                 .cpu_millicores
                 .map(|millicores| u64::from(millicores) * PERIOD_US / 1000);
-            let write = |root: &Path, file: &str, text: String| {
-                let path = root.join(&self.path).join(file);
-                let written = fs::write(&path, text);
-                written.map_err(|error| {
-                    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-                })
-            };
             let or = |number: Option<u64>, none: &str| {
                 number.map_or_else(|| none.to_owned(), |number| number.to_string())
             };
@@ -261,13 +308,19 @@ impl Group {
                 None => Err(io::ErrorKind::Unsupported.into()),
                 Some(Hierarchy::Two(root)) => {
                     let quota = format!("{} {PERIOD_US}", or(quota_us, "max"));
-                    write(root, "cpu.max", quota)?;
-                    write(root, "memory.max", or(max, "max"))
+                    self.write(root, "cpu.max", &quota)?;
+                    self.write(root, "memory.max", &or(max, "max"))?;
+                    let swap = or(max.map(|_| 0), "max");
+                    self.write_if_there(root, "memory.swap.max", &swap)
                 }
                 Some(Hierarchy::One { cpu, memory, .. }) => {
-                    write(cpu, "cpu.cfs_period_us", PERIOD_US.to_string())?;
-                    write(cpu, "cpu.cfs_quota_us", or(quota_us, "-1"))?;
-                    write(memory, "memory.limit_in_bytes", or(max, "-1"))
+                    self.write(cpu, "cpu.cfs_period_us", &PERIOD_US.to_string())?;
+                    self.write(cpu, "cpu.cfs_quota_us", &or(quota_us, "-1"))?;
+                    // that of memory and swap together is never below that of memory
+                    let both = "memory.memsw.limit_in_bytes";
+                    self.write_if_there(memory, both, "-1")?;
+                    self.write(memory, "memory.limit_in_bytes", &or(max, "-1"))?;
+                    self.write_if_there(memory, both, &or(max, "-1"))
                 }
             }
         };
@@ -277,42 +330,75 @@ impl Group {
         )))
     }
 
+    /// Bounds what a machine's QEMU has no use for: tasks, and more than `swap_bytes` of swap, where the host counts that by itself (in
+    /// version 2).
+    pub fn bound(&self, swap_bytes: u64) -> Result<(), MachineError> {
+        let tasks = TASKS_MAX.to_string();
+        let bounded = match Hierarchy::of_this_host() {
+            None => Err(io::ErrorKind::Unsupported.into()),
+            Some(Hierarchy::Two(root)) => self.write(root, "pids.max", &tasks).and_then(|()| {
+                self.write_if_there(root, "memory.swap.max", &swap_bytes.to_string())
+            }),
+            Some(Hierarchy::One { pids, .. }) => self.write(pids, "pids.max", &tasks),
+        };
+        bounded.map_err(MachineError::io(format!(
+            "bound control group {}",
+            self.path
+        )))
+    }
+
+    fn write(&self, root: &Path, file: &str, text: &str) -> io::Result<()> {
+        let path = root.join(&self.path).join(file);
+        fs::write(&path, text)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    }
+
+    /// Writes a file that a kernel without swap does not have.
+    fn write_if_there(&self, root: &Path, file: &str, text: &str) -> io::Result<()> {
+        match self.write(root, file, text) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        }
+    }
+
+    fn read(&self, root: &Path, file: &str) -> String {
+        fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
+    }
+
     /// Returns what the group's processes have used; zero if the group does not exist.
     pub fn usage(&self) -> Usage {
-        let read = |root: &Path, file: &str| {
-            fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
-        };
         let number = |text: String| text.trim().parse().unwrap_or(0);
         match Hierarchy::of_this_host() {
             None => Usage::default(),
             Some(Hierarchy::Two(root)) => Usage {
-                cpu_us: counted(&read(root, "cpu.stat"), "usage_usec"),
-                memory_bytes: number(read(root, "memory.current")),
+                cpu_us: counted(&self.read(root, "cpu.stat"), "usage_usec"),
+                memory_bytes: number(self.read(root, "memory.current")),
             },
             Some(Hierarchy::One {
                 cpuacct, memory, ..
             }) => Usage {
-                cpu_us: number(read(cpuacct, "cpuacct.usage")) / 1000,
-                memory_bytes: number(read(memory, "memory.usage_in_bytes")),
+                cpu_us: number(self.read(cpuacct, "cpuacct.usage")) / 1000,
+                memory_bytes: number(self.read(memory, "memory.usage_in_bytes")),
             },
         }
     }
 
-    /// Returns why the kernel has ended a process of the group to get memory; `None` if it has ended none since the group was
+    /// Returns why the kernel has ended a process of a machine's group to get memory; `None` if it has ended none since the group was
     /// made.
     pub fn out_of_memory(&self) -> Option<OutOfMemory> {
-        let read = |root: &Path, file: &str| {
-            fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
-        };
+        let limited = self.limited();
         let (ended, reached) = match Hierarchy::of_this_host()? {
-            Hierarchy::Two(root) => {
-                let events = read(root, "memory.events");
-                (counted(&events, "oom_kill"), counted(&events, "oom"))
-            }
+            Hierarchy::Two(root) => (
+                counted(&self.read(root, "memory.events"), "oom_kill"),
+                counted(&limited.read(root, "memory.events"), "oom"),
+            ),
             Hierarchy::One { memory, .. } => {
-                let reached = read(memory, "memory.failcnt").trim().parse().unwrap_or(0);
-                let control = read(memory, "memory.oom_control");
-                (counted(&control, "oom_kill"), reached)
+                let reached = limited.read(memory, "memory.failcnt");
+                let control = self.read(memory, "memory.oom_control");
+                (
+                    counted(&control, "oom_kill"),
+                    reached.trim().parse().unwrap_or(0),
+                )
             }
         };
         match (ended, reached) {
@@ -330,12 +416,20 @@ impl Group {
             .any(|path| !read(path).is_empty())
     }
 
-    /// Removes the group once no process is in it. It is no error if the group does not exist.
+    /// Removes a machine's group once no process is in it, and its household's with the last machine. It is no error if the group does
+    /// not exist.
     pub fn remove(&self) -> io::Result<()> {
         for dir in dirs(&self.path) {
             match fs::remove_dir(&dir) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
+            }
+        }
+        let limited = self.limited();
+        if limited != *self {
+            for dir in dirs(&limited.path) {
+                // fails as long as another machine's group is in it
+                let _ = fs::remove_dir(dir);
             }
         }
         Ok(())
@@ -380,6 +474,21 @@ fn dirs(path: &str) -> Vec<PathBuf> {
     roots.map(|root| root.join(path)).collect()
 }
 
+/// Returns the names of the groups directly below a group.
+fn below(path: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for dir in dirs(path) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                names.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
 /// Returns a number of a file with a name and a number in each line; 0 if it is not there.
 fn counted(text: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -397,9 +506,11 @@ mod tests {
         let both = "20 1 0:20 / /proc rw - proc proc rw\n\
             32 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
             34 1 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            36 1 0:30 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n\
             41 1 0:35 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw\n";
         let one = Hierarchy::find(both, |_| "hugetlb".into()).unwrap();
-        let expected = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/memory"];
+        let expected =
+            ["cpu,cpuacct", "memory", "pids"].map(|name| format!("/sys/fs/cgroup/{name}"));
         let roots: Vec<_> = one
             .roots()
             .iter()
@@ -434,7 +545,7 @@ mod tests {
         let asked = std::cell::RefCell::new(Vec::new());
         let found = Hierarchy::find(mounts, |root| {
             asked.borrow_mut().push(root.to_owned());
-            "cpu memory".into()
+            "cpu memory pids".into()
         });
         assert_eq!(found, Some(Hierarchy::Two("/sys/fs/cgroup".into())));
         assert_eq!(asked.into_inner(), [Path::new("/sys/fs/cgroup")]);

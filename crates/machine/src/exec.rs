@@ -3,7 +3,8 @@
 //! The node starts `floe exec-qemu OPTIONS -- PROGRAM ARGS...` and this module turns that process into QEMU. It sets up:
 //! its process id in a file (so that QEMU is found even if the node is killed at this moment), its control group (so that
 //! no part of QEMU is outside), a session of its own (so that QEMU outlives the node), the machine's directory as working
-//! directory (so that sockets have short names), the machine's own user, the [guard], and a seccomp filter. The
+//! directory (so that sockets have short names), a score for when the host's memory is full (so that the kernel ends QEMU before the node
+//! and its supervisor), the machine's own user, the [guard], and a seccomp filter. The
 //! alternative, `pre_exec` in the node, would run in a fork of a large threaded process, where almost nothing may be
 //! called.
 //!
@@ -88,6 +89,10 @@ pub struct ExecPlan {
 }
 
 const MADV_HUGEPAGE: u64 = 14;
+
+/// What QEMU gets for `oom_score_adj` at least: as if it used half of the host's memory beside its own. A node and its supervisor have 0,
+/// or less as services.
+const OOM_SCORE: i32 = 500;
 
 impl ExecPlan {
     /// Returns the wrapper's own arguments, which [`run`] understands.
@@ -241,6 +246,8 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         // 0 means this process, whatever its id is in the reader's namespace
         std::fs::write(file, "0").map_err(failed(&format!("enter {}", file.display())))?;
     }
+    // As root: what root has set nobody can lower who isn't.
+    be_ended_first().map_err(failed("set the score for when memory is full"))?;
     // Fails with EPERM if the process is already a session leader, as when started by hand.
     let _ = rustix::process::setsid();
     std::env::set_current_dir(&plan.dir)
@@ -310,6 +317,14 @@ fn end_with(starter: u32) -> io::Result<()> {
         true => Ok(()),
         false => Err(io::Error::other("it has ended")),
     }
+}
+
+/// Has the kernel end this process, and the program that it becomes, before others when the host's memory is full.
+fn be_ended_first() -> io::Result<()> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let inherited = std::fs::read_to_string(FILE)?;
+    let inherited = inherited.trim().parse().unwrap_or(0);
+    std::fs::write(FILE, OOM_SCORE.max(inherited).to_string())
 }
 
 /// Descriptor of standard error.

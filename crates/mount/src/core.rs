@@ -50,6 +50,9 @@ pub(crate) struct Counters {
     pub ahead_chunks: AtomicU64,
 }
 
+/// What each machine has of disk and links, and what the machines are called that have it together.
+type Limits = HashMap<MachineId, (String, Limit)>;
+
 /// What a request reads or writes.
 #[derive(Clone)]
 pub(crate) enum Target {
@@ -129,8 +132,8 @@ pub(crate) struct Core {
     /// Held while a blank machine is bound to an image.
     pub binding: Mutex<()>,
     machines_made: AtomicU32,
-    /// What machines may have of links, for images that are added later.
-    limits: Mutex<HashMap<MachineId, Limit>>,
+    /// What machines may have of disk and links, also of those of images that are added later. Locked before `images`.
+    limits: Mutex<Limits>,
     /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
 }
@@ -188,30 +191,54 @@ impl Core {
         MachineId(self.machines_made.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Sets what a machine may have of the host's disk, and of the links of all images: its chunks may come over any of them.
-    pub(crate) fn limit_io(&self, machine: MachineId, limit: Limit) {
-        let work = &self.queues.work;
-        work.policy(|policy, _| policy.limit(machine, limit));
-        self.limits.lock().insert(machine, limit);
+    /// Sets what the machines of a household, this one among them from now on, may have of the host's disk together, and of the links of
+    /// all images: chunks may come over any of them.
+    pub(crate) fn limit_io(&self, machine: MachineId, household: &str, limit: Limit) {
+        let mut limits = self.limits.lock();
+        let before = limits.insert(machine, (household.to_owned(), limit));
+        if let Some((before, limit)) = before.filter(|(before, _)| before != household) {
+            self.divide_io(&mut limits, &before, limit);
+        }
+        self.divide_io(&mut limits, household, limit);
+    }
+
+    /// Gives each machine of a household its part of a limit.
+    fn divide_io(&self, limits: &mut Limits, household: &str, limit: Limit) {
+        let of = limits.values().filter(|(of, _)| of == household);
+        let among = of.count() as u32;
+        let limit = Limit { among, ..limit };
         let images = self.images.read();
-        let backends = images.values().map(|image| &image.backend);
-        backends.for_each(|backend| backend.limit(machine, limit));
+        for (machine, (of, its)) in limits.iter_mut() {
+            if of != household {
+                continue;
+            }
+            *its = limit;
+            let work = &self.queues.work;
+            work.policy(|policy, _| policy.limit(*machine, limit));
+            let backends = images.values().map(|image| &image.backend);
+            backends.for_each(|backend| backend.limit(*machine, limit));
+        }
     }
 
     /// Sets what machines may have of the link of an image that was added.
     pub(crate) fn limit_link(&self, image: &Image) {
         let limits = self.limits.lock();
         let all = limits.iter();
-        all.for_each(|(machine, limit)| image.backend.limit(*machine, *limit));
+        all.for_each(|(machine, (_, limit))| image.backend.limit(*machine, *limit));
     }
 
-    /// A machine has ended: nothing is kept of its requests.
+    /// A machine has ended: nothing is kept of its requests, and those of its household have its part.
     pub(crate) fn io_gone(&self, machine: MachineId) {
         self.queues.work.policy(|policy, _| policy.gone(machine));
-        self.limits.lock().remove(&machine);
-        let images = self.images.read();
-        let backends = images.values().map(|image| &image.backend);
-        backends.for_each(|backend| backend.gone(machine));
+        {
+            let images = self.images.read();
+            let backends = images.values().map(|image| &image.backend);
+            backends.for_each(|backend| backend.gone(machine));
+        }
+        let mut limits = self.limits.lock();
+        if let Some((household, limit)) = limits.remove(&machine) {
+            self.divide_io(&mut limits, &household, limit);
+        }
     }
 
     /// Tries a read into `out`; the chunks that it lacks are added to `reading`.

@@ -323,9 +323,10 @@ impl MachineHandle {
         classifier.told(now_us, self.machine.id, told);
     }
 
-    /// Sets this machine's part of the host's disk, and of the links over which its chunks come, from now on.
-    pub fn limit_io(&self, limit: Limit) {
-        self.core.limit_io(self.machine.id, limit);
+    /// Sets this machine's part of the host's disk, and of the links over which its chunks come, from now on. It has that together with
+    /// all others that were set the same `household`.
+    pub fn limit_io(&self, household: &str, limit: Limit) {
+        self.core.limit_io(self.machine.id, household, limit);
     }
 
     /// Reports that a key, a button or a touch was sent to this machine: what it asks for next is probably waited for by a person.

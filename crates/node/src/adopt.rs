@@ -90,6 +90,8 @@ impl Adoption {
             self.core
                 .tell(Happened::MachineLeftAlone, name.as_str(), why);
         }
+        self.machines.settle_limits();
+        self.forks.share_all_again();
         left
     }
 
@@ -201,17 +203,13 @@ impl Adoption {
                     tracing::warn!(machine = %operation.name, %error, "it is not started again");
                 }
                 let record = operation.record();
-                self.machines
-                    .resources
-                    .ended(&record.name, &record.mount_name);
+                self.machines.resources.ended(&record);
             }
             // killed while it parked or woke: its guest stood still from when it was stored, and has not executed since
             Wanted::Parked => {
                 self.machines.end_qemu(&operation);
                 let record = operation.record();
-                self.machines
-                    .resources
-                    .ended(&record.name, &record.mount_name);
+                self.machines.resources.ended(&record);
                 self.parks.hold_again(&operation.entry);
             }
             Wanted::Starting | Wanted::Removing => {
@@ -406,6 +404,9 @@ impl Adoption {
             aside::remove_or_set_aside(self.core.home.root(), &dir, is_a_guests);
         }
         self.machines.resources.remove_old_groups();
+        if !alone {
+            self.inventory.users.release_left();
+        }
     }
 }
 

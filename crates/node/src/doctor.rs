@@ -22,7 +22,7 @@ fn groups(node: &Node) -> Check {
         Some(why) => (
             CheckStatus::Warn,
             format!("machines run without limits: {why}"),
-            "run the node as root, on a host whose /sys/fs/cgroup can be written and has the controllers cpu and memory",
+            "run the node as root, on a host whose /sys/fs/cgroup can be written and has the controllers cpu, memory and pids",
         ),
     };
     Check {

@@ -33,6 +33,7 @@ pub(crate) fn limit(limits: &Limits) -> Limit {
     Limit {
         weight: limits.io_weight.unwrap_or(IO_WEIGHT_DEFAULT),
         cap_percent: limits.io_cap_percent.unwrap_or(100),
+        ..Limit::DEFAULT
     }
 }
 

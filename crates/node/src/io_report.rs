@@ -49,6 +49,7 @@ fn machine(name: String, known: &floe_mount::IoMachine) -> IoMachine {
         name,
         weight: status.limit.weight,
         cap_percent: status.limit.cap_percent,
+        among: status.limit.among,
         capped: status.capped,
         queued: status.queued as u32,
         in_flight: status.in_flight as u32,

@@ -42,8 +42,8 @@ pub struct NodeOptions {
     pub emulator_cache_mib: u32,
     /// The web page; `None` if there is none.
     pub web: Option<WebOptions>,
-    /// Most clones that a family of machines may have at a time because its own programs asked for them; 0 forbids such
-    /// clones.
+    /// Most clones that a machine may have at a time because its guest and its clones' asked for them, whatever its own limit
+    /// ([`floe_api::Limits::clones`]) says; 0 forbids such clones.
     pub guest_clones: u32,
     /// The hosts of those clones, as in [`ForkRequest::hosts`](floe_api::ForkRequest::hosts); empty means this one.
     pub guest_hosts: Vec<String>,
@@ -143,7 +143,7 @@ impl Default for StandbyOptions {
     }
 }
 
-/// Default number of clones that a family may have by its own programs' calls: enough for any job on a few hosts, and few
+/// Default for the most clones that a machine may have by its own programs' calls: enough for any job on a few hosts, and few
 /// enough that a runaway program does not fill a host's list of machines.
 pub const GUEST_CLONES_DEFAULT: u32 = 64;
 

@@ -15,7 +15,7 @@ use crate::{
     helpers,
     images::{Images, Serving, WISHES_QUEUED_MAX, Wish, sources::Sources},
     independence::Independence,
-    inventory::{Entry, Inventory},
+    inventory::{Entry, Inventory, Users},
     machines::{self, Machines},
     network,
     park::Parks,
@@ -290,7 +290,9 @@ fn services(
     let views = Views::new(core.clone(), images.clone());
     let publisher = core.clone();
     let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
-    let inventory = Arc::new(Inventory::new(core.reserve.clone(), Arc::new(tell)));
+    let users = Users::of_this_host(home);
+    let inventory = Inventory::new(core.reserve.clone(), users, Arc::new(tell));
+    let inventory = Arc::new(inventory);
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
     let agents = Agents::new(inventory.clone());
     let swarms = Swarms::open(

@@ -2,6 +2,9 @@
 
 use crate::MachineId;
 
+/// Most machines that have a limit together: more than a host has.
+const MACHINES_MAX: u32 = 1 << 20;
+
 /// What a machine may have of a device or link that it shares with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -10,6 +13,8 @@ pub struct Limit {
     /// Above this many percent of what the device can do, its requests wait until nobody else has any; 1 to 100. 100 is no
     /// bound.
     pub cap_percent: u32,
+    /// How many machines have both together, this one among them: each has an equal part of them; at least 1.
+    pub among: u32,
 }
 
 impl Limit {
@@ -17,13 +22,28 @@ impl Limit {
     pub const DEFAULT: Limit = Limit {
         weight: 5,
         cap_percent: 100,
+        among: 1,
     };
+
+    /// The part of a weight of 1 in which parts of weights are counted.
+    pub(crate) const WEIGHT_PARTS: u32 = 1 << 20;
+
+    /// Returns this machine's own weight, in [`Limit::WEIGHT_PARTS`]; not 0.
+    pub(crate) fn weight_parts(self) -> u32 {
+        (self.weight * Limit::WEIGHT_PARTS / self.among).max(1)
+    }
+
+    /// Returns this machine's own part of what the device can do, above which its requests wait; `None` if there is no bound.
+    pub(crate) fn cap(self) -> Option<f64> {
+        (self.cap_percent < 100).then(|| f64::from(self.cap_percent) / f64::from(100 * self.among))
+    }
 
     /// Returns the nearest limit that there is.
     pub fn clamped(self) -> Limit {
         Limit {
             weight: self.weight.clamp(1, 1000),
             cap_percent: self.cap_percent.clamp(1, 100),
+            among: self.among.clamp(1, MACHINES_MAX),
         }
     }
 }

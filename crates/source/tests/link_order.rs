@@ -154,6 +154,7 @@ fn a_weight_and_a_cap_hold_for_the_link_too() {
     let limit = |weight, cap_percent| Limit {
         weight,
         cap_percent,
+        among: 1,
     };
     bench.fetcher.limit(BUSY, limit(5, 100));
     bench.fetcher.limit(USER, limit(15, 100));

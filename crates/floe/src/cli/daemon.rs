@@ -63,7 +63,8 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
-    /// Most clones that a family of machines may have at a time by calls from inside its guests; 0 forbids such calls
+    /// Most clones that a machine may have at a time by calls from inside its guest and its clones', whatever its own --clones says; 0
+    /// forbids such calls
     #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
     /// Nodes on which those clones run: members of this node's cluster by name or address, or here

@@ -244,7 +244,17 @@ fn details(machine: &IoMachine) -> String {
     };
     let text = fields(&[
         ("machine", machine.name.clone()),
-        ("weight", machine.weight.to_string()),
+        (
+            "weight",
+            match machine.among {
+                0 | 1 => machine.weight.to_string(),
+                among => format!(
+                    "{} and the cap, together with {} others",
+                    machine.weight,
+                    among - 1
+                ),
+            },
+        ),
         ("cap", cap(machine)),
         (
             "rate",

@@ -9,7 +9,8 @@ use super::{Context, args};
 /// Limits of a new machine.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Most processor time, in cores: 1.5 is one and a half. Its clones have the same limits
+    /// Most processor time, in cores: 1.5 is one and a half. It has this limit and the next three together with the clones that its guest
+    /// makes; a clone that floe fork makes has as much again
     #[arg(long, value_parser = cores, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that uses
@@ -23,6 +24,9 @@ pub struct LimitArgs {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any
     #[arg(long, value_parser = io_cap, value_name = "PERCENT")]
     io_cap: Option<u32>,
+    /// Let its guest clone it: at most N clones that it and they have made can be there at a time. Without this a guest makes none
+    #[arg(long, value_parser = clones, value_name = "N")]
+    clones: Option<u32>,
 }
 
 impl LimitArgs {
@@ -32,11 +36,12 @@ impl LimitArgs {
             memory_max_bytes: self.memory_max,
             io_weight: self.io_weight,
             io_cap_percent: self.io_cap,
+            clones: self.clones,
         }
     }
 }
 
-/// Change how much of this host a machine may use, also while it runs
+/// Change how much of this host a machine may use, and the clones that its guest makes with it, also while it runs
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: half a core
@@ -45,12 +50,15 @@ Example: no limit of its processor time any more, and at most 2 GiB of memory
   floe limit web --cpu-quota none --memory-max 2G
 Example: twice the share of the disk that others have (floe io status shows what comes of it)
   floe limit web --io-weight 10
+Example: its guest may have eight clones of it, or of them, at a time (floe-guest, libfloe, floe-mpirun)
+  floe limit web --clones 8
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
   floe limit web --park-after 30m
 Example: what it may take, and what it takes
   floe ps web
 
-Limits hold at once and for all later starts; what is not named stays as it is.")]
+Limits hold at once and for all later starts; what is not named stays as it is. The clones that a guest makes have the limits
+together with their parent: changed for one of them, they change for all. A clone that floe fork makes has limits of its own.")]
 pub struct Limit {
     /// The machine
     machine: String,
@@ -58,7 +66,7 @@ pub struct Limit {
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "park_after"])]
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "clones", "park_after"])]
     memory_max: Option<u64>,
     /// Its share of this host's disk while others want something too: 1 to 1000; none is 5, as if nothing had been said
     #[arg(long, value_parser = io_weight_or_none, value_name = "WEIGHT")]
@@ -66,6 +74,9 @@ pub struct Limit {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any; none removes it
     #[arg(long, value_parser = io_cap_or_none, value_name = "PERCENT")]
     io_cap: Option<u32>,
+    /// How many clones its guest and theirs may have made at a time; none lets no guest make one. Those that are there stay
+    #[arg(long, value_parser = clones_or_none, value_name = "N")]
+    clones: Option<u32>,
     /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
     park_after: Option<u64>,
@@ -78,6 +89,7 @@ impl Limit {
             memory_max_bytes: self.memory_max,
             io_weight: self.io_weight,
             io_cap_percent: self.io_cap,
+            clones: self.clones,
             park_after_s: self.park_after,
         };
         let machine = cx.client()?.limit(&self.machine, &request)?;
@@ -109,8 +121,12 @@ pub(super) fn described(limits: &floe_api::Limits) -> String {
     let cap = limits
         .io_cap_percent
         .map(|percent| format!("{percent} % of the disk while others want it"));
-    let all: Vec<String> = [cores, memory, weight, cap].into_iter().flatten().collect();
-    all.join(", ")
+    let clones = limits.clones.map(|clones| match clones {
+        1 => "1 clone that its guest makes".to_owned(),
+        clones => format!("{clones} clones that its guest makes"),
+    });
+    let all = [cores, memory, weight, cap, clones].into_iter().flatten();
+    all.collect::<Vec<String>>().join(", ")
 }
 
 /// Says when a machine is parked; empty if never.
@@ -158,6 +174,17 @@ fn io_weight(text: &str) -> Result<u32, String> {
 
 fn io_cap(text: &str) -> Result<u32, String> {
     within(text, 1, 100)
+}
+
+fn clones(text: &str) -> Result<u32, String> {
+    within(text, 1, floe_api::CLONES_MAX)
+}
+
+fn clones_or_none(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(0),
+        text => clones(text),
+    }
 }
 
 fn io_weight_or_none(text: &str) -> Result<u32, String> {
@@ -219,6 +246,8 @@ mod tests {
             assert!(io_weight(bad).is_err(), "{bad}");
         }
         assert!(io_cap("101").is_err() && io_cap("0").is_err());
+        assert_eq!((clones("8"), clones_or_none("none")), (Ok(8), Ok(0)));
+        assert!(clones("0").is_err() && clones("1025").is_err());
         assert!(time_or_off("0").is_err() && time_or_off("soon").is_err());
     }
 
@@ -237,6 +266,11 @@ mod tests {
         };
         let text = "weight 10 at the disk, 25 % of the disk while others want it";
         assert_eq!(described(&limits), text);
+        limits = floe_api::Limits {
+            clones: Some(8),
+            ..Default::default()
+        };
+        assert_eq!(described(&limits), "8 clones that its guest makes");
         assert_eq!(described(&Default::default()), "");
     }
 }

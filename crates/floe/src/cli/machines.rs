@@ -35,6 +35,8 @@ Example: cloud-init in the guest makes it your own: a host name, your key for it
 Example: install a system from a CD-ROM on an empty disk
   truncate -s 20G empty.raw && floe image import empty.raw --name empty
   floe run empty --name setup --firmware uefi --cdrom installer.iso
+Example: a program in it may clone the machine, up to eight times; all nine together have four cores and 8 GiB
+  floe run debian --name web --clones 8 --cpu-quota 4 --memory-max 8G
 Example: what came over the link
   floe run https://hub.example/debian-booted --link-report
 Example: a shell at once in a machine that goes with it; a service that comes back
@@ -86,7 +88,7 @@ pub struct Run {
     /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443
     #[arg(long, value_name = "DESTINATION", requires = "network")]
     allow: Vec<floe_api::Allow>,
-    /// At most this many bytes a second to and from there, such as 10M
+    /// At most this many bytes a second to and from there, such as 10M, on all hosts that its clones are on together
     #[arg(long, value_parser = args::size, value_name = "SIZE", requires = "allow")]
     allow_rate: Option<u64>,
     /// Let its guest reach this host's loopback (10.0.2.2 and fec0::2 in the guest), link-local addresses and the cloud's

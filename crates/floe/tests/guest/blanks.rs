@@ -141,6 +141,11 @@ fn clones_on_qemus_that_waited_have_their_parents_memory_and_disk_and_share_its_
     assert_eq!(sums(&node, "web", 32), of_parent);
     assert_ne!(sums(&node, first, 33), of_parent);
 
+    let clones = LimitRequest {
+        clones: Some(2),
+        ..Default::default()
+    };
+    node.client().limit("web", &clones).unwrap();
     // a guest's ticket prepares more; the node is killed meanwhile, and the next one takes over what runs, and ends what waits
     let ticket = "floe-guest ticket 2; echo ticket-$((3+6))";
     node.type_and_wait("web", ticket, "ticket-9");

@@ -3,7 +3,9 @@
 
 use crate::support::command;
 use crate::support::node::{self, Setup, Signal, TestNode, finish};
-use crate::support::resources::{limit, needs_groups, now, promised, request, run, with_memory};
+use crate::support::resources::{
+    limit, needs_groups, now, pid, promised, quota_of, request, run, with_memory,
+};
 use floe_api::{CaptureRequest, ForkReport, ForkRequest};
 use std::process::Command;
 
@@ -74,31 +76,6 @@ fn a_qemu_that_waits_gives_way_to_machines_that_somebody_wants() {
     let made = fork(&node, "web", 2).unwrap();
     assert_eq!(made.running, 2);
     assert_eq!(node.client().node().unwrap().standby, 0);
-}
-
-/// The limit of a process's time in thousandths of a core, as its kernel has it.
-fn quota_of(pid: u32) -> Option<u32> {
-    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-    let of = |line: &str| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?.to_owned());
-        let one = controllers.split(',').any(|name| name == "cpu");
-        assert!(!one || path.starts_with("/floe/"), "{groups}");
-        one.then_some((path.clone(), true))
-            .or((controllers.is_empty() && path.starts_with("/floe/")).then_some((path, false)))
-    };
-    let (path, one) = groups.lines().find_map(of).unwrap();
-    let read = |file: &str| std::fs::read_to_string(file).unwrap();
-    let quota = match one {
-        true => read(&format!("/sys/fs/cgroup/cpu{path}/cpu.cfs_quota_us")),
-        false => read(&format!("/sys/fs/cgroup{path}/cpu.max")),
-    };
-    let us: Option<u32> = quota.split_whitespace().next().unwrap().parse().ok();
-    us.map(|us| us / 100)
-}
-
-fn pid(node: &TestNode, name: &str) -> u32 {
-    node.client().machine(name).unwrap().pid.unwrap()
 }
 
 /// Processor time of a machine's QEMU, milliseconds.

@@ -12,6 +12,7 @@ mod dispatch;
 mod ensembles;
 mod forks;
 mod guests;
+mod households;
 mod independence;
 mod mpi;
 mod networks;

@@ -11,6 +11,10 @@ fn booted(node: &TestNode, name: &str, network: bool) {
         image: "mpi".into(),
         name: Some(name.into()),
         network: network.then(NetworkRequest::default),
+        limits: Limits {
+            clones: Some(64),
+            ..Default::default()
+        },
         ..Default::default()
     });
     node.wait_console(name, "floe-guest ready");

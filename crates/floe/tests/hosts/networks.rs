@@ -247,14 +247,19 @@ fn largest_asset() -> (String, u64) {
     (format!("/assets/{}", name.display()), bytes)
 }
 
-/// Packets that a family's limit has dropped.
-fn dropped(namespace: &str) -> u64 {
+/// The rules for what a family sends out of its network.
+fn rules_for_out(namespace: &str) -> String {
     let rules = std::process::Command::new("ip")
         .args(["netns", "exec", namespace])
         .args(["nft", "list", "chain", "ip", "floe", "forward"])
         .output()
         .unwrap();
-    let rules = String::from_utf8_lossy(&rules.stdout).into_owned();
+    String::from_utf8_lossy(&rules.stdout).into_owned()
+}
+
+/// Packets that a family's limit has dropped.
+fn dropped(namespace: &str) -> u64 {
+    let rules = rules_for_out(namespace);
     let count = rules.split_once("counter packets ").and_then(|(_, rest)| {
         let number = rest.split(' ').next()?;
         number.parse().ok()
@@ -311,6 +316,12 @@ fn a_family_reaches_across_hosts_and_out_to_what_is_allowed_only() {
     assert!(!here.console("web").contains("HTTP/host-2"));
 
     let spaces = [spaces_of(&here), spaces_of(&there)].concat();
+    // all hosts together send what one may
+    for space in &spaces {
+        let (rules, half) = (rules_for_out(space), BYTES_PER_S / 2);
+        let rate = format!("limit rate over {half} bytes/second");
+        assert!(rules.contains(&rate), "{rules}");
+    }
     // not faster than is allowed: what comes beyond it is dropped, sent again, and arrives
     let (path, bytes) = largest_asset();
     assert!(bytes > 2 * BURST_BYTES, "{path} has {bytes} bytes");

@@ -175,6 +175,11 @@ fn clones_run_where_slurm_allocates_them_as_long_as_it_does() {
     eventually("the allocation is given back", || cluster.jobs().is_empty());
 
     // the ticket of a program in the guest is an allocation, from its request on
+    let clones = LimitRequest {
+        clones: Some(16),
+        ..Default::default()
+    };
+    here.client().limit("web", &clones).unwrap();
     let whoami = "until floe-guest whoami 2>/dev/null; do sleep 1; done";
     here.type_and_wait("web", whoami, "0 web");
     let ticket = |clones| format!("set -- $(floe-guest ticket {clones}); echo granted-$2-");

@@ -55,7 +55,7 @@ pub fn booted(node: &TestNode, cpus: u32) {
     booted_of("tiny", node, cpus);
 }
 
-/// Another guest as `web`.
+/// Another guest as `web`, which may clone itself as often as its node lets any.
 pub fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
     node.import_guest(guest, guest, None);
     node.run(&RunRequest {
@@ -63,6 +63,10 @@ pub fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
         name: Some("web".into()),
         cpus: Some(cpus),
         allow_host: HostAccess::All, // to report there
+        limits: Limits {
+            clones: Some(CLONES_MAX),
+            ..Default::default()
+        },
         ..Default::default()
     });
     node.wait_console("web", "floe-guest ready");
@@ -71,13 +75,18 @@ pub fn booted_of(guest: &str, node: &TestNode, cpus: u32) {
 
 /// What a command prints in `web`.
 pub fn said(node: &TestNode, number: u32, command: &str) -> String {
+    said_by(node, "web", number, command)
+}
+
+/// The same in another machine.
+pub fn said_by(node: &TestNode, name: &str, number: u32, command: &str) -> String {
     let done = format!("said-{}", 1000 + number);
     node.type_and_wait(
-        "web",
+        name,
         &format!("{command}; echo said-$((1000+{number}))"),
         &done,
     );
-    let console = node.console("web");
+    let console = node.console(name);
     let typed = format!("echo said-$((1000+{number}))");
     // the terminal breaks lines that are longer than it is wide
     let plain = console.replace("\r\n", "\n");

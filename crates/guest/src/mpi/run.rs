@@ -107,7 +107,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, String> {
 
 fn too_few(got: u32, needed: u32, what: &str) -> String {
     format!(
-        "{got} clones {what}, and the ranks need {needed}; see --fewer and --ppn, the room of the hosts (floe hosts) and the family's (floe node --guest-clones)"
+        "{got} clones {what}, and the ranks need {needed}; see --fewer and --ppn, the room of the hosts (floe hosts) and what its user allows (floe limit --clones)"
     )
 }
 

@@ -4,7 +4,7 @@ use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use anyhow::Context as _;
-use floe_api::{HostAccess, NetworkRequest, RunRequest};
+use floe_api::{HostAccess, Limits, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -129,6 +129,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             allow_host: match network {
                 true => HostAccess::None,
                 false => HostAccess::All,
+            },
+            // a program in it makes the clones for its job
+            limits: Limits {
+                clones: Some(count as u32),
+                ..Limits::default()
             },
             ..RunRequest::default()
         };

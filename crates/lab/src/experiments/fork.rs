@@ -139,7 +139,7 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the same with QEMUs that a guest's ticket had started, and how much memory of its own one of them takes.
+/// Measures the same with QEMUs that an earlier fork had started, and how much memory of its own one of them takes.
 fn from_blanks(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let guest = Guest::tiny()?;
     let node = Node::start(None, &context.scratch.join("blanks"), true)?;
@@ -152,12 +152,13 @@ fn from_blanks(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     for n in [8u32, 32] {
         let mut running = Samples::default();
         for _ in 0..context.pick(7, 1) {
-            let ticket = format!("t=$(floe-guest ticket {n} | cut -d' ' -f1); echo got-$t");
-            node.tell("web", &ticket, FILL_MAX)?;
+            // a machine that was forked will probably be forked again, into as many clones
+            fork(&node, "web", n)?;
+            end(&node, "web")?;
             let until = Instant::now() + FORGET_MAX;
             // one more waits for a run, where the host's limit leaves room for it
             while node.client.node()?.blanks < u64::from(n + 1).min(BLANKS_MAX) {
-                anyhow::ensure!(Instant::now() < until, "no {n} QEMUs wait for a ticket");
+                anyhow::ensure!(Instant::now() < until, "no {n} QEMUs wait for a fork");
                 std::thread::sleep(Duration::from_millis(50));
             }
             waiting_mb(&node, &mut own)?;
@@ -166,7 +167,6 @@ fn from_blanks(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             let last = told(&outcome)?.clones.iter().filter_map(|c| c.running_ms);
             running.push(last.fold(0.0, f64::max));
             end(&node, "web")?;
-            node.tell("web", "floe-guest kill $t", FILL_MAX)?;
         }
         report.add(&format!("all_running_ms_n{n}_blank"), "ms", &running);
     }

@@ -15,7 +15,7 @@ use crate::{
     inventory::{
         AGENT_LABEL, Operation,
         lifecycle::Task,
-        record::{Attachment, Family, Origin, RECORD_VERSION, Record, Wanted},
+        record::{Attachment, Family, Household, Origin, RECORD_VERSION, Record, Wanted},
         small::{Fresh, Small},
     },
     machines::{making::Making, restore::Loaded},
@@ -30,6 +30,9 @@ use std::sync::Arc;
 
 /// A clone that has loaded its state and stands still. Dropping it ends its QEMU first, then undoes the rest.
 pub(super) type LoadedClone = (Loaded, Making);
+
+/// Most bytes of the id of another node's household.
+const HOUSEHOLD_BYTES_MAX: usize = 64;
 
 /// What the user can do if there is no room for clones.
 const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
@@ -47,11 +50,15 @@ impl Forks {
             return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
         };
         if let Host::There(remote, source) = &start.hosts[host] {
+            if let Err(why) = self.goes_away(start, clone, remote.url()) {
+                return Event::NotStarted(clone, Fault::Host(why));
+            }
             let mut order = start.order(clone, &place.name, source);
             if let Some(place) = start.network_of(clone) {
                 match self.network_order(&place, remote) {
                     Ok(network) => order.network = Some(network),
                     Err(error) => {
+                        self.comes_back(record, clone);
                         let why = error.to_api().to_string();
                         return Event::NotStarted(clone, Fault::Host(why));
                     }
@@ -59,7 +66,13 @@ impl Forks {
             }
             return match remote.start(&order) {
                 Ok(()) => Event::Started(clone),
-                Err(fault) => Event::NotStarted(clone, fault),
+                Err(fault) => {
+                    // one that may run there has its part until it is ended
+                    if !matches!(fault, Fault::Unknown(_)) {
+                        self.comes_back(record, clone);
+                    }
+                    Event::NotStarted(clone, fault)
+                }
             };
         }
         let parent = instant.parent.as_ref();
@@ -77,7 +90,9 @@ impl Forks {
         );
         let loaded = room.and_then(|room| {
             let (name, parent) = (&place.name, &record.parent);
-            let limits = start.limits();
+            let household = record.household.as_deref();
+            let household = household.map_or_else(Household::begin, Household::join);
+            let limits = (start.limits(), household);
             let planned = start.planned_of(clone);
             self.load_clone(
                 found, name, parent, family, network, access, limits, room, planned,
@@ -191,6 +206,17 @@ impl Forks {
         if let Ok(name) = request.name.parse() {
             self.inventory.check_free(&name)?;
         }
+        let from = request.household.clone();
+        let is_id = |id: &String| id.len() <= HOUSEHOLD_BYTES_MAX;
+        if let Some(id) = from.as_ref().filter(|id| !is_id(id)) {
+            let what = format!("a household's id of {} bytes", id.len());
+            return Err(usage(what, "it has 16"));
+        }
+        // its part of its parent's limits is its own here
+        let household = Household {
+            from,
+            ..Household::begin()
+        };
         let order = request.network.as_ref();
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
@@ -200,7 +226,7 @@ impl Forks {
         let room = self.room_for_one(parent, &found.manifest.config);
         let loaded = room.and_then(|room| {
             let network = network.clone();
-            let limits = request.limits;
+            let limits = (request.limits, household);
             self.load_clone(
                 &found, name, parent, family, network, access, limits, room, None,
             )
@@ -230,7 +256,7 @@ impl Forks {
         family: Family,
         network: Option<Attachment>,
         host_access: HostAccess,
-        limits: Limits,
+        (limits, household): (Limits, Household),
         room: ForClone,
         planned: Option<&Planned>,
     ) -> Result<LoadedClone, NodeError> {
@@ -249,7 +275,7 @@ impl Forks {
             Some(mac) => floe_machine::give_mac(&mut config, &mac),
             None => floe_machine::renew_mac(&mut config),
         }
-        let make = |name: &crate::MachineName, place: &str, number: u32| {
+        let make = |name: &crate::MachineName, place: &str, uid: Option<u32>| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -264,7 +290,7 @@ impl Forks {
                 wanted: Wanted::Starting,
                 detail: String::new(),
                 created_unix_s: unix_now(),
-                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                uid,
                 place: format!("machines/{place}"),
                 mount_name: place.to_owned(),
                 // a trace would be incomplete, because siblings touch the same pages and find them in each other's page cache
@@ -274,6 +300,7 @@ impl Forks {
                 network,
                 host_access,
                 limits,
+                household,
                 // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),

@@ -5,6 +5,7 @@ use crate::{
     error::{NodeError, refused, usage},
     fork::Forks,
     inventory::Entry,
+    machines::Maker,
     placement::{Ask, Held, Known, Offer, known_hosts, plug_in},
     resources::ForClones,
 };
@@ -99,7 +100,8 @@ impl Forks {
         if hosts.iter().any(|(_, host)| matches!(host, Host::Here)) {
             let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
             let part = clones.div_ceil(hosts.len() as u32);
-            self.machines.prepare_clones(parent, part, cores);
+            self.machines
+                .prepare_clones(parent, Maker::Guest, part, cores);
         }
     }
 

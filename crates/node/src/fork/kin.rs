@@ -191,6 +191,7 @@ impl Forks {
         // a clone on this host has left the network already
         self.networks.leave_any(name);
         let struck = self.records.strike(name);
+        self.share_again(fork.shares_limits());
         self.drop_fork_image(&fork.image);
         struck.map(drop)
     }

@@ -29,6 +29,7 @@ mod record;
 mod records;
 mod remote;
 mod serve;
+mod shares;
 mod start;
 mod store;
 mod tickets;
@@ -50,7 +51,7 @@ use crate::{
     error::{NodeError, usage},
     images::{FORK_LABEL, ImageUser, Images, sources::Found},
     inventory::{Inventory, record::Attachment},
-    machines::{Kin, Machines},
+    machines::{Kin, Machines, Maker},
     network::Networks,
     placement::{Held, Tickets},
     report::Report,
@@ -60,7 +61,7 @@ use crate::{
 use decide::{Fork, State};
 use floe_api::{
     CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, ForkReport, ForkRequest,
-    Happened, InEnsemble, NetworkRequest, Outcome, PortForward,
+    Happened, InEnsemble, Limits, NetworkRequest, Outcome, PortForward,
 };
 use floe_image::Hash;
 use floe_store::StoreError;
@@ -245,14 +246,6 @@ impl Forks {
         Ok(forks)
     }
 
-    /// Returns the parent of each fork, and how many clones the fork still has.
-    pub fn clone_counts(&self) -> Vec<(String, u32)> {
-        let forks = self.records.all().into_iter();
-        forks
-            .map(|fork| (fork.parent, fork.clones.len() as u32))
-            .collect()
-    }
-
     /// Whether a fork is one of this machine's.
     pub fn is_fork_of(&self, name: &str, fork: &str) -> bool {
         self.records
@@ -370,8 +363,10 @@ impl Forks {
         let again = done
             .as_ref()
             .map_or(0, |report| report.clones.iter().filter(here).count());
+        let maker = purpose.ticket.map_or(Maker::User, |_| Maker::Guest);
+        let again = (maker, again as u32);
         // even if there are no clones, the copied state is stored or dropped
-        self.store_later(instant.layer, instant.parent, request.settle, again as u32);
+        self.store_later(instant.layer, instant.parent, request.settle, again);
         Ok(Outcome {
             fork: Some(done?),
             pause_ms,
@@ -397,13 +392,24 @@ impl Forks {
             unix_now(),
             taken,
         )?;
+        let share = shares::note(asked, &mut record, self.core.options.guest_clones);
         let names = asked.planned.iter().map(|one| one.name.to_string());
         self.records.call(&mut record, names);
         let id = record.id.clone();
         (asked.begun)(&id);
         let clones = self
-            .begin_clones(asked, fork, &mut record, held.as_mut(), report)
-            .inspect_err(|_| self.records.forget(&id))?;
+            .begin_clones(
+                asked,
+                fork,
+                &mut record,
+                share.as_ref(),
+                held.as_mut(),
+                report,
+            )
+            .inspect_err(|_| {
+                self.records.forget(&id);
+                self.share_again(record.shares_limits());
+            })?;
         record
             .clones
             .retain_mut(|clone| match fork.state(clone.number) {
@@ -414,11 +420,13 @@ impl Forks {
                 _ => false,
             });
         let running = record.clones.len() as u32;
+        let shares = record.shares_limits().map(str::to_owned);
         let multicast = record.multicast.filter(|_| record.has_clones_away());
         if let Err(error) = self.records.finish(record) {
             // the clones run, and ending them would lose more
             tracing::error!(fork = id, %error, "a node that starts here later will not know of these clones");
         }
+        self.share_again(shares.as_deref());
         let _ = report.stage("clones"); // it is too late to cancel
         self.core.tell(
             Happened::MachineForked,
@@ -446,6 +454,7 @@ impl Forks {
         asked: &Asked<'_>,
         fork: &mut Fork,
         record: &mut ForkRecord,
+        share: Option<&Result<Limits, String>>,
         held: Option<&mut Held>,
         report: &mut Report,
     ) -> Result<Vec<CloneInfo>, NodeError> {
@@ -477,6 +486,7 @@ impl Forks {
             planned: asked.planned,
             loaded: &Mutex::default(),
             room: asked.room,
+            share,
         };
         let clones = self.start_clones(fork, &start, report);
         self.leave_vacant(record, &places, fork);

@@ -47,8 +47,12 @@ impl Forks {
                 true
             }
         };
-        if over && let Err(error) = self.records.is_ended(&fork.id, name) {
+        if !over {
+            return;
+        }
+        if let Err(error) = self.records.is_ended(&fork.id, name) {
             tracing::warn!(machine = name, %error, "it has ended and stays in its fork's record");
         }
+        self.share_again(fork.shares_limits());
     }
 }

@@ -1,7 +1,7 @@
 //! The content of a fork's file: which clones there are, and where. No I/O.
 
 use crate::{MachineName, NameError};
-use floe_api::{CLONES_MAX, MulticastGroup};
+use floe_api::{CLONES_MAX, Limits, MulticastGroup};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +29,12 @@ pub(crate) struct ForkRecord {
     /// The multicast group of its clones on other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
+    /// The household whose guest asked for the fork, and whose limits its clones share; `None` if a user did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub household: Option<String>,
+    /// What each clone on another host has of those limits.
+    #[serde(default, skip_serializing_if = "Limits::is_none")]
+    pub share: Limits,
     /// When the fork was made, Unix time in seconds.
     pub created_unix_s: u64,
     /// The clones by number, without those that could not be started.
@@ -55,6 +61,18 @@ impl ForkRecord {
     /// Whether nothing is left of it.
     pub fn is_over(&self) -> bool {
         self.clones.is_empty() && self.unended.is_empty()
+    }
+
+    /// Returns the household of which clones on other hosts have a part of the limits, if they have.
+    pub fn shares_limits(&self) -> Option<&str> {
+        let household = self.household.as_deref();
+        household.filter(|_| self.share.bind_process())
+    }
+
+    /// Returns how many clones run, or may run, on other hosts.
+    pub fn count_away(&self) -> usize {
+        let away = self.clones.iter().filter(|clone| clone.host.is_some());
+        away.count() + self.unended.len()
     }
 
     /// Whether a clone runs on another host.
@@ -101,6 +119,8 @@ mod tests {
             token: "t".into(),
             hosts_token: None,
             multicast: None,
+            household: None,
+            share: Limits::default(),
             created_unix_s: 7,
             clones: vec![CloneRecord {
                 number: 1,

@@ -8,8 +8,9 @@ use crate::{
     MachineName,
     error::{NodeError, failed, usage},
     files::{load_kept, replace_file},
+    resources::household,
 };
-use floe_api::paths::Home;
+use floe_api::{Limits, paths::Home};
 use floe_image::Hash;
 use floe_source::multicast::MulticastServer;
 use parking_lot::{Mutex, RwLock};
@@ -104,6 +105,8 @@ impl Records {
             ),
             hosts_token: None,
             multicast: None,
+            household: None,
+            share: Limits::default(),
             created_unix_s,
             clones,
             unended: Vec::new(),
@@ -120,6 +123,27 @@ impl Records {
             clone.name = name;
         }
         self.all.write().insert(record.id.clone(), record.clone());
+    }
+
+    /// Notes on which host a clone is being started, in memory only.
+    pub fn place(&self, id: &str, number: u32, host: Option<&str>) {
+        let mut all = self.all.write();
+        let clones = all.get_mut(id).into_iter();
+        let mut clones = clones.flat_map(|fork| &mut fork.clones);
+        if let Some(clone) = clones.find(|clone| clone.number == number) {
+            clone.host = host.map(str::to_owned);
+        }
+    }
+
+    /// Returns what the clones of a household on other hosts have of its limits.
+    pub fn given_away(&self, household: &str) -> Limits {
+        let all = self.all.read();
+        let of = |fork: &&ForkRecord| fork.household.as_deref() == Some(household);
+        let forks = all.values().filter(of);
+        let shares = forks.flat_map(|fork| std::iter::repeat_n(fork.share, fork.count_away()));
+        shares.fold(Limits::default(), |given, share| {
+            household::plus(&given, &share)
+        })
     }
 
     /// Writes a fork to the disk while its clones are being started.
@@ -365,6 +389,43 @@ mod tests {
         assert_eq!(again.user_of(&image), None);
         again.strike("web.1").unwrap();
         assert_eq!(Records::open(&home).unwrap().all(), []);
+    }
+
+    #[test]
+    fn what_clones_on_other_hosts_have_is_known_from_before_they_start_until_they_are_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::at(dir.path());
+        let forks = Records::open(&home).unwrap();
+        let mut record = begin(&forks, Some("00ff"), 3, &[]);
+        record.household = Some("aa".into());
+        record.share.cpu_millicores = Some(100);
+        forks.call(&mut record, std::iter::empty());
+        let given = |forks: &Records| forks.given_away("aa").cpu_millicores;
+        assert_eq!(given(&forks), None, "all are here");
+        forks.place("00ff", 1, Some("https://b"));
+        forks.place("00ff", 2, Some("https://b"));
+        forks.place("00ff", 3, Some("https://b"));
+        assert_eq!(given(&forks), Some(300));
+        // one comes back, and one falls silent
+        forks.place("00ff", 3, None);
+        let host = Some("https://b".to_owned());
+        let silent = CloneRecord {
+            host: host.clone(),
+            ..record.clones[1].clone()
+        };
+        forks.owe("00ff", silent);
+        record.clones[0].host = host;
+        record.clones.remove(1);
+        forks.finish(record).unwrap();
+        assert_eq!(
+            (given(&forks), forks.given_away("bb")),
+            (Some(200), Limits::default())
+        );
+        let again = Records::open(&home).unwrap();
+        assert_eq!(given(&again), Some(200));
+        again.strike("web.1").unwrap();
+        again.is_ended("00ff", "web.2").unwrap();
+        assert_eq!(given(&again), None);
     }
 
     #[test]

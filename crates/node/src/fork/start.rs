@@ -44,6 +44,8 @@ pub(super) struct Start<'a> {
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
     /// This host's resources that are reserved for the clones.
     pub room: &'a ForClones,
+    /// If a guest asked for the fork: what each clone on another host takes along of its limits, or why it can't.
+    pub share: Option<&'a Result<Limits, String>>,
 }
 
 impl Start<'_> {
@@ -88,11 +90,15 @@ impl Start<'_> {
             settle: self.settle,
             multicast: self.record.multicast,
             network: None,
-            limits: self.limits(),
+            limits: match self.share {
+                Some(_) => self.record.share,
+                None => self.limits(),
+            },
+            household: self.record.household.clone(),
         }
     }
 
-    /// Returns how much each clone may use of its host: as much as its parent may.
+    /// Returns the limits of the clones on this host: those of their parent, which they share if its guest asked for them.
     pub fn limits(&self) -> Limits {
         let parent = self.instant.parent.as_ref();
         parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)

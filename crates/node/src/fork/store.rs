@@ -10,6 +10,7 @@ use crate::{
     error::NodeError,
     fork::Forks,
     inventory::{Entry, lifecycle::Task, record::Origin},
+    machines::Maker,
     resources::host,
     transfer::{self, Cancel, Destination, PullOptions},
 };
@@ -55,7 +56,7 @@ impl Forks {
     pub(crate) fn store_found(self: &Arc<Self>, layers: Vec<Arc<Layer>>) {
         for layer in layers {
             let parent = self.parent_of(&layer);
-            self.store_later(Some(layer), parent, false, 0);
+            self.store_later(Some(layer), parent, false, (Maker::User, 0));
         }
     }
 
@@ -73,13 +74,13 @@ impl Forks {
     }
 
     /// Stores or drops a fork's layer on a thread of its own, when `when` says so. With `hurry` it is stored at once. After
-    /// that QEMUs are started for `again` clones of the next fork.
+    /// that QEMUs are started for so many clones of the next fork, which the same will make.
     pub(super) fn store_later(
         self: &Arc<Self>,
         layer: Option<Arc<Layer>>,
         parent: Option<Parent>,
         hurry: bool,
-        again: u32,
+        (maker, again): (Maker, u32),
     ) {
         let Some(layer) = layer else {
             return;
@@ -100,7 +101,7 @@ impl Forks {
             };
             let (forks, parent) = (forks.upgrade(), parent.filter(|_| again > 0));
             if let (Some(forks), Some(parent)) = (forks, parent) {
-                forks.prepare_again(&parent.entry, again);
+                forks.prepare_again(&parent.entry, maker, again);
             }
         };
         if let Err(error) = self.core.threads.start("fork-store", work) {
@@ -109,12 +110,12 @@ impl Forks {
     }
 
     /// Starts QEMUs for the next clones of a machine, one after the other, as nobody waits for them yet.
-    fn prepare_again(&self, parent: &Arc<Entry>, clones: u32) {
+    fn prepare_again(&self, parent: &Arc<Entry>, maker: Maker, clones: u32) {
         let known = self.inventory.get(parent.name.as_str());
         if known.is_ok_and(|known| Arc::ptr_eq(&known, parent))
             && !self.core.threads.over().is_cancelled()
         {
-            self.machines.prepare_clones(parent, clones, 1);
+            self.machines.prepare_clones(parent, maker, clones, 1);
         }
     }
 

@@ -1,7 +1,13 @@
 //! Carries out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
-use crate::{error::NodeError, fork::Purpose, guest::Guests, inventory::Entry, report::Report};
+use crate::{
+    error::NodeError,
+    fork::Purpose,
+    guest::Guests,
+    inventory::{Entry, record::Record},
+    report::Report,
+};
 use floe_api::{CloneState, ErrorCode};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
 use floe_threads::Waited;
@@ -58,22 +64,28 @@ impl Guests {
         clones: u64,
         hierarchical: bool,
     ) -> Result<Answer, Refusal> {
+        let record = entry.record();
+        let allowed = record.limits.clones.unwrap_or(0);
+        let allowed = allowed.min(self.core.options.guest_clones);
+        if allowed == 0 {
+            return Err(self.may_not_clone(&record));
+        }
         let room = self.forks.room_for_guests(entry.name.as_str());
         let room = room.map_err(|error| went_wrong(&error))?;
-        let family = self.eldest_of(entry.name.as_str());
+        let household = record.household_id();
         let each = match hierarchical {
-            true => entry.record().config.cpus_now().unwrap_or(1).max(1),
+            true => record.config.cpus_now().unwrap_or(1).max(1),
             false => 1,
         };
         let asked = Asked {
             machine: entry.name.as_str(),
-            family: &family,
+            household,
             clones,
             each,
         };
         let limits = Limits {
-            family: self.core.options.guest_clones,
-            alive: self.clones_of_family(&family),
+            allowed,
+            alive: self.forks.clones_of_household(household),
             room,
         };
         let ticket = format!("{:016x}", rand::random::<u64>());
@@ -102,6 +114,30 @@ impl Guests {
             clones,
             each,
         })
+    }
+
+    /// Returns the refusal of a guest that may have no clones at all.
+    fn may_not_clone(&self, record: &Record) -> Refusal {
+        let name = &record.name;
+        if self.core.options.guest_clones == 0 {
+            return Refusal::new(
+                codes::NOT_ALLOWED,
+                "guests of this node may not clone their machines",
+                "restart the node with another --guest-clones",
+            );
+        }
+        let why = match &record.household.from {
+            Some(_) => format!(
+                "{name} is a clone on another host than its parent's, and these have no clones of their own"
+            ),
+            None => format!(
+                "machine {name} was run without --clones, so that its guest may not clone it"
+            ),
+        };
+        let fix = format!(
+            "its user can allow that: floe run --clones N, or floe limit {name} --clones N"
+        );
+        Refusal::new(codes::NOT_ALLOWED, why, fix)
     }
 
     fn guest_clone(self: &Arc<Self>, name: &str, ticket: &str) -> Result<Answer, Refusal> {

@@ -22,8 +22,8 @@ const SPENT_MAX: usize = 4096;
 pub(crate) struct Asked<'a> {
     /// The machine that the program runs in.
     pub machine: &'a str,
-    /// The eldest machine of its family, which names the family.
-    pub family: &'a str,
+    /// The household that it is in.
+    pub household: &'a str,
     /// How many clones. If a machine is to hold several processes: how many processes.
     pub clones: u64,
     /// How many of them one machine holds.
@@ -33,9 +33,9 @@ pub(crate) struct Asked<'a> {
 /// How many clones there can be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Clones that one family may have.
-    pub family: u32,
-    /// Clones that this family has.
+    /// Clones that the household may have.
+    pub allowed: u32,
+    /// Clones that it has.
     pub alive: u32,
     /// Clones for which the hosts have room.
     pub room: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Limits {
 #[derive(Clone, Debug)]
 struct Open {
     machine: String,
-    family: String,
+    household: String,
     machines: u32,
     until_s: u64,
 }
@@ -53,7 +53,7 @@ struct Open {
 struct Spent {
     id: String,
     machine: String,
-    family: String,
+    household: String,
     /// How many machines it still reserves; 0 once its fork counts them itself.
     machines: u32,
     /// Clones that were started; `None` while they are being started.
@@ -96,35 +96,38 @@ impl Ledger {
                 "use them, or wait until they expire",
             ));
         }
-        let open = self.open.values().map(|open| (&open.family, open.machines));
+        let open = self
+            .open
+            .values()
+            .map(|open| (&open.household, open.machines));
         let spent = self.spent.iter();
         let held: Vec<(&String, u32)> = open
-            .chain(spent.map(|spent| (&spent.family, spent.machines)))
+            .chain(spent.map(|spent| (&spent.household, spent.machines)))
             .collect();
         let held = |all: &dyn Fn(&str) -> bool| -> u32 {
-            let held = held.iter().filter(|(family, _)| all(family));
+            let held = held.iter().filter(|(household, _)| all(household));
             held.map(|(_, machines)| *machines)
                 .fold(0, u32::saturating_add)
         };
-        let family_left = limits
-            .family
+        let household_left = limits
+            .allowed
             .saturating_sub(limits.alive)
-            .saturating_sub(held(&|family| family == asked.family));
+            .saturating_sub(held(&|household| household == asked.household));
         let room_left = limits.room.saturating_sub(held(&|_| true));
         let wanted = asked.clones.div_ceil(u64::from(asked.each.max(1)));
         let machines = wanted
-            .min(u64::from(family_left))
+            .min(u64::from(household_left))
             .min(u64::from(room_left))
             .min(u64::from(CLONES_MAX)) as u32;
         if machines == 0 {
-            return Err(match family_left {
+            return Err(match household_left {
                 0 => Refusal::new(
                     codes::NO_ROOM,
                     format!(
-                        "the family of {} has all the {} clones that it may have",
-                        asked.family, limits.family
+                        "{} and its clones have all the {} clones that they may have together",
+                        asked.machine, limits.allowed
                     ),
-                    "end some; the node's --guest-clones sets the limit",
+                    "end some; floe run --clones, floe limit --clones and the node's --guest-clones set the limit",
                 ),
                 _ => Refusal::new(
                     codes::NO_ROOM,
@@ -139,7 +142,7 @@ impl Ledger {
             id,
             Open {
                 machine: asked.machine.into(),
-                family: asked.family.into(),
+                household: asked.household.into(),
                 machines,
                 until_s: now_s + TICKET_LIFE_S,
             },
@@ -175,22 +178,22 @@ impl Ledger {
             });
         }
         let open = self.open.remove(id);
-        let (family, machines) =
-            open.map_or_else(Default::default, |open| (open.family, open.machines));
+        let (household, machines) =
+            open.map_or_else(Default::default, |open| (open.household, open.machines));
         if self.spent.len() >= SPENT_MAX {
             self.spent.pop_front();
         }
         self.spent.push_back(Spent {
             id: id.into(),
             machine: machine.into(),
-            family,
+            household,
             machines,
             started: None,
         });
         Ok(machines)
     }
 
-    /// Notes that the fork of a spent ticket has its record, so that its clones are now counted as the family's.
+    /// Notes that the fork of a spent ticket has its record, so that its clones are now counted as the household's.
     pub fn begun(&mut self, id: &str) {
         if let Some(spent) = self.spent.iter_mut().find(|spent| spent.id == id) {
             spent.machines = 0;
@@ -256,14 +259,14 @@ mod tests {
     fn asked(machine: &str, clones: u64) -> Asked<'_> {
         Asked {
             machine,
-            family: "web",
+            household: "web",
             clones,
             each: 1,
         }
     }
 
     const LIMITS: Limits = Limits {
-        family: 8,
+        allowed: 8,
         alive: 2,
         room: 100,
     };
@@ -302,7 +305,8 @@ mod tests {
         assert_eq!(get(0, "web", 1_000_000_000, "a").unwrap(), (6, 6));
         let refusal = get(1, "web.1", 1, "b").unwrap_err();
         assert_eq!(refusal.code, codes::NO_ROOM);
-        assert!(refusal.fix.contains("--guest-clones"), "{refusal}");
+        assert!(refusal.message.contains("all the 8 clones"), "{refusal}");
+        assert!(refusal.fix.contains("--clones"), "{refusal}");
         // the room of a ticket that expired is free again
         assert_eq!(get(TICKET_LIFE_S, "web.1", u64::MAX, "c").unwrap().0, 6);
         assert_eq!(get(0, "web", 0, "d").unwrap_err().code, codes::USAGE);
@@ -352,7 +356,7 @@ mod tests {
     fn a_machine_cannot_collect_tickets() {
         let mut ledger = Ledger::default();
         let limits = Limits {
-            family: 1000,
+            allowed: 1000,
             ..LIMITS
         };
         for n in 0..OPEN_MAX {
@@ -371,22 +375,22 @@ mod tests {
         #[test]
         fn never_is_more_promised_than_there_is(
             wishes in prop::collection::vec((0u64..200, 1u32..9, 0usize..3), 1..40),
-            family in 0u32..300,
+            allowed in 0u32..300,
             room in 0u32..300,
         ) {
             let mut ledger = Ledger::default();
             let mut promised = 0;
             for (n, (clones, each, machine)) in wishes.into_iter().enumerate() {
                 let machine = ["web", "web.1", "web.2"][machine];
-                let asked = Asked { machine, family: "web", clones, each };
-                let limits = Limits { family, alive: 0, room };
+                let asked = Asked { machine, household: "web", clones, each };
+                let limits = Limits { allowed, alive: 0, room };
                 if let Ok((got, machines)) = ledger.reserve(0, &asked, &limits, n.to_string()) {
                     prop_assert!(u64::from(got) <= clones && got <= machines * each);
                     prop_assert!(got > (machines - 1) * each);
                     promised += machines;
                 }
             }
-            prop_assert!(promised <= family.min(room));
+            prop_assert!(promised <= allowed.min(room));
         }
     }
 }

@@ -19,7 +19,6 @@ mod session;
 mod size;
 
 use crate::{
-    MachineName,
     agents::Agents,
     capture::fresh_place,
     core::Core,
@@ -251,30 +250,6 @@ impl Guests {
         if entry.clock_is_late(CLOCK_LIMIT) {
             self.machines.set_clock(entry);
         }
-    }
-
-    /// Returns the eldest machine of a family, as far as it is known on this node.
-    fn eldest_of(&self, name: &str) -> String {
-        let mut eldest = name.to_owned();
-        // a clone's name is longer than its parent's, so this ends
-        loop {
-            let parent = match self.inventory.get(&eldest) {
-                Ok(entry) => entry.record().family.map(|family| family.parent),
-                // a clone that has ended does not begin a family: its own clones may go on
-                Err(_) => MachineName::parent_of(&eldest).map(str::to_owned),
-            };
-            match parent {
-                Some(parent) if parent.len() < eldest.len() => eldest = parent,
-                _ => return eldest,
-            }
-        }
-    }
-
-    /// Returns how many clones a family has on this node and by forks of this node.
-    fn clones_of_family(&self, eldest: &str) -> u32 {
-        let forks = self.forks.clone_counts().into_iter();
-        let of_family = forks.filter(|(parent, _)| self.eldest_of(parent) == eldest);
-        of_family.map(|(_, clones)| clones).sum()
     }
 }
 

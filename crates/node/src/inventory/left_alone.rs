@@ -1,7 +1,7 @@
 //! Machines whose records can't be read. A node that starts leaves them alone: nothing of them is changed or removed, their names and
 //! directories stay taken, and the images that they stand on stay here, until a user removes them or restores their record.
 
-use super::{Entry, Inventory, uids_of};
+use super::{Entry, Inventory};
 use crate::{
     MachineName,
     error::{NodeError, at, busy, failed},
@@ -79,7 +79,9 @@ impl Inventory {
             true => MachineName::from_image(dir_name.as_str(), taken),
             false => dir_name,
         };
-        left.insert(name.clone(), LeftAlone::find(name.clone(), dir, why));
+        let one = LeftAlone::find(name.clone(), dir, why);
+        self.keep_user(&name, one.uid);
+        left.insert(name.clone(), one);
         name
     }
 
@@ -106,24 +108,16 @@ impl Inventory {
 
     /// Removes a machine that was left alone from the list, because its files are gone.
     pub fn forget_left_alone(&self, name: &MachineName) {
-        self.left_alone.write().remove(name);
+        let left = self.left_alone.write().remove(name);
+        if let Some(uid) = left.and_then(|left| left.uid) {
+            self.users.release(uid);
+        }
         self.changed.beat();
     }
 
     /// Returns an error that says who has a name, if a machine has it.
     pub fn check_free(&self, name: &MachineName) -> Result<(), NodeError> {
         check_free(&self.entries.read(), &self.left_alone.read(), name)
-    }
-
-    /// Returns the user ids of all machines.
-    pub fn uids(&self) -> Vec<u32> {
-        self.uids_with(&self.entries.read())
-    }
-
-    pub(super) fn uids_with(&self, entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
-        let mut uids = uids_of(entries);
-        uids.extend(self.left_alone.read().values().filter_map(|one| one.uid));
-        uids
     }
 
     /// Returns the names of all machines.

@@ -17,13 +17,15 @@ mod parts;
 mod pauses;
 pub mod record;
 pub(crate) mod small;
+mod users;
 
 pub(crate) use disks::check_alias;
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use left_alone::{LeftAlone, remove_all};
 pub(crate) use named::Named;
-pub(crate) use parts::HeldPort;
+pub(crate) use parts::{HeldPort, Place};
 pub(crate) use pauses::{Pauses, now_us};
+pub(crate) use users::{For, Users};
 
 use crate::{
     MachineName,
@@ -66,6 +68,8 @@ pub(crate) struct Inventory {
     /// Beats when something about a machine has changed.
     changed: Arc<Pulse>,
     reserve: Arc<Reserve>,
+    /// The user ids of machines, and of QEMUs that wait.
+    pub users: Users,
     tell: Tell,
 }
 
@@ -218,13 +222,6 @@ impl Entry {
         Ok(())
     }
 
-    /// Changes where the machine's files are, in memory only; it is written down with the next [`Entry::update`].
-    pub fn moves_to(&self, place: String, mount_name: String, uid: Option<u32>) {
-        let _writing = self.writing.lock();
-        let record = &mut self.state.write().record;
-        (record.place, record.mount_name, record.uid) = (place, mount_name, uid);
-    }
-
     /// Returns its QEMU, or an error that says that there is none.
     pub fn vm(&self) -> Result<Arc<Machine>, NodeError> {
         let vm = self.state.read().vm.clone();
@@ -305,13 +302,15 @@ impl Entry {
 }
 
 impl Inventory {
-    /// Returns an empty list. Machines' records get room on a full disk from `reserve`; `tell` publishes what happens to machines.
-    pub fn new(reserve: Arc<Reserve>, tell: Tell) -> Inventory {
+    /// Returns an empty list. Machines' records get room on a full disk from `reserve`, machines their users from `users`; `tell`
+    /// publishes what happens to machines.
+    pub fn new(reserve: Arc<Reserve>, users: Users, tell: Tell) -> Inventory {
         Inventory {
             entries: RwLock::default(),
             left_alone: RwLock::default(),
             changed: Arc::default(),
             reserve,
+            users,
             tell,
         }
     }
@@ -349,16 +348,33 @@ impl Inventory {
     }
 
     /// Adds a machine under the wanted name, or one made from its image's name, with its first operation begun. `make` gets its
-    /// name, a name for its directories that no other machine's have, and the number of its user.
+    /// name, a name for its directories that no other machine's have, and the id of its user, which no machine of this host has.
     pub fn reserve(
         &self,
         wanted: Option<MachineName>,
         image_name: &str,
-        make: impl FnOnce(&MachineName, &str, u32) -> (PathBuf, Record),
+        make: impl FnOnce(&MachineName, &str, Option<u32>) -> (PathBuf, Record),
+        what: Task,
+    ) -> Result<Operation, NodeError> {
+        // not while the list is locked: other nodes may have to be waited for
+        let uid = self.users.claim(For::Machine)?;
+        let added = self.add(
+            wanted,
+            image_name,
+            |name, place| make(name, place, uid),
+            what,
+        );
+        added.inspect_err(|_| uid.into_iter().for_each(|uid| self.users.release(uid)))
+    }
+
+    fn add(
+        &self,
+        wanted: Option<MachineName>,
+        image_name: &str,
+        make: impl FnOnce(&MachineName, &str) -> (PathBuf, Record),
         what: Task,
     ) -> Result<Operation, NodeError> {
         let mut entries = self.entries.write();
-        let uids = self.uids_with(&entries);
         let name = match wanted {
             Some(name) => {
                 check_free(&entries, &self.left_alone.read(), &name)?;
@@ -368,18 +384,10 @@ impl Inventory {
                 check_free(&entries, &self.left_alone.read(), name).is_err()
             }),
         };
-        let number = (0..floe_machine::exec::UID_COUNT)
-            .find(|number| !uids.contains(&(floe_machine::exec::UID_FIRST + number)))
-            .ok_or_else(|| {
-                failed(
-                    "every user id for machines is taken",
-                    "remove machines that are no longer needed",
-                )
-            })?;
         let place = free_place(&name, |place| {
             self.has_left_alone(place) || has_place(&entries, place)
         });
-        let (dir, record) = make(&name, &place, number);
+        let (dir, record) = make(&name, &place);
         let entry = self.entry(&name, dir, record, Some(what));
         entries.insert(name, entry.clone());
         Ok(Operation { entry })
@@ -387,6 +395,7 @@ impl Inventory {
 
     /// Adds a machine that was found on the disk.
     pub fn insert(&self, name: MachineName, dir: PathBuf, record: Record) -> Arc<Entry> {
+        self.keep_user(&name, record.uid);
         let entry = self.entry(&name, dir, record, None);
         self.entries.write().insert(name, entry.clone());
         entry
@@ -446,9 +455,12 @@ impl Inventory {
         }
     }
 
-    /// Removes a machine from the list.
+    /// Removes a machine from the list, whose QEMU and files are gone.
     pub fn remove(&self, name: &MachineName) {
-        self.entries.write().remove(name);
+        let removed = self.entries.write().remove(name);
+        if let Some(uid) = removed.and_then(|entry| entry.state().record.uid) {
+            self.users.release(uid);
+        }
         self.changed.beat();
     }
 
@@ -518,13 +530,6 @@ fn free_place(name: &MachineName, used: impl Fn(&str) -> bool) -> String {
         .expect("fewer than 2^32 machines on a node")
 }
 
-fn uids_of(entries: &BTreeMap<MachineName, Arc<Entry>>) -> Vec<u32> {
-    let entries = entries.values();
-    entries
-        .filter_map(|entry| entry.state().record.uid)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -533,10 +538,10 @@ mod tests {
     use std::path::Path;
 
     pub(super) fn inventory() -> Inventory {
-        Inventory::new(Arc::default(), Arc::new(|_, _, _| ()))
+        Inventory::new(Arc::default(), Users::default(), Arc::new(|_, _, _| ()))
     }
 
-    fn record(name: &MachineName, uid: u32) -> Record {
+    fn record(name: &MachineName, uid: Option<u32>) -> Record {
         Record {
             version: RECORD_VERSION,
             name: name.to_string(),
@@ -550,7 +555,8 @@ mod tests {
             wanted: Wanted::Starting,
             detail: String::new(),
             created_unix_s: 0,
-            uid: Some(floe_machine::exec::UID_FIRST + uid),
+            uid,
+            household: Default::default(),
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
             traced: true,
@@ -578,8 +584,8 @@ mod tests {
         machines: &Inventory,
         name: Option<&str>,
     ) -> Result<Operation, NodeError> {
-        let make = |name: &MachineName, place: &str, number: u32| {
-            (Path::new("/nowhere").join(place), record(name, number))
+        let make = |name: &MachineName, place: &str, uid: Option<u32>| {
+            (Path::new("/nowhere").join(place), record(name, uid))
         };
         machines.reserve(
             name.map(|name| name.parse().unwrap()),
@@ -627,7 +633,9 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_once_and_every_machine_has_a_user_of_its_own() {
-        let machines = inventory();
+        let dir = tempfile::tempdir().unwrap();
+        let users = users::tests::of(&dir.path().join("claims"), &dir.path().join("home"));
+        let machines = Inventory::new(Arc::default(), users, Arc::new(|_, _, _| ()));
         let kept: Vec<_> = (0..3).map(|_| reserve(&machines, None).unwrap()).collect();
         let names: Vec<_> = kept
             .iter()

@@ -1,7 +1,11 @@
 //! What a machine is made of while it runs: its QEMU, its disks and images on the mount. `machines` puts it together and takes it
 //! apart through these verbs.
 
-use super::{Entry, GuestState, asleep::Asleep};
+use super::{
+    Entry, GuestState,
+    asleep::Asleep,
+    record::{Household, Record},
+};
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
@@ -20,7 +24,41 @@ pub(crate) struct HeldPort {
     pub socket: OwnedFd,
 }
 
+/// Where a machine's files are, as whom its QEMU runs, and in whose control group.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// Directory of its QEMU and disks, relative to the state directory.
+    pub directory: String,
+    /// The name of its directory on the mount.
+    pub mount_name: String,
+    /// The user id of its QEMU.
+    pub uid: Option<u32>,
+    /// The household in whose control group its QEMU is.
+    pub household: Household,
+}
+
+impl Place {
+    /// Returns that of a machine as its record says.
+    pub fn of(record: &Record) -> Place {
+        Place {
+            directory: record.place.clone(),
+            mount_name: record.mount_name.clone(),
+            uid: record.uid,
+            household: record.household.clone(),
+        }
+    }
+}
+
 impl Entry {
+    /// Changes where the machine's files and its QEMU are, in memory only; it is written down with the next [`Entry::update`].
+    pub fn moves_to(&self, to: Place) {
+        let _writing = self.writing.lock();
+        let record = &mut self.state.write().record;
+        (record.place, record.mount_name) = (to.directory, to.mount_name);
+        record.uid = to.uid;
+        record.household.id = to.household.id;
+    }
+
     /// Enters the sockets of its forwarded ports, which wait for connections in QEMU's place.
     pub fn holds_ports(&self, held: Vec<HeldPort>) {
         self.state.write().held = held;
@@ -54,7 +92,8 @@ impl Entry {
         fetcher: Arc<Fetcher>,
     ) {
         let mut state = self.state.write();
-        disks.limit_io(crate::io::limit(&state.record.limits));
+        let record = &state.record;
+        disks.limit_io(record.shares_disk_as(), crate::io::limit(&record.limits));
         state.disks = Some(disks);
         state.images = images;
         state.fetcher = Some(fetcher);

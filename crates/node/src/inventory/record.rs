@@ -79,9 +79,12 @@ pub struct Record {
     /// What its guest can reach of this host.
     #[serde(default, skip_serializing_if = "HostAccess::is_none")]
     pub host_access: HostAccess,
-    /// How much of this host's resources its QEMU may use.
+    /// How much of this host's resources the QEMUs of its household may use together.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
+    /// With whom it shares these.
+    #[serde(default, skip_serializing_if = "Household::is_unknown")]
+    pub household: Household,
     /// What becomes of it once it has ended.
     #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
     pub afterwards: Afterwards,
@@ -121,6 +124,43 @@ pub struct Record {
     /// Whether it takes part in its image's swarm; `None` means as the node says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<SwarmUse>,
+}
+
+/// The machines that share their limits: one that a user made, and the clones that its guest and theirs made of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Household {
+    /// Its id: 16 hex digits; empty in a record of an earlier floe ([`Record::household_id`]).
+    pub id: String,
+    /// Whether a guest of it made the machine, so that it was there before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joined: bool,
+    /// Of a clone that a guest on another host made: the household there. With its other clones here it shares the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
+impl Household {
+    /// Returns a new one, whose first machine a user makes.
+    pub fn begin() -> Household {
+        Household {
+            id: format!("{:016x}", rand::random::<u64>()),
+            ..Household::default()
+        }
+    }
+
+    /// Returns the one with this id, for a machine that a guest of it makes.
+    pub fn join(id: &str) -> Household {
+        Household {
+            id: id.to_owned(),
+            joined: true,
+            from: None,
+        }
+    }
+
+    fn is_unknown(&self) -> bool {
+        *self == Household::default()
+    }
 }
 
 /// What a machine had before its size is changed: its limits follow from that and from the size that it reaches.
@@ -310,6 +350,20 @@ impl Record {
         self.given.of(&self.config)
     }
 
+    /// Returns the id of its household. A machine of an earlier floe is in one of its own.
+    pub fn household_id(&self) -> &str {
+        match self.household.id.as_str() {
+            "" => &self.mount_name,
+            id => id,
+        }
+    }
+
+    /// Returns what the machines are called that share their part of this host's disk with it.
+    pub fn shares_disk_as(&self) -> &str {
+        let from = self.household.from.as_deref();
+        from.unwrap_or_else(|| self.household_id())
+    }
+
     /// Decodes a record, or returns why that is impossible.
     pub fn parse(bytes: &[u8]) -> Result<Record, String> {
         #[derive(Deserialize)]
@@ -339,6 +393,10 @@ impl Record {
         };
         if let Some(disk) = record.own_disks.iter().find(|disk| !known(disk)) {
             return Err(format!("{:?} is no disk of a machine's own", disk.name));
+        }
+        let household = &record.household.id;
+        if !household.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(format!("{household:?} is no household"));
         }
         Ok(record)
     }
@@ -406,6 +464,7 @@ pub(crate) mod tests {
             network: None,
             host_access: HostAccess::None,
             limits: Limits::default(),
+            household: Household::default(),
             afterwards: Afterwards::default(),
             own_disks: Vec::new(),
             next_disk: 0,
@@ -447,6 +506,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_machine_of_a_node_that_knew_no_households_is_in_one_of_its_own() {
+        let old = record();
+        let text = serde_json::to_string(&old).unwrap();
+        assert!(!text.contains("household"), "as it wrote it: {text}");
+        assert_eq!(
+            Record::parse(text.as_bytes()).unwrap().household_id(),
+            "web"
+        );
+        let joined = Record {
+            household: Household::join(old.household_id()),
+            mount_name: "web.1".into(),
+            ..old
+        };
+        assert_eq!(joined.household_id(), "web");
+        let (one, other) = (Household::begin(), Household::begin());
+        assert_ne!(one.id, other.id);
+        let away = Record {
+            household: Household {
+                from: Some("00ff".into()),
+                ..one
+            },
+            ..joined
+        };
+        let read = Record::parse(&away.bytes()).unwrap();
+        assert_eq!(read, away);
+        assert_eq!(read.shares_disk_as(), "00ff");
+    }
+
+    #[test]
     fn a_record_of_a_node_that_knew_one_authority_for_all_is_read() {
         let mut old = record();
         old.origin.ca = Some("/ca.pem".into());
@@ -484,6 +572,8 @@ pub(crate) mod tests {
         assert!(text(&|v| v["name"] = "../../etc".into()).contains("not allowed"));
         assert!(text(&|v| v["more"] = 1.into()).contains("more"));
         assert!(text(&|v| v["place"] = "../../etc".into()).contains("place"));
+        let above = serde_json::json!({"id": "../../x"});
+        assert!(text(&|v| v["household"] = above.clone()).contains("household"));
         for cut in [0, 1, 20] {
             assert!(Record::parse(&serde_json::to_vec(&record()).unwrap()[..cut]).is_err());
         }

@@ -12,15 +12,15 @@
 use super::{
     families::{Families, Terms, Whose},
     launch::{Attached, disk_specs},
-    standby::{PREPARING_END, Place},
+    standby::PREPARING_END,
 };
 use crate::{
     BLANK_BYTES,
     error::{NodeError, at},
     images::sources::Found,
     inventory::{
-        Entry, Operation, is_pending,
-        record::{Origin, Record, Wanted},
+        Entry, Operation, Place, is_pending,
+        record::{Household, Origin, Record, Wanted},
     },
     machines::Machines,
     resources::Ahead,
@@ -66,6 +66,15 @@ struct Files {
     renew: bool,
 }
 
+/// Whose clones QEMUs wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    /// Those that a user makes, each with limits of its own.
+    User,
+    /// Those that the guest makes, within its own limits.
+    Guest,
+}
+
 /// A QEMU that waits.
 struct WaitingBlank {
     blank: Blank,
@@ -83,6 +92,7 @@ impl Terms {
             hardware: floe_machine::hardware_of(&record.config),
             access: record.host_access.clone(),
             limits: record.limits,
+            household: record.household.joined.then(|| record.household.id.clone()),
         }
     }
 }
@@ -110,13 +120,22 @@ impl Machines {
     pub(crate) fn prepare_clones(
         self: &Arc<Self>,
         parent: &Arc<Entry>,
+        maker: Maker,
         count: u32,
         threads: usize,
     ) {
         let of = Whose::ClonesOf(parent.name.to_string());
-        let parent = parent.clone();
+        let (parent, record) = (parent.clone(), parent.record());
+        // those that wait would take from the memory that the guest may have
+        if maker == Maker::Guest && record.limits.memory_max_bytes.is_some() {
+            return;
+        }
+        let household = match maker {
+            Maker::User => Household::default(),
+            Maker::Guest => Household::join(record.household_id()),
+        };
         self.on_a_thread(move |machines| {
-            machines.prepare_blanks(&parent, |_| of, count as usize, threads);
+            machines.prepare_blanks(&parent, |_| of, household, count as usize, threads);
         });
     }
 
@@ -127,7 +146,7 @@ impl Machines {
         self.on_a_thread(move |machines| {
             let options = &machines.core.options.standby;
             let of = |record: &Record| Whose::RunOf(record.config.devices.clone());
-            machines.prepare_blanks(&like, of, options.each, 1);
+            machines.prepare_blanks(&like, of, Household::default(), options.each, 1);
             let mut inner = machines.blanks.inner.lock();
             let gone = inner.families.keep_for_runs(options.images);
             drop(inner);
@@ -140,6 +159,7 @@ impl Machines {
         self: &Arc<Self>,
         like: &Entry,
         of: impl FnOnce(&Record) -> Whose,
+        household: Household,
         count: usize,
         threads: usize,
     ) {
@@ -151,7 +171,7 @@ impl Machines {
         if most == 0 || whose(&like.record()).is_none() {
             return;
         }
-        let mut files = match self.blank_files(like) {
+        let mut files = match self.blank_files(like, household) {
             Ok(files) => files,
             Err(error) => {
                 tracing::info!(machine = %like.name, %error, "no QEMU waits without an image");
@@ -172,8 +192,8 @@ impl Machines {
         }
     }
 
-    /// Makes the blank files for clones of a machine as it is now.
-    fn blank_files(&self, parent: &Entry) -> Result<Files, NodeError> {
+    /// Makes the blank files for clones of a machine as it is now, which join this household if it is one.
+    fn blank_files(&self, parent: &Entry, household: Household) -> Result<Files, NodeError> {
         let config = parent.vm()?.config();
         let shown = parent.mounted()?;
         let ram = config.memory_bytes.unwrap_or(MEMORY_BYTES_DEFAULT);
@@ -214,6 +234,7 @@ impl Machines {
             traced: false,
             pauses: Default::default(),
             family: None,
+            household,
             afterwards: Default::default(),
             ..parent.record()
         };
@@ -247,11 +268,16 @@ impl Machines {
 
     fn start_blank(&self, files: &Files) -> Result<WaitingBlank, NodeError> {
         let room = self.resources.ahead_of_image()?;
-        let (place, dir) = self.standby_place()?;
+        let household = match files.record.household.joined {
+            true => files.record.household.clone(),
+            false => Household::begin(),
+        };
+        let (place, dir) = self.standby_place(household)?;
         let mut record = Record {
             place: place.directory.clone(),
             mount_name: place.mount_name.clone(),
             uid: place.uid,
+            household: place.household.clone(),
             ..Record::clone(&files.record)
         };
         if files.renew {
@@ -304,15 +330,20 @@ impl Machines {
             blank, place, dir, ..
         } = waiting;
         // written to the disk once the guest runs; after a crash before that, QEMUs that had waited are ended anyway
-        entry.moves_to(place.directory.clone(), place.mount_name.clone(), place.uid);
-        let loaded = self.load_bound(entry, found, model, blank);
-        let loaded = loaded.inspect_err(|error| {
-            tracing::warn!(machine = %entry.name, %error, "a QEMU that waited could not be used");
-            entry.is_detached();
-            self.clear_standby(&place, &dir);
-            entry.moves_to(record.place, record.mount_name, record.uid);
-        });
-        loaded.ok()
+        entry.moves_to(place.clone());
+        match self.load_bound(entry, found, model, blank) {
+            Ok(loaded) => {
+                self.release_user(record.uid);
+                Some(loaded)
+            }
+            Err(error) => {
+                tracing::warn!(machine = %entry.name, %error, "a QEMU that waited could not be used");
+                entry.is_detached();
+                self.clear_standby(&place, &dir);
+                entry.moves_to(Place::of(&record));
+                None
+            }
+        }
     }
 
     /// Binds the files of a QEMU that waited to a machine's image, and has it load the state.

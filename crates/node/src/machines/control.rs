@@ -182,7 +182,7 @@ impl Machines {
         if let Some(fetcher) = fetcher {
             stats.wire_bytes = fetcher.link().wire_bytes;
         }
-        self.resources.count(&record.mount_name, &mut stats);
+        self.resources.count(&record, &mut stats);
         let image = record.shown_image();
         let has = record.size();
         let disks = record.disk_aliases();
@@ -352,7 +352,7 @@ impl Machines {
     /// Takes a machine of which nothing is on the disk out of all lists.
     pub(crate) fn forget(&self, operation: &Operation) {
         let record = operation.record();
-        self.resources.ended(&record.name, &record.mount_name);
+        self.resources.ended(&record);
         self.leave_network(&record);
         self.inventory.remove(&operation.name);
         self.images.forget_image(&record.image);

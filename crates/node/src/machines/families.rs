@@ -29,6 +29,8 @@ pub(super) struct Terms {
     pub hardware: MachineConfig,
     pub access: HostAccess,
     pub limits: Limits,
+    /// The household that they are in, if it is not one of their own.
+    pub household: Option<String>,
 }
 
 struct Family<T, F> {
@@ -234,6 +236,7 @@ mod tests {
             },
             access: HostAccess::None,
             limits: Limits::default(),
+            household: None,
         }
     }
 
@@ -346,6 +349,20 @@ mod tests {
         let whose = Whose::RunOf(vec!["c".into()]);
         assert_eq!(families.take(&whose, &terms(1), &image), Some(2));
         assert_eq!(families.take(&whose, &terms(1), &image), None);
+    }
+
+    #[test]
+    fn those_in_one_household_are_for_nobody_outside_of_it() {
+        let (mut families, now) = (Numbers::default(), Instant::now());
+        let joined = Terms {
+            household: Some("00ff".into()),
+            ..terms(1)
+        };
+        let asked = families.ask(now, (clones_of("web"), joined.clone()), "files", 1, 8);
+        start(&mut families, asked.start.unwrap().0, 3);
+        let image = Hash::of(b"image");
+        assert_eq!(families.take(&clones_of("web"), &terms(1), &image), None);
+        assert_eq!(families.take(&clones_of("web"), &joined, &image), Some(3));
     }
 
     #[test]

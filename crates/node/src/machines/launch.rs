@@ -143,7 +143,7 @@ impl Machines {
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
         let (record, attached) = (entry.record(), entry.is_detached());
         self.networks.close_inbound(&record.name, None);
-        self.resources.ended(&record.name, &record.mount_name);
+        self.resources.ended(&record);
         match attached {
             true => self
                 .images
@@ -187,9 +187,7 @@ impl Machines {
             .iter()
             .filter_map(|disk| disks.disk_path(disk))
             .collect();
-        spec.cgroup = self
-            .resources
-            .group_of(&record.mount_name, &record.limits)?;
+        spec.cgroup = self.resources.group_of(record)?;
         spec.user = user_of(record);
         spec.network_down = inventory::is_pending(record);
         spec.tap = self.tap_of(record)?;
@@ -317,7 +315,7 @@ fn copy_for(from: &Path, to: &Path, gid: Option<u32>) -> io::Result<()> {
     private::make_dirs(to.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
     // a copy left by an earlier start is reused: on a full disk there would be no room for another
     if fs::read(to).is_ok_and(|copy| fs::read(from).is_ok_and(|bytes| bytes == copy)) {
-        return Ok(());
+        return std::os::unix::fs::chown(to, None, gid);
     }
     // the existing file may be read-only, and the copy must not be readable by others even for a moment
     match fs::remove_file(to) {
@@ -477,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_port_is_chosen_where_none_was_named() {
-        let inventory = Inventory::new(Arc::default(), Arc::new(|_, _, _| ()));
+        let inventory = Inventory::new(Arc::default(), Default::default(), Arc::new(|_, _, _| ()));
         let chosen = choose_ports(&inventory, &["0:80".parse().unwrap()]).unwrap();
         assert_ne!(chosen[0].host_port, 0);
 

@@ -1,15 +1,18 @@
-//! Changes how much of this host's resources a machine may use, and how long it may idle before it is parked.
+//! Changes how much of this host's resources the machines of a household may use, and how long one may idle before it is parked.
+//!
+//! Each of them has the limits in its record. What counts is the record of the first of them, which is written first.
 
 use super::Machines;
 use crate::{
     error::{NodeError, usage},
-    inventory::lifecycle::Task,
+    inventory::{Entry, Operation, lifecycle::Task, record::Record},
     io,
 };
 use floe_api::{LimitRequest, Limits, MachineInfo, PARK_AFTER_S_MAX, PARK_AFTER_S_MIN};
+use std::sync::Arc;
 
 impl Machines {
-    /// Changes how much of this host's resources a machine may use, at once and for all its later starts.
+    /// Changes how much of this host's resources a machine and those that share its limits may use, at once and for all later starts.
     pub fn limit_machine(
         &self,
         name: &str,
@@ -17,8 +20,8 @@ impl Machines {
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Limit)?;
+        let _held = self.limiting.lock();
         let mut record = operation.record();
-        let before = record.limits;
         let change = |old: &mut Option<u32>, new: Option<u32>| match new {
             None => {}
             Some(0) => *old = None,
@@ -27,6 +30,7 @@ impl Machines {
         change(&mut record.limits.cpu_millicores, request.cpu_millicores);
         change(&mut record.limits.io_weight, request.io_weight);
         change(&mut record.limits.io_cap_percent, request.io_cap_percent);
+        change(&mut record.limits.clones, request.clones);
         match request.memory_max_bytes {
             None => {}
             Some(0) => record.limits.memory_max_bytes = None,
@@ -38,21 +42,75 @@ impl Machines {
             after_s => after_s,
         };
         check_park_after(park_after_s)?;
-        let limits = record.limits;
-        self.resources.check_limits(&limits)?;
-        if let Some(disks) = &operation.state().disks {
-            disks.limit_io(io::limit(&limits));
-        }
-        let runs = operation.state().vm.is_some();
-        let of_process = |limits: &Limits| (limits.cpu_millicores, limits.memory_max_bytes);
-        if runs && of_process(&limits) != of_process(&before) {
-            self.resources.limit(&record)?;
-        }
-        operation.update(|record| {
-            record.limits = limits;
+        self.resources.check_limits(&record.limits)?;
+        self.limit_household(&operation, record.limits, |record| {
             record.park_after_s = park_after_s;
         })?;
         Ok(self.info_of(&operation))
+    }
+
+    /// Sets the limits of the household of a machine, with another change of that machine's record. The caller holds `limiting`.
+    pub(super) fn limit_household(
+        &self,
+        operation: &Operation,
+        limits: Limits,
+        change: impl Fn(&mut Record),
+    ) -> Result<(), NodeError> {
+        let before = operation.record();
+        let members = self.household(before.household_id());
+        let of_group = |limits: &Limits| {
+            let of_process = (limits.cpu_millicores, limits.memory_max_bytes);
+            (of_process, limits.clones)
+        };
+        let mut running = members.iter().filter(|member| member.state().vm.is_some());
+        if of_group(&limits) != of_group(&before.limits)
+            && let Some(member) = running.next()
+        {
+            self.resources.limit(&Record {
+                limits,
+                ..member.record()
+            })?;
+        }
+        for member in &members {
+            let disks = member.state().disks.clone();
+            if let Some(disks) = disks {
+                disks.limit_io(member.record().shares_disk_as(), io::limit(&limits));
+            }
+            member.update(|record| {
+                record.limits = limits;
+                if Arc::ptr_eq(member, &operation.entry) {
+                    change(record);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the machines of a household on this host, the first of them first: the one that a user made, as long as it is there.
+    pub(super) fn household(&self, id: &str) -> Vec<Arc<Entry>> {
+        let mut members = self.inventory.all();
+        members.retain(|entry| entry.state().record.household_id() == id);
+        members.sort_by_key(|entry| {
+            let record = entry.record();
+            (record.household.joined, record.created_unix_s, record.name)
+        });
+        members
+    }
+
+    /// Has all machines that share limits say in their records what the first of them says, after a node that may have been killed while
+    /// it changed that.
+    pub(crate) fn settle_limits(&self) {
+        for entry in self.inventory.all() {
+            let record = entry.record();
+            let joined = record.household.joined.then(|| record.household_id());
+            let Some(first) = joined.and_then(|id| self.household(id).into_iter().next()) else {
+                continue;
+            };
+            let limits = first.record().limits;
+            if let Err(error) = entry.update(|record| record.limits = limits) {
+                tracing::warn!(machine = %entry.name, %error, "its record has other limits than it");
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
 //!
-//! Locks: those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
+//! Locks: that of limits, then those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
 //! screens (`faces`) are held only briefly.
 
 pub(crate) mod blanks;
@@ -31,6 +31,7 @@ pub(crate) mod standby;
 mod stopped;
 mod watching;
 
+pub(crate) use blanks::Maker;
 pub(crate) use control::end_vm;
 pub(crate) use disks::disk_called;
 pub(crate) use launch::VM_DIR;
@@ -49,6 +50,7 @@ use crate::{
     traces::Traces,
 };
 use floe_image::Hash;
+use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock, Weak, mpsc};
 
 /// Somebody who also keeps a record of machines: the forks service, for clones.
@@ -73,6 +75,8 @@ pub(crate) struct Machines {
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
     faces: faces::Faces,
+    /// Held while the limits of a household are changed.
+    limiting: Mutex<()>,
     /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
     arrivals: mpsc::Sender<Arc<Entry>>,
     kin: OnceLock<Weak<dyn Kin>>,
@@ -102,6 +106,7 @@ impl Machines {
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),
             faces: faces::Faces::default(),
+            limiting: Mutex::default(),
             arrivals,
             kin: OnceLock::new(),
         });

@@ -9,12 +9,14 @@ use crate::{
 use floe_api::Size;
 
 impl Machines {
-    /// Reserves what a machine needs for its start. While there is too little, QEMUs that wait for runs are ended.
+    /// Reserves what a machine needs for its start, and sees to it that its user is its own. While there is too little memory, QEMUs that
+    /// wait for runs are ended.
     pub(crate) fn reserve_resources(
         &self,
         entry: &Operation,
         overcommit: bool,
     ) -> Result<(), NodeError> {
+        self.inventory.settle_user(entry)?;
         self.reserve_for(&entry.record(), overcommit)
     }
 
@@ -24,6 +26,7 @@ impl Machines {
         entry: &Operation,
         overcommit: bool,
     ) -> Result<(), NodeError> {
+        self.inventory.settle_user(entry)?;
         let record = Record {
             restored: false,
             ..entry.record()
@@ -56,6 +59,13 @@ impl Machines {
         let give_way = || self.end_a_standby(&record.image);
         self.resources
             .reserve_more(&record, has, largest, overcommit, give_way)
+    }
+
+    /// Gives the user of a machine back that has another from now on.
+    pub(super) fn release_user(&self, uid: Option<u32>) {
+        if let Some(uid) = uid {
+            self.inventory.users.release(uid);
+        }
     }
 
     pub(super) fn link_bytes_per_s(&self, record: &Record) -> u64 {

@@ -83,14 +83,15 @@ impl Machines {
         model: &Coming,
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
-        // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, and has no
-        // limits
+        // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, has no
+        // limits, and is in a household of its own
         let record = entry.record();
         let was_parked = record.own_layers > 0;
         let waiting = match record.network {
             None if !was_parked
                 && record.host_access.is_none()
                 && !record.limits.bind_process()
+                && !record.household.joined
                 && record.fresh.is_none() =>
             {
                 let forwards = record.forwards.iter().map(machine_forward);
@@ -102,9 +103,10 @@ impl Machines {
         };
         if let Some((waiting, forwards)) = waiting {
             let (standby, attached, place) = waiting.into_parts();
-            entry.is_attached(attached.disks, attached.images, found.fetcher.clone());
             // written to the disk once the guest runs; after a crash before that, QEMUs that had waited are ended anyway
-            entry.moves_to(place.directory, place.mount_name, place.uid);
+            entry.moves_to(place);
+            self.release_user(record.uid);
+            entry.is_attached(attached.disks, attached.images, found.fetcher.clone());
             report.stage("standby")?;
             return Ok(Loaded {
                 standby,

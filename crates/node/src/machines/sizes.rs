@@ -32,7 +32,8 @@ impl Machines {
     }
 
     /// Lets a machine's limits follow its size, from what it had before. Its QEMU needs what its guest has, so that of memory never falls
-    /// below that. `changing`: its size may still change, so that what it had before stays in its record.
+    /// below that. `changing`: its size may still change, so that what it had before stays in its record. Limits that its guest may share
+    /// with clones stay as they are: each of them could have them grow.
     pub(crate) fn limits_follow(
         &self,
         operation: &Operation,
@@ -40,14 +41,15 @@ impl Machines {
         after: Size,
         changing: bool,
     ) -> Result<(), NodeError> {
-        let mut record = operation.record();
-        let had = record.limits;
-        record.limits = following(before.limits, before.size, after);
-        if record.limits != had {
-            self.resources.limit(&record)?;
-        }
-        operation.update(|now| {
-            now.limits = record.limits;
+        let _held = self.limiting.lock();
+        let record = operation.record();
+        let alone = self.household(record.household_id()).len() == 1;
+        let follows = alone && !record.household.joined && record.limits.clones.is_none();
+        let limits = match follows {
+            true => following(before.limits, before.size, after),
+            false => record.limits,
+        };
+        self.limit_household(operation, limits, |now| {
             now.resizing = changing.then_some(before);
         })
     }

@@ -8,7 +8,10 @@ use crate::{
     STANDBY_BYTES, StandbyOptions,
     error::{NodeError, at},
     images::sources::Found,
-    inventory::record::{RECORD_VERSION, Record, Wanted},
+    inventory::{
+        For, Place,
+        record::{Household, RECORD_VERSION, Record, Wanted},
+    },
     machines::{
         Machines,
         launch::{Attached, make_machine_dir},
@@ -17,7 +20,7 @@ use crate::{
     unix_now,
 };
 use floe_image::Hash;
-use floe_machine::{Machine, Standby, User, exec::UID_COUNT};
+use floe_machine::{Machine, Standby};
 use floe_mount::MachineHandle;
 use floe_store::private;
 use parking_lot::{Condvar, Mutex};
@@ -31,8 +34,6 @@ use std::{
     time::Duration,
 };
 
-/// How far from the end of the range of user ids those of waiting machines begin, away from those of named machines.
-const UID_FROM_END: u32 = 1024;
 /// Their directory in the state directory.
 pub(crate) const DIR: &str = "standby";
 /// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
@@ -67,17 +68,6 @@ pub(crate) struct Waiting {
     dir: PathBuf,
     /// Its reservation of the host's memory.
     _room: Ahead,
-}
-
-/// Where a machine's files are.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    /// Relative to the state directory.
-    pub directory: String,
-    /// The name of its directory on the mount.
-    pub mount_name: String,
-    /// The user id of its QEMU.
-    pub uid: Option<u32>,
 }
 
 impl Waiting {
@@ -234,45 +224,42 @@ impl Machines {
         }
     }
 
-    /// Returns a number for the next waiting QEMU and a user id that no machine has; those of an earlier node may still live.
-    fn standby_user(&self) -> (u64, Option<u32>) {
-        let taken = self.inventory.uids();
-        let next = || {
-            let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
-            let below = UID_COUNT - 1 - (number % u64::from(UID_FROM_END)) as u32;
-            (number, User::for_machine(below).map(|user| user.uid))
-        };
-        let free = |(_, uid): &(u64, Option<u32>)| uid.is_none_or(|uid| !taken.contains(&uid));
-        let mut tried = (0..UID_FROM_END).map(|_| next());
-        tried.find(free).unwrap_or_else(next)
-    }
-
-    /// Makes the directory of the next waiting QEMU; returns where its files are to be, and that directory.
-    pub(super) fn standby_place(&self) -> Result<(Place, PathBuf), NodeError> {
-        let (number, uid) = self.standby_user();
+    /// Makes the directory of the next waiting QEMU, which is in this household's control group; returns where its files are to be, and
+    /// that directory.
+    pub(super) fn standby_place(
+        &self,
+        household: Household,
+    ) -> Result<(Place, PathBuf), NodeError> {
+        let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
         // differs from all machines' names, and from those of machines that waited under an earlier node
         let unique = format!("{number}-{:08x}", rand::random::<u32>());
+        let root = self.core.home.root();
+        let (above, dir) = (root.join(DIR), root.join(DIR).join(&unique));
+        private::make_dirs(&above).map_err(at(format!("cannot make {}", above.display())))?;
+        // only what did not exist before is removed when it is cleared
+        make_machine_dir(&dir)?;
+        let uid = self.inventory.users.claim(For::Waiting);
+        let uid = uid.inspect_err(|_| drop(std::fs::remove_dir(&dir)))?;
         let place = Place {
             directory: format!("{DIR}/{unique}"),
             mount_name: format!("standby.{unique}"),
             uid,
+            household,
         };
-        let root = self.core.home.root();
-        let (above, dir) = (root.join(DIR), root.join(&place.directory));
-        private::make_dirs(&above).map_err(at(format!("cannot make {}", above.display())))?;
-        // only what did not exist before is removed when it is cleared
-        make_machine_dir(&dir)?;
         Ok((place, dir))
     }
 
     /// Removes what is left of a waiting QEMU that has ended.
     pub(super) fn clear_standby(&self, place: &Place, dir: &Path) {
         let name = &place.mount_name;
-        self.resources.remove_group(name);
+        self.resources.remove_group(&place.household.id, name);
         if let Err(error) = self.images.with_mount(|mount| mount.remove_machine(name)) {
             tracing::debug!(%error, "a waiting machine is not on the mount");
         }
         let _ = std::fs::remove_dir_all(dir);
+        if let Some(uid) = place.uid {
+            self.inventory.users.release(uid);
+        }
     }
 
     /// Starts a QEMU with an image's state loaded. An `isolated` one cannot reach the network.
@@ -282,7 +269,7 @@ impl Machines {
         isolated: bool,
     ) -> Result<Waiting, NodeError> {
         let room = self.resources.ahead(&found.manifest.config)?;
-        let (place, dir) = self.standby_place()?;
+        let (place, dir) = self.standby_place(Household::begin())?;
         let prepared = self.prepare_in(found, &place, isolated);
         match prepared {
             Ok((standby, attached)) => Ok(Waiting {
@@ -328,6 +315,7 @@ impl Machines {
             network: None,
             host_access: Default::default(),
             limits: Default::default(),
+            household: place.household.clone(),
             afterwards: Default::default(),
             own_disks: Vec::new(),
             next_disk: 0,

@@ -221,19 +221,25 @@ impl Networks {
         let everyone = overlay.peers.iter().chain([&overlay.local]);
         let everyone = everyone.map(Ipv4Addr::to_string).collect();
         if changed != *known {
-            self.apply(&changed)?;
+            self.apply(Some(&*known), &changed)?;
             *known = changed;
         }
         Ok(everyone)
     }
 
-    /// Applies a changed overlay, and writes it to the disk.
-    fn apply(&self, network: &Network) -> Result<(), NodeError> {
+    /// Applies a network that has more hosts than `before`, and writes it to the disk.
+    fn apply(&self, before: Option<&Network>, network: &Network) -> Result<(), NodeError> {
         let namespace = self.namespace(&network.id);
-        match &network.overlay {
-            _ if !namespace.exists()? => namespace.make(network)?,
-            Some(overlay) => namespace.join_hosts(network, overlay)?,
-            None => {}
+        let rate = before.map(Network::bytes_per_s_here);
+        if !namespace.exists()? {
+            namespace.make(network)?;
+        } else {
+            if rate.is_some_and(|rate| rate != network.bytes_per_s_here()) {
+                namespace.apply(&network.rules())?;
+            }
+            if let Some(overlay) = &network.overlay {
+                namespace.join_hosts(network, overlay)?;
+            }
         }
         self.open_tunnel(network)?;
         self.save(network)
@@ -307,7 +313,7 @@ impl Networks {
         });
         checked.map_err(|why| usage(format!("a family's network: {why}"), ""))?;
         let new = !all.contains_key(&order.id);
-        if let Err(error) = self.apply(&network) {
+        if let Err(error) = self.apply(all.get(&order.id), &network) {
             if new {
                 self.namespace(&network.id).remove();
             }
@@ -337,7 +343,7 @@ impl Networks {
         let mut changed = known.clone();
         self.meet_all(&mut changed, hosts)?;
         if changed != *known {
-            self.apply(&changed)?;
+            self.apply(Some(&*known), &changed)?;
             *known = changed;
         }
         Ok(())
@@ -449,7 +455,7 @@ impl Networks {
         let all = self.all.lock();
         let network = all.get(&place.network).filter(|_| place.number == 0);
         let network = network.filter(|network| !network.allow.is_empty());
-        network.map_or(0, |network| network.bytes_per_s)
+        network.map_or(0, Network::bytes_per_s_here)
     }
 
     /// Returns how many bytes a member's network card has carried in both directions, if it has one.

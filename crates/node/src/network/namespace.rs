@@ -79,10 +79,7 @@ impl Namespace {
         }
         run(&["ip", "netns", "add", &self.name], "")?;
         self.inside_ip(&network.build())?;
-        run(
-            &["ip", "netns", "exec", &self.name, "nft", "-f", "-"],
-            &network.rules(),
-        )?;
+        self.apply(&network.rules())?;
         if !network.allow.is_empty() {
             let (name, device) = (&self.name, &self.device);
             run(
@@ -210,8 +207,8 @@ impl Namespace {
         self.inside(|| open_tap("vx0"))?
     }
 
-    /// Applies nftables rules inside the namespace.
-    pub fn clamp(&self, rules: &str) -> Result<(), NodeError> {
+    /// Applies nftables rules inside the namespace, which replace earlier ones.
+    pub fn apply(&self, rules: &str) -> Result<(), NodeError> {
         let inside = ["ip", "netns", "exec", &self.name, "nft", "-f", "-"];
         run(&inside, rules).map(drop)
     }

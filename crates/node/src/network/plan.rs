@@ -36,7 +36,7 @@ const PARENT_LAST: u32 = 15;
 pub(crate) const MEMBERS_MAX: u32 = 254 - PARENT_LAST;
 /// UDP port of VXLAN (RFC 7348).
 pub(crate) const VXLAN_PORT: u16 = 4789;
-/// How many new connections a second a family may open beyond its network: a port scan needs more.
+/// How many new connections a second a family may open beyond its network, on all of its hosts: a port scan needs more.
 const NEW_PER_S: u32 = 200;
 
 /// Returns the nftables rule that refuses link-local addresses, the host's loopback, and metadata services of clouds that are at neither.
@@ -70,7 +70,7 @@ pub(crate) struct Network {
     pub parent_mac: String,
     /// Destinations outside the network that members may reach.
     pub allow: Vec<Allow>,
-    /// Most bytes a second that all members together may send out of the network.
+    /// Most bytes a second that all members together, on all hosts, may send out of the network.
     pub bytes_per_s: u64,
     /// Members by name, with their numbers; 0 is the parent. On the parent's host, members on other hosts are included.
     pub members: BTreeMap<String, u32>,
@@ -162,6 +162,19 @@ impl Network {
     pub fn has_host(&self, member: SocketAddr) -> bool {
         let sealed = self.sealed.as_ref();
         sealed.is_some_and(|sealed| sealed.peers.contains(&member))
+    }
+
+    /// Returns how many hosts the family has reached so far.
+    fn hosts(&self) -> u32 {
+        let sealed = self.sealed.as_ref().map(|sealed| sealed.peers.len());
+        let overlay = self.overlay.as_ref().map(|overlay| overlay.peers.len());
+        sealed.or(overlay).unwrap_or(0) as u32 + 1
+    }
+
+    /// Returns how many bytes a second its members on this host may send out of it: an equal part for each host, since none knows how
+    /// much the others send.
+    pub fn bytes_per_s_here(&self) -> u64 {
+        self.bytes_per_s / u64::from(self.hosts())
     }
 
     /// Returns the id as a number, as it is in datagrams.
@@ -281,9 +294,10 @@ table bridge clamp {{
                 None => writeln!(allowed, "{out} {to} accept"),
             };
         }
-        let rate = self.bytes_per_s.clamp(1, u64::from(u32::MAX));
+        let rate = self.bytes_per_s_here().clamp(1, u64::from(u32::MAX));
         let burst = (rate / 4).max(64 << 10);
         let guarded = guarded_drop();
+        let new = (NEW_PER_S / self.hosts()).max(1);
         format!(
             "add table bridge floe
 delete table bridge floe
@@ -332,7 +346,7 @@ table ip floe {{
         iifname \"br0\" oifname \"br0\" accept
         limit rate over {rate} bytes/second burst {burst} bytes counter drop
         ct state established,related accept
-        ct state new limit rate over {NEW_PER_S}/second burst {NEW_PER_S} packets drop
+        ct state new limit rate over {new}/second burst {new} packets drop
 {named}{guarded}{wide}    }}
     chain post {{
         type nat hook postrouting priority 100;
@@ -460,6 +474,20 @@ mod tests {
         assert!(rules.contains("ip daddr 192.0.2.0/24 tcp dport 443 accept"));
         assert!(rules.contains("ip daddr 10.0.0.1/32 accept"));
         assert!(rules.contains("limit rate over 1000000 bytes/second"));
+        network.sealed = Some(Sealed {
+            secret: "0".repeat(64),
+            local: "10.0.0.1:7071".parse().unwrap(),
+            peers: ["10.0.0.2:7071", "10.0.0.3:7071"]
+                .map(|peer| peer.parse().unwrap())
+                .into(),
+            home: true,
+        });
+        assert!(
+            network
+                .rules()
+                .contains("limit rate over 333333 bytes/second")
+        );
+        network.sealed = None;
         network.allow = vec![
             "0.0.0.0/0".parse().unwrap(),
             "169.254.169.254:80".parse().unwrap(),

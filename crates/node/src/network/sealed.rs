@@ -59,7 +59,7 @@ impl Networks {
             .extend(members.filter(|member| *member != local));
         let everyone = sealed.peers.iter().chain([&sealed.local]);
         let everyone = everyone.map(SocketAddr::to_string).collect();
-        self.apply(&changed)?;
+        self.apply(Some(&*known), &changed)?;
         *known = changed;
         Ok(everyone)
     }

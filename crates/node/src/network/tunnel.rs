@@ -102,7 +102,7 @@ impl Tunnels {
                 let changed = **link.peers.read() != sealed.peers;
                 if changed {
                     *link.peers.write() = Arc::new(sealed.peers.clone());
-                    namespace.clamp(&network.clamp_rules(mss(&sealed.peers)))?;
+                    namespace.apply(&network.clamp_rules(mss(&sealed.peers)))?;
                 }
                 return Ok(());
             }
@@ -112,7 +112,7 @@ impl Tunnels {
         }
         let what = || format!("the encrypted way of family network {}", network.id);
         let tap = namespace.open_tunnel().map_err(at(what()))?;
-        namespace.clamp(&network.clamp_rules(mss(&sealed.peers)))?;
+        namespace.apply(&network.clamp_rules(mss(&sealed.peers)))?;
         let key = TunnelKey::of(&sealed.secret);
         let link = Arc::new(Link {
             tap: tap.into(),

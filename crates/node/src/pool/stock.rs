@@ -311,8 +311,9 @@ mod tests {
         assert_eq!(stock.with(|pool| pool.usage().bytes), 0, "they went first");
         resources.reserve(&record, 0, true, || false).unwrap();
         assert!(!take_in(&stock, 5), "nothing is left for it");
-        for name in [record.name.as_str(), "web"] {
-            resources.ended(name, "nowhere");
+        for name in ["other", "web"] {
+            record.name = name.to_owned();
+            resources.ended(&record);
         }
     }
 }

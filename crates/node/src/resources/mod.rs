@@ -19,11 +19,14 @@
 //! What the pool's substrates take is promised to the pool, as it is taken. They have a backup on the disk, so they leave memory when
 //! a machine needs it ([`Yields`]), before one is refused.
 //!
-//! [`limits`] enforces the most that a machine may use, by its control group.
+//! [`limits`] enforces the most that the machines of a household may use, by its control group; [`household`] says how that is shared
+//! with other hosts.
 //!
-//! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended, or the pool is asked to give way.
+//! Locks: `machines`, then the ledger's own. Neither is held while a QEMU is started or ended, or the pool is asked to give way. That of
+//! the households is held alone, while control groups are made, limited and removed.
 
 pub(crate) mod host;
+pub(crate) mod household;
 mod ledger;
 mod limits;
 mod trim;
@@ -338,6 +341,7 @@ impl Resources {
 
     /// Counts a running machine anew, which has another size. `added_bytes` of its memory were added while it ran.
     pub fn resized(&self, record: &Record, added_bytes: u64, link_bytes_per_s: u64) {
+        self.bound_again(record);
         let ask = ask_of_record(record, memory_of(record), added_bytes, link_bytes_per_s);
         if let Some(Holding::Committed(claim, _)) = self.machines.lock().get(&record.name) {
             claim.becomes(&ask);
@@ -365,9 +369,9 @@ impl Resources {
     }
 
     /// Notes that a machine's QEMU has ended or was never started.
-    pub fn ended(&self, name: &str, mount_name: &str) {
-        self.remove_group(mount_name);
-        match self.machines.lock().remove(name) {
+    pub fn ended(&self, record: &Record) {
+        self.remove_group(record.household_id(), &record.mount_name);
+        match self.machines.lock().remove(&record.name) {
             Some(Holding::Committed(claim, _)) => claim.release(),
             Some(Holding::Reserved(claim)) => drop(claim),
             None => {}
@@ -652,7 +656,7 @@ mod tests {
             .reserve(&record, 0, false, || waiting.pop().is_some())
             .unwrap();
         assert_eq!(waiting.len(), 2, "as many as are needed give way");
-        resources.ended(&record.name, &record.mount_name);
+        resources.ended(&record);
         record.config = config(100 << 30);
         let refused = resources.reserve(&record, 0, false, || panic!("it would not help"));
         let refused = refused.unwrap_err().to_api();

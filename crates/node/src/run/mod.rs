@@ -20,7 +20,7 @@ use crate::{
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::{Event, Gone, Phase, Task},
-        record::{Afterwards, Origin, RECORD_VERSION, Record, Wanted},
+        record::{Afterwards, Household, Origin, RECORD_VERSION, Record, Wanted},
         small::{Fresh, Small},
     },
     machines::{
@@ -173,7 +173,7 @@ impl Runs {
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
         let independent = independence::asked(request.independent.as_ref())?;
-        let make = |name: &MachineName, place: &str, number: u32| {
+        let make = |name: &MachineName, place: &str, uid: Option<u32>| {
             let record = Record {
                 version: RECORD_VERSION,
                 name: name.to_string(),
@@ -187,7 +187,7 @@ impl Runs {
                 wanted: Wanted::Starting,
                 detail: String::new(),
                 created_unix_s: unix_now(),
-                uid: floe_machine::User::for_machine(number).map(|user| user.uid),
+                uid,
                 place: format!("machines/{place}"),
                 mount_name: place.to_owned(),
                 traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
@@ -196,6 +196,7 @@ impl Runs {
                 network: None,
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
+                household: Household::begin(),
                 afterwards: Afterwards {
                     remove: request.remove,
                     restart: request.restart,

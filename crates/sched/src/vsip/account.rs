@@ -40,7 +40,7 @@ impl<T> Vsip<T> {
 
     /// Returns the part of the lead that is nobody's own: with all machines at work counted, no machine has more of it.
     pub(super) fn lead_share(&self) -> f64 {
-        LEAD_US * self.depth.capacity() / self.at_work.0.max(1.0)
+        LEAD_US * self.depth.capacity() / self.at_work.0.max(self.index.lightest())
     }
 
     /// Returns whether a machine's interactive requests may overtake others.
@@ -50,8 +50,8 @@ impl<T> Vsip<T> {
 
     /// Returns a machine's cap, in requests of ordinary size per microsecond; `None` if it has none.
     pub(super) fn cap_per_us(&self, machine: &Machine<T>) -> Option<f64> {
-        let percent = machine.limit.cap_percent;
-        (percent < 100).then(|| f64::from(percent) / 100.0 * self.depth.capacity())
+        let cap = machine.limit.cap();
+        cap.map(|part| part * self.depth.capacity())
     }
 
     /// Returns whether a machine has had more than its cap.

@@ -7,6 +7,7 @@
 use super::Vsip;
 use super::choose::{Candidate, Level};
 use super::machine::{AHEAD, BULK, INTERACTIVE, Machine};
+use crate::Limit;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tag as a number of the same order.
@@ -31,7 +32,7 @@ pub(super) struct Index {
     pub capped: BTreeSet<usize>,
     /// Those that may be about to send their next interactive request.
     pub thinking: BTreeSet<usize>,
-    /// The weights of those at work, and how many have each.
+    /// The weights of those at work, in [`Limit::WEIGHT_PARTS`], and how many have each.
     by_weight: BTreeMap<u32, usize>,
     weights: u64,
     count: usize,
@@ -46,7 +47,7 @@ pub(super) struct Keys {
     first: Option<Tag>,
     last: Option<Tag>,
     idle: Option<u64>,
-    /// 0: not at work.
+    /// In [`Limit::WEIGHT_PARTS`]. 0: not at work.
     weight: u32,
 }
 
@@ -85,7 +86,11 @@ impl Keys {
         let at_work = machine.is_at_work(now_us, grace_us);
         let mut keys = Keys {
             idle: (at_work && !busy).then_some(machine.last_us),
-            weight: if at_work { machine.limit.weight } else { 0 },
+            weight: if at_work {
+                machine.limit.weight_parts()
+            } else {
+                0
+            },
             ..Keys::default()
         };
         if machine.limit.cap_percent < 100 {
@@ -148,12 +153,14 @@ impl Index {
     /// Returns the lowest weight of the machines at work.
     pub fn lightest(&self) -> f64 {
         let first = self.by_weight.first_key_value();
-        first.map_or(1.0, |(weight, _)| f64::from(*weight))
+        let parts = f64::from(Limit::WEIGHT_PARTS);
+        first.map_or(1.0, |(weight, _)| f64::from(*weight) / parts)
     }
 
     /// Returns the weights of the machines at work, and how many there are.
     pub fn at_work(&self) -> (f64, usize) {
-        (self.weights as f64, self.count)
+        let parts = f64::from(Limit::WEIGHT_PARTS);
+        (self.weights as f64 / parts, self.count)
     }
 
     /// Returns the earliest turn of the machines at work without a cap that don't go last, and of those that do; infinite if there

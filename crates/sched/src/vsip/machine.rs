@@ -120,7 +120,7 @@ impl<T> Machine<T> {
     }
 
     pub(super) fn weight(&self) -> f64 {
-        f64::from(self.limit.weight)
+        f64::from(self.limit.weight_parts()) / f64::from(Limit::WEIGHT_PARTS)
     }
 
     pub(super) fn queued(&self) -> usize {

@@ -115,6 +115,7 @@ fn play(mut policy: Vsip<u32>, steps: &[(Step, u64)]) -> usize {
                     Limit {
                         weight,
                         cap_percent,
+                        among: 1 + *machine % 3,
                     },
                 );
                 None

@@ -181,12 +181,39 @@ fn a_launch_beside_a_liar_is_as_quick_as_beside_a_reader() {
 }
 
 #[test]
+fn machines_that_have_a_weight_and_a_cap_together_get_no_more_than_one_would() {
+    for (name, device, _) in DEVICES {
+        for (cap_percent, wanted) in [(100, 0.5), (20, 0.2)] {
+            // eight of them beside one that is alone
+            let mut shared = world(device, readers(1..10));
+            for machine in 1..9 {
+                let limit = Limit {
+                    weight: 5,
+                    cap_percent,
+                    among: 8,
+                };
+                shared.policy.limit(MachineId(machine), limit);
+            }
+            shared.run(50.0);
+            let before: Vec<u64> = shared.got.iter().map(|got| got.requests).collect();
+            shared.run(200.0);
+            let part = |machine: usize| (shared.got[machine].requests - before[machine]) as f64;
+            let all: f64 = (0..9).map(part).sum();
+            let theirs = 1.0 - part(8) / all;
+            println!("{name}: eight with a cap of {cap_percent} % have {theirs:.3}");
+            assert!((theirs / wanted - 1.0).abs() < 0.15, "{name}: {theirs}");
+        }
+    }
+}
+
+#[test]
 fn weights_divide_what_there_is_and_caps_hold_while_others_want_something() {
     for (name, device, _) in DEVICES {
         let mut shared = world(device, readers(1..4));
         let limit = |weight, cap_percent| Limit {
             weight,
             cap_percent,
+            among: 1,
         };
         shared.policy.limit(MachineId(1), limit(10, 100));
         shared.policy.limit(MachineId(2), limit(5, 100));
