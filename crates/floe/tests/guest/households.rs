@@ -6,6 +6,7 @@ use crate::support::guests::{WHOAMI, booted, names, said, said_by};
 use crate::support::node::{Signal, TestNode, eventually};
 use crate::support::resources::{group, household, needs_groups, pid, quota_of, said_by as file};
 use floe_api::*;
+use std::path::PathBuf;
 
 /// Memory that each of the guests takes, in MiB: two of them more than is left for all, and one less.
 const FILL_MIB: u64 = 100;
@@ -66,7 +67,7 @@ fn the_clones_that_a_guest_makes_share_its_limits() {
         assert!(pids.iter().all(|pid| household(*pid, controller) == one));
         assert_ne!(household(pid(&node, "other"), controller), one);
     }
-    let most = |group| -> Option<u64> {
+    let most = |group: &(PathBuf, bool)| -> Option<u64> {
         let text = file(group, "memory.limit_in_bytes", "memory.max");
         let bytes: u64 = text.parse().ok()?;
         (bytes < 1 << 60).then_some(bytes)
