@@ -32,6 +32,9 @@ const TASKS_MAX: u32 = 512;
 const TRIES: u32 = 100;
 /// The period in which a group gets its share of the processor, in microseconds: the kernel's own default.
 const PERIOD_US: u64 = 100_000;
+/// Swap beside a limit of memory in version 1 of control groups, in bytes: of two equal limits the kernel looks at that of both together
+/// first, and does not count who reaches that one.
+const SWAP_SLACK_BYTES: u64 = 1 << 20;
 
 /// Limits of what the QEMUs of a household may use of their host, all of them together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -320,6 +323,7 @@ impl Group {
                     let both = "memory.memsw.limit_in_bytes";
                     self.write_if_there(memory, both, "-1")?;
                     self.write(memory, "memory.limit_in_bytes", &or(max, "-1"))?;
+                    let max = max.map(|max| max.saturating_add(SWAP_SLACK_BYTES));
                     self.write_if_there(memory, both, &or(max, "-1"))
                 }
             }

@@ -100,8 +100,8 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Reads what an earlier node kept in a private directory: the content of each `NAME.json`, by NAME. Creates the directory if
-/// needed. A file that is not what it should be is set aside, and the error is logged with `lost`, which says what is missing without the
-/// file. One that can't be read now is an error: it may be whole.
+/// needed. What is no file, or not what it should be, is set aside, and the error is logged with `lost`, which says what is missing without
+/// it. One that can't be read now is an error: it may be whole.
 pub(crate) fn load_kept<T>(
     dir: &Path,
     bytes_max: u64,
@@ -118,9 +118,19 @@ pub(crate) fn load_kept<T>(
         let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
             continue;
         };
-        let bytes = read_bounded(&path, bytes_max);
-        let bytes = bytes.map_err(at(format!("cannot read {}", path.display())))?;
-        match parse(&bytes) {
+        let is_no_file = |error: &io::Error| {
+            use rustix::io::Errno;
+            matches!(
+                Errno::from_io_error(error),
+                Some(Errno::ISDIR | Errno::LOOP)
+            )
+        };
+        let parsed = match read_bounded(&path, bytes_max) {
+            Ok(bytes) => parse(&bytes),
+            Err(error) if is_no_file(&error) => Err(error.to_string()),
+            Err(error) => return Err(at(format!("cannot read {}", path.display()))(error)),
+        };
+        match parsed {
             Ok(one) => {
                 kept.insert(name.to_owned(), one);
             }
@@ -274,7 +284,7 @@ mod tests {
         assert_eq!(names.count(), 1 + UNREADABLE_MAX);
         // what can't be read now may be whole
         let unread = dir.path().join("unread.json");
-        std::os::unix::fs::symlink(&unread, &unread).unwrap();
+        std::os::unix::fs::symlink("x".repeat(300), &unread).unwrap();
         let error = load_kept(dir.path(), 100, number, "is no number").unwrap_err();
         assert!(
             error.to_string().contains(unread.to_str().unwrap()),

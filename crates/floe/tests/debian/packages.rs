@@ -183,6 +183,7 @@ fn node_and_hub_work_in_their_units(node: &TestNode) {
         node,
         "systemctl start floe-node; systemctl is-active floe-node",
     );
+    wait_for(node, "floe ps");
 }
 
 fn nothing_is_left(node: &TestNode) {

@@ -480,6 +480,9 @@ impl Drop for TestNode {
         }
         if std::thread::panicking() {
             eprintln!("the node's log:\n{}", self.log());
+            // one that did not start leaves it to a next one, and whoever looks into it waits for that
+            let mount = self.home().join("mnt");
+            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }
         if self.setup.disk_bytes.is_some() {
             let _ = rustix::mount::unmount(self.home(), rustix::mount::UnmountFlags::DETACH);

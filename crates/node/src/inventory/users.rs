@@ -279,10 +279,10 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let claims = dir.path().join("claims");
         let nodes = ["a", "b", "c"].map(|home| of(&claims, &dir.path().join(home)));
-        let mut all: Vec<u32> = std::thread::scope(|scope| {
+        let mut all: Vec<u32> = floe_threads::scope(|scope| {
             let begun = nodes
                 .each_ref()
-                .map(|node| scope.spawn(move || numbers(node, For::Machine, 20)));
+                .map(|node| scope.spawn("claims", move || numbers(node, For::Machine, 20)));
             begun
                 .into_iter()
                 .flat_map(|node| node.join().unwrap())
