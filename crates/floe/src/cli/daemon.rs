@@ -355,7 +355,8 @@ impl Down {
 fn end_left(cx: &Context) -> Result<(), CliError> {
     let supervisor = cx.home.run().join("supervisor.sock");
     let left = floe_node::running_in(&cx.home).map_err(|e| CliError(e.to_api()))?;
-    if left.is_empty() && UnixStream::connect(supervisor).is_err() {
+    // a supervisor that ends takes its socket along
+    if left.is_empty() && matches!(supervisor.try_exists(), Ok(false)) {
         return acknowledge(cx, "no node and no machine runs here");
     }
     if cx.verbose > 0 {
