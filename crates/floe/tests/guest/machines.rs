@@ -179,6 +179,14 @@ fn floe_down_ends_the_machines_that_a_node_which_is_gone_has_left() {
     let status = |name: &str| node.client().machine(name).unwrap().status;
     assert_eq!(status("web"), MachineStatus::Stopped);
     assert_eq!(status("odd"), MachineStatus::Failed);
+    // nor does the mount of a node without machines stay, with the supervisor that holds it
+    for name in ["web", "odd"] {
+        node.client().remove_machine(name, false).unwrap();
+    }
+    node.end(node::Signal::KILL);
+    assert!(mounts().contains(&mount));
+    ok(&node, &["down", "--machines"]);
+    assert!(!mounts().contains(&mount), "{}", mounts());
 }
 
 /// A machine whose memory is that of an image, and whose guest reads of it without end; its process.
