@@ -1,20 +1,14 @@
 //! What another user of the host gets of a node: nothing. A real node with real machines, and threads of this test that become
 //! other users and try everything that there is: every file, directory and socket, the mount, and the processes.
 
-use crate::support::other_users::{node_with_machines, open_of_process, open_to, processes};
+use crate::support::other_users::{
+    node_with_machines, open_of_process, open_to, processes, status_field,
+};
 use std::collections::BTreeMap;
-use std::fs::{self};
 
 /// The user that a process runs as.
 fn user_of(pid: u32) -> u32 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    uid.unwrap()
-        .split_whitespace()
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap()
+    status_field(pid, "Uid:").unwrap().parse().unwrap()
 }
 
 #[test]

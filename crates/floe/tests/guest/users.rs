@@ -1,7 +1,7 @@
 //! Whom the kernel takes machines for: users of their own on the whole host, and what it ends first when memory is full.
 
 use crate::support::node::{Signal, TestNode, eventually};
-use crate::support::other_users::{as_user, processes};
+use crate::support::other_users::{as_user, processes, status_field};
 use crate::support::resources::{now, pid};
 use floe_api::*;
 use std::{collections::BTreeMap, fs, path::Path};
@@ -11,13 +11,6 @@ const CLAIMS: &str = "/run/floe-users";
 
 /// Bit of the capability that lets a process lower anybody's score for when memory is full (capabilities(7)).
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
-
-/// A field of what the kernel says of a process.
-fn status_field(pid: u32, field: &str) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next().map(str::to_owned)
-}
 
 /// The users of all QEMUs of a node, those that wait among them, by their processes.
 fn users(node: &TestNode) -> BTreeMap<u32, u32> {

@@ -117,6 +117,13 @@ pub fn processes(home: &Path) -> BTreeMap<u32, String> {
         .collect()
 }
 
+/// A field of what the kernel says of a process, such as `Uid:`; `None` if it has ended.
+pub fn status_field(pid: u32, field: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.split_whitespace().next().map(str::to_owned)
+}
+
 /// What a user can see of a process that is nobody else's business.
 pub fn open_of_process(uid: u32, pid: u32) -> Vec<String> {
     let files = [

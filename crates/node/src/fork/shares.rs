@@ -4,6 +4,7 @@
 use super::{Asked, Forks, Start, decide::CloneId, record::ForkRecord};
 use crate::{inventory::record::Record, resources::household};
 use floe_api::Limits;
+use std::collections::BTreeSet;
 
 /// Notes in a fork's record whose limits its clones share: those of the guest that asks for it. Clones that a user makes are machines of
 /// the user's own, with as much as their parent has for each. Returns what each clone on another host takes along, or why it can't. The
@@ -68,17 +69,17 @@ impl Forks {
 
     /// Does so for all households, after a start of the node.
     pub(crate) fn share_all_again(&self) {
-        for fork in self.records.all() {
-            self.share_again(fork.shares_limits());
+        let forks = self.records.all();
+        let households: BTreeSet<&str> =
+            forks.iter().filter_map(ForkRecord::shares_limits).collect();
+        for household in households {
+            self.share_again(Some(household));
         }
     }
 
     fn share(&self, household: &str) -> Result<(), String> {
-        let all = self.inventory.all().into_iter();
-        let members = all.map(|entry| entry.record());
-        let members: Vec<Record> = members
-            .filter(|record| record.household_id() == household)
-            .collect();
+        let members = self.machines.household(household).into_iter();
+        let members: Vec<Record> = members.map(|entry| entry.record()).collect();
         let given = || self.records.given_away(household);
         let resources = &self.machines.resources;
         let shared = resources.given_away(household, &members, given);

@@ -109,9 +109,7 @@ impl Inventory {
     /// Removes a machine that was left alone from the list, because its files are gone.
     pub fn forget_left_alone(&self, name: &MachineName) {
         let left = self.left_alone.write().remove(name);
-        if let Some(uid) = left.and_then(|left| left.uid) {
-            self.users.release(uid);
-        }
+        self.users.release(left.and_then(|left| left.uid));
         self.changed.beat();
     }
 

@@ -364,7 +364,7 @@ impl Inventory {
             |name, place| make(name, place, uid),
             what,
         );
-        added.inspect_err(|_| uid.into_iter().for_each(|uid| self.users.release(uid)))
+        added.inspect_err(|_| self.users.release(uid))
     }
 
     fn add(
@@ -458,9 +458,8 @@ impl Inventory {
     /// Removes a machine from the list, whose QEMU and files are gone.
     pub fn remove(&self, name: &MachineName) {
         let removed = self.entries.write().remove(name);
-        if let Some(uid) = removed.and_then(|entry| entry.state().record.uid) {
-            self.users.release(uid);
-        }
+        self.users
+            .release(removed.and_then(|entry| entry.state().record.uid));
         self.changed.beat();
     }
 

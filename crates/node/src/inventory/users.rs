@@ -103,9 +103,10 @@ impl Users {
         self.claims.is_none() || self.ours.lock().contains(&id)
     }
 
-    /// Gives an id back whose machine is gone; another node's stays. An error is only logged: a later start of the node gives it back.
-    pub fn release(&self, id: u32) {
-        if let Some((dir, home)) = &self.claims {
+    /// Gives an id back, if it is one, whose machine is gone; another node's stays. An error is only logged: a later start of the node gives
+    /// it back.
+    pub fn release(&self, id: Option<u32>) {
+        if let (Some(id), Some((dir, home))) = (id, &self.claims) {
             let released = hold(dir).and_then(|_held| release(dir, home, id));
             tell(released);
             self.ours.lock().remove(&id);
@@ -253,8 +254,8 @@ pub(crate) mod tests {
         assert_eq!(numbers(&a, For::Waiting, 1), [first]);
         assert_eq!(numbers(&b, For::Waiting, 1), [first + 1]);
         // nobody gives back what is another's
-        b.release(UID_FIRST);
-        b.release(UID_FIRST + 2);
+        b.release(Some(UID_FIRST));
+        b.release(Some(UID_FIRST + 2));
         assert_eq!(numbers(&a, For::Machine, 1), [2]);
     }
 

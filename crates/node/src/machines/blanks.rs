@@ -333,7 +333,7 @@ impl Machines {
         entry.moves_to(place.clone());
         match self.load_bound(entry, found, model, blank) {
             Ok(loaded) => {
-                self.release_user(record.uid);
+                self.inventory.users.release(record.uid);
                 Some(loaded)
             }
             Err(error) => {

@@ -87,7 +87,7 @@ impl Machines {
     }
 
     /// Returns the machines of a household on this host, the first of them first: the one that a user made, as long as it is there.
-    pub(super) fn household(&self, id: &str) -> Vec<Arc<Entry>> {
+    pub(crate) fn household(&self, id: &str) -> Vec<Arc<Entry>> {
         let mut members = self.inventory.all();
         members.retain(|entry| entry.state().record.household_id() == id);
         members.sort_by_key(|entry| {

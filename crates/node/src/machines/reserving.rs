@@ -61,13 +61,6 @@ impl Machines {
             .reserve_more(&record, has, largest, overcommit, give_way)
     }
 
-    /// Gives the user of a machine back that has another from now on.
-    pub(super) fn release_user(&self, uid: Option<u32>) {
-        if let Some(uid) = uid {
-            self.inventory.users.release(uid);
-        }
-    }
-
     pub(super) fn link_bytes_per_s(&self, record: &Record) -> u64 {
         let place = record.network.as_ref();
         place.map_or(0, |place| self.networks.way_out_bytes_per_s(place))

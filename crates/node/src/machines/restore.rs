@@ -105,7 +105,7 @@ impl Machines {
             let (standby, attached, place) = waiting.into_parts();
             // written to the disk once the guest runs; after a crash before that, QEMUs that had waited are ended anyway
             entry.moves_to(place);
-            self.release_user(record.uid);
+            self.inventory.users.release(record.uid);
             entry.is_attached(attached.disks, attached.images, found.fetcher.clone());
             report.stage("standby")?;
             return Ok(Loaded {

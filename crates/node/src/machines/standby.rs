@@ -257,9 +257,7 @@ impl Machines {
             tracing::debug!(%error, "a waiting machine is not on the mount");
         }
         let _ = std::fs::remove_dir_all(dir);
-        if let Some(uid) = place.uid {
-            self.inventory.users.release(uid);
-        }
+        self.inventory.users.release(place.uid);
     }
 
     /// Starts a QEMU with an image's state loaded. An `isolated` one cannot reach the network.

@@ -37,17 +37,11 @@ pub(crate) fn share(limits: &Limits) -> Result<Limits, String> {
 
 /// Adds what another clone on another host has to what others have.
 pub(crate) fn plus(given: &Limits, more: &Limits) -> Limits {
-    let sum = |one: Option<u32>, other: Option<u32>| match (one, other) {
-        (Some(one), Some(other)) => Some(one.saturating_add(other)),
-        (one, other) => one.or(other),
-    };
-    let (memory, more_memory) = (given.memory_max_bytes, more.memory_max_bytes);
+    let cpu = [given.cpu_millicores, more.cpu_millicores];
+    let memory = [given.memory_max_bytes, more.memory_max_bytes];
     Limits {
-        cpu_millicores: sum(given.cpu_millicores, more.cpu_millicores),
-        memory_max_bytes: match (memory, more_memory) {
-            (Some(one), Some(other)) => Some(one.saturating_add(other)),
-            (one, other) => one.or(other),
-        },
+        cpu_millicores: cpu.into_iter().flatten().reduce(u32::saturating_add),
+        memory_max_bytes: memory.into_iter().flatten().reduce(u64::saturating_add),
         ..Limits::default()
     }
 }
