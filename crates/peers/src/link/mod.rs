@@ -13,7 +13,7 @@ use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, frames_of};
 use expected::Expected;
 use floe_swarm::policy::{PieceId, Purpose};
-use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
