@@ -1,5 +1,5 @@
 //! The sockets of a host, each with a QUIC endpoint of its own: settings, and the way to a member.
-use crate::link::{CLOSED_RUDELY, CLOSED_STRANGER};
+use crate::link::{CLOSED_RUDELY, CLOSED_STRANGER, ShortQueue};
 use crate::members::{Key, Member};
 use crate::tls::{Identity, key_of};
 use crate::wire::PROTOCOL;
@@ -134,6 +134,9 @@ fn transport() -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(WINDOW))
         .send_window(u64::from(WINDOW))
+        // one piece after the other: the first is there sooner, and the last no later
+        .send_fairness(false)
+        .congestion_controller_factory(Arc::new(ShortQueue))
         // nobody sends any
         .datagram_receive_buffer_size(None)
         .max_idle_timeout(Some(VarInt::from_u32(SILENCE_MS).into()))

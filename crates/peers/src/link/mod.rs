@@ -3,9 +3,11 @@
 mod expected;
 mod meet;
 mod pieces;
+mod queue;
 
 pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
 pub(crate) use pieces::{Outcome, shelve};
+pub(crate) use queue::ShortQueue;
 
 use crate::cap::Cap;
 use crate::members::Key;
