@@ -260,6 +260,30 @@ async fn a_stranger_gets_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_answers_at_a_members_address_without_its_key_is_refused() {
+    let scene = Scene::new(4).await;
+    let at = scene.rogue.endpoint.local_addr().unwrap();
+    let listed = |key| {
+        let addresses = vec![at];
+        [Member { key, addresses }]
+    };
+    let (rogue, shelf) = (scene.rogue.member().key, scene.node.shelf(&[]));
+    let swarm = scene.node.join(shelf, None, &listed(rogue));
+    let talk = scene.rogue.welcome(scene.image.content.id(), TOKEN).await;
+    until(&swarm, |status| status.peers[0].linked).await;
+    let member = Rogue::new(98).await.member().key;
+    swarm.members(listed(member).to_vec()).await.unwrap();
+    assert_eq!(rogue::code(&talk.connection).await, 2);
+    let refused = scene.rogue.accept().await;
+    assert_eq!(rogue::code(&refused).await, 2);
+    // nor does a host remember who somebody was and take that for a proof
+    let sessions = &scene.rogue.sessions;
+    assert!(sessions.offered.load(Ordering::Relaxed) > 0);
+    assert_eq!(sessions.resumed.load(Ordering::Relaxed), 0);
+    assert!(!swarm.status().await.unwrap().peers[0].linked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_seed_dies_after_each_piece_has_left_it_once() {
     let image = Image::new(&[30, 30]);
     let shop = Shop::new(&image);
@@ -390,7 +414,7 @@ async fn who_knocks_and_says_nothing_keeps_no_member_out() {
     let (hole, mut passed) = rogue::hole(host.addresses[0]).await;
     let stranger = Rogue::new(98).await;
     let silent: Vec<_> = (0..SILENT)
-        .map(|_| tokio::spawn(stranger.knock(&host, hole)))
+        .map(|_| tokio::spawn(stranger.knock(hole)))
         .collect();
     soon(passed.wait_for(|passed| *passed >= SILENT))
         .await

@@ -114,6 +114,28 @@ async fn hosts_that_dial_each_other_at_once_understand_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_first_addresses_are_dead_is_reached_by_its_last() {
+    let image = Image::new(&[4]);
+    let (nodes, mut members) = nodes(&image, 2).await;
+    // at the first nobody answers, and the second can't be one
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let dead = [silent.local_addr().unwrap(), "127.0.0.1:0".parse().unwrap()];
+    members[1].addresses = [&dead[..], &members[1].addresses[..]].concat();
+    // only the first can dial
+    members[0].addresses.clear();
+    let full = nodes[1].join(nodes[1].shelf(&[0]), None, &members);
+    let empty = nodes[0].join(nodes[0].shelf(&[]), None, &members);
+    soon(empty.need(&image.all())).await.unwrap();
+    image.assert_here(empty.shelf());
+    until(&full, |status| status.peers[0].linked).await;
+    assert!(
+        silent.recv(&mut [0; 2048]).is_ok(),
+        "the first was not tried"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_piece_that_is_lost_is_not_asked_for_and_comes_again_when_needed() {
     let image = Image::new(&[4]);
     let (nodes, members) = nodes(&image, 2).await;

@@ -3,9 +3,11 @@
 mod expected;
 mod meet;
 mod pieces;
+mod queue;
 
 pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
 pub(crate) use pieces::{Outcome, shelve};
+pub(crate) use queue::ShortQueue;
 
 use crate::cap::Cap;
 use crate::members::Key;
@@ -13,7 +15,7 @@ use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, frames_of};
 use expected::Expected;
 use floe_swarm::policy::{PieceId, Purpose};
-use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

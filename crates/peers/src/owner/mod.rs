@@ -6,6 +6,7 @@ mod peers;
 mod seed;
 mod wants;
 
+use crate::endpoints::Endpoints;
 use crate::host::Door;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
 use crate::members::Key;
@@ -15,7 +16,6 @@ use crate::swarm::{Command, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
 use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
 use gossip::Gossip;
-use iroh::Endpoint;
 use needs::Needs;
 use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
@@ -50,7 +50,7 @@ struct Linked {
 pub(crate) struct Owner {
     key: Key,
     hello: Hello,
-    endpoint: Endpoint,
+    endpoints: Endpoints,
     door: Door,
     shared: Shared,
     seed: Option<Arc<dyn Seed>>,
@@ -85,7 +85,7 @@ impl Owner {
     pub(crate) fn new(
         key: Key,
         hello: Hello,
-        endpoint: Endpoint,
+        endpoints: Endpoints,
         door: Door,
         shared: Shared,
         seed: Option<Arc<dyn Seed>>,
@@ -96,7 +96,7 @@ impl Owner {
         let mut owner = Owner {
             key,
             hello,
-            endpoint,
+            endpoints,
             door,
             policy: Policy::new(options.config, me, pieces, hello.session),
             roster: Roster::new(me),

@@ -38,10 +38,10 @@ impl Owner {
                 let Some(member) = self.roster.member(peer).cloned() else {
                     return;
                 };
-                let (endpoint, hello) = (self.endpoint.clone(), self.hello);
+                let (endpoints, hello) = (self.endpoints.clone(), self.hello);
                 let notes = self.shared.notes.clone();
                 tokio::spawn(async move {
-                    let met = dial(&endpoint, &member, hello).await;
+                    let met = dial(&endpoints, &member, hello).await;
                     let _ = notes.send(Note::Dialled(member.key, met)).await;
                 });
             }

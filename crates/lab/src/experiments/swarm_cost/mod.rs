@@ -1,4 +1,7 @@
-//! `swarm-cost`: what a swarm costs a node, in processor time and memory, against the same machine that gets the same from the hub.
+//! `swarm-cost`: what a swarm costs a node, in processor time and memory, against the same machine that gets the same from the hub; and
+//! what a machine waits for a piece while others are prefetched.
+mod demand;
+
 use super::swarm_real::site::{Mode, Outcome, Site, Size};
 use crate::harness::{Context, Report, Samples};
 use std::time::Duration;
@@ -9,6 +12,7 @@ const HOSTS: usize = 4;
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("swarm-cost", context.quick);
+    demand::run(context, &mut report)?;
     let site = Site::prepare(
         &context.scratch,
         Size {
