@@ -294,6 +294,7 @@ impl Images {
         let progress = progress_of(report, "pull");
         let options = PullOptions {
             cancel: report.cancel(),
+            whole_packs: true,
             ..Default::default()
         };
         let before = found.fetcher.source().link().wire_bytes;

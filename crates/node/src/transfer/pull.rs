@@ -1,13 +1,14 @@
 //! Pull: copies a whole image here from any source, and fetches only what is not here yet.
 //!
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
-//! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
+//! other temporary files names the packs of an unfinished pull, so that the next one continues with them. Packs that the source
+//! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
-use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
+use super::{Cancel, Gate, Meter, OnProgress, Passes, Progress, TransferError, check, retry};
 use floe_image::{
     Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
 };
-use floe_source::{Purpose, Request, Source, SourceError};
+use floe_source::{Purpose, Request, Source, SourceError, WholePacks};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -29,6 +30,8 @@ const SEGMENTS_AT_A_TIME: usize = 32;
 const CONNECTIONS: usize = 4;
 /// How long one read may take: 1 MiB at 100 kbit/s.
 const READ_DEADLINE: Duration = Duration::from_secs(120);
+/// A pack is taken whole if at most one in this many of its items is here already; those items are then stored twice.
+const HERE_MAX: usize = 4;
 /// A pack is closed at this size, before it can exceed the limit of uploads.
 const PACK_BYTES: u64 = 7 << 20;
 
@@ -50,6 +53,8 @@ pub struct PullOptions {
     pub cancel: Cancel,
     /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
     pub gate: Option<Arc<dyn Gate>>,
+    /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
+    pub whole_packs: bool,
 }
 
 /// What a pull did.
@@ -87,7 +92,11 @@ pub fn pull(
     let manifest = retry(cancel, passes, || Ok(source.manifest(image)?))?;
     let keep = match to {
         Destination::Repository(repository, cache) => {
-            Keep::Packs(Unfinished::open(repository, cache, image)?)
+            let mut packs = Unfinished::open(repository, cache, image)?;
+            if let Some(whole) = whole_packs(source, image, options) {
+                packs.take(&*whole, options, progress)?;
+            }
+            Keep::Packs(packs)
         }
         Destination::Cache(cache) => Keep::Cache(cache),
     };
@@ -156,6 +165,20 @@ pub fn pull(
         chunks_reused: chunks.len() as u64 - fetched,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+fn whole_packs(
+    source: &dyn Source,
+    image: &Hash,
+    options: &PullOptions,
+) -> Option<Arc<dyn WholePacks>> {
+    let whole = source.whole_packs(image);
+    whole.filter(|_| options.whole_packs)
+}
+
+/// Whether a pack is taken whole, given which of its items are here.
+pub(super) fn is_mostly_missing(here: &[bool]) -> bool {
+    here.iter().filter(|here| **here).count() * HERE_MAX <= here.len()
 }
 
 fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
@@ -431,6 +454,69 @@ impl<'a> Unfinished<'a> {
             made: Mutex::new(made),
             journal,
         })
+    }
+
+    /// Takes in packs that are brought here whole and are mostly missing. What can't be had this way is left to the pull that follows.
+    fn take(
+        &mut self,
+        whole: &dyn WholePacks,
+        options: &PullOptions,
+        progress: OnProgress<'_>,
+    ) -> Result<(), TransferError> {
+        let total_bytes = whole.packs().iter().map(|pack| pack.file_bytes).sum();
+        let (mut done_bytes, mut wire_bytes) = (0, 0);
+        let mut taken = Vec::new();
+        for pack in whole.packs() {
+            match self.take_one(whole, pack, options) {
+                Ok(None) => {}
+                Ok(Some(pack)) => {
+                    wire_bytes += pack.file_bytes;
+                    taken.push(pack);
+                }
+                Err(error @ (TransferError::Cancelled | TransferError::NoRoom { .. })) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    tracing::info!(pack = pack.id.short(), %error, "no further pack is taken whole");
+                    break;
+                }
+            }
+            done_bytes += pack.file_bytes;
+            progress(Progress {
+                done_bytes,
+                total_bytes,
+                wire_bytes,
+            });
+        }
+        self.local.packs.splice(0..0, taken);
+        let most = floe_image::LAYOUT_PACKS_MAX as usize;
+        self.local.packs.truncate(most);
+        Ok(())
+    }
+
+    /// Returns the pack if it was taken in.
+    fn take_one(
+        &self,
+        whole: &dyn WholePacks,
+        pack: &PackRef,
+        options: &PullOptions,
+    ) -> Result<Option<PackRef>, TransferError> {
+        check(&options.cancel)?;
+        if self.has(pack) {
+            return Ok(None);
+        }
+        let request = Request::of(Purpose::Settle, READ_DEADLINE);
+        let items = whole.items(pack, &request)?;
+        if !is_mostly_missing(&self.repository.has(&self.local, &items)?) {
+            return Ok(None);
+        }
+        if let Some(gate) = &options.gate {
+            gate.pass(pack.file_bytes, &options.cancel)?;
+        }
+        let file = whole.bring(pack, &request)?;
+        let taken = self.repository.share_pack(&file)?;
+        self.note(taken);
+        Ok(Some(taken))
     }
 
     fn put(
