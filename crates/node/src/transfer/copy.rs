@@ -5,7 +5,7 @@
 //! packs of an interrupted pull, and the pull that follows continues with them and fetches the rest. A pack that also holds
 //! data of images outside this image's lineage is not copied, since that data must not be published along with it.
 
-use super::pull::{Unfinished, is_mostly_missing};
+use super::unfinished::{Unfinished, is_mostly_missing};
 use super::{Cancel, OnProgress, Progress, TransferError, check};
 use floe_image::{Hash, Kind};
 use floe_store::Repository;

@@ -4,24 +4,19 @@
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them. Packs that the source
 //! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
-use super::{Cancel, Gate, Meter, OnProgress, Passes, Progress, TransferError, check, retry};
-use floe_image::{
-    Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
-};
+use super::unfinished::Unfinished;
+use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
+use floe_image::{Hash, Kind, PackWriter, Region, Segment};
 use floe_source::{Purpose, Request, Source, SourceError, WholePacks};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::io;
-use std::path::PathBuf;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 use std::time::{Duration, Instant};
 
-/// zstd level of what is packed here.
-const LEVEL: i32 = 3;
 /// How many chunks one read asks for: 1 MiB, so that progress and cancellation work over a slow link, too.
 const CHUNKS_AT_A_TIME: usize = 256;
 /// How many segments one read asks for, for the same reason.
@@ -29,11 +24,7 @@ const SEGMENTS_AT_A_TIME: usize = 32;
 /// How many reads are under way at once.
 const CONNECTIONS: usize = 4;
 /// How long one read may take: 1 MiB at 100 kbit/s.
-const READ_DEADLINE: Duration = Duration::from_secs(120);
-/// A pack is taken whole if at most one in this many of its items is here already; those items are then stored twice.
-const HERE_MAX: usize = 4;
-/// A pack is closed at this size, before it can exceed the limit of uploads.
-const PACK_BYTES: u64 = 7 << 20;
+pub(super) const READ_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Where a pull puts the image.
 #[derive(Clone, Copy)]
@@ -174,11 +165,6 @@ fn whole_packs(
 ) -> Option<Arc<dyn WholePacks>> {
     let whole = source.whole_packs(image);
     whole.filter(|_| options.whole_packs)
-}
-
-/// Whether a pack is taken whole, given which of its items are here.
-pub(super) fn is_mostly_missing(here: &[bool]) -> bool {
-    here.iter().filter(|here| **here).count() * HERE_MAX <= here.len()
 }
 
 fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
@@ -327,7 +313,7 @@ impl Keep<'_> {
                 }
             }
             Keep::Packs(packs) => {
-                let here = packs.repository.has(&packs.local, part)?;
+                let here = packs.repository.has(packs.known(), part)?;
                 let (mut held, mut rest) = (Vec::new(), Vec::new());
                 for (item, here) in part.iter().zip(here) {
                     if here {
@@ -339,7 +325,7 @@ impl Keep<'_> {
                 // chunks that are in packs already are not read: only segments are needed, to find what is below them
                 held.retain(|(kind, _)| *kind == Kind::Segment);
                 if !held.is_empty() {
-                    let scope = packs.repository.scope_of(&packs.local)?;
+                    let scope = packs.repository.scope_of(packs.known())?;
                     let damaged =
                         scope.read(&held, &mut |kind, hash, bytes| each(kind, hash, bytes))?;
                     rest.extend(damaged);
@@ -369,7 +355,7 @@ impl Keep<'_> {
         match self {
             Keep::Cache(_) => Ok(items.iter().map(raw).sum()),
             Keep::Packs(packs) => {
-                let here = packs.repository.has(&packs.local, items)?;
+                let here = packs.repository.has(packs.known(), items)?;
                 let missing = items.iter().zip(here).filter(|(_, here)| !here);
                 Ok(missing.map(|(item, _)| raw(item)).sum())
             }
@@ -410,208 +396,4 @@ fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>
             .get_segment(hash, None)
             .map(|segment| segment.encode()),
     })
-}
-
-/// The packs of an unfinished pull.
-pub(super) struct Unfinished<'a> {
-    repository: &'a Repository,
-    cache: Option<&'a Cache>,
-    /// Packs that were here when the pull began: other images', and those of an earlier try.
-    local: Layout,
-    /// Packs of this try and of earlier ones.
-    made: Mutex<Vec<PackRef>>,
-    journal: PathBuf,
-}
-
-impl<'a> Unfinished<'a> {
-    pub fn open(
-        repository: &'a Repository,
-        cache: Option<&'a Cache>,
-        image: &Hash,
-    ) -> Result<Self, TransferError> {
-        let folder = repository.dir().join("tmp");
-        let journal = folder.join(format!("pull-{image}"));
-        let earlier = std::fs::read(&journal)
-            .ok()
-            .and_then(|bytes| Layout::decode(&bytes).ok())
-            .unwrap_or_default();
-        let made: Vec<PackRef> = earlier
-            .packs
-            .into_iter()
-            .filter(|pack| !matches!(repository.pack_path(&pack.id).try_exists(), Ok(false)))
-            .collect();
-        let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
-        let mut packs = made.clone();
-        for entry in repository.list()? {
-            let layout = repository.layout(&entry.id)?;
-            packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
-        }
-        packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
-        Ok(Unfinished {
-            repository,
-            cache,
-            local: Layout { packs },
-            made: Mutex::new(made),
-            journal,
-        })
-    }
-
-    /// Takes in packs that are brought here whole and are mostly missing. What can't be had this way is left to the pull that follows.
-    fn take(
-        &mut self,
-        whole: &dyn WholePacks,
-        options: &PullOptions,
-        progress: OnProgress<'_>,
-    ) -> Result<(), TransferError> {
-        let total_bytes = whole.packs().iter().map(|pack| pack.file_bytes).sum();
-        let (mut done_bytes, mut wire_bytes) = (0, 0);
-        let mut taken = Vec::new();
-        for pack in whole.packs() {
-            match self.take_one(whole, pack, options) {
-                Ok(None) => {}
-                Ok(Some(pack)) => {
-                    wire_bytes += pack.file_bytes;
-                    taken.push(pack);
-                }
-                Err(error @ (TransferError::Cancelled | TransferError::NoRoom { .. })) => {
-                    return Err(error);
-                }
-                Err(error) => {
-                    tracing::info!(pack = pack.id.short(), %error, "no further pack is taken whole");
-                    break;
-                }
-            }
-            done_bytes += pack.file_bytes;
-            progress(Progress {
-                done_bytes,
-                total_bytes,
-                wire_bytes,
-            });
-        }
-        self.local.packs.splice(0..0, taken);
-        let most = floe_image::LAYOUT_PACKS_MAX as usize;
-        self.local.packs.truncate(most);
-        Ok(())
-    }
-
-    /// Returns the pack if it was taken in.
-    fn take_one(
-        &self,
-        whole: &dyn WholePacks,
-        pack: &PackRef,
-        options: &PullOptions,
-    ) -> Result<Option<PackRef>, TransferError> {
-        check(&options.cancel)?;
-        if self.has(pack) {
-            return Ok(None);
-        }
-        let request = Request::of(Purpose::Settle, READ_DEADLINE);
-        let items = whole.items(pack, &request)?;
-        if !is_mostly_missing(&self.repository.has(&self.local, &items)?) {
-            return Ok(None);
-        }
-        if let Some(gate) = &options.gate {
-            gate.pass(pack.file_bytes, &options.cancel)?;
-        }
-        let file = whole.bring(pack, &request)?;
-        let taken = self.repository.share_pack(&file)?;
-        self.note(taken);
-        Ok(Some(taken))
-    }
-
-    fn put(
-        &self,
-        items: &[(Kind, Hash, &[u8])],
-        writer: &mut Option<PackWriter<Vec<u8>>>,
-    ) -> Result<(), TransferError> {
-        let kind_of = |item: &(Kind, Hash, &[u8])| item.0;
-        for run in items.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
-            let kind = kind_of(&run[0]);
-            for frame in run.chunks(kind.frame_items_max()) {
-                let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) =
-                    frame.iter().map(|(_, hash, bytes)| (*hash, *bytes)).unzip();
-                let packed = compress_frame(kind, &bytes, LEVEL);
-                let open = match writer {
-                    Some(open) => open,
-                    None => writer.insert(PackWriter::new(Vec::new()).map_err(in_memory)?),
-                };
-                open.push_frame(kind, &hashes, &packed).map_err(in_memory)?;
-                if open.bytes_written() >= PACK_BYTES {
-                    self.close(writer)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the pack being written into the repository and notes it.
-    fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
-        let Some(writer) = writer.take() else {
-            return Ok(());
-        };
-        let (bytes, _) = writer.finish().map_err(in_memory)?;
-        let pack = self
-            .repository
-            .adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
-        self.note(pack);
-        Ok(())
-    }
-
-    /// Whether the pack is here, from another image or an earlier try.
-    pub fn has(&self, pack: &PackRef) -> bool {
-        self.local.packs.contains(pack)
-    }
-
-    /// Returns the packs that were here when the pull began.
-    pub fn known(&self) -> &Layout {
-        &self.local
-    }
-
-    /// Notes a pack that is here now.
-    pub fn note(&self, pack: PackRef) {
-        let mut made = self.made.lock();
-        if made.iter().all(|other| other.id != pack.id) {
-            made.push(pack);
-        }
-        // the journal only saves work: if it cannot be written, the pull continues
-        let layout = Layout {
-            packs: made.clone(),
-        };
-        let partial = self.journal.with_extension("partial");
-        let note = || -> io::Result<()> {
-            if let Some(folder) = self.journal.parent() {
-                floe_store::private::make_dirs(folder)?;
-            }
-            floe_store::private::write(&partial, &layout.encode())?;
-            std::fs::rename(&partial, &self.journal)
-        };
-        if let Err(error) = note() {
-            tracing::warn!(%error, "cannot note the packs of an unfinished pull");
-        }
-    }
-
-    fn publish(&self, manifest: &Manifest) -> Result<(), TransferError> {
-        let mut layout = Layout {
-            packs: self.made.lock().clone(),
-        };
-        let made: HashSet<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
-        layout.packs.extend(
-            self.local
-                .packs
-                .iter()
-                .filter(|pack| !made.contains(&pack.id)),
-        );
-        let layout = self.repository.check_complete(manifest, &layout)?;
-        self.repository.publish(manifest, &layout)?;
-        if let Err(error) = std::fs::remove_file(&self.journal)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::debug!(%error, "cannot remove a pull's journal");
-        }
-        Ok(())
-    }
-}
-
-fn in_memory(error: io::Error) -> TransferError {
-    TransferError::Options(format!("cannot pack: {error}"))
 }
