@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
-use floe_image::{Hash, Layout};
+use floe_image::{Hash, Layout, PackRef};
 use floe_peers::{Content, Options, Pack, PieceId, Shelf, ShelfError, Swarm};
 use floe_source::PackReader;
 use floe_store::Repository;
@@ -239,15 +239,12 @@ fn content_of(
             bytes: pack.bytes,
         });
     }
-    let known = |id: &Hash, bytes: u64| {
+    let known = |of: &PackRef| {
         let mut both = ids.iter().zip(&packs);
-        both.any(|(other, pack)| other == id && pack.bytes == bytes)
+        let same_root = |pack: &Pack| of.root.is_none_or(|root| root.0 == pack.root);
+        both.any(|(id, pack)| *id == of.id && pack.bytes == of.file_bytes && same_root(pack))
     };
-    if !layout
-        .packs
-        .iter()
-        .all(|pack| known(&pack.id, pack.file_bytes))
-    {
+    if !layout.packs.iter().all(known) {
         return Err("the hub has laid the image's packs out anew".into());
     }
     let content = Content::new(packs).map_err(|error| error.to_string())?;
@@ -261,7 +258,7 @@ fn content_of(
 mod tests {
     use super::*;
     use floe_api::SwarmPack;
-    use floe_image::{CHUNK_SIZE, MachineConfig, PackRef};
+    use floe_image::{CHUNK_SIZE, MachineConfig};
     use floe_peers::Tree;
     use floe_store::{GcOptions, Ingest, IngestOptions};
     use std::fs;
@@ -386,6 +383,7 @@ mod tests {
             file_bytes: 100 + name.len() as u64,
             index_offset: 50,
             index_bytes: 10,
+            root: None,
         };
         let listed = |of: &PackRef| SwarmPack {
             id: of.id.to_string(),
@@ -413,6 +411,15 @@ mod tests {
         let mut short = listed(&b);
         short.bytes -= 1;
         assert!(content_of(&membership(vec![listed(&a), short]), &layout).is_err());
+        let rooted = |root: Hash| {
+            let root = Some(root);
+            Layout {
+                packs: vec![PackRef { root, ..a }, b],
+            }
+        };
+        let both = membership(vec![listed(&a), listed(&b)]);
+        assert!(content_of(&both, &rooted(Hash::of(a.id.as_bytes()))).is_ok());
+        assert!(content_of(&both, &rooted(a.id)).is_err());
         let mut odd = listed(&b);
         odd.root = "no digits".into();
         assert!(content_of(&membership(vec![listed(&a), odd]), &layout).is_err());

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -124,9 +124,9 @@ pub(super) fn read_index(
     PackIndex::decode(&bytes, pack).map_err(bad)
 }
 
-/// Reads a whole pack file and checks it frame by frame. Returns what it is.
+/// Reads a whole pack file and checks it frame by frame. Returns what it is, with its root.
 fn check_pack(file: &File, path: &Path) -> Result<(PackRef, PackIndex), StoreError> {
-    let pack = read_ref(file, path)?;
+    let mut pack = read_ref(file, path)?;
     let index = read_index(file, path, &pack)?;
     let (mut compressed, mut raw) = (vec![0u8; FRAME_BYTES_MAX as usize], Vec::new());
     for (number, frame) in index.frames().iter().enumerate() {
@@ -152,6 +152,9 @@ fn check_pack(file: &File, path: &Path) -> Result<(PackRef, PackIndex), StoreErr
             });
         }
     }
+    let mut from_start = file;
+    let root = from_start.rewind().and_then(|()| Hash::of_all(from_start));
+    pack.root = Some(root.map_err(|e| StoreError::io("read", path, e))?);
     Ok((pack, index))
 }
 
@@ -197,6 +200,30 @@ impl Repository {
             hashes.map(|hash| (frame.kind, *hash))
         });
         Ok(items.collect())
+    }
+
+    /// Finds out the roots of those of an image's packs of which its layout names none, as one that an older version wrote, and notes them
+    /// there. Reads these packs once, and verifies them frame by frame, so that no root is of bytes that went bad on the disk.
+    pub fn find_roots(&self, id: &Hash) -> Result<(), StoreError> {
+        let mut roots = HashMap::new();
+        for pack in self.layout(id)?.packs {
+            if pack.root.is_none() {
+                let path = self.pack_path(&pack.id);
+                let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
+                roots.insert(pack, check_pack(&file, &path)?.0.root);
+            }
+        }
+        if roots.is_empty() {
+            return Ok(());
+        }
+        // nobody lays the packs out anew meanwhile; if somebody has, the others' roots are noted
+        let _lock = self.lock(rustix::fs::FlockOperation::LockExclusive)?;
+        let mut layout = self.layout(id)?;
+        for pack in &mut layout.packs {
+            let found = roots.get(&*pack).copied().flatten();
+            pack.root = pack.root.or(found);
+        }
+        self.write_file(&self.layout_path(id), &layout.encode())
     }
 
     /// Takes in a pack from a file, verified frame by frame; the file stays where it is.

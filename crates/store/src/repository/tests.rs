@@ -470,6 +470,36 @@ fn a_shared_pack_lies_on_the_disk_once_and_each_of_its_names_outlives_the_other(
 }
 
 #[test]
+fn an_old_image_gets_its_roots_by_one_pass() {
+    let (dir, repository) = repository();
+    let (id, _) = image(&repository, None, 0..1100);
+    let bytes = |pack: &PackRef| std::fs::read(repository.pack_path(&pack.id)).unwrap();
+    let is_right = |pack: &PackRef| pack.root == Some(Hash::of(&bytes(pack)));
+    // what is written here has them
+    let written = repository.layout(&id).unwrap();
+    assert!(written.packs.iter().all(is_right));
+    let adopted = Repository::create(&dir.path().join("ours")).unwrap();
+    let taken = |pack: &PackRef| adopted.adopt_pack(&repository.pack_path(&pack.id)).unwrap();
+    assert!(written.packs.iter().map(taken).all(|pack| is_right(&pack)));
+    // as an older version wrote it
+    let mut old = written.clone();
+    old.packs.iter_mut().for_each(|pack| pack.root = None);
+    let path = repository.layout_path(&id);
+    std::fs::write(&path, old.encode()).unwrap();
+    let read = repository.layout(&id).unwrap();
+    assert!(read == written && read.packs.iter().all(|pack| pack.root.is_none()));
+    for _ in 0..2 {
+        repository.find_roots(&id).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), written.encode());
+    }
+    // bytes that went bad get none
+    std::fs::write(&path, old.encode()).unwrap();
+    flip(&repository.pack_path(&old.packs[0].id), 100);
+    assert!(repository.find_roots(&id).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), old.encode());
+}
+
+#[test]
 fn a_scope_gives_out_only_its_own_images_items() {
     let (_dir, repository) = repository();
     let (mine, _) = image(&repository, None, 0..10);
