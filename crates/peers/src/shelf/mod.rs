@@ -14,7 +14,7 @@ use crate::tree::{self, Hashes, Tree, Verified};
 use bytes::Bytes;
 use floe_swarm::policy::PieceId;
 use rustix::fs::FallocateFlags;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -54,19 +54,40 @@ pub enum ShelfError {
 }
 
 impl Shelf {
-    /// Opens the shelf in a directory that is made if need be and that no other shelf uses. What an earlier run has left is here if its
-    /// record is whole and of this content.
+    /// Opens the shelf in a directory that is made if need be and that is for shelves alone, one at a time. What an earlier run has left is
+    /// here if its record is whole and of this content; files of anything else are removed.
     pub fn open(dir: &Path, content: Arc<Content>) -> io::Result<Shelf> {
         std::fs::create_dir_all(dir)?;
         let words = record::load(dir, &content)?;
-        Ok(Shelf {
+        let shelf = Shelf {
             dir: dir.to_owned(),
             here: words.into_iter().map(AtomicU64::new).collect(),
             content,
             files: RwLock::default(),
             dirty: Mutex::default(),
             records: Mutex::default(),
-        })
+        };
+        shelf.tidy()?;
+        Ok(shelf)
+    }
+
+    /// Removes packs of another content, and names that a kill has left: each of them would keep a whole file.
+    fn tidy(&self) -> io::Result<()> {
+        let packs = 0..self.content.packs().len();
+        let files = packs.flat_map(|pack| ["pack", "tree"].map(|kind| self.path(pack, kind)));
+        let mut known: HashSet<PathBuf> = files.collect();
+        known.insert(self.dir.join(record::NAME));
+        let mut litter = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if !known.contains(&entry.path()) && entry.file_type()?.is_file() {
+                litter.push(entry.path());
+            }
+        }
+        if !litter.is_empty() {
+            self.sync()?; // no record of another content may outlive its packs
+        }
+        litter.iter().try_for_each(std::fs::remove_file)
     }
 
     /// Returns what this shelf has pieces of.
@@ -447,9 +468,7 @@ mod tests {
             again.read(0, PIECE_BYTES * 4..PIECE_BYTES * 5).unwrap(),
             packs[0][4 << 16..5 << 16]
         );
-        // another content in the same place, and a damaged record
-        let other = Arc::new(Content::new(content.packs()[1..].to_vec()).unwrap());
-        assert_eq!(Shelf::open(dir.path(), other).unwrap().pieces().count(), 0);
+        // a damaged record, and another content in the same place
         let path = dir.path().join("have");
         let mut bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
@@ -459,6 +478,17 @@ mod tests {
             assert_eq!(found.pieces().count(), 0, "byte {at}");
             bytes[at] ^= 1;
         }
+        std::fs::write(&path, &bytes).unwrap();
+        let here = |content: &Arc<Content>| {
+            let shelf = Shelf::open(dir.path(), content.clone()).unwrap();
+            shelf.pieces().count()
+        };
+        file(dir.path(), b"left by a kill").keep().unwrap();
+        assert_eq!(here(&content), 5);
+        assert_eq!(names(dir.path()).len(), 1 + 2 * 2);
+        let other = Arc::new(Content::new(content.packs()[1..].to_vec()).unwrap());
+        assert_eq!((here(&other), here(&content)), (0, 0));
+        assert_eq!(names(dir.path()).len(), 1 + 2);
     }
 
     #[test]
