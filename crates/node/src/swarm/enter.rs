@@ -347,9 +347,9 @@ mod tests {
         let shelf = Shelf::open(&shelves, content).unwrap();
         assert!(whole(&shelf));
         // back again, and the shelf goes
-        for number in 0..ids.len() {
-            let taken = repo.share_pack(&shelf.file_of(number).unwrap()).unwrap();
-            assert_eq!(taken, packs[number]);
+        for (number, pack) in packs.iter().enumerate() {
+            let taken = repo.share_pack(&shelf.file_of(number).unwrap());
+            assert_eq!(taken.unwrap(), *pack);
         }
         drop(shelf);
         fs::remove_dir_all(&shelves).unwrap();

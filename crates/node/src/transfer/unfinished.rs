@@ -254,18 +254,16 @@ mod tests {
         }
 
         fn bring(&self, pack: &PackRef, _: &Request) -> Result<PathBuf, SourceError> {
-            let one_less = |left: u64| left.checked_sub(1);
-            let left = self
-                .left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
-            match left {
-                Ok(_) => Ok(self.repo.pack_path(&pack.id)),
-                Err(_) => Err(SourceError::Unreachable {
+            let left = self.left.load(Ordering::Relaxed);
+            if left == 0 {
+                return Err(SourceError::Unreachable {
                     at: "a swarm".into(),
                     what: "a pack".into(),
                     reason: "all others have left".into(),
-                }),
+                });
             }
+            self.left.store(left - 1, Ordering::Relaxed);
+            Ok(self.repo.pack_path(&pack.id))
         }
     }
 
