@@ -226,7 +226,7 @@ async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
             dirs.push(dir);
             shelf
         });
-        assert!(full.fill(0, &image.packs[0][..]).unwrap());
+        image.put(&full, dirs[dirs.len() - 2].path(), 0);
         let shop = Shop::new(image);
         let full = gives.join(Arc::new(full), None, &members);
         let empty = takes.join(Arc::new(empty), Some(&shop), &members);

@@ -5,10 +5,11 @@ use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
 use floe_api::*;
 use floe_hub::{HubHandle, HubOptions};
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read, Seek, SeekFrom, Write},
-    os::unix::net::UnixStream,
-    path::Path,
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -169,6 +170,65 @@ fn shelves(home: &Path) -> usize {
     let entries = fs::read_dir(home.join("swarm")).unwrap();
     let dirs = entries.filter(|entry| entry.as_ref().unwrap().path().is_dir());
     dirs.count()
+}
+
+/// All files below directories.
+fn files_below(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let (mut dirs, mut files) = (dirs.to_vec(), Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files
+}
+
+/// What these directories of a node take on the disk, a file of several names once.
+fn disk_bytes(node: &TestNode, dirs: &[&str]) -> u64 {
+    let dirs: Vec<PathBuf> = dirs.iter().map(|dir| node.home().join(dir)).collect();
+    let mut seen = BTreeSet::new();
+    let files = files_below(&dirs).into_iter();
+    let each = files.map(|file| file.metadata().unwrap());
+    let once = each.filter(|file| seen.insert((file.dev(), file.ino())));
+    once.map(|file| file.blocks() * 512).sum()
+}
+
+/// The names of the packs in a node's repository.
+fn packs(node: &TestNode) -> BTreeSet<String> {
+    let files = files_below(&[node.home().join("repo/packs")]);
+    let name = |file: &PathBuf| file.file_name().unwrap().to_str().unwrap().to_owned();
+    files.iter().map(name).collect()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn an_image_that_came_by_a_swarm_or_is_given_to_one_lies_once_on_the_disk() {
+    let world = World::new(true);
+    let seeds = || {
+        let info = swarm(&world.maker);
+        info.is_some_and(|info| info.pieces > 0 && info.pieces_here == info.pieces)
+    };
+    eventually("all pieces", seeds);
+    let image = disk_bytes(&world.maker, &["repo"]);
+    let given = disk_bytes(&world.maker, &["repo", "swarm"]);
+    assert!(given < image + image / 20, "{image} {given}");
+
+    let node = told(&["--swarm"]);
+    world.boot(&node, "one", None);
+    becomes_linked(&node, &world.maker);
+    let whole = ["independent", "one", "--rate", "100M", "--wait"];
+    code(&node, 0, &whole);
+    // the packs are those that came, and none was made here
+    assert!(packs(&node).is_subset(&packs(&world.maker)));
+    eventually("the end of it", || shelves(node.home()) == 0);
+    let came = disk_bytes(&node, &["repo", "swarm"]);
+    assert!(came < image + image / 20, "{image} {came}");
+    let world = world.without_hub();
+    world.reads(&node, "one", 0, DISK_MIB);
 }
 
 #[test]

@@ -279,6 +279,23 @@ fn pieces_of_the_hub_prove_themselves_and_damaged_trees_are_made_anew() {
 }
 
 #[test]
+fn a_layout_names_the_roots_of_its_packs_once_a_swarm_has_asked_for_them() {
+    let world = world();
+    let id = some_image(&world, false);
+    let ann = Some(&*world.ann);
+    let roots = || {
+        let layout = world.get(&format!("/v1/images/{id}/layout"), ann).body;
+        let packs = Layout::decode(&layout).unwrap().packs.into_iter();
+        let roots = packs.map(|pack| pack.root.map(|root| root.to_string()));
+        roots.collect::<Vec<_>>()
+    };
+    assert!(roots().iter().all(Option::is_none));
+    let membership = join(&world, &id, ann, &wish(1));
+    let named = membership.packs.into_iter().map(|pack| Some(pack.root));
+    assert_eq!(roots(), named.collect::<Vec<_>>());
+}
+
+#[test]
 fn a_hub_that_starts_again_keeps_trees_and_tokens_and_removes_what_is_nobodys() {
     let mut world = world();
     let id = some_image(&world, false);

@@ -2,7 +2,7 @@
 //!
 //! They take 0.4 % of what the packs take. In memory is the root of each, 100 bytes a pack; what a piece needs of the hashes is read
 //! when it is proven. A tree is made of a pack that was verified item by item, so that no root vouches for bytes that went bad on the
-//! disk.
+//! disk. The catalogue has the root from then on, and layouts name it.
 
 use super::super::HubError;
 use super::super::access::Viewer;
@@ -100,13 +100,25 @@ impl Trees {
 pub(super) async fn root_of(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<Pack> {
     let root = hub.swarms.trees.root(&pack.id);
     let found = root.get_or_try_init(|| async {
-        let kept = blocking(hub, viewer.party(), move |hub| hub.swarms.trees.kept(&pack));
+        let kept = blocking(hub, viewer.party(), move |hub| {
+            let kept = hub.swarms.trees.kept(&pack)?;
+            kept.map(|kept| note(hub, &pack, kept)).transpose()
+        });
         match kept.await? {
             Some(kept) => Ok(kept),
             None => blocking_long(hub, viewer.party(), move |hub| make(hub, &pack)).await,
         }
     });
     found.await.copied()
+}
+
+/// Lets layouts name a pack's root, if they don't yet. Blocks.
+fn note(hub: &Hub, pack: &PackRef, known: Pack) -> ApiResult<Pack> {
+    let root = Hash::from(known.root);
+    if pack.root != Some(root) {
+        hub.catalogue.note_root(&pack.id, &root)?;
+    }
+    Ok(known)
 }
 
 /// Computes the tree of a pack and keeps it. Blocks.
@@ -136,7 +148,7 @@ fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
     if !hub.catalogue.knows_pack(&pack.id)? {
         hub.swarms.trees.forget(&pack.id); // it was removed meanwhile
     }
-    Ok(known)
+    note(hub, pack, known)
 }
 
 /// Returns a range of a pack in its proven form. If the kept tree does not prove it, one is made anew, which does unless the pack itself

@@ -9,11 +9,13 @@ use super::{
 };
 use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
-use floe_image::{Hash, Layout};
-use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
+use floe_image::{Hash, Layout, PackRef};
+use floe_peers::{Content, Options, Pack, PieceId, Shelf, ShelfError, Swarm};
 use floe_source::PackReader;
+use floe_store::Repository;
 use std::{
-    fs::File,
+    io,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -81,9 +83,7 @@ impl Swarms {
         let shelf = Arc::new(shelf);
         let wanted = self.wanted();
         let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
-        if wanted.whole {
-            self.fill(&shelf, &ids);
-        }
+        fill(&shelf, &dir, &ids, &self.images.repo);
         let seed = place.seed(ids.clone()).map_err(|error| error.to_string())?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
@@ -131,27 +131,6 @@ impl Swarms {
         let layout = source.and_then(|source| source.layout(&key.image));
         let layout = layout.map_err(|error| error.to_string())?;
         layout.ok_or_else(|| "the hub does not keep it in packs".into())
-    }
-
-    /// Puts packs on the shelf that this host's repository has. Others come from the hub.
-    fn fill(&self, shelf: &Shelf, ids: &[Hash]) {
-        for (number, id) in ids.iter().enumerate() {
-            let bytes = shelf.content().packs()[number].bytes;
-            let mut pieces = shelf.content().pieces_of(number, 0..bytes);
-            if pieces.all(|piece| shelf.has(piece)) {
-                continue;
-            }
-            let Ok(file) = File::open(self.images.repo.pack_path(id)) else {
-                continue;
-            };
-            match shelf.fill(number, file) {
-                Ok(true) => {}
-                Ok(false) => tracing::info!(pack = id.short(), "the hub's pack is another"),
-                Err(error) => {
-                    tracing::warn!(pack = id.short(), %error, "can't be put on the shelf")
-                }
-            }
-        }
     }
 
     /// Brings all pieces here, in the background.
@@ -221,6 +200,24 @@ impl Swarms {
     }
 }
 
+/// Puts packs on the shelf, which is in `dir`, that this host's repository has. Others come from other hosts and the hub.
+fn fill(shelf: &Shelf, dir: &Path, ids: &[Hash], repo: &Repository) {
+    for (number, id) in ids.iter().enumerate() {
+        if shelf.file_of(number).is_ok() {
+            continue;
+        }
+        let named = match floe_store::second_name(&repo.pack_path(id), dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            named => named.map_err(ShelfError::from),
+        };
+        match named.and_then(|file| shelf.fill(number, file)) {
+            Ok(true) => {}
+            Ok(false) => tracing::info!(pack = id.short(), "the hub's pack is another"),
+            Err(error) => tracing::warn!(pack = id.short(), %error, "can't be put on the shelf"),
+        }
+    }
+}
+
 fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {
     wait_for(&swarms.runtime, BRING_TIMEOUT, async move {
         let _ = swarm.want(&lacking).await; // it may be ending
@@ -242,15 +239,12 @@ fn content_of(
             bytes: pack.bytes,
         });
     }
-    let known = |id: &Hash, bytes: u64| {
+    let known = |of: &PackRef| {
         let mut both = ids.iter().zip(&packs);
-        both.any(|(other, pack)| other == id && pack.bytes == bytes)
+        let same_root = |pack: &Pack| of.root.is_none_or(|root| root.0 == pack.root);
+        both.any(|(id, pack)| *id == of.id && pack.bytes == of.file_bytes && same_root(pack))
     };
-    if !layout
-        .packs
-        .iter()
-        .all(|pack| known(&pack.id, pack.file_bytes))
-    {
+    if !layout.packs.iter().all(known) {
         return Err("the hub has laid the image's packs out anew".into());
     }
     let content = Content::new(packs).map_err(|error| error.to_string())?;
@@ -264,7 +258,123 @@ fn content_of(
 mod tests {
     use super::*;
     use floe_api::SwarmPack;
-    use floe_image::PackRef;
+    use floe_image::{CHUNK_SIZE, MachineConfig};
+    use floe_peers::Tree;
+    use floe_store::{GcOptions, Ingest, IngestOptions};
+    use std::fs;
+
+    /// An image of some packs in a repository, and its chunks.
+    fn image(repo: &Repository) -> (Hash, Vec<Vec<u8>>) {
+        let noise = noise(3 << 20);
+        let options = IngestOptions {
+            pack_bytes_max: 512 << 10,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(repo, options).unwrap();
+        ingest.region_bytes("ram", &noise).unwrap();
+        let id = ingest.finish(MachineConfig::default()).unwrap();
+        (id, noise.chunks(CHUNK_SIZE).map(<[u8]>::to_vec).collect())
+    }
+
+    /// Bytes that nothing makes smaller.
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        std::iter::repeat_with(next).take(bytes).collect()
+    }
+
+    /// Ends another thread's work, also if this one panics.
+    struct Ends<'a>(&'a AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    #[test]
+    fn packs_of_the_repository_stay_here_while_it_is_laid_out_anew_and_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = Repository::create(&dir.path().join("repo")).unwrap();
+        let (id, chunks) = image(&repo);
+        let packs = repo.layout(&id).unwrap().packs;
+        let ids: Vec<Hash> = packs.iter().map(|pack| pack.id).collect();
+        let path = |number: usize| repo.pack_path(&ids[number]);
+        let bytes: Vec<Vec<u8>> = (0..ids.len()).map(|n| fs::read(path(n)).unwrap()).collect();
+        let known = |pack: &Vec<u8>| Tree::of(&pack[..], pack.len() as u64).unwrap().pack();
+        let content = Arc::new(Content::new(bytes.iter().map(known).collect()).unwrap());
+        let shelves = dir.path().join("shelf");
+        let shelf = Shelf::open(&shelves, content.clone()).unwrap();
+        fill(&shelf, &shelves, &ids, &repo);
+        assert_eq!(shelf.pieces().count() as u32, content.pieces());
+        let whole = |shelf: &Shelf| {
+            let mut all = (0..).zip(&bytes);
+            all.all(|(n, pack)| shelf.read(n, 0..pack.len() as u64).unwrap() == *pack)
+        };
+        let sweep = || {
+            let options = GcOptions {
+                min_age: Duration::ZERO,
+                ..GcOptions::default()
+            };
+            repo.gc(&options).unwrap()
+        };
+        let over = AtomicBool::new(false);
+        floe_threads::scope(|threads| {
+            let _ends = Ends(&over);
+            threads.spawn("reader", || {
+                while !over.load(Relaxed) {
+                    assert!(whole(&shelf));
+                }
+            });
+            for step in [7, 11] {
+                let chosen = chunks.iter().step_by(step);
+                let cluster: Vec<Hash> = chosen.map(|chunk| Hash::of(chunk)).collect();
+                let ready = repo.rearrange(&id, &[cluster], &mut |_, _| true);
+                ready.unwrap().publish().unwrap();
+                sweep();
+            }
+        });
+        // those of chunks are gone from the repository, and the shelf, also of a node that starts again, has all
+        let gone = (0..ids.len()).filter(|n| path(*n).metadata().is_err());
+        let gone = gone.count();
+        assert!(gone > 3, "{gone} of {}", ids.len());
+        drop(shelf);
+        let shelf = Shelf::open(&shelves, content).unwrap();
+        assert!(whole(&shelf));
+        // back again, and the shelf goes
+        for (number, pack) in packs.iter().enumerate() {
+            let taken = repo.share_pack(&shelf.file_of(number).unwrap());
+            assert_eq!(taken.unwrap(), *pack);
+        }
+        drop(shelf);
+        fs::remove_dir_all(&shelves).unwrap();
+        assert!((0..ids.len()).all(|n| fs::read(path(n)).unwrap() == bytes[n]));
+        // no image lists them
+        assert_eq!(sweep().packs, gone as u64);
+        assert!(repo.verify(&id, &|_, _| true).unwrap().is_sound());
+    }
+
+    #[test]
+    fn the_repositorys_own_pack_is_no_other_that_the_hub_gives_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = Repository::create(&dir.path().join("repo")).unwrap();
+        let (id, _) = image(&repo);
+        let pack = repo.layout(&id).unwrap().packs[0];
+        let mut other = fs::read(repo.pack_path(&pack.id)).unwrap();
+        other[100] ^= 1;
+        let known = Tree::of(&other[..], pack.file_bytes).unwrap().pack();
+        let content = Arc::new(Content::new(vec![known]).unwrap());
+        let shelves = dir.path().join("shelf");
+        let shelf = Shelf::open(&shelves, content).unwrap();
+        fill(&shelf, &shelves, &[pack.id], &repo);
+        assert_eq!(shelf.pieces().count(), 0);
+        assert_eq!(fs::read_dir(&shelves).unwrap().count(), 0);
+    }
 
     #[test]
     fn packs_that_are_not_those_of_the_image_are_no_content() {
@@ -273,6 +383,7 @@ mod tests {
             file_bytes: 100 + name.len() as u64,
             index_offset: 50,
             index_bytes: 10,
+            root: None,
         };
         let listed = |of: &PackRef| SwarmPack {
             id: of.id.to_string(),
@@ -300,6 +411,15 @@ mod tests {
         let mut short = listed(&b);
         short.bytes -= 1;
         assert!(content_of(&membership(vec![listed(&a), short]), &layout).is_err());
+        let rooted = |root: Hash| {
+            let root = Some(root);
+            Layout {
+                packs: vec![PackRef { root, ..a }, b],
+            }
+        };
+        let both = membership(vec![listed(&a), listed(&b)]);
+        assert!(content_of(&both, &rooted(Hash::of(a.id.as_bytes()))).is_ok());
+        assert!(content_of(&both, &rooted(a.id)).is_err());
         let mut odd = listed(&b);
         odd.root = "no digits".into();
         assert!(content_of(&membership(vec![listed(&a), odd]), &layout).is_err());

@@ -7,16 +7,17 @@
 use super::decide::Key;
 use crate::images::sources::Provide;
 use floe_api::credentials::HubAddress;
-use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_peers::{PieceId, Shelf, Swarm};
+use floe_image::{Hash, Kind, Layout, Manifest, PackRef};
+use floe_peers::{PieceId, Shelf, ShelfError, Swarm};
 use floe_source::{
     LinkEstimate, Origin as Address, PackBytes, PackReader, Request, Scheme, Sink, Source,
-    SourceError,
+    SourceError, WholePacks,
 };
 use parking_lot::RwLock;
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -197,6 +198,35 @@ impl Pieces {
             }),
         }
     }
+
+    /// Waits until a pack's range is here, and returns the pack's number.
+    fn bring_range(
+        &self,
+        pack: &Hash,
+        range: Range<u64>,
+        what: &str,
+        request: &Request,
+    ) -> Result<usize, SourceError> {
+        let pieces = self.pieces_of(pack, &range);
+        let number = self.packs.get(pack).filter(|_| !pieces.is_empty());
+        let Some(number) = number else {
+            return Err(SourceError::Missing {
+                at: self.at.clone(),
+                what: what.into(),
+            });
+        };
+        let lacking = pieces.filter(|piece| !self.shelf().has(*piece));
+        self.bring(lacking.collect(), request)?;
+        Ok(*number)
+    }
+
+    fn unreadable(&self, what: &str, error: &ShelfError) -> SourceError {
+        SourceError::Unreachable {
+            at: self.at.clone(),
+            what: what.into(),
+            reason: error.to_string(),
+        }
+    }
 }
 
 impl PackBytes for Pieces {
@@ -225,22 +255,27 @@ impl PackBytes for Pieces {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
-        let pieces = self.pieces_of(pack, &range);
-        let number = self.packs.get(pack).filter(|_| !pieces.is_empty());
-        let Some(number) = number else {
-            return Err(SourceError::Missing {
-                at: self.at.clone(),
-                what: what.into(),
-            });
-        };
-        let lacking = pieces.filter(|piece| !self.shelf().has(*piece));
-        self.bring(lacking.collect(), request)?;
-        let read = self.shelf().read(*number, range);
-        read.map_err(|error| SourceError::Unreachable {
-            at: self.at.clone(),
-            what: what.into(),
-            reason: error.to_string(),
-        })
+        let number = self.bring_range(pack, range.clone(), what, request)?;
+        let read = self.shelf().read(number, range);
+        read.map_err(|error| self.unreadable(what, &error))
+    }
+}
+
+/// Who stores the image takes packs off the shelf as they are, so that they lie on the disk once.
+impl WholePacks for Part {
+    fn packs(&self) -> &[PackRef] {
+        &self.reader.layout().packs
+    }
+
+    fn items(&self, pack: &PackRef, request: &Request) -> Result<Vec<(Kind, Hash)>, SourceError> {
+        self.reader.pack_items(pack, request)
+    }
+
+    fn bring(&self, pack: &PackRef, request: &Request) -> Result<PathBuf, SourceError> {
+        let (pieces, what) = (self.reader.bytes(), format!("pack {}", pack.id.short()));
+        let number = pieces.bring_range(&pack.id, 0..pack.file_bytes, &what, request)?;
+        let file = pieces.shelf().file_of(number);
+        file.map_err(|error| pieces.unreadable(&what, &error))
     }
 }
 
@@ -332,6 +367,15 @@ impl Source for Beside {
             image: *image,
         };
         self.active.part(&key).is_some_and(|part| part.is_of_use())
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        let key = Key {
+            hub: self.hub.clone(),
+            image: *image,
+        };
+        let part = self.active.part(&key)?;
+        part.is_of_use().then(|| part as Arc<dyn WholePacks>)
     }
 
     fn link(&self) -> LinkEstimate {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use floe_peers::*;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -64,6 +65,13 @@ impl Image {
     pub fn prove(&self, pack: usize, range: Range<u64>) -> Bytes {
         let bytes = &self.packs[pack][range.start as usize..range.end as usize];
         self.trees[pack].prove(&range, bytes).unwrap()
+    }
+
+    /// Puts a whole pack on a shelf, which is in this directory.
+    pub fn put(&self, shelf: &Shelf, dir: &Path, pack: usize) {
+        let file = tempfile::NamedTempFile::new_in(dir).unwrap();
+        std::fs::write(&file, &self.packs[pack]).unwrap();
+        assert!(shelf.fill(pack, file.into_temp_path()).unwrap());
     }
 
     /// Asserts that all of the image is on a shelf, as it is.
@@ -160,7 +168,7 @@ impl Node {
     pub fn shelf(&self, packs: &[usize]) -> Arc<Shelf> {
         let shelf = Shelf::open(self.dir.path(), self.image.content.clone()).unwrap();
         for pack in packs {
-            assert!(shelf.fill(*pack, &self.image.packs[*pack][..]).unwrap());
+            self.image.put(&shelf, self.dir.path(), *pack);
         }
         Arc::new(shelf)
     }
