@@ -65,7 +65,8 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
+/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`ways`], [`test`](mod@test), [`swarm_real`]); the
+/// cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -221,11 +222,6 @@ pub const ALL: &[Experiment] = &[
         name: "swarm-sim",
         about: "one image started on 2 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours",
         run: swarm_sim::run,
-    },
-    Experiment {
-        name: "swarm-real",
-        about: "one image started by 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent",
-        run: swarm_real::run,
     },
     Experiment {
         name: "swarm-cost",
