@@ -117,6 +117,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "floe-source",
             "floe-planner",
             "floe-swarm",
+            "floe-peers",
             "floe-mount",
             "floe-machine",
             "floe-api",

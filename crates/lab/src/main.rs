@@ -85,6 +85,8 @@ enum Command {
     #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
+    SwarmHost(experiments::swarm_cost::links::Arguments),
+    #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
 }
 
@@ -207,6 +209,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         Command::HubStrangers(arguments) => arguments.run(),
         Command::SlowDisk(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
+        Command::SwarmHost(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
 }

@@ -210,6 +210,13 @@ impl Site {
         (self.profile.len() as u64 * PIECE_BYTES) as f64
     }
 
+    /// Returns the bytes of the image's packs.
+    pub fn image_bytes(&self) -> anyhow::Result<u64> {
+        let repository = Repository::open(&self.origin.home.join("repo"))?;
+        let packs = repository.layout(&self.id)?.packs;
+        Ok(packs.iter().map(|pack| pack.file_bytes).sum())
+    }
+
     /// Returns the number of a host's run: those that were learnt from are nobody's.
     pub fn run_of(&self, host: usize) -> usize {
         LEARNT + host % (self.script.runs.len() - LEARNT)
