@@ -46,6 +46,7 @@ pub mod swarm_cost;
 pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
+pub mod swarm_storm;
 pub mod test;
 pub mod touch;
 pub mod train;
@@ -227,6 +228,11 @@ pub const ALL: &[Experiment] = &[
         name: "swarm-cost",
         about: "processor time and memory of a node in a swarm, against a node that gets the same from the hub",
         run: swarm_cost::run,
+    },
+    Experiment {
+        name: "swarm-storm",
+        about: "100 hosts want one image of one hub within a second, and 24 of them copy all of it: how many fail?",
+        run: swarm_storm::run,
     },
     Experiment {
         name: "hub-hostile",
