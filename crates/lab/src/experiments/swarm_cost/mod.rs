@@ -25,6 +25,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         &context.scratch,
         Size {
             hosts: context.pick(HOSTS, 2),
+            guests: 0,
             bits_per_s: 100_000_000,
             faster: FASTER,
             touched_bytes: context.pick(20 << 20, 4 << 20),

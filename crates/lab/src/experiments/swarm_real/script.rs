@@ -1,5 +1,6 @@
 //! A recorded workload as something that can be done to a real disk: a disk of the same shape, and the order and the times in which
 //! the recorded runs touch its chunks.
+use super::guest::{LIST_MAX, Sum, boot_sector};
 use crate::sim::RegionShape;
 use crate::swarm_sim::{PIECE_BYTES, Recorded};
 use crate::traces::Workload;
@@ -15,11 +16,6 @@ use std::path::Path;
 
 /// Chunks that are compressed together.
 const BLOCK_CHUNKS: u32 = 16;
-/// The boot sector: it stops at once (`cli; hlt`, again and again), so that the guest takes no time of the host's processors.
-const BOOT: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
-/// What a BIOS looks for at the end of the first sector.
-const BOOTABLE: [u8; 2] = [0x55, 0xaa];
-const BOOTABLE_AT: u64 = 510;
 
 /// What the machine of a run does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,11 +80,13 @@ impl Script {
         })
     }
 
-    /// Writes the disk. What no run touches can't be compressed; what one touches can, as far as the recorded disk.
-    pub fn write_disk(&self, path: &Path) -> anyhow::Result<()> {
+    /// Writes the disk. What no run touches can't be compressed; what one touches can, as far as the recorded disk. In its first sector is the
+    /// program for guests, and behind everything the list of what run `of_guests` touches, which they read.
+    pub fn write_disk(&self, path: &Path, of_guests: usize) -> anyhow::Result<()> {
         let disk = File::create(path)?;
         let block_bytes = BLOCK_CHUNKS as usize * CHUNK_SIZE;
-        disk.set_len(u64::from(self.blocks_all) * block_bytes as u64)?;
+        let list_at = u64::from(self.blocks_all) * block_bytes as u64;
+        disk.set_len(list_at + block_bytes as u64)?;
         let recorded: HashMap<u32, u32> =
             self.blocks.iter().map(|(old, new)| (*new, *old)).collect();
         for block in 0..self.blocks_all {
@@ -106,11 +104,28 @@ impl Script {
                 }
             }
         }
-        // no table of partitions, only what stops
-        disk.write_all_at(&[0; BOOTABLE_AT as usize], 0)?;
-        disk.write_all_at(&BOOT, 0)?;
-        disk.write_all_at(&BOOTABLE, BOOTABLE_AT)?;
+        let list = self.read_by_guests(of_guests).flat_map(u32::to_le_bytes);
+        let list: Vec<u8> = list.collect();
+        disk.write_all_at(&list, list_at)?;
+        // no table of partitions, only the program
+        disk.write_all_at(&boot_sector(list.len() / 4, list_at)?, 0)?;
         Ok(())
+    }
+
+    fn read_by_guests(&self, run: usize) -> impl Iterator<Item = u32> {
+        let accesses = self.runs[run].accesses.iter().take(LIST_MAX);
+        accesses.map(|(_, chunk)| *chunk)
+    }
+
+    /// Returns the checksum of what guests read of the written disk.
+    pub fn sum(&self, disk: &Path, of_guests: usize) -> anyhow::Result<Sum> {
+        let disk = File::open(disk)?;
+        let (mut sum, mut bytes) = (Sum::default(), [0; CHUNK_SIZE]);
+        for chunk in self.read_by_guests(of_guests) {
+            disk.read_exact_at(&mut bytes, u64::from(chunk) * CHUNK_SIZE as u64)?;
+            sum.add(&bytes);
+        }
+        Ok(sum)
     }
 
     /// Divides the times of all runs.

@@ -1,4 +1,5 @@
 //! A hub and hosts at one switch, each behind a slow link of its own, and an image on the hub that all hosts start at the same second.
+use super::guest::{READS_BYTES, STOPS_BYTES, Sum, told};
 use super::player::play;
 use super::script::{Run, Script};
 use crate::experiments::live::{Hub, Node};
@@ -9,7 +10,7 @@ use crate::link::Segment;
 use crate::swarm_sim::sweep::LEARNT;
 use crate::swarm_sim::{PIECE_BYTES, Recorded, pieces::profile};
 use crate::traces;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use floe_api::paths::Home;
 use floe_api::{
     ImportRequest, IndependentRequest, OptimizeRequest, REHEARSE_S_DEFAULT, RunRequest,
@@ -29,8 +30,6 @@ use std::time::{Duration, Instant};
 /// The workload: a boot from the disk.
 const WORKLOAD: &str = "boot";
 const HUB_PORT: u16 = 7070;
-/// Memory of a machine: its guest stops in its boot sector.
-const MEMORY_BYTES: u64 = 64 << 20;
 /// The image's name, and the machine's.
 const IMAGE: &str = "lab-swarm";
 const MACHINE: &str = "peer";
@@ -45,6 +44,9 @@ const BLOCK_BYTES: u64 = 512;
 /// How often a node's memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
+/// The longest time for a guest to read the disk, from a hub that sixteen hosts read at once.
+const READ_MAX: Duration = Duration::from_secs(1200);
+
 /// What a host, by its number, does with its node's machine once that runs. It returns how long it has waited for the machine's disk.
 type Work<'a> = dyn Fn(usize, &Node) -> anyhow::Result<Duration> + Sync + 'a;
 
@@ -53,6 +55,9 @@ type Work<'a> = dyn Fn(usize, &Node) -> anyhow::Result<Duration> + Sync + 'a;
 pub struct Size {
     /// Most hosts besides the hub's.
     pub hosts: usize,
+    /// Of the largest swarm, hosts whose guest reads the disk itself, without time of its own, and finds that its bytes are right. Nothing
+    /// else of them is measured.
+    pub guests: usize,
     /// Of each link, in both directions.
     pub bits_per_s: u64,
     /// The recorded times are divided by this.
@@ -112,17 +117,17 @@ impl Mode {
 /// What came of hosts that started an image together.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Of each host: seconds from the command until its machine has done everything.
+    /// Of each host that replays: seconds from the command until its machine has done everything.
     pub took_s: Vec<f64>,
-    /// Of each host: seconds from the command until its machine ran.
+    /// Of the same: seconds from the command until its machine ran.
     pub started_s: Vec<f64>,
-    /// Of each host: seconds in which its machine's disk was waited for.
+    /// Of the same: seconds in which its machine's disk was waited for.
     pub waited_s: Vec<f64>,
     /// Bytes that left the hub's host, headers included.
     pub seed_bytes: u64,
     /// Bytes that left all other hosts.
     pub peer_bytes: u64,
-    /// Of each node's process: seconds of processor time since the command, and the most memory that was no file's meanwhile, in MB.
+    /// Of their nodes' processes: seconds of processor time since the command, and the most memory that was no file's meanwhile, in MB.
     pub cpu_s: Vec<f64>,
     /// See `cpu_s`.
     pub memory_mb: Vec<f64>,
@@ -145,6 +150,8 @@ pub struct Site {
     id: Hash,
     /// What machines do.
     pub script: Script,
+    /// The checksum of what guests read.
+    sum: Sum,
     /// The same as a swarm sees it.
     pub recorded: Vec<Recorded>,
     /// Pieces of the image.
@@ -170,11 +177,12 @@ impl Site {
         let origin = Node::start(Some(first), &dir.join("origin"), false)?;
         eprintln!("swarm-real: making the image");
         let disk = dir.join("disk.raw");
-        script.write_disk(&disk)?;
+        script.write_disk(&disk, LEARNT)?;
+        let sum = script.sum(&disk, LEARNT)?;
         let request = ImportRequest {
             disks: vec![disk.display().to_string()],
             name: Some(IMAGE.into()),
-            memory_bytes: Some(MEMORY_BYTES),
+            memory_bytes: Some(STOPS_BYTES),
             cpus: Some(1),
             ..ImportRequest::default()
         };
@@ -193,6 +201,7 @@ impl Site {
             homes: dir.to_path_buf(),
             id,
             script,
+            sum,
             recorded,
             pieces,
             size,
@@ -295,17 +304,49 @@ impl Site {
         Ok(GUEST_IMAGE)
     }
 
-    /// Lets so many hosts, which have nothing of the image, start it at the same second, each to do what a recorded machine did.
+    /// Lets so many hosts, which have nothing of the image, start it at the same second, each to do what a recorded machine did; the last of
+    /// them have guests that do.
     pub fn start(&self, mode: Mode, hosts: usize) -> anyhow::Result<Outcome> {
-        self.together(mode, IMAGE, hosts, &|host, node| {
+        let replaying = self.replaying(hosts);
+        self.together((mode, IMAGE), (hosts, replaying), &|host, node| {
+            if host >= replaying {
+                return self.hear_guest(host, node);
+            }
             play(&disk_of(node), &self.script.runs[self.run_of(host)])
         })
+    }
+
+    /// Returns how many of so many hosts replay a run. The others, the last, have guests that read the disk.
+    pub fn replaying(&self, hosts: usize) -> usize {
+        match hosts == self.size.hosts {
+            true => hosts.saturating_sub(self.size.guests),
+            false => hosts,
+        }
+    }
+
+    /// Waits until a guest has read what it is to read, and holds its checksum to the disk as it was made.
+    fn hear_guest(&self, host: usize, node: &Node) -> anyhow::Result<Duration> {
+        let log = PathBuf::from(node.client.console(MACHINE)?.log);
+        let began = Instant::now();
+        while began.elapsed() < READ_MAX {
+            let console = std::fs::read(&log)?;
+            if let Some(sum) = told(&String::from_utf8_lossy(&console)) {
+                let right = self.sum.told();
+                ensure!(
+                    sum == right,
+                    "the guest of host {host} has read {sum}, not {right}"
+                );
+                return Ok(began.elapsed());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        bail!("the guest of host {host} has not read everything within {READ_MAX:?}")
     }
 
     /// Lets so many hosts start it, and bring all of it to their disks. Returns the bytes that each of them then keeps of it on its disk.
     pub fn bring_all(&self, mode: Mode, hosts: usize) -> anyhow::Result<Vec<u64>> {
         let kept = Mutex::new(Vec::new());
-        self.together(mode, IMAGE, hosts, &|_, node| {
+        self.together((mode, IMAGE), (hosts, hosts), &|_, node| {
             let request = IndependentRequest {
                 wait: true,
                 ..IndependentRequest::default()
@@ -320,15 +361,17 @@ impl Site {
 
     /// Lets so many hosts, which have nothing of an image of [`Site::capture_guest`], go on with its guest until that answers.
     pub fn resume(&self, mode: Mode, image: &str, hosts: usize) -> anyhow::Result<Outcome> {
-        self.together(mode, image, hosts, &|_, node| node.ask(MACHINE, GUEST_MAX))
+        self.together((mode, image), (hosts, hosts), &|_, node| {
+            node.ask(MACHINE, GUEST_MAX)
+        })
     }
 
-    /// Lets so many hosts start an image at the same second, and do `work` with its machine.
+    /// Lets so many hosts start an image at the same second, and do `work` with its machine. The first `measured` of them tell how that went;
+    /// the machines of the others are larger, so that their guests read the disk.
     fn together(
         &self,
-        mode: Mode,
-        image: &str,
-        hosts: usize,
+        (mode, image): (Mode, &str),
+        (hosts, measured): (usize, usize),
         work: &Work<'_>,
     ) -> anyhow::Result<Outcome> {
         let dir = self.homes.join(format!("{}-{hosts}", mode.name()));
@@ -343,7 +386,8 @@ impl Site {
             let threads: Vec<_> = (0..hosts)
                 .map(|host| {
                     let (home, ready) = (dir.join(host.to_string()), &ready);
-                    scope.spawn(move || self.host((mode, image, host), &home, ready, work))
+                    let reads = host >= measured;
+                    scope.spawn(move || self.host((mode, image, host, reads), &home, ready, work))
                 })
                 .collect();
             let told = threads.into_iter().map(|thread| {
@@ -361,7 +405,7 @@ impl Site {
             ..Outcome::default()
         };
         let told = results.into_iter().collect::<anyhow::Result<Vec<Told>>>()?;
-        for told in told {
+        for told in told.into_iter().take(measured) {
             outcome.took_s.push(told.took_s);
             outcome.started_s.push(told.started_s);
             outcome.waited_s.push(told.waited_s);
@@ -388,15 +432,19 @@ impl Site {
     /// One host. If it fails, the others need not wait for it.
     fn host(
         &self,
-        (mode, image, host): (Mode, &str, usize),
+        (mode, image, host, reads): (Mode, &str, usize, bool),
         home: &Path,
         ready: &Ready,
         work: &Work<'_>,
     ) -> anyhow::Result<Told> {
         let node = Node::start_with(Some(self.segment.host(host + 1)), home, mode.flags());
         ready.wait();
-        let told =
-            node.and_then(|node| Ok((self.use_image((mode, image, host), &node, work)?, node)));
+        let told = node.and_then(|node| {
+            Ok((
+                self.use_image((mode, image, host, reads), &node, work)?,
+                node,
+            ))
+        });
         // who is done goes on giving until all are
         ready.wait();
         Ok(told?.0)
@@ -404,7 +452,7 @@ impl Site {
 
     fn use_image(
         &self,
-        (mode, image, host): (Mode, &str, usize),
+        (mode, image, host, reads): (Mode, &str, usize, bool),
         node: &Node,
         work: &Work<'_>,
     ) -> anyhow::Result<Told> {
@@ -412,7 +460,11 @@ impl Site {
         let before = cpu_times(process)?;
         std::thread::sleep(self.start_of(host));
         let began = Instant::now();
-        node.run(&self.request(mode, image, false), |_| {})?;
+        let request = RunRequest {
+            memory_bytes: reads.then_some(READS_BYTES),
+            ..self.request(mode, image, false)
+        };
+        node.run(&request, |_| {})?;
         let started_s = began.elapsed().as_secs_f64();
         let timed = || work(host, node).map(|waited| (waited, began.elapsed()));
         let ((waited, took), memory) = with_memory(process, timed)?;
