@@ -37,7 +37,7 @@ pub struct Arguments {
 }
 
 /// Policies by their names in the paper.
-pub(crate) const POLICIES: [(&str, Distribution, Fetch); 4] = [
+const POLICIES: [(&str, Distribution, Fetch); 4] = [
     ("p2p_p", Distribution::Swarm, Fetch::InOrder),
     ("p2p_d", Distribution::Swarm, Fetch::Demand),
     ("cs_p", Distribution::Central, Fetch::InOrder),

@@ -79,7 +79,7 @@ pub(super) fn run(context: &Context, report: &mut Report) -> anyhow::Result<()> 
         .add("demand_under_prefetch_ms", "ms", &among)
         .against("without prefetches", "ms", alone.median());
     report.add_quantile("demand_under_prefetch_p99_ms", "ms", &among, 0.99);
-    report.add("prefetch_mb_per_s", "MB/s", &rate);
+    report.add("prefetch_beside_demands_mb_per_s", "MB/s", &rate);
     report.note(format!(
         "demand_under_prefetch_ms: one host takes from another over links of {} Mbit/s with up to 50 ms of queue; {AHEAD} pieces are wanted all \
          the time, of which the policy asks some at a time, and one is needed at random times",

@@ -10,10 +10,9 @@ pub(super) mod site;
 mod torrent;
 
 use crate::harness::{Context, Report, Samples};
-use crate::predict::POLICIES;
 use crate::swarm_sim::{Host, Link, Outcome as Simulated, PIECE_BYTES, Recorded, Setup, simulate};
 use anyhow::ensure;
-use floe_swarm::model::{Curve, Setting};
+use floe_swarm::model::{Curve, Distribution, Fetch, Setting};
 use floe_swarm::policy::Config;
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
@@ -279,16 +278,19 @@ fn tell_model(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
         service_s: SERVICE_US as f64 / 1e6,
     };
     let local_s = runs.of(hosts, Mode::Local).took_s.median();
-    for mode in [Mode::P2pP, Mode::P2pD, Mode::CsP, Mode::CsD] {
-        let Some((_, by, fetch)) = POLICIES.iter().find(|(name, ..)| *name == mode.name()) else {
-            continue;
-        };
+    let policies = [
+        (Mode::P2pP, Distribution::Swarm, Fetch::InOrder),
+        (Mode::P2pD, Distribution::Swarm, Fetch::Demand),
+        (Mode::CsP, Distribution::Central, Fetch::InOrder),
+        (Mode::CsD, Distribution::Central, Fetch::Demand),
+    ];
+    for (mode, by, fetch) in policies {
         let slowdowns = (0..site.replaying(hosts)).map(|host| {
             let run = &site.recorded[site.run_of(host)];
             let accesses = run.accesses.iter();
             let accesses = accesses.map(|(t_us, _)| (*t_us as f64 / 1e6, PIECE_BYTES as f64));
             let curve = Curve::new(accesses, run.end_us as f64 / 1e6);
-            curve.slowdown(setting.rate(hosts, *by, *fetch), *fetch)
+            curve.slowdown(setting.rate(hosts, by, fetch), fetch)
         });
         let model_s = mean(slowdowns) * local_s;
         let real = &runs.of(hosts, mode).took_s;
@@ -297,7 +299,7 @@ fn tell_model(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
             .iter()
             .map(|real_s| model_s / real_s)
             .collect();
-        let mut names = vec![format!("n{hosts}.{}.model_over_real", mode.name())];
+        let mut names = vec![format!("model_over_real_n{hosts}.{}", mode.name())];
         if mode == Mode::P2pP {
             names.push(format!("model_over_real_n{hosts}"));
         }
@@ -345,8 +347,8 @@ fn simulated(site: &Site, hosts: usize, local_s: f64) -> f64 {
 fn note(site: &Site, report: &mut Report) {
     let size = &site.size;
     report.note(format!(
-        "links of {} Mbit/s each way; the recorded times are divided by {}; {:.1} MB of {:.1} MB are touched, in {:.1} s with everything in \
-         memory, on the mean; the profile has {:.1} MB",
+        "links of {} Mbit/s each way; the recorded times are divided by {}; {:.1} MB of {:.1} MB are touched, packs' indices in it, in {:.1} s with everything in \
+         memory, on the mean; the profile has {:.1} MB without indices",
         size.bits_per_s / 1_000_000,
         size.faster,
         mean(site.recorded.iter().map(|run| run.bytes() as f64 / 1e6)),

@@ -1,7 +1,7 @@
 //! A hub and hosts at one switch, each behind a slow link of its own, and an image on the hub that all hosts start at the same second.
 use super::guest::{READS_BYTES, STOPS_BYTES, Sum, told};
 use super::player::play;
-use super::script::{Run, Script};
+use super::script::{InPieces, Run, Script};
 use crate::experiments::live::{Hub, Node};
 use crate::experiments::stream_real::site::{model_traces, wait_for_model};
 use crate::guest::Guest;
@@ -20,6 +20,7 @@ use floe_image::Hash;
 use floe_store::Repository;
 use floe_swarm::policy::PieceId;
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -156,7 +157,9 @@ pub struct Site {
     pub recorded: Vec<Recorded>,
     /// Pieces of the image.
     pub pieces: u32,
-    /// What was learnt from the first runs.
+    /// Those that have nothing but a pack's index.
+    indices: HashSet<PieceId>,
+    /// What was learnt from the first runs, and the indices by which that is found.
     pub profile: Vec<PieceId>,
     /// What it was made with.
     pub size: Size,
@@ -192,7 +195,11 @@ impl Site {
         let repository = Repository::open(&origin.home.join("repo"))?;
         lay_out(&origin, &script)?;
         origin.publish(IMAGE, &hub)?;
-        let (recorded, pieces) = script.pieces(&repository, &id)?;
+        let InPieces {
+            runs: recorded,
+            pieces,
+            indices,
+        } = script.pieces(&repository, &id)?;
         let learnt: Vec<&Recorded> = recorded.iter().take(LEARNT).collect();
         let site = Site {
             profile: profile(&learnt),
@@ -204,6 +211,7 @@ impl Site {
             sum,
             recorded,
             pieces,
+            indices,
             size,
             segment,
         };
@@ -214,9 +222,11 @@ impl Site {
         Ok(site)
     }
 
-    /// Returns the bytes of the pieces that the profile names.
+    /// Returns the bytes of the pieces that the profile names, without those of indices.
     pub fn profile_bytes(&self) -> f64 {
-        (self.profile.len() as u64 * PIECE_BYTES) as f64
+        let pieces = self.profile.iter();
+        let pieces = pieces.filter(|piece| !self.indices.contains(piece));
+        (pieces.count() as u64 * PIECE_BYTES) as f64
     }
 
     /// Returns the bytes of the image's packs.
