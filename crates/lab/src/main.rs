@@ -60,6 +60,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::ways::Options,
     },
+    /// Start one image on 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent
+    SwarmReal {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::swarm_real::Options,
+    },
     /// Run this repository's tests from clean clones, and again beside a load (half a day)
     Test {
         #[command(flatten)]
@@ -77,6 +84,8 @@ enum Command {
     SlowDisk(floe_lab::slow_disk::server::Arguments),
     #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
+    #[command(hide = true)]
+    SwarmHost(experiments::swarm_cost::links::Arguments),
     #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
 }
@@ -144,7 +153,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                if let ("hammer" | "fuzz" | "test" | "ways", Some(about)) =
+                if let ("hammer" | "fuzz" | "test" | "ways" | "swarm-real", Some(about)) =
                     (name, command.get_about())
                 {
                     writeln!(out, "{name:<12} {about}")?;
@@ -187,11 +196,20 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             |context| experiments::test::run(context, &options),
             &arguments,
         ),
+        Command::SwarmReal {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::swarm_real::run(context, &options),
+            &arguments,
+        ),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
         Command::HubStrangers(arguments) => arguments.run(),
         Command::SlowDisk(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
+        Command::SwarmHost(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
 }
@@ -282,6 +300,16 @@ fn run(
         .duration_since(std::time::UNIX_EPOCH)?
         .as_secs();
     report.took_s = began.elapsed().as_secs();
+    if !report.left_out.is_empty()
+        && let Some(path) = &arguments.json
+        && let Some(earlier) = recorded(path)
+        && !report.complete_with(earlier)
+    {
+        eprintln!(
+            "floe-lab {name}: what {} had is of other code or of another machine, and goes",
+            path.display()
+        );
+    }
     print!("{report}");
     if let Some(path) = &arguments.json {
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")

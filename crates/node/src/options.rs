@@ -83,6 +83,10 @@ pub enum SwarmPolicy {
     P2pP,
     /// VMTorrent's without a profile: nothing is fetched ahead.
     P2pD,
+    /// No other node is asked: all pieces come from the hub, those of the prediction ahead of need.
+    CsP,
+    /// The same without a profile.
+    CsD,
 }
 
 impl SwarmPolicy {
@@ -92,7 +96,15 @@ impl SwarmPolicy {
             SwarmPolicy::Ours => Config::ours(),
             SwarmPolicy::P2pP => Config::p2p_p(),
             SwarmPolicy::P2pD => Config::p2p_d(),
+            SwarmPolicy::CsP => Config::cs_p(),
+            SwarmPolicy::CsD => Config::cs_d(),
         }
+    }
+
+    /// Whether an image comes in pieces and in no other way, however late they are: what is measured of the others is the policy alone,
+    /// without what the hub's own way would add to it.
+    pub(crate) fn only_pieces(self) -> bool {
+        self != SwarmPolicy::Ours
     }
 }
 

@@ -46,6 +46,7 @@ pub mod swarm_cost;
 pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
+pub mod swarm_storm;
 pub mod test;
 pub mod touch;
 pub mod train;
@@ -65,7 +66,8 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
+/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`ways`], [`test`](mod@test), [`swarm_real`]); the
+/// cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -223,14 +225,14 @@ pub const ALL: &[Experiment] = &[
         run: swarm_sim::run,
     },
     Experiment {
-        name: "swarm-real",
-        about: "one image started by 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent",
-        run: swarm_real::run,
-    },
-    Experiment {
         name: "swarm-cost",
         about: "processor time and memory of a node in a swarm, against a node that gets the same from the hub",
         run: swarm_cost::run,
+    },
+    Experiment {
+        name: "swarm-storm",
+        about: "100 hosts want one image of one hub within a second, and 24 of them copy all of it: how many fail?",
+        run: swarm_storm::run,
     },
     Experiment {
         name: "hub-hostile",

@@ -10,7 +10,7 @@ mod report;
 mod samples;
 
 pub use code::code_here;
-pub use cpu::{CpuTimes, cpu_times, own_memory};
+pub use cpu::{CpuTimes, HostTimes, cpu_times, own_memory};
 pub use machine::MachineInfo;
 pub use report::{Against, Figure, Report};
 pub use samples::{Samples, interleave};

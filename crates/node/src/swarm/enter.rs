@@ -109,6 +109,7 @@ impl Swarms {
             always: AtomicBool::new(wanted.wish.always),
             others: AtomicBool::new(others),
             whole: AtomicBool::new(wanted.whole),
+            only_pieces: self.core.options.swarm.policy.only_pieces(),
         });
         self.active.put(key.clone(), part.clone());
         if wanted.whole {
@@ -160,6 +161,9 @@ impl Swarms {
 
     /// Tells a swarm what machines of the image will need next, if there is a model of it.
     fn predict(&self, key: &Key, part: &Part) -> Result<(), String> {
+        if !self.core.options.swarm.policy.config().prefetch {
+            return Ok(()); // nothing would be fetched by it
+        }
         let entries = self.inventory.all();
         let entry = entries.iter().find(|entry| {
             let record = entry.record();

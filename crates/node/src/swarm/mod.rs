@@ -484,6 +484,9 @@ impl Swarms {
         me: &str,
         mut membership: SwarmMembership,
     ) -> Result<Event, String> {
+        if !self.core.options.swarm.policy.config().peers {
+            membership.members.clear(); // the hub alone is asked
+        }
         let others = membership.members.iter().any(|member| member.key != me);
         let content = membership.content.clone();
         let ask_again_us = membership.ask_again_ms.saturating_mul(1000);

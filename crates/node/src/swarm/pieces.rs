@@ -116,6 +116,8 @@ pub(super) struct Part {
     pub others: AtomicBool,
     /// Whether all of it is brought here.
     pub whole: AtomicBool,
+    /// Whether the hub is never read in another way than in pieces (`SwarmPolicy::only_pieces`).
+    pub only_pieces: bool,
 }
 
 impl Part {
@@ -319,8 +321,9 @@ impl Source for Beside {
             return self.hub_source.read(image, wants, request, sink);
         };
         let began = Instant::now();
-        // a demand that does not come leaves time for the hub; anything else comes later, and is not to be carried twice
-        let goes_on = request.is_demand() && request.deadline >= SHORT;
+        // a demand that does not come leaves time for the hub, unless that is never read so; anything else comes later, and is not to
+        // be carried twice
+        let goes_on = request.is_demand() && request.deadline >= SHORT && !part.only_pieces;
         let share = match goes_on {
             true => request.deadline.mul_f32(0.6),
             false => request.deadline,
