@@ -69,7 +69,9 @@ impl Policy {
                 }
             }
         }
-        self.downloads.demands.remove(&piece);
+        if self.downloads.demands.remove(&piece).is_some() {
+            self.downloads.waited_us = now_us;
+        }
         self.downloads.unasked.retain(|other| *other != piece);
         self.here.set(piece);
         self.ahead.take(piece);
@@ -230,6 +232,9 @@ impl Policy {
             if self.config.wardens && self.peers.seed.is_some() {
                 self.fill_duties(now_us, out);
             }
+            if self.is_quiet(now_us) {
+                return;
+            }
             let most = self.config.prefetch_max;
             let most = self.ahead_most(&self.downloads.rate, PREFETCH_LEAST, most);
             while self.downloads.prefetching < most {
@@ -239,6 +244,14 @@ impl Policy {
                 self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
             }
         }
+    }
+
+    /// Whether machines wait, or waited just now, for which prefetch makes room.
+    fn is_quiet(&self, now_us: u64) -> bool {
+        let quiet_us = self.config.quiet_us;
+        let waited = self.downloads.waited_us > 0
+            && now_us.saturating_sub(self.downloads.waited_us) < quiet_us;
+        quiet_us > 0 && (waited || !self.downloads.demands.is_empty())
     }
 
     /// Returns how many pieces may be under way ahead of need where they come at this rate, between `least` and `most`.

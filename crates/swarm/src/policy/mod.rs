@@ -9,6 +9,7 @@
 //! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces |
 //! | [`Config::p2p_d`] | a peer that has it, else the seed | nothing |
 //! | [`Config::p2p_p`] | a peer that has it, else the seed | as `cs_p`; k = 300 (section 2.2.4) |
+//! | [`Config::p2p_p_first`] | the same | the same, also while a machine waits |
 //! | [`Config::ours`] | a peer that has it, else the piece's warden, else the seed | own duties, then as `p2p_p` with an adapted k |
 //!
 //! # Wardens
