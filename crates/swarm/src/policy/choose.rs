@@ -69,8 +69,9 @@ impl Policy {
                 }
             }
         }
-        if self.downloads.demands.remove(&piece).is_some() {
-            self.downloads.waited_us = now_us;
+        if let Some(demand) = self.downloads.demands.remove(&piece) {
+            let waited_us = now_us.saturating_sub(demand.since_us);
+            self.downloads.calm_us = now_us.saturating_add(waited_us);
         }
         self.downloads.unasked.retain(|other| *other != piece);
         self.here.set(piece);
@@ -232,7 +233,7 @@ impl Policy {
             if self.config.wardens && self.peers.seed.is_some() {
                 self.fill_duties(now_us, out);
             }
-            if self.is_quiet(now_us) {
+            if self.config.quiet && self.is_catching_up(now_us) {
                 return;
             }
             let most = self.config.prefetch_max;
@@ -246,12 +247,9 @@ impl Policy {
         }
     }
 
-    /// Whether machines wait, or waited just now, for which prefetch makes room.
-    fn is_quiet(&self, now_us: u64) -> bool {
-        let quiet_us = self.config.quiet_us;
-        let waited = self.downloads.waited_us > 0
-            && now_us.saturating_sub(self.downloads.waited_us) < quiet_us;
-        quiet_us > 0 && (waited || !self.downloads.demands.is_empty())
+    /// Whether machines catch up, and want nothing but what they wait for.
+    fn is_catching_up(&self, now_us: u64) -> bool {
+        !self.downloads.demands.is_empty() || now_us < self.downloads.calm_us
     }
 
     /// Returns how many pieces may be under way ahead of need where they come at this rate, between `least` and `most`.

@@ -24,9 +24,9 @@ pub struct Config {
     /// What is under way ahead of need, in time of the link, in microseconds: a demand comes after it. 0 if only the numbers here bound it.
     /// On 20 Mbit/s, 16 pieces are 420 ms.
     pub queue_us: u64,
-    /// Nothing is asked ahead of need while a machine waits, nor for so long afterwards, in microseconds, in which it may wait again. 0 if
-    /// prefetch goes on meanwhile.
-    pub quiet_us: u64,
+    /// Whether nothing is asked ahead of need while a machine waits, nor until it has gone on for as long as it waited: one that waits most
+    /// of the time is catching up.
+    pub quiet: bool,
     /// Most prefetches under way at one host.
     pub prefetch_per_peer_max: usize,
     /// Most duties under way at the seed.
@@ -69,12 +69,12 @@ impl Config {
         }
     }
 
-    /// Client and server, with a profile, of which nothing is asked while a miss is open (section 4.4.1).
+    /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1).
     pub fn cs_p() -> Config {
         Config {
             prefetch: true,
             window_max: 300,
-            quiet_us: 1_000,
+            quiet: true,
             ..Config::cs_d()
         }
     }
@@ -87,8 +87,8 @@ impl Config {
         }
     }
 
-    /// VMTorrent: peers and a window of 300 pieces in which the next is chosen at random; while a miss is open only demands are asked
-    /// (section 4.4.1).
+    /// VMTorrent: peers and a window of 300 pieces in which the next is chosen at random; while the machine catches up only demands
+    /// are asked (section 4.4.1).
     pub fn p2p_p() -> Config {
         Config {
             peers: true,
@@ -101,7 +101,7 @@ impl Config {
     pub fn p2p_p_first() -> Config {
         Config {
             demand_first: true,
-            quiet_us: 0,
+            quiet: false,
             ..Config::p2p_p()
         }
     }
@@ -118,7 +118,7 @@ impl Config {
             window_max: 512,
             prefetch_max: 16,
             queue_us: 100_000,
-            quiet_us: 0,
+            quiet: false,
             prefetch_per_peer_max: 4,
             duties_max: 4,
             uploads_max: 4,
