@@ -69,12 +69,14 @@ impl Config {
         }
     }
 
-    /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1).
+    /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1), and no more than comes in
+    /// a moment: the server's link is everybody's.
     pub fn cs_p() -> Config {
         Config {
             prefetch: true,
             window_max: 300,
             quiet: true,
+            queue_us: 100_000,
             ..Config::cs_d()
         }
     }
@@ -92,6 +94,7 @@ impl Config {
     pub fn p2p_p() -> Config {
         Config {
             peers: true,
+            queue_us: 0,
             ..Config::cs_p()
         }
     }
