@@ -7,7 +7,8 @@ pub(super) mod site;
 mod torrent;
 
 use crate::harness::{Context, Report, Samples};
-use crate::swarm_sim::{Host, Link, Outcome as Simulated, Setup, simulate};
+use crate::predict::{MODEL_NOTE, Modelled, tell_over_real};
+use crate::swarm_sim::{Host, Link, Outcome as Simulated, PIECE_BYTES, Setup, simulate};
 use floe_swarm::policy::Config;
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
@@ -197,6 +198,32 @@ fn tell(site: &Site, runs: &Runs, all_hosts: &[usize], report: &mut Report) {
         report
             .add(&format!("sim_over_real_n{hosts}"), "x", &ratio)
             .against("simulated", "s", simulated_s);
+        tell_model(site, runs, hosts, report);
+    }
+    report.note(MODEL_NOTE);
+}
+
+/// Adds what the paper's model says over what was measured, for the policies that it knows.
+fn tell_model(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
+    let local_s = runs.took_s[&(hosts, Mode::Local)].median();
+    for (modelled, mode) in [
+        (Modelled::P2pP, Mode::P2pP),
+        (Modelled::P2pD, Mode::P2pD),
+        (Modelled::CsP, Mode::CsP),
+        (Modelled::CsD, Mode::CsD),
+    ] {
+        let all = (0..hosts).map(|host| &site.recorded[site.run_of(host)]);
+        let slowdown = modelled.slowdown(all, PIECE_BYTES, link_of(site), hosts);
+        let took_s = &runs.took_s[&(hosts, mode)];
+        tell_over_real(report, modelled, hosts, slowdown, local_s, took_s);
+    }
+}
+
+fn link_of(site: &Site) -> Link {
+    Link {
+        bits_per_s: site.size.bits_per_s,
+        rtt_us: RTT_US,
+        service_us: SERVICE_US,
     }
 }
 
@@ -230,11 +257,7 @@ fn simulated(site: &Site, hosts: usize, local_s: f64) -> f64 {
         config: Config::ours(),
         hosts: (0..hosts).map(host).collect(),
         pieces: site.pieces,
-        link: Link {
-            bits_per_s: site.size.bits_per_s,
-            rtt_us: RTT_US,
-            service_us: SERVICE_US,
-        },
+        link: link_of(site),
         chance: hosts as u64,
     });
     outcome.mean() * local_s
