@@ -241,8 +241,7 @@ impl<M> Roster<M> {
 
     /// Dials neighbours and takes those back into account who were away for long enough.
     pub fn tick(&mut self, now_us: u64, out: &mut Vec<Move>) {
-        let dialling = |entry: &&Entry<M>| entry.state == State::Dialling;
-        let mut dials = self.entries.values().filter(dialling).count();
+        let (mut dials, mut apart) = (0, Vec::new());
         for (id, entry) in &mut self.entries {
             if let State::Away { until_us } = entry.state
                 && until_us <= now_us
@@ -254,10 +253,16 @@ impl<M> Roster<M> {
                     out.push(Move::Joined(*id));
                 }
             }
-            if entry.state == State::Apart && entry.near && dials < DIALS_MAX {
-                dials += 1;
+            match entry.state {
+                State::Dialling => dials += 1,
+                State::Apart if entry.near => apart.push(*id),
+                _ => {}
+            }
+        }
+        for id in apart.into_iter().take(DIALS_MAX.saturating_sub(dials)) {
+            if let Some(entry) = self.entries.get_mut(&id) {
                 entry.state = State::Dialling;
-                out.push(Move::Dial(*id));
+                out.push(Move::Dial(id));
             }
         }
     }
