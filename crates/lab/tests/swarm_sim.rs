@@ -75,7 +75,10 @@ fn bursts() -> (Recorded, Vec<PieceId>, u32) {
         accesses: (0..PIECES).map(|n| (at_us(n), n)).collect(),
         end_us: at_us(PIECES),
     };
-    let unused = |n: u32| (n % UNUSED_EVERY == 0).then_some(PIECES + n / UNUSED_EVERY);
+    let unused = |n: u32| {
+        let after = n.is_multiple_of(UNUSED_EVERY);
+        after.then_some(PIECES + n / UNUSED_EVERY)
+    };
     let profile: Vec<PieceId> = (0..PIECES)
         .flat_map(|n| unused(n).into_iter().chain([n]))
         .collect();

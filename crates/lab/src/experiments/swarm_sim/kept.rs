@@ -71,17 +71,22 @@ pub struct Kept {
 impl Kept {
     /// Reads a file, if there is to be one, and leaves in it what is of this code.
     pub fn open(path: Option<&Path>) -> anyhow::Result<Kept> {
-        let mut kept = Kept {
-            told: BTreeMap::new(),
-            code: code_here(),
-            file: None,
-        };
-        let Some(path) = path else { return Ok(kept) };
-        anyhow::ensure!(
-            !kept.code.is_empty(),
-            "the code is not as it was committed, so that nobody could say what {} is of: commit your changes, or leave --kept out",
-            path.display()
-        );
+        let code = code_here();
+        match path {
+            None => Ok(Kept {
+                told: BTreeMap::new(),
+                code,
+                file: None,
+            }),
+            Some(path) if code.is_empty() => anyhow::bail!(
+                "the code is not as it was committed, so that nobody could say what {} is of: commit your changes, or leave --kept out",
+                path.display()
+            ),
+            Some(path) => Kept::of_code(path, code),
+        }
+    }
+
+    fn of_code(path: &Path, code: String) -> anyhow::Result<Kept> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             read => read.with_context(|| format!("cannot read {}", path.display()))?,
@@ -89,11 +94,16 @@ impl Kept {
         // a line that was cut off is simulated again
         let lines = text.lines();
         let lines = lines.filter_map(|line| serde_json::from_str::<Line>(line).ok());
-        let of_this_code = lines.filter(|line| line.code == kept.code);
-        kept.told = of_this_code.map(|line| (line.key, line.told)).collect();
+        let of_this_code = lines.filter(|line| line.code == code);
+        let told = of_this_code.map(|line| (line.key, line.told)).collect();
         let cannot = || format!("cannot write {}", path.display());
         let new = path.with_extension("new");
-        kept.file = Some(Mutex::new(File::create(&new).with_context(cannot)?));
+        let file = File::create(&new).with_context(cannot)?;
+        let kept = Kept {
+            told,
+            code,
+            file: Some(Mutex::new(file)),
+        };
         for (key, told) in &kept.told {
             kept.put(key, told)?;
         }
@@ -115,5 +125,53 @@ impl Kept {
         let mut file = file.lock().map_err(|_| anyhow::anyhow!("a run panicked"))?;
         file.write_all(line.as_bytes())
             .context("cannot keep what was simulated")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{CS_D, MAIN, OURS};
+    use super::*;
+
+    fn key(hosts: usize) -> Key {
+        Key {
+            setting: MAIN,
+            hosts,
+            row: OURS,
+            workload: 1,
+        }
+    }
+
+    #[test]
+    fn a_run_that_was_cut_goes_on_with_what_its_own_code_has_simulated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sim.lines");
+        let open = |code: &str| Kept::of_code(&path, code.into()).unwrap();
+        let told = Told {
+            mean: 1.5,
+            received: vec![3, 4],
+            ..Told::default()
+        };
+        let first = open("crates 1");
+        first.put(&key(2), &told).unwrap();
+        first
+            .put(
+                &Key {
+                    row: CS_D,
+                    ..key(2)
+                },
+                &told,
+            )
+            .unwrap();
+        drop(first);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 9]).unwrap();
+        let again = open("crates 1");
+        assert_eq!(again.told.len(), 1);
+        let kept = &again.told[&key(2)];
+        assert_eq!((kept.mean, &kept.received), (1.5, &told.received));
+        again.put(&key(4), &told).unwrap();
+        assert_eq!(open("crates 1").told.len(), 2);
+        assert!(open("crates 2").told.is_empty());
     }
 }
