@@ -25,7 +25,7 @@ const DRAWN: [usize; 2] = [16, 100];
 #[derive(clap::Args)]
 pub struct Options {
     /// Simulate these parts alone, and tell what can be told of them and of what is kept
-    #[arg(long, value_delimiter = ',', value_name = "PART")]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<Part>,
     /// Keep each swarm that was simulated in FILE, and take from there what this very code has simulated: a run that was cut goes on
     #[arg(long, value_name = "FILE")]

@@ -17,8 +17,8 @@ const HOSTS_QUICK: [usize; 3] = [2, 8, 16];
 const PAPER: usize = 100;
 /// The largest swarm.
 const MOST: usize = 1024;
-/// Peers without a profile take thirty times as long in larger ones, which proves nothing that these don't.
-const P2P_D_MOST: usize = 256;
+/// Peers that fetch little ahead take thirty times as long in larger ones, and as much more work to simulate.
+const SLOW_MOST: usize = 256;
 /// Windows of VMTorrent's policy that are tried, in pieces.
 const WINDOWS: [u32; 5] = [32, 75, 150, 300, 600];
 /// Machines compute so many times as fast as recorded, besides [`FASTER`].
@@ -235,9 +235,9 @@ pub fn swarms(part: Part, sizes: Sizes) -> BTreeSet<Key> {
         Part::K64 => {
             add(MAIN, &sizes.all(), &[OURS, QUIET, FIRST, CS_P, CS_D]);
             // as many pieces as the paper's, which are four times as many bytes
-            let large = [QUIET, FIRST].map(|row| Row::with(row.rule, 300));
-            add(MAIN, &sizes.all(), &large);
-            add(MAIN, &sizes.up_to(P2P_D_MOST), &[P2P_D]);
+            let [quiet, first] = [QUIET, FIRST].map(|row| Row::with(row.rule, 300));
+            add(MAIN, &sizes.all(), &[first]);
+            add(MAIN, &sizes.up_to(SLOW_MOST), &[quiet, P2P_D]);
         }
         Part::K16 => {
             add(SMALL, &sizes.all(), &profiled);
@@ -258,10 +258,10 @@ pub fn swarms(part: Part, sizes: Sizes) -> BTreeSet<Key> {
                 let rows = WINDOWS.map(|k| Row::with(row.rule, k));
                 add(MAIN, &sizes.two(), &rows);
                 add(SMALL, &sizes.two(), &rows);
-                // a swarm that large may want more diversity than the paper's
-                add(MAIN, &[sizes.most()], &[Row::with(row.rule, 150)]);
-                add(SMALL, &[sizes.most()], &[Row::with(row.rule, 600)]);
             }
+            // a swarm that large may want more diversity than the paper's
+            add(MAIN, &[sizes.most()], &[Row::with(FIRST.rule, 150)]);
+            add(SMALL, &[sizes.most()], &[Row::with(FIRST.rule, 600)]);
         }
         Part::Gigabit => {
             let fast = Setting {
