@@ -60,6 +60,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::ways::Options,
     },
+    /// Start one image on 1 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours
+    SwarmSim {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::swarm_sim::Options,
+    },
     /// Start one image on 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent
     SwarmReal {
         #[command(flatten)]
@@ -153,8 +160,10 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                if let ("hammer" | "fuzz" | "test" | "ways" | "swarm-real", Some(about)) =
-                    (name, command.get_about())
+                if let (
+                    "hammer" | "fuzz" | "swarm-real" | "swarm-sim" | "test" | "ways",
+                    Some(about),
+                ) = (name, command.get_about())
                 {
                     writeln!(out, "{name:<12} {about}")?;
                 }
@@ -186,6 +195,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         } => run(
             name,
             |context| experiments::ways::run(context, &options),
+            &arguments,
+        ),
+        Command::SwarmSim {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::swarm_sim::run(context, &options),
             &arguments,
         ),
         Command::Test {

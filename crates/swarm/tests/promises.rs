@@ -53,6 +53,8 @@ fn config() -> impl Strategy<Value = Config> {
     prop_oneof![
         Just(Config::ours()),
         Just(Config::p2p_p()),
+        Just(Config::p2p_p_first()),
+        Just(Config::ours().of_pieces(16 << 10)),
         Just(Config::p2p_d()),
         Just(Config::cs_p()),
         Just(Config::cs_d()),
@@ -571,4 +573,45 @@ fn a_piece_that_is_lost_is_asked_for_again_where_it_is_wanted() {
     out.clear();
     policy.on_event(2, Event::Miss(4), &mut out);
     assert_eq!(out, [Action::Ask(SEED, 4, Purpose::Demand)]);
+}
+
+#[test]
+fn nothing_is_asked_ahead_while_a_machine_catches_up_if_the_policy_is_so() {
+    let window: Vec<PieceId> = (0..50).collect();
+    let prefetches = |config: Config, at_us: u64| {
+        let mut policy = Policy::new(config, ME, PIECES, 1);
+        let mut out = Vec::new();
+        policy.on_event(0, Event::Seed(SEED), &mut out);
+        policy.on_event(1_000, Event::Miss(150), &mut out);
+        policy.on_event(2_000, Event::Window(&window), &mut out);
+        if at_us > 5_000 {
+            policy.on_event(5_000, Event::Arrived(SEED, 150), &mut out);
+            policy.on_event(at_us, Event::Tick, &mut out);
+        }
+        let ahead = |action: &&Action| matches!(action, Action::Ask(_, _, Purpose::Prefetch));
+        out.iter().filter(ahead).count()
+    };
+    // it waits for 4 ms, and must go on for as long
+    let quiet = Config::p2p_p();
+    assert_eq!((prefetches(quiet, 0), prefetches(quiet, 8_999)), (0, 0));
+    assert!(prefetches(quiet, 9_000) > 0);
+    assert!(prefetches(Config::p2p_p_first(), 0) > 0);
+    assert!(prefetches(Config::ours(), 0) > 0);
+}
+
+#[test]
+fn smaller_pieces_are_as_many_bytes_ahead() {
+    for config in [Config::ours(), Config::p2p_p()] {
+        let small = config.of_pieces(16 << 10);
+        let bytes = |config: &Config, pieces: usize| pieces as u64 * config.piece_bytes;
+        assert_eq!(
+            bytes(&small, small.window_max),
+            bytes(&config, config.window_max)
+        );
+        assert_eq!(
+            bytes(&small, small.prefetch_max),
+            bytes(&config, config.prefetch_max)
+        );
+        assert_eq!(small.of_pieces(config.piece_bytes), config);
+    }
 }

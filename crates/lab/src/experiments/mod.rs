@@ -66,8 +66,7 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`ways`], [`test`](mod@test), [`swarm_real`]); the
-/// cheap ones first.
+/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`swarm_sim`] ...); the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -218,11 +217,6 @@ pub const ALL: &[Experiment] = &[
         name: "io-who",
         about: "of which requests is it known rightly that a person waits for them, by the guest's agent and by files?",
         run: io_who::run,
-    },
-    Experiment {
-        name: "swarm-sim",
-        about: "one image started on 2 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours",
-        run: swarm_sim::run,
     },
     Experiment {
         name: "swarm-cost",

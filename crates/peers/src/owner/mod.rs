@@ -3,21 +3,20 @@
 mod gossip;
 mod needs;
 mod peers;
-mod seed;
 mod wants;
 
 use crate::endpoints::Endpoints;
 use crate::host::Door;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
-use crate::members::Key;
-use crate::roster::{Move, Roster};
+use crate::members::{Key, Member};
 use crate::seed::Seed;
 use crate::swarm::{Command, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
 use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use floe_swarm::roster::{Move, Roster};
+use floe_swarm::seed::SeedQueue;
 use gossip::Gossip;
 use needs::Needs;
-use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +54,7 @@ pub(crate) struct Owner {
     shared: Shared,
     seed: Option<Arc<dyn Seed>>,
     policy: Policy,
-    roster: Roster,
+    roster: Roster<Member>,
     links: HashMap<PeerId, Linked>,
     /// Hosts by the numbers of their links.
     numbers: HashMap<u64, PeerId>,
@@ -436,7 +435,7 @@ impl Owner {
     }
 
     fn ask_seed(&mut self) {
-        while let Some(piece) = self.seed_queue.next() {
+        while let Some(piece) = self.seed_queue.begin() {
             let place = self.shared.shelf.content().place(piece);
             let (Some(seed), Some((pack, range))) = (self.seed.clone(), place) else {
                 self.seed_queue.done(piece);
@@ -480,8 +479,8 @@ impl Owner {
     }
 
     fn status(&self) -> Status {
-        let peers = self.roster.members().map(|(id, key)| Peer {
-            key,
+        let peers = self.roster.members().map(|(id, member)| Peer {
+            key: member.key,
             linked: self.links.contains_key(&id),
             traffic: self.traffic.get(&id).copied().unwrap_or_default(),
         });

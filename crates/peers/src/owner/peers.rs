@@ -6,21 +6,17 @@ use crate::link::{
     Ended, Link, Meeting, Note, Unmet, dial,
 };
 use crate::members::{Key, Member};
-use crate::roster::Move;
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
-
-/// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
-const LINKS_MAX: usize = 128;
-/// Neighbours that are told what comes here, each of which has a map of that.
-const TOLD_MAX: usize = 64;
-/// A connection that was made to ask something ends when it is not used for so long, in microseconds.
-const REST_US: u64 = 30_000_000;
+use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TOLD_MAX};
 
 impl Owner {
     pub(super) fn set_members(&mut self, members: Vec<Member>) {
         let keys = members.iter().map(|member| member.key).collect();
         self.door.set_members(keys);
+        let members = members
+            .into_iter()
+            .map(|member| (member.key.peer(), member));
         self.roster.set(members, &mut self.moves);
         let roster = &self.roster;
         self.traffic.retain(|id, _| roster.member(*id).is_some());

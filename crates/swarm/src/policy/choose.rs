@@ -69,7 +69,10 @@ impl Policy {
                 }
             }
         }
-        self.downloads.demands.remove(&piece);
+        if let Some(demand) = self.downloads.demands.remove(&piece) {
+            let waited_us = now_us.saturating_sub(demand.since_us);
+            self.downloads.calm_us = now_us.saturating_add(waited_us);
+        }
         self.downloads.unasked.retain(|other| *other != piece);
         self.here.set(piece);
         self.ahead.take(piece);
@@ -230,6 +233,9 @@ impl Policy {
             if self.config.wardens && self.peers.seed.is_some() {
                 self.fill_duties(now_us, out);
             }
+            if self.config.quiet && self.is_catching_up(now_us) {
+                return;
+            }
             let most = self.config.prefetch_max;
             let most = self.ahead_most(&self.downloads.rate, PREFETCH_LEAST, most);
             while self.downloads.prefetching < most {
@@ -239,6 +245,11 @@ impl Policy {
                 self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
             }
         }
+    }
+
+    /// Whether machines catch up, and want nothing but what they wait for.
+    fn is_catching_up(&self, now_us: u64) -> bool {
+        !self.downloads.demands.is_empty() || now_us < self.downloads.calm_us
     }
 
     /// Returns how many pieces may be under way ahead of need where they come at this rate, between `least` and `most`.

@@ -6,9 +6,10 @@
 //! | [`Config`] | who is asked | what is fetched ahead |
 //! | --- | --- | --- |
 //! | [`Config::cs_d`] | the seed | nothing |
-//! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces |
+//! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces, unless the machine is catching up |
 //! | [`Config::p2p_d`] | a peer that has it, else the seed | nothing |
 //! | [`Config::p2p_p`] | a peer that has it, else the seed | as `cs_p`; k = 300 (section 2.2.4) |
+//! | [`Config::p2p_p_first`] | the same | the same, also while a machine waits; who is asked serves demands first |
 //! | [`Config::ours`] | a peer that has it, else the piece's warden, else the seed | own duties, then as `p2p_p` with an adapted k |
 //!
 //! # Wardens

@@ -10,9 +10,9 @@ pub(super) mod site;
 mod torrent;
 
 use crate::harness::{Context, Report, Samples};
+use crate::predict::{MODEL_NOTE, Modelled, tell_over_real};
 use crate::swarm_sim::{Host, Link, Outcome as Simulated, PIECE_BYTES, Recorded, Setup, simulate};
 use anyhow::ensure;
-use floe_swarm::model::{Curve, Distribution, Fetch, Setting};
 use floe_swarm::policy::Config;
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
@@ -126,11 +126,11 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     }
     for hosts in chosen.iter().copied() {
         tell(&site, &runs, hosts, &mut report);
+        tell_model(&site, &runs, hosts, &mut report);
     }
     if chosen.contains(&most) {
         let took_s = by_torrent(&site, most, &context.scratch)?;
         tell_torrent(&runs, took_s, most, &mut report);
-        tell_model(&site, &runs, most, &mut report);
     }
     if guests {
         resume_guests(&site, with_guests, context.pick(3, 1), &mut report)?;
@@ -269,45 +269,27 @@ fn tell_torrent(runs: &Runs, took_s: f64, hosts: usize, report: &mut Report) {
         .against("ours", "s", ours.median());
 }
 
-/// Adds what the paper's model says of the paper's policies; of ours it says nothing.
+/// Adds what the paper's model says over what was measured, for the policies that it knows.
 fn tell_model(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
-    let setting = Setting {
-        link: site.size.bits_per_s as f64 / 8.0,
-        piece: PIECE_BYTES as f64,
-        rtt_s: RTT_US as f64 / 1e6,
-        service_s: SERVICE_US as f64 / 1e6,
-    };
     let local_s = runs.of(hosts, Mode::Local).took_s.median();
-    let policies = [
-        (Mode::P2pP, Distribution::Swarm, Fetch::InOrder),
-        (Mode::P2pD, Distribution::Swarm, Fetch::Demand),
-        (Mode::CsP, Distribution::Central, Fetch::InOrder),
-        (Mode::CsD, Distribution::Central, Fetch::Demand),
-    ];
-    for (mode, by, fetch) in policies {
-        let slowdowns = (0..site.replaying(hosts)).map(|host| {
-            let run = &site.recorded[site.run_of(host)];
-            let accesses = run.accesses.iter();
-            let accesses = accesses.map(|(t_us, _)| (*t_us as f64 / 1e6, PIECE_BYTES as f64));
-            let curve = Curve::new(accesses, run.end_us as f64 / 1e6);
-            curve.slowdown(setting.rate(hosts, by, fetch), fetch)
-        });
-        let model_s = mean(slowdowns) * local_s;
-        let real = &runs.of(hosts, mode).took_s;
-        let ratio: Samples = real
-            .values()
-            .iter()
-            .map(|real_s| model_s / real_s)
-            .collect();
-        let mut names = vec![format!("model_over_real_n{hosts}.{}", mode.name())];
-        if mode == Mode::P2pP {
-            names.push(format!("model_over_real_n{hosts}"));
-        }
-        for name in names {
-            report
-                .add(&name, "x", &ratio)
-                .against("by the model", "s", model_s);
-        }
+    for (modelled, mode) in [
+        (Modelled::P2pP, Mode::P2pP),
+        (Modelled::P2pD, Mode::P2pD),
+        (Modelled::CsP, Mode::CsP),
+        (Modelled::CsD, Mode::CsD),
+    ] {
+        let replayed = (0..site.replaying(hosts)).map(|host| &site.recorded[site.run_of(host)]);
+        let slowdown = modelled.slowdown(replayed, PIECE_BYTES, link_of(site), hosts);
+        let took_s = &runs.of(hosts, mode).took_s;
+        tell_over_real(report, modelled, hosts, slowdown, local_s, took_s);
+    }
+}
+
+fn link_of(site: &Site) -> Link {
+    Link {
+        bits_per_s: site.size.bits_per_s,
+        rtt_us: RTT_US,
+        service_us: SERVICE_US,
     }
 }
 
@@ -334,11 +316,7 @@ fn simulated(site: &Site, hosts: usize, local_s: f64) -> f64 {
         config: Config::ours(),
         hosts: (0..hosts).map(host).collect(),
         pieces: site.pieces,
-        link: Link {
-            bits_per_s: site.size.bits_per_s,
-            rtt_us: RTT_US,
-            service_us: SERVICE_US,
-        },
+        link: link_of(site),
         chance: hosts as u64,
     });
     mean(outcome.slowdowns.iter().copied().take(replaying)) * local_s
@@ -346,6 +324,7 @@ fn simulated(site: &Site, hosts: usize, local_s: f64) -> f64 {
 
 fn note(site: &Site, report: &mut Report) {
     let size = &site.size;
+    report.note(MODEL_NOTE);
     report.note(format!(
         "links of {} Mbit/s each way; the recorded times are divided by {}; {:.1} MB of {:.1} MB are touched, packs' indices in it, in {:.1} s with everything in \
          memory, on the mean; the profile has {:.1} MB without indices",
