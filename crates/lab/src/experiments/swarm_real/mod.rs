@@ -71,14 +71,6 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let site = Site::prepare(&context.scratch, size)?;
     let image = context.scratch.join("image.packs");
     let image_bytes = site.packed(&image)?;
-    if let Ok(n) = std::env::var("SWN") {
-        let n: usize = n.parse()?;
-        for _ in 0..2 {
-            site.start(Mode::Ours, n)?;
-        }
-        site.start(Mode::Local, n)?;
-        return Ok(report);
-    }
     let torrent = Torrent::new(&site.segment, &image, size.hosts)?;
     let (mut runs, mut torrents) = (Runs::default(), Samples::default());
     for round in 0..context.pick(ROUNDS, 1) {
