@@ -94,7 +94,7 @@ pub struct SwarmReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmWay {
-    /// From the hub alone: no other host takes part.
+    /// From the hub alone: no other host takes part, or none of them can be reached.
     #[default]
     Hub,
     /// From the other hosts, and from the hub what none of them has.

@@ -136,8 +136,13 @@ impl Host {
         };
         let endpoint = self.endpoint.clone();
         let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
+        let linked = owner.linked();
         tokio::spawn(owner.run(commanded, noted));
-        Ok(Swarm { commands, shelf })
+        Ok(Swarm {
+            commands,
+            shelf,
+            linked,
+        })
     }
 
     /// Ends all connections, those of swarms that were not left too, and waits until the others were told.
@@ -218,9 +223,10 @@ impl Doors {
 }
 
 impl Door {
-    pub(crate) fn set_members(&self, members: HashSet<Key>) {
+    pub(crate) fn set_members(&self, members: HashSet<Key>, token: [u8; 32]) {
         if let Some(inside) = self.doors.all().get_mut(&self.content) {
             inside.members = members;
+            inside.token = blake3::Hash::from_bytes(token);
         }
     }
 }

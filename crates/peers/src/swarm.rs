@@ -3,6 +3,7 @@ use crate::members::{Key, Member};
 use crate::shelf::Shelf;
 use floe_swarm::policy::{Config, Fault, PieceId};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
 /// How a host takes part in a swarm.
@@ -73,7 +74,7 @@ pub(crate) enum Command {
     Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Predict(Vec<PieceId>),
     Lost(Vec<PieceId>, oneshot::Sender<()>),
-    Members(Vec<Member>),
+    Members(Vec<Member>, [u8; 32]),
     Status(oneshot::Sender<Status>),
     Leave(oneshot::Sender<()>),
 }
@@ -83,12 +84,18 @@ pub(crate) enum Command {
 pub struct Swarm {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) shelf: Arc<Shelf>,
+    pub(crate) linked: Arc<AtomicUsize>,
 }
 
 impl Swarm {
     /// Returns the shelf that pieces come to.
     pub fn shelf(&self) -> &Arc<Shelf> {
         &self.shelf
+    }
+
+    /// Returns to how many others there is a connection now.
+    pub fn linked(&self) -> usize {
+        self.linked.load(Ordering::Relaxed)
     }
 
     /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come
@@ -122,9 +129,10 @@ impl Swarm {
         gone.await.map_err(|_| SwarmError::Gone)
     }
 
-    /// Replaces the list of members. Connections to those who are no members any more end.
-    pub async fn members(&self, members: Vec<Member>) -> Result<(), SwarmError> {
-        self.tell(Command::Members(members)).await
+    /// Replaces the list of members and what they show each other ([`Options::token`]), which the hub changes with the list of those who
+    /// may read the image. Connections to those who are no members any more end; the others go on.
+    pub async fn members(&self, members: Vec<Member>, token: [u8; 32]) -> Result<(), SwarmError> {
+        self.tell(Command::Members(members, token)).await
     }
 
     /// Returns how the swarm is.

@@ -79,8 +79,8 @@ async fn who_sends_wrong_bytes_is_dropped_with_the_first_piece() {
     assert_eq!((sent, code), (1, 6));
     // it is not let in again, whatever the list of members says
     let members = [scene.node.member(), scene.rogue.member()];
-    swarm.members(Vec::new()).await.unwrap();
-    swarm.members(members.to_vec()).await.unwrap();
+    swarm.members(Vec::new(), TOKEN).await.unwrap();
+    swarm.members(members.to_vec(), TOKEN).await.unwrap();
     swarm.status().await.unwrap();
     let content = scene.image.content.id();
     let again = scene.rogue.dial(&members[0], content, TOKEN).await;
@@ -111,13 +111,41 @@ async fn a_piece_that_is_cut_or_another_is_wrong_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_never_answers_holds_nobody_up() {
-    let scene = Scene::new(20).await;
-    let swarm = scene.join(|config| config.stall_us = 500_000);
-    let mut talk = scene.boast(&swarm).await;
-    tokio::spawn(async move { while talk.asked().await.is_some() {} });
-    swarm.predict(&scene.image.all()).await.unwrap();
-    scene.drops(&swarm, Fault::Stalled).await;
-    assert_eq!(scene.shop.given(), 20);
+    // whether it is asked ahead of need too, or by those who stand still alone
+    for predicted in [true, false] {
+        let scene = Scene::new(20).await;
+        let swarm = scene.join(|config| config.stall_us = 500_000);
+        let mut talk = scene.boast(&swarm).await;
+        tokio::spawn(async move { while talk.asked().await.is_some() {} });
+        if predicted {
+            swarm.predict(&scene.image.all()).await.unwrap();
+        }
+        scene.drops(&swarm, Fault::Stalled).await;
+        assert_eq!(scene.shop.given(), 20);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_linked() {
+    let image = Image::new(&[20]);
+    let shop = Shop::new(&image);
+    let (nodes, mut members) = nodes(&image, 4).await;
+    // what goes to the others arrives nowhere
+    let mut silent = Vec::new();
+    for member in &mut members[1..] {
+        let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        member.addresses = vec![socket.local_addr().unwrap()];
+        silent.push(socket);
+    }
+    let swarm = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
+    let all = image.all();
+    swarm.predict(&all).await.unwrap();
+    soon(swarm.need(&all)).await.unwrap();
+    image.assert_here(swarm.shelf());
+    let status = swarm.status().await.unwrap();
+    assert_eq!((status.peers.len(), swarm.linked()), (3, 0));
+    assert!(status.peers.iter().all(|peer| !peer.linked));
+    assert_nobody_is_blamed(&status);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,7 +272,7 @@ async fn a_stranger_gets_nothing() {
     assert_eq!(refused.err(), Some(2));
     // nor does a member that was not given the token, or wants something else
     let listed = [&members[..], &[stranger.member()]].concat();
-    full.members(listed.clone()).await.unwrap();
+    full.members(listed.clone(), TOKEN).await.unwrap();
     full.status().await.unwrap();
     for (content, token) in [(content, [1; 32]), ([1; 32], TOKEN)] {
         let refused = stranger.dial(&members[0], content, token).await;
@@ -252,7 +280,7 @@ async fn a_stranger_gets_nothing() {
     }
     let talk = stranger.dial(&members[0], content, TOKEN).await;
     // and who is no member any more is shown out
-    full.members(members.clone()).await.unwrap();
+    full.members(members.clone(), TOKEN).await.unwrap();
     assert_eq!(rogue::code(&talk.ok().unwrap().connection).await, 2);
     let status = full.status().await.unwrap();
     assert_eq!(status.peers.len(), 1);

@@ -12,13 +12,14 @@ use floe_api::SwarmMembership;
 use floe_image::{Hash, Layout};
 use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
 use floe_source::PackReader;
+use parking_lot::Mutex;
 use std::{
     fs::File,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a hub may take to say where an image's packs end.
@@ -109,6 +110,8 @@ impl Swarms {
             always: AtomicBool::new(wanted.wish.always),
             others: AtomicBool::new(others),
             whole: AtomicBool::new(wanted.whole),
+            reach: Mutex::default(),
+            since: Instant::now(),
         });
         self.active.put(key.clone(), part.clone());
         if wanted.whole {

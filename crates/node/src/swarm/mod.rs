@@ -3,10 +3,10 @@
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
 //! [`member`] asks hubs, `enter` opens a shelf and joins, [`pieces`] reads images out of what comes, [`predict`] says what will be needed.
-//! If anything goes wrong here, machines read their hubs as without all this.
+//! [`reach`] says whether the others answer. If anything goes wrong here, machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! the list of seeds (held while it is written), whether others answer, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
 mod decide;
 mod enter;
@@ -14,6 +14,7 @@ mod identity;
 mod member;
 mod pieces;
 mod predict;
+mod reach;
 mod report;
 mod seeds;
 mod traffic;
@@ -36,7 +37,7 @@ use floe_api::{
 use floe_image::Hash;
 use floe_peers::Host;
 use identity::Identity;
-use member::{Answer, Place, key_text, members};
+use member::{Answer, Place, digits, key_text, members};
 use parking_lot::Mutex;
 use pieces::wait_for;
 use seeds::{Seeded, Seeds};
@@ -354,6 +355,7 @@ impl Swarms {
                 tracing::error!(%error, name, "no thread for a swarm");
             }
         }
+        self.active.all().iter().for_each(|(_, part)| part.look());
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
         let often = Instant::now() + LOOK_EVERY;
@@ -487,6 +489,7 @@ impl Swarms {
         let others = membership.members.iter().any(|member| member.key != me);
         let content = membership.content.clone();
         let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
+        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let now = members(&membership.members);
         let part = self.active.part(key);
         if let Some(known) = self.known.lock().get_mut(key) {
@@ -506,7 +509,7 @@ impl Swarms {
             part.others.store(others, Relaxed);
             let swarm = part.swarm.clone();
             wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                let _ = swarm.members(now).await; // it may be ending
+                let _ = swarm.members(now, token).await; // it may be ending
             });
         }
         Ok(Event::Listed {

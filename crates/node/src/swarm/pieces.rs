@@ -4,7 +4,7 @@
 //! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. If it
 //! does not come, or the image has no swarm now, the hub is read as without all this.
 
-use super::decide::Key;
+use super::{decide::Key, reach::Reach};
 use crate::images::sources::Provide;
 use floe_api::credentials::HubAddress;
 use floe_image::{Hash, Kind, Layout, Manifest};
@@ -13,7 +13,7 @@ use floe_source::{
     LinkEstimate, Origin as Address, PackBytes, PackReader, Request, Scheme, Sink, Source,
     SourceError,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
@@ -115,9 +115,24 @@ pub(super) struct Part {
     pub others: AtomicBool,
     /// Whether all of it is brought here.
     pub whole: AtomicBool,
+    /// Whether the others answer.
+    pub reach: Mutex<Reach>,
+    /// When this part began.
+    pub since: Instant,
 }
 
 impl Part {
+    /// Looks who is linked.
+    pub fn look(&self) {
+        let (listed, linked) = (self.others.load(Relaxed), self.swarm.linked() > 0);
+        self.reach.lock().look(self.since.elapsed(), listed, linked);
+    }
+
+    /// Whether others are listed for long and none of them has ever answered.
+    pub fn is_blocked(&self) -> bool {
+        self.reach.lock().is_blocked(self.since.elapsed())
+    }
+
     /// Whether pieces may come from others, or are brought this way all the same. Alone, a host reads its hub directly, which sends
     /// single chunks.
     pub fn is_of_use(&self) -> bool {

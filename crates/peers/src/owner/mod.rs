@@ -20,6 +20,7 @@ use needs::Needs;
 use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -57,6 +58,8 @@ pub(crate) struct Owner {
     policy: Policy,
     roster: Roster,
     links: HashMap<PeerId, Linked>,
+    /// How many there are, for those who wait for pieces.
+    linked: Arc<AtomicUsize>,
     /// Hosts by the numbers of their links.
     numbers: HashMap<u64, PeerId>,
     next_number: u64,
@@ -101,6 +104,7 @@ impl Owner {
             policy: Policy::new(options.config, me, pieces, hello.session),
             roster: Roster::new(me),
             links: HashMap::new(),
+            linked: Arc::default(),
             numbers: HashMap::new(),
             next_number: 0,
             waiting: HashMap::new(),
@@ -129,8 +133,13 @@ impl Owner {
         if owner.seed.is_some() {
             owner.tell(Event::Seed(SEED));
         }
-        owner.set_members(options.members);
+        owner.set_members(options.members, hello.token);
         owner
+    }
+
+    /// Where it can be read how many connections there are.
+    pub(crate) fn linked(&self) -> Arc<AtomicUsize> {
+        self.linked.clone()
     }
 
     /// Runs until the swarm is left or its handle is dropped.
@@ -199,6 +208,7 @@ impl Owner {
                 self.act(action);
             }
         }
+        self.linked.store(self.links.len(), Ordering::Relaxed);
     }
 
     fn act(&mut self, action: Action) {
@@ -245,7 +255,7 @@ impl Owner {
             Command::Lost(pieces, done) => {
                 self.remove(pieces, Some(done));
             }
-            Command::Members(members) => self.set_members(members),
+            Command::Members(members, token) => self.set_members(members, token),
             Command::Status(done) => {
                 let _ = done.send(self.status());
             }

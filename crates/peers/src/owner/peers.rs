@@ -9,6 +9,7 @@ use crate::members::{Key, Member};
 use crate::roster::Move;
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
+use std::sync::atomic::Ordering;
 
 /// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
 const LINKS_MAX: usize = 128;
@@ -18,9 +19,11 @@ const TOLD_MAX: usize = 64;
 const REST_US: u64 = 30_000_000;
 
 impl Owner {
-    pub(super) fn set_members(&mut self, members: Vec<Member>) {
+    /// Takes the hub's list. Who was linked with an earlier token stays so for as long as the list names it: it was proven then.
+    pub(super) fn set_members(&mut self, members: Vec<Member>, token: [u8; 32]) {
+        self.hello.token = token;
         let keys = members.iter().map(|member| member.key).collect();
-        self.door.set_members(keys);
+        self.door.set_members(keys, token);
         self.roster.set(members, &mut self.moves);
         let roster = &self.roster;
         self.traffic.retain(|id, _| roster.member(*id).is_some());
@@ -218,6 +221,7 @@ impl Owner {
     /// Says good-bye to everybody.
     pub(super) fn part(&mut self) {
         self.numbers.clear();
+        self.linked.store(0, Ordering::Relaxed);
         for (_, linked) in self.links.drain() {
             linked.link.close(CLOSED_LEAVING);
         }
