@@ -136,12 +136,12 @@ impl Host {
         };
         let endpoint = self.endpoint.clone();
         let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
-        let linked = owner.linked();
+        let gauges = owner.gauges();
         tokio::spawn(owner.run(commanded, noted));
         Ok(Swarm {
             commands,
             shelf,
-            linked,
+            gauges,
         })
     }
 

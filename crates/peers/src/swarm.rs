@@ -3,7 +3,7 @@ use crate::members::{Key, Member};
 use crate::shelf::Shelf;
 use floe_swarm::policy::{Config, Fault, PieceId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
 /// How a host takes part in a swarm.
@@ -69,6 +69,15 @@ pub enum SwarmError {
     TooMany,
 }
 
+/// What can be read of a swarm at any time without asking its task.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    /// Connections.
+    pub(crate) linked: AtomicUsize,
+    /// Bytes that came, of hosts and the seed.
+    pub(crate) received: AtomicU64,
+}
+
 pub(crate) enum Command {
     Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
@@ -84,7 +93,7 @@ pub(crate) enum Command {
 pub struct Swarm {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) shelf: Arc<Shelf>,
-    pub(crate) linked: Arc<AtomicUsize>,
+    pub(crate) gauges: Arc<Gauges>,
 }
 
 impl Swarm {
@@ -95,7 +104,12 @@ impl Swarm {
 
     /// Returns to how many others there is a connection now.
     pub fn linked(&self) -> usize {
-        self.linked.load(Ordering::Relaxed)
+        self.gauges.linked.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many bytes of pieces have come, of others and the seed.
+    pub fn received(&self) -> u64 {
+        self.gauges.received.load(Ordering::Relaxed)
     }
 
     /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come

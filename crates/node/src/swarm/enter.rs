@@ -3,6 +3,7 @@
 use super::{
     Known, Swarms,
     decide::{Event, Key},
+    hedge::Hedge,
     member::{digits, members},
     pieces::{Part, Pieces, wait_for},
     predict,
@@ -11,15 +12,12 @@ use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
 use floe_image::{Hash, Layout};
 use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
-use floe_source::PackReader;
+use floe_source::{PackReader, Request};
 use parking_lot::Mutex;
 use std::{
     fs::File,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 /// How long a hub may take to say where an image's packs end.
@@ -30,6 +28,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const BRING_PIECES: usize = 256;
 /// How long these may take, 350 kbit/s; what comes later comes nevertheless.
 const BRING_TIMEOUT: Duration = Duration::from_secs(400);
+/// How long a few pieces may take that are brought for others.
+const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Swarms {
     /// Enters a swarm as its hub described it last, and tells how that went.
@@ -85,7 +85,9 @@ impl Swarms {
         if wanted.whole {
             self.fill(&shelf, &ids);
         }
-        let seed = place.seed(ids.clone()).map_err(|error| error.to_string())?;
+        let hedge: Arc<Mutex<Hedge>> = Arc::default();
+        let seed = place.seed(ids.clone(), hedge.clone());
+        let seed = seed.map_err(|error| error.to_string())?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -103,16 +105,12 @@ impl Swarms {
         let at = format!("the swarm of {}", key.hub);
         let pieces = Pieces::new(at, swarm.clone(), &ids, ahead, self.runtime.clone());
         let index_dir = Some(self.core.home.run().join("index"));
-        let part = Arc::new(Part {
-            content: membership.content,
-            swarm,
-            reader: PackReader::new(pieces, layout, index_dir),
-            always: AtomicBool::new(wanted.wish.always),
-            others: AtomicBool::new(others),
-            whole: AtomicBool::new(wanted.whole),
-            reach: Mutex::default(),
-            since: Instant::now(),
-        });
+        let reader = PackReader::new(pieces, layout, index_dir);
+        let part = Part::new(membership.content, swarm, reader, hedge);
+        part.always.store(wanted.wish.always, Relaxed);
+        part.others.store(others, Relaxed);
+        part.whole.store(wanted.whole, Relaxed);
+        let part = Arc::new(part);
         self.active.put(key.clone(), part.clone());
         if wanted.whole {
             self.bring_whole(key, &part);
@@ -179,6 +177,29 @@ impl Swarms {
         };
         if let Err(error) = self.core.threads.start("swarm-whole", work) {
             tracing::error!(%error, "no thread to bring a whole image here");
+        }
+    }
+
+    /// Brings pieces here of what machines have read from the hub while nobody else was there, as long as they are quiet.
+    pub(super) fn bring_later(&self, part: &Arc<Part>) {
+        if !part.may_follow() || part.follows.swap(true, Relaxed) {
+            return;
+        }
+        let (part, over) = (part.clone(), self.core.threads.over().clone());
+        let followed = part.clone();
+        let work = move || {
+            while part.may_follow() && !over.is_cancelled() {
+                let request = Request::prefetch(LATER_TIMEOUT);
+                let items = part.take_later();
+                if let Err(error) = part.reader.read(&items, &request, &mut |_, _, _| ()) {
+                    tracing::debug!(%error, "others find it on the hub");
+                }
+            }
+            part.follows.store(false, Relaxed);
+        };
+        if let Err(error) = self.core.threads.start("swarm-later", work) {
+            tracing::error!(%error, "no thread to bring pieces for others");
+            followed.follows.store(false, Relaxed);
         }
     }
 

@@ -1,11 +1,19 @@
 //! What a hub is asked: to list this node, to take it off the list, and for pieces that no other host has.
 
-use super::decide::Key;
+use super::{decide::Key, hedge::Hedge};
 use crate::transfer::{Cancel, HubClient, TransferError};
 use floe_api::{SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembership};
 use floe_image::Hash;
 use floe_peers::{Fetching, Key as PeerKey, Member, Seed};
-use std::{io, net::SocketAddr, ops::Range, path::Path, sync::Arc, time::Duration};
+use parking_lot::Mutex;
+use std::{
+    io,
+    net::SocketAddr,
+    ops::Range,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// How long a hub may take to say who takes part: at the first time it reads all of the image.
 const ASK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,11 +76,16 @@ impl Place {
         }
     }
 
-    /// Makes the seed of an image's packs.
-    pub fn seed(&self, packs: Vec<Hash>) -> Result<HubSeed, TransferError> {
+    /// Makes the seed of an image's packs, which tells `hedge` how long the hub takes.
+    pub fn seed(
+        &self,
+        packs: Vec<Hash>,
+        hedge: Arc<Mutex<Hedge>>,
+    ) -> Result<HubSeed, TransferError> {
         Ok(HubSeed {
             hub: self.client(PIECE_TIMEOUT)?,
             packs: packs.into(),
+            hedge,
         })
     }
 }
@@ -106,6 +119,7 @@ pub(super) struct HubSeed {
     hub: HubClient,
     /// The packs' names, by their numbers in the content.
     packs: Arc<[Hash]>,
+    hedge: Arc<Mutex<Hedge>>,
 }
 
 impl Seed for HubSeed {
@@ -114,9 +128,13 @@ impl Seed for HubSeed {
             let id = *self.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
             let hub = self.hub.clone();
             // the client blocks, as all of floe's that a fault may wait for
+            let began = Instant::now();
             let asked = tokio::task::spawn_blocking(move || hub.proven(&id, &range));
             let proven = asked.await.map_err(io::Error::other)?;
-            Ok(proven.map_err(io::Error::other)?.into())
+            let proven = proven.map_err(io::Error::other)?;
+            let took = began.elapsed();
+            self.hedge.lock().answered(proven.len() as u64, took);
+            Ok(proven.into())
         })
     }
 }

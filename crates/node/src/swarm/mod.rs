@@ -2,14 +2,18 @@
 //!
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
-//! [`member`] asks hubs, `enter` opens a shelf and joins, [`pieces`] reads images out of what comes, [`predict`] says what will be needed.
-//! [`reach`] says whether the others answer. If anything goes wrong here, machines read their hubs as without all this.
+//! [`member`] asks hubs, `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
+//! be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the others answer at all. If anything goes wrong here,
+//! machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), whether others answer, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! the list of seeds (held while it is written), whether others answer, how the hub answers, what is brought later, what was counted for
+//! `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
+mod beside;
 mod decide;
 mod enter;
+mod hedge;
 mod identity;
 mod member;
 mod pieces;
@@ -355,7 +359,10 @@ impl Swarms {
                 tracing::error!(%error, name, "no thread for a swarm");
             }
         }
-        self.active.all().iter().for_each(|(_, part)| part.look());
+        for (_, part) in self.active.all() {
+            part.look();
+            self.bring_later(&part);
+        }
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
         let often = Instant::now() + LOOK_EVERY;

@@ -11,7 +11,7 @@ use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
 use crate::members::Key;
 use crate::roster::{Move, Roster};
 use crate::seed::Seed;
-use crate::swarm::{Command, Options, Peer, Status, Traffic};
+use crate::swarm::{Command, Gauges, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
 use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
 use gossip::Gossip;
@@ -20,7 +20,7 @@ use needs::Needs;
 use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
@@ -58,8 +58,7 @@ pub(crate) struct Owner {
     policy: Policy,
     roster: Roster,
     links: HashMap<PeerId, Linked>,
-    /// How many there are, for those who wait for pieces.
-    linked: Arc<AtomicUsize>,
+    gauges: Arc<Gauges>,
     /// Hosts by the numbers of their links.
     numbers: HashMap<u64, PeerId>,
     next_number: u64,
@@ -104,7 +103,7 @@ impl Owner {
             policy: Policy::new(options.config, me, pieces, hello.session),
             roster: Roster::new(me),
             links: HashMap::new(),
-            linked: Arc::default(),
+            gauges: Arc::default(),
             numbers: HashMap::new(),
             next_number: 0,
             waiting: HashMap::new(),
@@ -137,9 +136,9 @@ impl Owner {
         owner
     }
 
-    /// Where it can be read how many connections there are.
-    pub(crate) fn linked(&self) -> Arc<AtomicUsize> {
-        self.linked.clone()
+    /// Where it can be read how it goes.
+    pub(crate) fn gauges(&self) -> Arc<Gauges> {
+        self.gauges.clone()
     }
 
     /// Runs until the swarm is left or its handle is dropped.
@@ -208,7 +207,8 @@ impl Owner {
                 self.act(action);
             }
         }
-        self.linked.store(self.links.len(), Ordering::Relaxed);
+        let linked = self.links.len();
+        self.gauges.linked.store(linked, Ordering::Relaxed);
     }
 
     fn act(&mut self, action: Action) {
@@ -300,6 +300,7 @@ impl Owner {
                 match outcome {
                     Outcome::Done(bytes) => {
                         self.seed_bytes += bytes;
+                        self.gauges.received.fetch_add(bytes, Ordering::Relaxed);
                         self.arrived(SEED, piece);
                     }
                     Outcome::Wrong => {
@@ -327,6 +328,7 @@ impl Owner {
             Wire::Said(message) => self.said(peer, message),
             Wire::Got(piece, bytes) => {
                 self.traffic.entry(peer).or_default().received += bytes;
+                self.gauges.received.fetch_add(bytes, Ordering::Relaxed);
                 self.used(peer);
                 self.arrived(peer, piece);
             }

@@ -221,7 +221,7 @@ impl Owner {
     /// Says good-bye to everybody.
     pub(super) fn part(&mut self) {
         self.numbers.clear();
-        self.linked.store(0, Ordering::Relaxed);
+        self.gauges.linked.store(0, Ordering::Relaxed);
         for (_, linked) in self.links.drain() {
             linked.link.close(CLOSED_LEAVING);
         }
