@@ -22,6 +22,10 @@ pub struct SwarmJoin {
     /// The [`SwarmMembership::content`] that the node knows already: its packs are left out of the answer if nothing has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Whether other users' nodes that are open, too, are told of this one, and it of them. Otherwise it meets those alone whose token is of
+    /// the same user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
 }
 
 /// A hub's answer to a node that takes part.
@@ -35,7 +39,7 @@ pub struct SwarmMembership {
     /// The packs that hold the image, in the order that numbers their pieces; empty if the request named this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packs: Vec<SwarmPack>,
-    /// All members, the asking node among them.
+    /// The members that the asking node may meet: those of its own user, itself among them, and others if it is open and they are.
     pub members: Vec<SwarmMember>,
     /// In how many milliseconds to ask again: soon while members come and go, seldom otherwise.
     pub ask_again_ms: u64,
@@ -67,10 +71,10 @@ pub struct SwarmMember {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmUse {
-    /// As soon as another node of the same hub runs the same image.
+    /// As soon as another node with a token of the same user of the hub runs the same image.
     #[default]
     Auto,
-    /// Always.
+    /// Always, and with the nodes of all who may read the image and take part like this.
     On,
     /// Never.
     Off,

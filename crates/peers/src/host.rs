@@ -107,8 +107,7 @@ impl Host {
     }
 
     /// Caps what this host gives to others in all of its swarms together, in bytes of pieces a second; `None` for all that its link
-    /// carries, as it is at first. A swarm's own cap ([`Config::upload_bytes_per_s`](crate::Config)) holds beside it. May be changed at
-    /// any time.
+    /// carries, as it is at first. May be changed at any time.
     pub fn cap_uploads(&self, bytes_per_s: Option<u64>) {
         self.cap.set(bytes_per_s);
     }

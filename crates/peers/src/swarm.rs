@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 /// How a host takes part in a swarm.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who is asked for what. [`Config::upload_bytes_per_s`] caps what this host gives.
+    /// Who is asked for what.
     pub config: Config,
     /// What the hub has given to all members of this swarm and to nobody else. A member of the list without it is refused.
     pub token: [u8; 32],

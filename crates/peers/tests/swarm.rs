@@ -200,23 +200,6 @@ async fn who_leaves_is_not_asked_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_gives_no_more_than_its_cap() {
-    let image = Image::new(&[6]);
-    let shop = Shop::new(&image);
-    let (nodes, members) = nodes(&image, 2).await;
-    let mut capped = options(&members);
-    capped.config.upload_bytes_per_s = Some(0);
-    let full = nodes[0].join_as(nodes[0].shelf(&[0]), None, capped);
-    let other = nodes[1].join(nodes[1].shelf(&[]), Some(&shop), &members);
-    until(&other, |status| status.peers[0].linked).await;
-    soon(other.need(&image.all())).await.unwrap();
-    // a cap lets one piece pass at once
-    assert!(shop.given() >= 5, "{} pieces", shop.given());
-    let status = full.status().await.unwrap();
-    assert!(status_of(&status, members[1].key).traffic.sent < 2 * PIECE_BYTES);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
     let images = [Image::new(&[5]), Image::new(&[4])];
     let (gives, takes) = (

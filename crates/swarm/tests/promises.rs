@@ -448,36 +448,6 @@ fn a_host_that_floods_is_dropped_and_others_are_served() {
 }
 
 #[test]
-fn the_cap_holds_over_a_second() {
-    let config = Config {
-        upload_bytes_per_s: Some(10 << 20),
-        ..Config::ours()
-    };
-    let mut policy = Policy::new(config, ME, PIECES, 1);
-    let (mut out, mut sent) = (Vec::new(), 0u64);
-    (0..PIECES).for_each(|piece| policy.put(piece));
-    (1..=20).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
-    for now_ms in 0..1000u64 {
-        let (peer, piece) = (PeerId(now_ms % 20 + 1), (now_ms % 200) as u32);
-        policy.on_event(
-            now_ms * 1000,
-            Event::Asked(peer, piece, Purpose::Prefetch),
-            &mut out,
-        );
-        while let Some(position) = out.iter().position(|a| matches!(a, Action::Serve(..))) {
-            let Action::Serve(peer, piece, _) = out.swap_remove(position) else {
-                unreachable!("it was found as one");
-            };
-            sent += config.piece_bytes;
-            policy.on_event(now_ms * 1000, Event::Served(peer, piece), &mut out);
-        }
-        out.clear();
-    }
-    let (least, most) = (8 << 20, 12 << 20);
-    assert!((least..most).contains(&sent), "{sent} bytes in a second");
-}
-
-#[test]
 fn under_a_shared_cap_what_is_granted_is_sent_demands_first_and_no_more() {
     let config = Config::ours();
     let mut policy = Policy::new(config, ME, PIECES, 1);

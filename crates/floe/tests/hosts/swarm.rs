@@ -275,6 +275,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        open: false,
     };
     let image: Hash = again.image.parse().unwrap();
     let tokens = [Some(&bob), None, Some(&world.token)];
@@ -455,6 +456,7 @@ fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
         key: "0b".repeat(32),
         addresses: vec![silent.local_addr().unwrap().to_string()],
         content: None,
+        open: false,
     };
     let hub = world.client(Some(&world.token));
     eventually("it is told", || {
@@ -465,4 +467,45 @@ fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
     let shown = code(&node, 0, &["swarm", "status"]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("answers over UDP"));
     world.reads(&node, "one", 0, 4);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_node_that_was_not_told_to_meets_its_own_users_nodes_only() {
+    let world = World::new(false);
+    let anns = TestNode::start();
+    world.boot(&anns, "ann", None);
+    eventually("a swarm", || swarm(&anns).is_some());
+    let image: Hash = swarm(&anns).unwrap().image.parse().unwrap();
+    world
+        .client(Some(&world.token))
+        .set_visibility(&image, true)
+        .unwrap();
+    let ran = |node: &TestNode, name: &str, token: Option<&String>| {
+        node.run(&RunRequest {
+            image: format!("{}/ann/web", world.url),
+            token: token.cloned(),
+            ..world.request(name, None)
+        });
+    };
+    let bob = floe_hub::create_token(world.dir.path(), "bob").unwrap();
+    let (bobs, nobodys, other) = (TestNode::start(), TestNode::start(), TestNode::start());
+    ran(&bobs, "bob", Some(&bob));
+    ran(&nobodys, "nobody", None);
+    // once those two have met, the hub has told all of them what it tells
+    ran(&other, "other", Some(&world.token));
+    becomes_linked(&anns, &other);
+    eventually("an answer to bob", || {
+        key(&bobs).is_some() && swarm(&bobs).is_some()
+    });
+    assert_eq!(swarm(&bobs).unwrap().peers, []);
+    assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
+    // who shows no token is not known to be anybody's, and does not even ask
+    assert_eq!((key(&nobodys), swarm(&nobodys)), (None, None));
+    // bob says so, and ann does not
+    let asks = told(&["--swarm"]);
+    ran(&asks, "asks", Some(&bob));
+    becomes_linked(&asks, &bobs);
+    assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
+    assert_eq!(swarm(&asks).unwrap().peers.len(), 1);
 }

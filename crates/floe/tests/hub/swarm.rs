@@ -17,6 +17,7 @@ fn wish(n: u8) -> SwarmJoin {
         key: key(n),
         addresses: vec![format!("0.0.0.0:{}", 7000 + u16::from(n))],
         content: None,
+        open: true,
     }
 }
 
@@ -132,6 +133,33 @@ fn readers_of_an_image_learn_of_each_other_and_strangers_of_nothing() {
             nothing.text().replace(&Hash([9; 32]).to_string(), "ID")
         );
     }
+}
+
+#[test]
+fn users_nodes_are_told_to_other_users_only_if_both_want_that() {
+    let world = world();
+    let id = some_image(&world, true);
+    let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
+    let closed = |n: u8| SwarmJoin {
+        open: false,
+        ..wish(n)
+    };
+    join(&world, &id, ann, &closed(1));
+    join(&world, &id, bob, &wish(2));
+    // what a node says that leaves it out is what one says that does not want it
+    let text = serde_json::to_string(&closed(3)).unwrap();
+    assert!(!text.contains("open"), "{text}");
+    assert_eq!(keys(&join(&world, &id, ann, &closed(3))), [key(1), key(3)]);
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(2)]);
+    assert!(keys(&join(&world, &id, None, &closed(4))).is_empty());
+    // by itself a node meets its own user's, and others once its user says so
+    assert_eq!(
+        keys(&join(&world, &id, ann, &wish(1))),
+        [key(1), key(2), key(3)]
+    );
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(1), key(2)]);
+    assert_eq!(keys(&join(&world, &id, ann, &closed(1))), [key(1), key(3)]);
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(2)]);
 }
 
 #[test]

@@ -8,7 +8,8 @@
 //! - `routes`: the requests.
 //!
 //! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
-//! names only those who read, at that moment, the copy that the asking user reads.
+//! names only those who read, at that moment, the copy that the asking user reads; and at which address another user's host runs an image
+//! is told only if both of them want that.
 
 mod addresses;
 mod members;

@@ -8,7 +8,7 @@ use super::super::state::{Hub, blocking};
 use super::super::visible::VisibleImage;
 use super::super::wire::{Args, Path, counted, json, parse_id};
 use super::addresses;
-use super::members::{Content, Key, Refused};
+use super::members::{Content, Refused, Who};
 use super::trees;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
@@ -135,8 +135,8 @@ fn reads_same(hub: &Hub, image: &VisibleImage, party: &Party) -> bool {
 
 /// Takes part in the swarm of an image, or goes on doing so, and learns who else does.
 ///
-/// Only who may read the image is told anything, and the hub names only those who may read the same copy of it. A member that does not
-/// repeat this in time is taken off the list. The first request for an image takes until the hub has read its packs.
+/// Only who may read the image is told anything, and the hub names only those who may read the same copy of it: the user's own nodes, and
+/// other users' if both sides are `open`. A member that does not repeat this in time is taken off the list. The first request for an image takes until the hub has read its packs.
 #[utoipa::path(
     post, path = "/v1/images/{id}/swarm", tag = "swarm",
     params(("id" = String, Path, description = "64 hex digits")), request_body = SwarmJoin,
@@ -155,7 +155,11 @@ pub(crate) async fn join(
 ) -> ApiResult<Response> {
     let id = *image.id();
     let wish: SwarmJoin = json(&hub, &viewer, body, &headers).await?;
-    let key: Key = bytes_of(&wish.key, "key")?;
+    let who = Who {
+        key: bytes_of(&wish.key, "key")?,
+        party: viewer.party(),
+        open: wish.open,
+    };
     let knows = wish.content.as_deref();
     let knows = knows.map(|text| bytes_of(text, "content")).transpose()?;
     let stranger = !viewer.party().is_user();
@@ -175,11 +179,10 @@ pub(crate) async fn join(
         if !same_copy(&still, &image) {
             return Err(ApiError::busy("this image was published anew meanwhile"));
         }
-        let who = (key, viewer.party());
         let joined = members.join(now, id, content, who, addresses);
         joined.map_err(refused)?;
         let same = |party: &Party| reads_same(&hub, &image, party);
-        (still, members.list(now, id, content, same))
+        (still, members.list(now, id, content, who, same))
     };
     let (image, list) = list;
     let members = list

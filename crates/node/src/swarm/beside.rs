@@ -144,7 +144,8 @@ impl Beside {
         if !linked {
             part.keep_for_later(&reading.rest());
         }
-        self.of_hub(part, reading, reading.request.deadline)
+        let limit = reading.request.deadline;
+        self.of_hub(part, reading, limit)
     }
 
     /// Reads from the hub what has not come, and notes how long that took, be it in vain.

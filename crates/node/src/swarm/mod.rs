@@ -65,6 +65,8 @@ const FREE_BYTES_MIN: u64 = 64 << 20;
 /// What is known of one swarm.
 struct Known {
     place: Place,
+    /// Whether other users' nodes may be told of this one.
+    open: bool,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
     /// Why it is not used, if something is wrong.
@@ -329,6 +331,8 @@ impl Swarms {
             });
             (wanted.wish.always, wanted.whole) = (true, true);
         }
+        // a hub knows by the token whose nodes may meet by themselves
+        all.retain(|_, wanted| wanted.wish.always || wanted.place.token.is_some());
         all
     }
 
@@ -379,10 +383,11 @@ impl Swarms {
         for (key, of) in wanted {
             let known = known.entry(key.clone()).or_insert_with(|| Known {
                 place: of.place.clone(),
+                open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
             });
-            known.place = of.place.clone();
+            (known.place, known.open) = (of.place.clone(), of.wish.always);
         }
         drop(known);
         for (key, part) in self.active.all() {
@@ -466,15 +471,16 @@ impl Swarms {
         let known = self.known.lock().get(key).map(|known| {
             let packs = !known.membership.packs.is_empty();
             let content = packs.then(|| known.membership.content.clone());
-            (known.place.clone(), content)
+            (known.place.clone(), known.open, content)
         });
-        let Some((place, content)) = known else {
+        let Some((place, open, content)) = known else {
             return Ok(Event::Silent(key.clone()));
         };
         let me = SwarmJoin {
             key: key_text(&host.key()),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content,
+            open,
         };
         match place.ask(key, &me) {
             Answer::Listed(membership) => self.listed(key, &me.key, membership),

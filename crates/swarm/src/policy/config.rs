@@ -34,10 +34,6 @@ pub struct Config {
     pub waiting_per_peer_max: usize,
     /// Most questions that wait here for pieces that are on their way, for each piece.
     pub held_per_piece_max: usize,
-    /// Most bytes a second that this host gives to others; `None` for all that its link carries.
-    pub upload_bytes_per_s: Option<u64>,
-    /// Bytes of a piece.
-    pub piece_bytes: u64,
     /// A demand that has waited this long at one host is taken to another that has the piece, in microseconds.
     pub demand_patience_us: u64,
     /// A demand that has waited this long goes to the seed, in microseconds.
@@ -108,8 +104,6 @@ impl Config {
             uploads_max: 4,
             waiting_per_peer_max: 32,
             held_per_piece_max: 64,
-            upload_bytes_per_s: None,
-            piece_bytes: 64 << 10,
             demand_patience_us: 250_000,
             seed_patience_us: 1_000_000,
             refused_us: 100_000,

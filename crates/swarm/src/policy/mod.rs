@@ -257,7 +257,7 @@ impl Policy {
             Event::Granted(pieces) => self.uploads.grant(pieces),
             Event::Tick => self.tick(now_us, out),
         }
-        self.uploads.pump(now_us, &self.config, out);
+        self.uploads.pump(&self.config, out);
         self.fill(now_us, out);
     }
 
