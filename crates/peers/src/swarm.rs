@@ -81,7 +81,7 @@ pub(crate) struct Gauges {
 pub(crate) enum Command {
     Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
-    Predict(Vec<PieceId>),
+    Predict(Vec<PieceId>, Vec<u32>),
     Lost(Vec<PieceId>, oneshot::Sender<()>),
     Members(Vec<Member>, [u8; 32]),
     Status(oneshot::Sender<Status>),
@@ -131,9 +131,11 @@ impl Swarm {
         here.await.unwrap_or(Err(SwarmError::Gone))
     }
 
-    /// Says what machines will need next, in order. Replaces what was said before.
-    pub async fn predict(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
-        self.tell(Command::Predict(pieces.to_vec())).await
+    /// Says what machines will need next, in order, and when: in milliseconds since the start of a run; no times if nobody knows. Replaces
+    /// what was said before.
+    pub async fn predict(&self, pieces: &[PieceId], due_ms: &[u32]) -> Result<(), SwarmError> {
+        let command = Command::Predict(pieces.to_vec(), due_ms.to_vec());
+        self.tell(command).await
     }
 
     /// Takes pieces off the shelf and gives their room back; others are told.

@@ -118,7 +118,7 @@ async fn who_never_answers_holds_nobody_up() {
         let mut talk = scene.boast(&swarm).await;
         tokio::spawn(async move { while talk.asked().await.is_some() {} });
         if predicted {
-            swarm.predict(&scene.image.all()).await.unwrap();
+            swarm.predict(&scene.image.all(), &[]).await.unwrap();
         }
         scene.drops(&swarm, Fault::Stalled).await;
         assert_eq!(scene.shop.given(), 20);
@@ -139,7 +139,7 @@ async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_linke
     }
     let swarm = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
     let all = image.all();
-    swarm.predict(&all).await.unwrap();
+    swarm.predict(&all, &[]).await.unwrap();
     soon(swarm.need(&all)).await.unwrap();
     image.assert_here(swarm.shelf());
     let status = swarm.status().await.unwrap();
@@ -254,7 +254,7 @@ async fn a_slow_host_is_no_fault_and_holds_nobody_up() {
         }
     });
     let all = scene.image.all();
-    swarm.predict(&all).await.unwrap();
+    swarm.predict(&all, &[]).await.unwrap();
     soon(swarm.need(&all)).await.unwrap();
     scene.image.assert_here(swarm.shelf());
     let status = swarm.status().await.unwrap();
@@ -297,7 +297,7 @@ async fn the_seed_dies_after_each_piece_has_left_it_once() {
     let mut swarms = Vec::new();
     for node in &nodes {
         let swarm = node.join(node.shelf(&[]), Some(&shop), &members);
-        swarm.predict(&all).await.unwrap();
+        swarm.predict(&all, &[]).await.unwrap();
         swarms.push(swarm);
     }
     for swarm in &swarms {
@@ -324,7 +324,7 @@ async fn all_hosts_start_at_the_same_moment() {
             let shelf = node.shelf(&[]);
             start.wait().await;
             let swarm = node.join(shelf, Some(&shop), &members);
-            swarm.predict(&order).await.unwrap();
+            swarm.predict(&order, &[]).await.unwrap();
             // no machine does quite the same
             order.rotate_left(number);
             for some in order.chunks(8) {
@@ -386,7 +386,7 @@ fn hosts_that_vanish_in_the_middle_are_done_without() {
         let join = |node: &Node| node.join(node.shelf(&[]), Some(&shop), &members);
         let swarms: Vec<Swarm> = stays.iter().map(join).collect();
         for swarm in &swarms {
-            swarm.predict(&all).await.unwrap();
+            swarm.predict(&all, &[]).await.unwrap();
             until(swarm, |status| {
                 let from = |peer: &&Peer| goes_to(peer, &members[..2]);
                 let came = status.peers.iter().filter(from);

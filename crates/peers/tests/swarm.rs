@@ -20,7 +20,7 @@ async fn what_one_host_has_the_next_gets_from_it() {
     first.members(members.clone(), TOKEN).await.unwrap();
     let second = nodes[1].join(nodes[1].shelf(&[]), None, &members);
     soon(second.need(&[8, 0, 1_000_000])).await.unwrap();
-    second.predict(&image.all()).await.unwrap();
+    second.predict(&image.all(), &[]).await.unwrap();
     let status = until(&second, |status| status.pieces_here == 9).await;
     image.assert_here(second.shelf());
     let traffic = status_of(&status, members[0].key).traffic;
@@ -42,7 +42,7 @@ async fn hosts_that_start_at_once_each_get_all_in_their_own_order() {
         .collect();
     let all = image.all();
     for swarm in &swarms {
-        swarm.predict(&all).await.unwrap();
+        swarm.predict(&all, &[]).await.unwrap();
     }
     for (number, swarm) in swarms.iter().enumerate() {
         // each machine waits for something else
@@ -68,7 +68,7 @@ async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed()
     let last: Vec<PieceId> = (160..200).rev().collect();
     // nothing comes before both are known, however busy the host is
     let shut = shop.gate.write().await;
-    alone.predict(&image.all()[..150]).await.unwrap();
+    alone.predict(&image.all()[..150], &[]).await.unwrap();
     let opens = async {
         until(&alone, |status| status.wanted == last.len()).await;
         drop(shut);

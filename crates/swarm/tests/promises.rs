@@ -183,7 +183,7 @@ impl Watch {
                 self.sending.remove(&(peer, *piece));
             }
             Happens::Miss(piece) => self.tell(Event::Miss(*piece)),
-            Happens::Window(list) => self.tell(Event::Window(list)),
+            Happens::Window(list) => self.tell(Event::Window(list, list)),
             Happens::Asked(peer, piece, demand) => {
                 let purpose = if *demand {
                     Purpose::Demand
@@ -261,7 +261,7 @@ fn among(
         policy.on_event(0, Event::Joined(PeerId(host + 1)), &mut out);
         policy.on_event(0, Event::Has(PeerId(host + 1), &everything), &mut out);
     }
-    policy.on_event(0, Event::Window(&everything), &mut out);
+    policy.on_event(0, Event::Window(&everything, &[]), &mut out);
     let mut left: Vec<PieceId> = wanted.iter().copied().collect();
     let (mut waits, mut arrived) = (None, BTreeSet::new());
     while now_us < 600_000_000 && arrived.len() < wanted.len() {
@@ -348,7 +348,7 @@ fn all_hosts_think_the_same_host_a_pieces_warden() {
         for other in &hosts {
             policy.on_event(0, Event::Joined(*other), &mut out);
         }
-        policy.on_event(0, Event::Window(&window), &mut out);
+        policy.on_event(0, Event::Window(&window, &[]), &mut out);
         policy.on_event(1, Event::Tick, &mut out);
         for (piece, _) in asked(&out).remove(&SEED).unwrap_or_default() {
             duties.entry(piece).or_default().push(*me);
@@ -528,12 +528,49 @@ fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
 }
 
 #[test]
+fn the_window_is_in_order_where_the_link_just_suffices() {
+    let (config, pieces) = (Config::ours(), 2000);
+    let mut policy = Policy::new(config, ME, pieces, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    (1..200).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
+    let all: Vec<PieceId> = (0..pieces).collect();
+    policy.on_event(0, Event::Window(&all, &[]), &mut out);
+    let many = policy.window();
+    assert!(many > config.window_min);
+    // 20 pieces come in a second
+    let mut now_us = 0;
+    for piece in 0..100 {
+        now_us += 50_000;
+        out.clear();
+        policy.on_event(now_us, Event::Miss(piece), &mut out);
+        let asked = out.iter().find_map(|action| match action {
+            Action::Ask(peer, of, Purpose::Demand) if *of == piece => Some(*peer),
+            _ => None,
+        });
+        policy.on_event(now_us, Event::Arrived(asked.unwrap(), piece), &mut out);
+    }
+    let mut window = |each_ms: u32| {
+        let due_ms: Vec<u32> = (1..=pieces).map(|number| number * each_ms).collect();
+        policy.on_event(now_us, Event::Window(&all, &due_ms), &mut out);
+        policy.on_event(now_us, Event::Tick, &mut out);
+        policy.window()
+    };
+    assert_eq!(window(10), many, "far too many are due");
+    assert_eq!(window(55), config.window_min, "18 in a second");
+    assert_eq!(window(500), many, "any order will do");
+    policy.on_event(now_us, Event::Window(&all, &[]), &mut out);
+    policy.on_event(now_us, Event::Tick, &mut out);
+    assert_eq!(policy.window(), many, "nobody knows");
+}
+
+#[test]
 fn a_piece_that_is_lost_is_asked_for_again_where_it_is_wanted() {
     let mut policy = Policy::new(Config::p2p_p(), ME, PIECES, 1);
     let mut out = Vec::new();
     [3, 4].into_iter().for_each(|piece| policy.put(piece));
     policy.on_event(0, Event::Seed(SEED), &mut out);
-    policy.on_event(0, Event::Window(&[3]), &mut out);
+    policy.on_event(0, Event::Window(&[3], &[]), &mut out);
     [3, 4, 9].into_iter().for_each(|piece| policy.lose(piece));
     assert!(out.is_empty() && !policy.has(3) && !policy.has(4));
     policy.on_event(1, Event::Tick, &mut out);

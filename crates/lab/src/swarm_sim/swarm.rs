@@ -295,7 +295,7 @@ impl<'a> Swarm<'a> {
                 let node = &mut self.nodes[host as usize];
                 node.since_ns = self.now_ns;
                 let profile = self.setup.hosts[host as usize].profile;
-                self.tell(host, Event::Window(profile));
+                self.tell(host, Event::Window(profile, &[]));
                 self.goes_on(host);
                 if self.setup.config.peers {
                     // hosts do not act in step

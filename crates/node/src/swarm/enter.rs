@@ -51,9 +51,7 @@ impl Swarms {
             here = shelf.pieces().count(),
             "entered a swarm"
         );
-        if let Err(why) = self.predict(key, &part) {
-            tracing::warn!(image = key.image.short(), why, "nothing is predicted");
-        }
+        self.predict_if_new(key);
     }
 
     fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
@@ -203,14 +201,23 @@ impl Swarms {
         }
     }
 
-    /// Tells a swarm what machines of the image will need next, if there is a model of it.
+    /// Tells a swarm what machines of the image will need next, if that may be another thing than it was told before.
+    pub(super) fn predict_if_new(&self, key: &Key) {
+        if let Some(part) = self.active.part(key)
+            && let Err(why) = self.predict(key, &part)
+        {
+            tracing::warn!(image = key.image.short(), why, "no new prediction");
+        }
+    }
+
+    /// The same. Without a machine here, or a model, there is nothing to tell.
     fn predict(&self, key: &Key, part: &Part) -> Result<(), String> {
         let entries = self.inventory.all();
         let entry = entries.iter().find(|entry| {
             let record = entry.record();
             super::uses(entry) && record.image == key.image
         });
-        let Some(entry) = entry else {
+        let Some(entry) = entry.filter(|_| part.asks_for_model()) else {
             return Ok(());
         };
         let origin = entry.record().origin;
@@ -230,16 +237,22 @@ impl Swarms {
         else {
             return Ok(());
         };
-        let pieces = predict::order(part, &model, &manifest, &fetcher);
-        let pieces = pieces.map_err(|error| error.to_string())?;
+        let id = Hash::of(&model.encode());
+        if !part.is_new_model(id) {
+            return Ok(());
+        }
+        let found = predict::order(part, &model, &manifest, &fetcher);
+        let found = found.map_err(|error| error.to_string())?;
+        part.is_predicted_by(id);
         tracing::info!(
             image = key.image.short(),
-            pieces = pieces.len(),
+            pieces = found.pieces.len(),
             "predicted"
         );
         let swarm = part.swarm.clone();
         wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            let _ = swarm.predict(&pieces).await; // it may be ending
+            // it may be ending
+            let _ = swarm.predict(&found.pieces, &found.due_ms).await;
         });
         Ok(())
     }

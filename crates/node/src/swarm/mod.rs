@@ -7,7 +7,7 @@
 //! machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), whether others answer, how the hub answers, what is brought later, what was counted for
+//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is brought later, what was counted for
 //! `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
 mod beside;
@@ -463,7 +463,11 @@ impl Swarms {
                 Event::Silent(key.clone())
             }
         };
+        let listed = matches!(event, Event::Listed { .. });
         self.tell(event);
+        if listed {
+            self.predict_if_new(key);
+        }
     }
 
     fn asked(&self, key: &Key) -> Result<Event, String> {

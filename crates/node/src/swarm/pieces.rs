@@ -17,6 +17,8 @@ use std::{
 };
 use tokio::runtime::Handle;
 
+/// How often the image's model is asked for: it comes while machines run, of those that have ended, and changes seldom.
+const MODEL_EVERY: Duration = Duration::from_secs(60);
 /// A machine that has waited for nothing for so long is quiet.
 const QUIET: Duration = Duration::from_secs(1);
 /// Most items that are brought as pieces later: 64 MiB of chunks. Further ones are left to those who want them.
@@ -81,6 +83,8 @@ pub(super) struct Part {
     pub others: AtomicBool,
     /// Whether all of it is brought here.
     pub whole: AtomicBool,
+    /// When the image's model was asked for last, and of which the prediction is.
+    model: Mutex<(Option<Instant>, Option<Hash>)>,
     /// Whether the others answer.
     reach: Mutex<Reach>,
     /// How long a demand waits for the swarm.
@@ -109,6 +113,7 @@ impl Part {
             always: AtomicBool::default(),
             others: AtomicBool::default(),
             whole: AtomicBool::default(),
+            model: Mutex::default(),
             reach: Mutex::default(),
             hedge,
             later: Mutex::default(),
@@ -116,6 +121,26 @@ impl Part {
             since: Instant::now(),
             demanded_ms: AtomicU64::default(),
         }
+    }
+
+    /// Whether it is time to ask for the image's model; if so, that counts as asked.
+    pub fn asks_for_model(&self) -> bool {
+        let mut model = self.model.lock();
+        let due = model.0.is_none_or(|asked| asked.elapsed() >= MODEL_EVERY);
+        if due {
+            model.0 = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Whether the prediction is of another model.
+    pub fn is_new_model(&self, model: Hash) -> bool {
+        self.model.lock().1 != Some(model)
+    }
+
+    /// Notes of which model the prediction is.
+    pub fn is_predicted_by(&self, model: Hash) {
+        self.model.lock().1 = Some(model);
     }
 
     /// Looks who is linked.

@@ -251,7 +251,7 @@ impl Owner {
                 let lacks = self.lacking(pieces);
                 self.wants.add(lacks, done);
             }
-            Command::Predict(pieces) => self.wants.predict(pieces),
+            Command::Predict(pieces, due_ms) => self.wants.predict(pieces, due_ms),
             Command::Lost(pieces, done) => {
                 self.remove(pieces, Some(done));
             }
@@ -275,8 +275,8 @@ impl Owner {
 
     /// Tells the policy what is to be fetched ahead, if that has changed.
     fn look_ahead(&mut self) {
-        if let Some(window) = self.wants.window() {
-            self.tell(Event::Window(&window));
+        if let Some((pieces, due_ms)) = self.wants.window() {
+            self.tell(Event::Window(&pieces, &due_ms));
         }
     }
 

@@ -13,6 +13,11 @@ const PREFETCH_LEAST: usize = 4;
 const AGAIN_US: u64 = 50_000;
 /// How many times its patience a demand waits before it leaves the swarm to itself, however many hosts say that they have the piece.
 const HOPELESS: u64 = 4;
+/// The time of which it is looked whether what is due in it comes in time, in milliseconds: some seconds, because a machine needs its
+/// pieces in bursts.
+const SOON_MS: u32 = 5_000;
+/// What is due takes more than this share of the link, or it comes in time in any order.
+const JUST: f64 = 0.6;
 /// Patience with the swarm grows with it: a piece needs log n steps, and the seed must not hear of each of many in a hurry.
 const PATIENCE_PER_HOST_US: u64 = 5_000;
 
@@ -376,7 +381,19 @@ impl Policy {
         (peer.is_free(now_us) && peer.prefetching < most).then_some(ask)
     }
 
+    /// Whether what is due soon comes in time if nothing that is due later comes before it (section 2.2.2). Where the link is too slow
+    /// for it, machines wait in any order, and it is better if hosts have different pieces to give.
+    fn just_suffices(&self) -> bool {
+        let Some(due) = self.ahead.due_within(SOON_MS) else {
+            return false;
+        };
+        let needed = due as f64 * 1000.0 / f64::from(SOON_MS);
+        let speed = self.downloads.rate.speed();
+        (speed * JUST..=speed).contains(&needed)
+    }
+
     pub(super) fn tick(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        self.in_order = self.just_suffices();
         let flights = &self.downloads.flights;
         let demands = flights.values().any(|f| f.purpose == Purpose::Demand);
         // the paper's policies know nothing of slow hosts

@@ -32,7 +32,8 @@
 //!
 //! The window adapts to the swarm: k is [`Config::window_per_peer`] pieces for each host, because n uplinks are only busy together if
 //! there are about n different pieces to carry; it shrinks where machines miss what no profile predicts, since they bring
-//! diversity of their own, and prefetch is worth less (section 2.2.4 expects both).
+//! diversity of their own, and prefetch is worth less (section 2.2.4 expects both). Where it is known when pieces are due, and the link
+//! brings those of the next seconds just in time, k is [`Config::window_min`]: what is due later would make them late (section 2.2.2).
 //!
 //! # Promises
 //!
@@ -121,8 +122,9 @@ pub enum Event<'a> {
     Wrong(PeerId, PieceId),
     /// A machine waits for a piece that is not here.
     Miss(PieceId),
-    /// What machines will need next, in order. Replaces what was predicted before.
-    Window(&'a [PieceId]),
+    /// What machines will need next, in order, and when: in milliseconds since the start of a run, 0 for now; no times if nobody knows.
+    /// Replaces what was predicted before.
+    Window(&'a [PieceId], &'a [u32]),
     /// A host asks this one for a piece; a second time with [`Purpose::Demand`], to raise it.
     Asked(PeerId, PieceId, Purpose),
     /// A host takes back what it asked.
@@ -162,6 +164,8 @@ pub struct Policy {
     ahead: Ahead,
     downloads: Downloads,
     uploads: Uploads,
+    /// Whether pieces are fetched in the order in which they are due, as it was at the last tick.
+    in_order: bool,
 }
 
 impl Policy {
@@ -180,6 +184,7 @@ impl Policy {
             ahead: Ahead::new(pieces),
             downloads: Downloads::default(),
             uploads: Uploads::new(&config),
+            in_order: false,
             config,
         }
     }
@@ -225,7 +230,9 @@ impl Policy {
 
     /// Returns the present k: among how many missing pieces of the prediction prefetch picks.
     pub fn window(&self) -> usize {
-        let k = if self.config.window_per_peer > 0.0 {
+        let k = if self.config.window_per_peer > 0.0 && self.in_order {
+            self.config.window_min
+        } else if self.config.window_per_peer > 0.0 {
             let hosts = self.ring.hosts() as f64;
             // what no profile predicted is diversity that comes by itself
             let k = hosts * self.config.window_per_peer * (1.0 - self.downloads.outside());
@@ -250,7 +257,7 @@ impl Policy {
             Event::Failed(peer, piece) => self.failed(now_us, peer, piece, out),
             Event::Wrong(peer, piece) => self.wrong(now_us, peer, piece, out),
             Event::Miss(piece) => self.miss(now_us, piece, out),
-            Event::Window(pieces) => self.predicted(pieces),
+            Event::Window(pieces, due_ms) => self.predicted(pieces, due_ms),
             Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
             Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
             Event::Served(peer, piece) => self.uploads.served((peer, piece)),
@@ -299,9 +306,9 @@ impl Policy {
         }
     }
 
-    fn predicted(&mut self, pieces: &[PieceId]) {
+    fn predicted(&mut self, pieces: &[PieceId], due_ms: &[u32]) {
         let (here, downloads) = (&self.here, &self.downloads);
-        self.ahead.set(pieces, |piece| {
+        self.ahead.set(pieces, due_ms, |piece| {
             !here.get(piece) && !downloads.is_on_its_way(piece)
         });
     }
