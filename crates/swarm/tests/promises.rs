@@ -511,6 +511,53 @@ fn wrong_bytes_cost_a_host_its_place_and_the_piece_comes_from_another() {
 }
 
 #[test]
+fn a_seed_that_sends_wrong_bytes_is_left_alone_longer_and_longer_and_another_is_asked() {
+    let config = Config::ours();
+    let mut policy = Policy::new(config, ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Miss(3), &mut out);
+    let (mut now_us, mut pauses) = (0, Vec::new());
+    for _ in 0..12 {
+        assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
+        out.clear();
+        let since_us = now_us;
+        policy.on_event(now_us, Event::Wrong(SEED, 3), &mut out);
+        while out.is_empty() {
+            now_us += 50_000;
+            policy.on_event(now_us, Event::Tick, &mut out);
+        }
+        pauses.push(now_us - since_us);
+    }
+    let doubled = pauses.windows(2).all(|pair| pair[1] >= pair[0]);
+    assert!(doubled && pauses[0] <= 2 * config.refused_us, "{pauses:?}");
+    assert!((60_000_000..61_000_000).contains(&pauses[11]), "{pauses:?}");
+    // another one is asked meanwhile, and so it is where one fails
+    let other = PeerId(9998);
+    policy.on_event(now_us, Event::Seed(other), &mut out);
+    out.clear();
+    policy.on_event(now_us, Event::Wrong(SEED, 3), &mut out);
+    assert_eq!(out, [Action::Ask(other, 3, Purpose::Demand)]);
+    policy.on_event(now_us, Event::Arrived(other, 3), &mut out);
+    now_us += 120_000_000;
+    policy.on_event(now_us, Event::Miss(4), &mut out);
+    out.clear();
+    policy.on_event(now_us, Event::Failed(SEED, 4), &mut out);
+    assert_eq!(out, [Action::Ask(other, 4, Purpose::Demand)]);
+    // what is right makes good for what was wrong
+    policy.on_event(now_us, Event::Arrived(other, 4), &mut out);
+    now_us += config.refused_us;
+    policy.on_event(now_us, Event::Miss(5), &mut out);
+    policy.on_event(now_us, Event::Arrived(SEED, 5), &mut out);
+    policy.on_event(now_us, Event::Left(other), &mut out);
+    policy.on_event(now_us, Event::Miss(6), &mut out);
+    policy.on_event(now_us, Event::Wrong(SEED, 6), &mut out);
+    out.clear();
+    policy.on_event(now_us + 2 * config.refused_us, Event::Tick, &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 6, Purpose::Demand)]);
+}
+
+#[test]
 fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
     let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
     let mut out = Vec::new();

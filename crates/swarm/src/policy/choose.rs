@@ -107,8 +107,9 @@ impl Policy {
         };
         peer.refuse_until(again_us);
         if self.peers.is_seed(from) {
+            let another = self.peers.seed(now_us) != Some(from);
             if let Some(demand) = self.downloads.demands.get_mut(&piece) {
-                demand.again_us = again_us;
+                demand.again_us = if another { now_us } else { again_us };
             }
             return;
         }
@@ -143,8 +144,9 @@ impl Policy {
     ) {
         self.unask(from, piece, out);
         if self.peers.is_seed(from) {
+            // it has what nobody else has: it is left alone for a while, in which another seed is asked
             if let Some(peer) = self.peers.get(from) {
-                peer.refuse_until(now_us + self.config.refused_us);
+                peer.was_wrong(now_us, self.config.refused_us);
             }
         } else if self.peers.knows(from) {
             self.drop_peer(from, Fault::WrongBytes, out);
@@ -172,7 +174,7 @@ impl Policy {
         let mine = !here
             && flight.is_none()
             && self.config.wardens
-            && self.peers.seed.is_some()
+            && self.peers.seed(now_us).is_some()
             && self.ring.stands_in(piece, self.me)
             && self.here.is_of_image(piece);
         let hold = self.config.wardens && (coming || mine);
@@ -190,7 +192,7 @@ impl Policy {
     }
 
     fn fetch_duty(&mut self, now_us: u64, piece: PieceId, purpose: Purpose, out: &mut Vec<Action>) {
-        if let Some(seed) = self.peers.seed {
+        if let Some(seed) = self.peers.seed(now_us) {
             self.ask(now_us, seed, piece, purpose, true, out);
         }
     }
@@ -232,7 +234,7 @@ impl Policy {
             self.fill_demands(now_us, out);
         }
         if self.config.prefetch {
-            if self.config.wardens && self.peers.seed.is_some() {
+            if self.config.wardens && self.peers.seed(now_us).is_some() {
                 self.fill_duties(now_us, out);
             }
             let most = self.config.prefetch_max;
@@ -290,12 +292,12 @@ impl Policy {
     /// Whether a demand has waited so long that hosts are no longer believed to help: from now on it is the seed's.
     fn is_hopeless(&self, now_us: u64, since_us: u64) -> bool {
         let patience_us = self.seed_patience_us() * HOPELESS;
-        self.peers.seed.is_some() && now_us.saturating_sub(since_us) >= patience_us
+        self.peers.has_seed() && now_us.saturating_sub(since_us) >= patience_us
     }
 
     /// Returns whom to ask for a piece that a machine has waited for since then.
     fn source(&mut self, now_us: u64, piece: PieceId, since_us: u64) -> Option<PeerId> {
-        let seed = self.peers.seed;
+        let seed = self.peers.seed(now_us);
         if !self.config.peers || self.is_hopeless(now_us, since_us) {
             return seed;
         }
@@ -373,7 +375,7 @@ impl Policy {
         let warden = self.warden(now_us, piece);
         let ask = match warden {
             Some(warden) if warden != self.me => warden,
-            _ => self.peers.seed?,
+            _ => self.peers.seed(now_us)?,
         };
         // without peers, the seed is the only one that all of it can come from
         let most = if self.config.peers { most } else { usize::MAX };
@@ -469,9 +471,9 @@ impl Policy {
                 continue;
             }
             let to = match other.filter(|other| *other != ask.peer) {
-                _ if hopeless => self.peers.seed,
+                _ if hopeless => self.peers.seed(now_us),
                 Some(other) if !sure || late || slow => Some(other),
-                _ if late && !at_seed => self.peers.seed,
+                _ if late && !at_seed => self.peers.seed(now_us),
                 _ if slow => self.source(now_us, piece, demand.since_us),
                 _ => None,
             };
@@ -507,7 +509,7 @@ impl Policy {
             let other = self
                 .peers
                 .holder(piece, now_us, usize::MAX, &mut self.random);
-            let other = other.or(self.peers.seed);
+            let other = other.or(self.peers.seed(now_us));
             let Some(flight) = self.downloads.flights.get_mut(&piece) else {
                 continue;
             };

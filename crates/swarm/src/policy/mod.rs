@@ -106,7 +106,7 @@ pub enum Fault {
 pub enum Event<'a> {
     /// A host takes part. All hosts of the swarm should be told of, also those without a connection: they are wardens.
     Joined(PeerId),
-    /// There is a seed, which has all pieces. A second one replaces the first.
+    /// There is a seed, which has all pieces. A further one is asked while those before it fail or send wrong bytes.
     Seed(PeerId),
     /// A host is gone, politely or not.
     Left(PeerId),
@@ -249,7 +249,7 @@ impl Policy {
     pub fn on_event(&mut self, now_us: u64, event: Event<'_>, out: &mut Vec<Action>) {
         match event {
             Event::Joined(peer) => self.joined(peer),
-            Event::Seed(peer) => self.peers.set_seed(peer),
+            Event::Seed(peer) => self.peers.add_seed(peer),
             Event::Left(peer) => self.forget(peer, out),
             Event::Has(peer, pieces) => self.peers.has(peer, pieces),
             Event::Lacks(peer, pieces) => self.peers.lacks(peer, pieces),
@@ -292,7 +292,7 @@ impl Policy {
 
     fn drop_peer(&mut self, peer: PeerId, fault: Fault, out: &mut Vec<Action>) {
         if self.peers.is_seed(peer) {
-            // there is no other that has everything: it is left alone for a while instead
+            // few have everything: it is left alone for a while instead
             return;
         }
         self.forget(peer, out);
