@@ -112,11 +112,12 @@ impl Host {
         self.cap.set(bytes_per_s);
     }
 
-    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it.
+    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it. Of several seeds the first
+    /// is asked, and the next ones while that fails.
     pub fn join(
         &self,
         shelf: Arc<Shelf>,
-        seed: Option<Arc<dyn Seed>>,
+        seeds: impl IntoIterator<Item = Arc<dyn Seed>>,
         options: Options,
     ) -> Result<Swarm, HostError> {
         let hello = Hello {
@@ -134,7 +135,7 @@ impl Host {
             cap: self.cap.clone(),
         };
         let endpoint = self.endpoint.clone();
-        let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
+        let owner = Owner::new(self.key(), hello, endpoint, door, shared, seeds, options);
         let gauges = owner.gauges();
         tokio::spawn(owner.run(commanded, noted));
         Ok(Swarm {

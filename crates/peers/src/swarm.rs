@@ -42,8 +42,10 @@ pub struct Peer {
 pub struct Status {
     /// All members but this host.
     pub peers: Vec<Peer>,
-    /// Bytes that the seed sent.
+    /// Bytes that the seeds sent.
     pub seed_bytes: u64,
+    /// Pieces that they sent with wrong bytes, which were not kept.
+    pub seed_wrong: u64,
     /// Pieces that are here.
     pub pieces_here: u32,
     /// Pieces that there are.

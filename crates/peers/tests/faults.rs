@@ -359,6 +359,32 @@ async fn a_seed_that_errs_is_asked_again() {
     assert_eq!(came, Ok(()));
     image.assert_here(swarm.shelf());
     assert_eq!(shop.given(), 8);
+    // it was told of each, and so is who asks how the swarm is
+    assert_eq!(*shop.told.lock().unwrap(), [0, 0, 0]);
+    assert_eq!(swarm.status().await.unwrap().seed_wrong, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_seed_sends_wrong_is_not_kept_and_comes_from_another_one() {
+    let image = Image::new(&[5, 5]);
+    let (lies, honest) = (Shop::new(&image), Shop::new(&image));
+    lies.wrong.store(u64::MAX, Ordering::Relaxed);
+    let (nodes, members) = nodes(&image, 2).await;
+    let seeds = [&lies, &honest].map(|shop| shop.clone() as Arc<dyn Seed>);
+    let join = |node: &Node| {
+        node.host
+            .join(node.shelf(&[]), seeds.clone(), options(&members))
+    };
+    let swarms = [&nodes[0], &nodes[1]].map(|node| join(node).unwrap());
+    for swarm in &swarms {
+        soon(swarm.need(&image.all())).await.unwrap();
+        image.assert_here(swarm.shelf());
+        // nobody got it from the other
+        assert_nobody_is_blamed(&swarm.status().await.unwrap());
+    }
+    assert!(lies.given() > 0 && honest.given() >= image.all().len());
+    assert!(!lies.told.lock().unwrap().is_empty());
+    assert!(honest.told.lock().unwrap().is_empty());
 }
 
 #[test]

@@ -107,7 +107,9 @@ impl Policy {
         };
         peer.refuse_until(again_us);
         if self.peers.is_seed(from) {
-            let another = self.peers.seed(now_us) != Some(from);
+            let other = self.peers.seed(now_us).filter(|other| *other != from);
+            let other = other.and_then(|other| self.peers.get(other));
+            let another = other.is_some_and(|other| other.is_free(now_us));
             if let Some(demand) = self.downloads.demands.get_mut(&piece) {
                 demand.again_us = if another { now_us } else { again_us };
             }
