@@ -67,6 +67,13 @@ pub struct SwarmMember {
     pub addresses: Vec<String>,
 }
 
+/// What a hub has found of a pack that somebody doubted: the answer of `POST /v1/packs/{id}/damaged`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PackCheck {
+    /// Whether the pack is damaged on the hub's disk: the list of images says so until an image with it is pushed again.
+    pub damaged: bool,
+}
+
 /// Whether a node's machines take part in swarms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -136,7 +143,7 @@ pub struct SwarmInfo {
     pub sent_bytes: u64,
     /// The other hosts.
     pub peers: Vec<SwarmPeer>,
-    /// Why the swarm is not used, if something is wrong; otherwise empty.
+    /// What is wrong, such as why the swarm is not used; empty if nothing is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }

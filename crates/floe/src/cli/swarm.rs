@@ -195,7 +195,7 @@ fn status(report: &SwarmReport) -> String {
         .iter()
         .filter(|swarm| !swarm.trouble.is_empty())
     {
-        text += &format!("{}: not used now: {}\n", short(&swarm.image), swarm.trouble);
+        text += &format!("{}: {}\n", short(&swarm.image), swarm.trouble);
     }
     text
 }
@@ -321,7 +321,7 @@ mod tests {
             "1 of 2 linked",
             "others and the hub",
             "0.0.0.0:4433",
-            "not used now: the disk is full",
+            "abababababab: the disk is full",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

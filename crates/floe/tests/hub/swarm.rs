@@ -307,6 +307,44 @@ fn pieces_of_the_hub_prove_themselves_and_damaged_trees_are_made_anew() {
 }
 
 #[test]
+fn whoever_doubts_a_pack_has_the_hub_look_and_the_list_says_what_it_found() {
+    let world = world();
+    let id = some_image(&world, true);
+    let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
+    let membership = join(&world, &id, ann, &wish(1));
+    let pack = &membership.packs[0].id;
+    let doubt = |pack: &str, token: Option<&str>| {
+        let path = format!("/v1/packs/{pack}/damaged");
+        world.ask("POST", &path, token, Some(b""))
+    };
+    let listed = || {
+        let list = world.get("/v1/images", bob).json();
+        list["images"][0]["damaged"] == true
+    };
+    // nobody's word is enough, and nobody has the hub look again and again
+    let lie = doubt(pack, ann);
+    assert_eq!((lie.status, &lie.json()["damaged"]), (200, &false.into()));
+    assert_eq!(doubt(pack, ann).code(), "busy");
+    assert_eq!(doubt(&key(9), bob).status, 404);
+    assert_eq!(doubt("nonsense", bob).code(), "bad-request");
+    assert!(!listed());
+    spoil(&world.hub_dir(), &pack.parse().unwrap());
+    let right = doubt(pack, bob);
+    assert_eq!(
+        (right.status, &right.json()["damaged"]),
+        (200, &true.into())
+    );
+    assert!(listed());
+    // with a private image's packs strangers have nothing to do
+    let secret = image(&world.repository, &(900..1000).collect::<Vec<_>>());
+    world.push(&secret, "secret", false).unwrap();
+    let private = join(&world, &secret, ann, &wish(1));
+    assert_eq!(doubt(&private.packs[0].id, None).status, 404);
+    world.push(&id, "desktop", true).unwrap();
+    assert!(!listed());
+}
+
+#[test]
 fn a_hub_that_starts_again_keeps_trees_and_tokens_and_removes_what_is_nobodys() {
     let mut world = world();
     let id = some_image(&world, false);

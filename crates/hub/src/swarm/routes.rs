@@ -10,6 +10,7 @@ use super::super::wire::{Args, Path, counted, json, parse_id};
 use super::addresses;
 use super::members::{Content, Refused, Who};
 use super::trees;
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
@@ -17,7 +18,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use floe_api::hub::ErrorBody;
-use floe_api::{SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
+use floe_api::{PackCheck, SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
 use floe_front::{Party, Peer};
 use floe_image::{Hash, PackRef};
 use floe_peers::{PIECE_BYTES, Pack};
@@ -291,6 +292,42 @@ impl ProvenQuery {
     }
 }
 
+/// Returns a pack that somebody may read all of.
+async fn readable(hub: &Arc<Hub>, viewer: &Viewer, id: &str) -> ApiResult<PackRef> {
+    let id = parse_id(id)?;
+    let name = viewer.name().map(str::to_owned);
+    let found = blocking(hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.pack_readable(&id, name.as_deref())?)
+    });
+    found.await?.ok_or_else(|| missing_pack(&id))
+}
+
+/// Says that what came of a pack was not what it should be.
+///
+/// The hub believes nobody that, and looks itself, once a minute for each user or address. If the pack is damaged, the list of images says so
+/// until an image with it is pushed again.
+#[utoipa::path(
+    post, path = "/v1/packs/{id}/damaged", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits")),
+    responses((status = 200, body = PackCheck), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 404, body = ErrorBody),
+              (status = 503, body = ErrorBody, description = "it has looked for this user or address a moment ago, or for many others")))]
+pub(crate) async fn damaged(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+) -> ApiResult<Json<PackCheck>> {
+    let pack = readable(&hub, &viewer, &id).await?;
+    let now = hub.swarms.now();
+    if !hub.swarms.doubts.lock().take(now, viewer.party()) {
+        return Err(ApiError::busy(
+            "the hub looks once a minute whether a pack is damaged",
+        ));
+    }
+    let damaged = trees::check(&hub, &viewer, pack).await?;
+    Ok(Json(PackCheck { damaged }))
+}
+
 /// Returns pieces of a pack with the hashes that prove them.
 ///
 /// The answer is bao's encoding of the range, with groups of 16 KiB: docs/format.md draws it. It is verified with the pack's root and
@@ -309,12 +346,7 @@ pub(crate) async fn proven(
     Path(id): Path<String>,
     Args(query): Args<ProvenQuery>,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let name = viewer.name().map(str::to_owned);
-    let found = blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.pack_readable(&id, name.as_deref())?)
-    });
-    let pack = found.await?.ok_or_else(|| missing_pack(&id))?;
+    let pack = readable(&hub, &viewer, &id).await?;
     let range = query.range(&pack)?;
     let proven = trees::prove(&hub, &viewer, pack, range).await?;
     count_bytes(proven.len());

@@ -96,9 +96,13 @@ impl Reading<'_, '_> {
 
     fn of_swarm(&mut self, part: &Part, limit: Duration) -> Result<(), SourceError> {
         let (rest, request) = (self.rest(), self.within(limit));
-        part.reader.read(&rest, &request, &mut |kind, hash, bytes| {
+        let read = part.reader.read(&rest, &request, &mut |kind, hash, bytes| {
             self.give(kind, hash, bytes);
-        })
+        });
+        if let Err(error @ SourceError::Invalid { .. }) = &read {
+            part.note_spoilt(&self.rest(), error);
+        }
+        read
     }
 
     fn of_hub(&mut self, hub: &dyn Source, limit: Duration) -> Result<(), SourceError> {
@@ -117,7 +121,7 @@ impl Beside {
     /// Reads what somebody stands still for: out of the swarm for as long as the hub would take, then from the hub, unless that is read
     /// too much already. What is on the shelf comes from there in any case.
     fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
-        part.is_demanded();
+        part.note_demand();
         let linked = part.swarm.linked() > 0;
         let most = match reading.request.deadline {
             short if short < SHORT => short,
@@ -241,7 +245,7 @@ impl Source for Beside {
 mod tests {
     use super::super::pieces::Pieces;
     use super::*;
-    use floe_image::CHUNK_SIZE;
+    use floe_image::{CHUNK_SIZE, PACK_HEADER_BYTES, PackRef};
     use floe_peers::{Config, Content, Host, Member, Options, Shelf, Swarm, Tree};
     use floe_source::{Directory, PackReader};
     use floe_store::{Ingest, IngestOptions, Repository};
@@ -269,7 +273,8 @@ mod tests {
     }
 
     impl World {
-        fn new() -> World {
+        /// `forged`: the hub names roots that fit other bytes than the image's, which are here.
+        fn new(forged: bool) -> World {
             let dir = tempfile::tempdir().unwrap();
             let repo = Repository::create(&dir.path().join("repo")).unwrap();
             let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
@@ -278,11 +283,20 @@ mod tests {
             let image = ingest.finish(Default::default()).unwrap();
             let layout = repo.layout(&image).unwrap();
             let ids: Vec<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
-            let pack = |id: &Hash| {
-                let bytes = std::fs::read(repo.pack_path(id)).unwrap();
-                Tree::of(&bytes[..], bytes.len() as u64).unwrap().pack()
+            let pack = |pack: &PackRef| {
+                let mut bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
+                let frames = PACK_HEADER_BYTES as usize..pack.index_offset as usize;
+                if forged {
+                    bytes[frames].iter_mut().for_each(|byte| *byte ^= 0x5a);
+                }
+                bytes
             };
-            let content = Arc::new(Content::new(ids.iter().map(pack).collect()).unwrap());
+            let packs: Vec<Vec<u8>> = layout.packs.iter().map(pack).collect();
+            let root = |pack: &Vec<u8>| {
+                let tree = Tree::of(&pack[..], pack.len() as u64);
+                tree.unwrap().pack()
+            };
+            let content = Arc::new(Content::new(packs.iter().map(root).collect()).unwrap());
             let mut builder = Builder::new_multi_thread();
             let runtime = builder.worker_threads(2).enable_all().build().unwrap();
             let hosts = [1, 2].map(|number| {
@@ -291,6 +305,9 @@ mod tests {
                 host.unwrap()
             });
             let mine = Arc::new(join(&dir, &runtime, &content, &hosts, 0));
+            for (number, pack) in packs.iter().enumerate().filter(|_| forged) {
+                assert!(mine.shelf().fill(number, &pack[..]).unwrap());
+            }
             let at = "the swarm".to_owned();
             let handle = runtime.handle().clone();
             let pieces = Pieces::new(at, mine.clone(), &ids, true, handle);
@@ -367,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
-        let world = World::new();
+        let world = World::new(false);
         let demand = Request::demand(DEADLINE);
         world.read(0, &demand).unwrap();
         assert_eq!(world.needed(), 0, "nobody was asked for a piece");
@@ -397,5 +414,16 @@ mod tests {
             "{ahead:?}"
         );
         drop(other);
+    }
+
+    #[test]
+    fn pieces_that_fit_their_roots_and_are_not_the_images_reach_nobody_and_end_the_swarm() {
+        let world = World::new(true);
+        world.read(0, &Request::demand(DEADLINE)).unwrap();
+        let (why, packs) = world.part.newly_spoilt().unwrap();
+        assert!(why.contains("not the image's"), "{why}");
+        assert!(!packs.is_empty());
+        assert!(!world.part.is_of_use() && world.part.newly_spoilt().is_none());
+        world.read(16, &Request::prefetch(DEADLINE)).unwrap();
     }
 }

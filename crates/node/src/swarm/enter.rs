@@ -4,14 +4,14 @@ use super::{
     Known, Swarms,
     decide::{Event, Key},
     hedge::Hedge,
-    member::{digits, members},
+    member::{Place, digits, members},
     pieces::{Part, Pieces, wait_for},
     predict,
 };
 use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
 use floe_image::{Hash, Layout};
-use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
+use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, Swarm};
 use floe_source::{PackReader, Request};
 use parking_lot::Mutex;
 use std::{
@@ -66,11 +66,14 @@ impl Swarms {
         let host = self.host()?;
         let known = self.known.lock().get(key).map(|known| {
             let Known {
-                place, membership, ..
+                place,
+                others,
+                membership,
+                ..
             } = known;
-            (place.clone(), membership.clone())
+            (place.clone(), others.clone(), membership.clone())
         });
-        let (place, membership) = known.ok_or("nobody wants it any more")?;
+        let (place, others_too, membership) = known.ok_or("nobody wants it any more")?;
         let layout = self.layout(key, &place)?;
         let (content, ids) = content_of(&membership, &layout)?;
         let dir = self.shelf_of(&key.image);
@@ -84,8 +87,7 @@ impl Swarms {
             self.fill(&shelf, &ids);
         }
         let hedge: Arc<Mutex<Hedge>> = Arc::default();
-        let seed = place.seed(ids.clone(), hedge.clone());
-        let seed = seed.map_err(|error| error.to_string())?;
+        let seeds = seeds_of(&place, &others_too, &ids, &hedge)?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -93,10 +95,10 @@ impl Swarms {
             members: members(&membership.members),
         };
         let ahead = options.config.prefetch;
-        let (me, seed) = (host.key(), Arc::new(seed));
+        let me = host.key();
         let others = options.members.iter().any(|member| member.key != me);
         let joined = wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            host.join(shelf, Some(seed), options)
+            host.join(shelf, seeds, options)
         });
         let swarm = joined.ok_or("the node is ending")?;
         let swarm = Arc::new(swarm.map_err(|error| error.to_string())?);
@@ -116,7 +118,7 @@ impl Swarms {
         Ok(part)
     }
 
-    fn layout(&self, key: &Key, place: &super::Place) -> Result<Layout, String> {
+    fn layout(&self, key: &Key, place: &Place) -> Result<Layout, String> {
         let origin = Origin {
             urls: vec![place.url.clone()],
             token: place.token.clone(),
@@ -175,6 +177,18 @@ impl Swarms {
         };
         if let Err(error) = self.core.threads.start("swarm-whole", work) {
             tracing::error!(%error, "no thread to bring a whole image here");
+        }
+    }
+
+    /// Tells an image's hub that what came of packs is not what the image needs.
+    pub(super) fn doubt(&self, key: &Key, packs: Vec<Hash>) {
+        let place = self.known.lock().get(key).map(|known| known.place.clone());
+        let Some(place) = place else {
+            return;
+        };
+        let work = move || packs.iter().for_each(|pack| place.doubt(pack));
+        if let Err(error) = self.core.threads.start("swarm-doubt", work) {
+            tracing::error!(%error, "no thread to tell a hub");
         }
     }
 
@@ -243,7 +257,7 @@ impl Swarms {
         }
         let found = predict::order(part, &model, &manifest, &fetcher);
         let found = found.map_err(|error| error.to_string())?;
-        part.is_predicted_by(id);
+        part.note_prediction(id);
         tracing::info!(
             image = key.image.short(),
             pieces = found.pieces.len(),
@@ -256,6 +270,22 @@ impl Swarms {
         });
         Ok(())
     }
+}
+
+/// Makes the seeds of an image's packs: the hub that lists who takes part, and after it others that the image may be read from.
+fn seeds_of(
+    place: &Place,
+    others: &[Place],
+    ids: &[Hash],
+    hedge: &Arc<Mutex<Hedge>>,
+) -> Result<Vec<Arc<dyn Seed>>, String> {
+    let all = std::iter::once(place).chain(others);
+    let seed = |place: &Place| {
+        let seed = place.seed(ids.to_vec(), hedge.clone());
+        let seed = seed.map_err(|error| error.to_string())?;
+        Ok(Arc::new(seed) as Arc<dyn Seed>)
+    };
+    all.map(seed).collect()
 }
 
 fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {

@@ -65,6 +65,8 @@ const FREE_BYTES_MIN: u64 = 64 << 20;
 /// What is known of one swarm.
 struct Known {
     place: Place,
+    /// Other hubs that may have the image, for what the first does not give.
+    others: Vec<Place>,
     /// Whether other users' nodes may be told of this one.
     open: bool,
     /// What the hub said last, with the packs of its content.
@@ -100,6 +102,7 @@ pub(crate) struct Swarms {
 /// What this node wants of a swarm.
 struct Wanted {
     place: Place,
+    others: Vec<Place>,
     wish: Wish,
     /// Whether all of it is to be here.
     whole: bool,
@@ -192,7 +195,8 @@ impl Swarms {
             .images
             .sources
             .find_in(&request.image, &[], access, |_| Ok(()))?;
-        let place = self.place_of(&found.origin).ok_or_else(|| {
+        let place = self.places_of(&found.origin).into_iter().next();
+        let place = place.ok_or_else(|| {
             usage(
                 format!("{:?} is on no hub", request.image),
                 "only a hub knows who else wants an image: name one on a hub, or push it there",
@@ -282,16 +286,16 @@ impl Swarms {
         self.wake();
     }
 
-    /// How the hub of an image's origin is reached, if it could have one.
-    fn place_of(&self, origin: &Origin) -> Option<Place> {
+    /// How the hubs of an image's origin are reached, as far as its addresses could be hubs'. The first lists who takes part.
+    fn places_of(&self, origin: &Origin) -> Vec<Place> {
         let sources = &self.images.sources;
-        let mut urls = origin.urls.iter();
-        let url = urls.find(|url| sources.may_be_hub(url))?;
-        Some(Place {
+        let urls = origin.urls.iter().filter(|url| sources.may_be_hub(url));
+        let place = |url: &String| Place {
             token: sources.token_for(url, origin.token_for(url)),
             ca: origin.ca_for(url).map(str::to_owned),
             url: url.clone(),
-        })
+        };
+        urls.map(place).collect()
     }
 
     /// What machines and seeds want.
@@ -303,15 +307,17 @@ impl Swarms {
             if usage == SwarmUse::Off || !uses(&entry) {
                 continue;
             }
-            let Some(place) = self.place_of(&record.origin) else {
+            let mut places = self.places_of(&record.origin).into_iter();
+            let Some(place) = places.next() else {
                 continue;
             };
             let Some(hub) = HubAddress::of(&place.url) else {
                 continue;
             };
             let image = record.image;
-            let wanted = all.entry(Key { hub, image }).or_insert(Wanted {
+            let wanted = all.entry(Key { hub, image }).or_insert_with(|| Wanted {
                 place,
+                others: places.collect(),
                 wish: Wish::default(),
                 whole: false,
                 machines: Vec::new(),
@@ -325,6 +331,7 @@ impl Swarms {
             };
             let wanted = all.entry(key).or_insert_with(|| Wanted {
                 place: seeded.place(),
+                others: Vec::new(),
                 wish: Wish::default(),
                 whole: true,
                 machines: Vec::new(),
@@ -363,9 +370,13 @@ impl Swarms {
                 tracing::error!(%error, name, "no thread for a swarm");
             }
         }
-        for (_, part) in self.active.all() {
+        for (key, part) in self.active.all() {
             part.look();
             self.bring_later(&part);
+            if let Some((why, packs)) = part.newly_spoilt() {
+                self.give_up(&key, why);
+                self.doubt(&key, packs);
+            }
         }
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
@@ -383,11 +394,13 @@ impl Swarms {
         for (key, of) in wanted {
             let known = known.entry(key.clone()).or_insert_with(|| Known {
                 place: of.place.clone(),
+                others: Vec::new(),
                 open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
             });
             (known.place, known.open) = (of.place.clone(), of.wish.always);
+            known.others.clone_from(&of.others);
         }
         drop(known);
         for (key, part) in self.active.all() {

@@ -6,7 +6,7 @@ use floe_peers::{PieceId, Shelf, Swarm};
 use floe_source::{PackBytes, PackReader, Request, SourceError};
 use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     ops::Range,
     sync::{
         Arc,
@@ -93,6 +93,8 @@ pub(super) struct Part {
     later: Mutex<VecDeque<(Kind, Hash)>>,
     /// Whether that is being done.
     pub follows: AtomicBool,
+    /// Why nobody reads this way any more, of which packs, and whether that was seen to.
+    spoilt: Mutex<Option<(String, Vec<Hash>, bool)>>,
     /// When this part began, and how many milliseconds later somebody last stood still.
     since: Instant,
     demanded_ms: AtomicU64,
@@ -117,6 +119,7 @@ impl Part {
             reach: Mutex::default(),
             hedge,
             later: Mutex::default(),
+            spoilt: Mutex::default(),
             follows: AtomicBool::default(),
             since: Instant::now(),
             demanded_ms: AtomicU64::default(),
@@ -139,7 +142,7 @@ impl Part {
     }
 
     /// Notes of which model the prediction is.
-    pub fn is_predicted_by(&self, model: Hash) {
+    pub fn note_prediction(&self, model: Hash) {
         self.model.lock().1 = Some(model);
     }
 
@@ -155,7 +158,7 @@ impl Part {
     }
 
     /// Notes that a machine stands still now.
-    pub fn is_demanded(&self) {
+    pub fn note_demand(&self) {
         let ms = self.since.elapsed().as_millis() as u64;
         self.demanded_ms.store(ms, Relaxed);
     }
@@ -193,7 +196,27 @@ impl Part {
     /// Whether pieces may come from others, or are brought this way all the same. Alone, a host reads its hub directly, which sends
     /// single chunks.
     pub fn is_of_use(&self) -> bool {
-        self.others.load(Relaxed) || self.always.load(Relaxed)
+        let wanted = self.others.load(Relaxed) || self.always.load(Relaxed);
+        wanted && self.spoilt.lock().is_none()
+    }
+
+    /// Notes that pieces fit the hub's roots and are not what the image needs: nobody reads this way any more.
+    pub fn note_spoilt(&self, wants: &[(Kind, Hash)], why: &SourceError) {
+        let nobody_asked = Request::demand(Duration::ZERO);
+        let places = self.reader.places(wants, &nobody_asked);
+        let packs = places.unwrap_or_default().into_iter().map(|(pack, _)| pack);
+        let packs: BTreeSet<Hash> = packs.collect();
+        let why = format!("the hub's pieces are not the image's: {why}");
+        let mut spoilt = self.spoilt.lock();
+        spoilt.get_or_insert((why, packs.into_iter().collect(), false));
+    }
+
+    /// Returns why, and of which packs, if that has happened and was not seen to.
+    pub fn newly_spoilt(&self) -> Option<(String, Vec<Hash>)> {
+        let mut spoilt = self.spoilt.lock();
+        let (why, packs, seen_to) = spoilt.as_mut()?;
+        let first = !std::mem::replace(seen_to, true);
+        first.then(|| (why.clone(), packs.clone()))
     }
 }
 

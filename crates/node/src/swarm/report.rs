@@ -81,6 +81,12 @@ impl Swarms {
                 info.way = SwarmWay::Swarm;
             }
             fill_in(info, &status);
+            if info.trouble.is_empty() && status.seed_wrong > 0 {
+                let pieces = status.seed_wrong;
+                info.trouble = format!(
+                    "the hub sent wrong bytes {pieces} times, which were not kept; it is told"
+                );
+            }
         }
         if info.trouble.is_empty() && part.is_blocked() {
             info.trouble = BLOCKED.into();
