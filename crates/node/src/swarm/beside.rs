@@ -267,7 +267,7 @@ mod tests {
         part: Arc<Part>,
         image: Hash,
         content: Arc<Content>,
-        hosts: [Host; 2],
+        hosts: Vec<Host>,
         runtime: Runtime,
         dir: tempfile::TempDir,
     }
@@ -304,6 +304,7 @@ mod tests {
                 let host = runtime.block_on(Host::listen([number; 32], &[loopback]));
                 host.unwrap()
             });
+            let hosts: Vec<Host> = hosts.into();
             let mine = Arc::new(join(&dir, &runtime, &content, &hosts, 0));
             for (number, pack) in packs.iter().enumerate().filter(|_| forged) {
                 assert!(mine.shelf().fill(number, &pack[..]).unwrap());
@@ -359,11 +360,19 @@ mod tests {
         }
     }
 
+    impl Drop for World {
+        fn drop(&mut self) {
+            // sockets are closed where they live
+            let _within = self.runtime.enter();
+            self.hosts.clear();
+        }
+    }
+
     fn join(
         dir: &tempfile::TempDir,
         runtime: &Runtime,
         content: &Arc<Content>,
-        hosts: &[Host; 2],
+        hosts: &[Host],
         number: usize,
     ) -> Swarm {
         let at = dir.path().join(number.to_string());

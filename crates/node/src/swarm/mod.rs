@@ -7,8 +7,8 @@
 //! machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is brought later, what was counted for
-//! `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
+//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
 mod beside;
 mod decide;
