@@ -71,9 +71,12 @@ impl Swarms {
                 membership,
                 ..
             } = known;
-            (place.clone(), others.clone(), membership.clone())
+            let of = (place.clone(), others.clone(), membership.clone());
+            (!known.is_spoilt()).then_some(of)
         });
-        let (place, others_too, membership) = known.ok_or("nobody wants it any more")?;
+        let known = known.ok_or("nobody wants it any more")?;
+        let (place, others_too, membership) =
+            known.ok_or("the hub's pieces are not the image's")?;
         let layout = self.layout(key, &place)?;
         let (content, ids) = content_of(&membership, &layout)?;
         let dir = self.shelf_of(&key.image);

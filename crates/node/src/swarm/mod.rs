@@ -59,6 +59,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long others may take to be told that this node leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pieces that fit and are not the image's may come of this host's disk, once: the next ones are the hub's.
+const SPOILT_MAX: u32 = 2;
 /// So much of the disk is left to everything else: a swarm that would take it is given up.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 
@@ -73,9 +75,17 @@ struct Known {
     membership: SwarmMembership,
     /// Why it is not used, if something is wrong.
     trouble: String,
+    /// The content of which pieces were not the image's though they fit, and how often.
+    spoilt: (String, u32),
 }
 
 impl Known {
+    /// Whether there is no use in entering it, as the hub describes it.
+    fn is_spoilt(&self) -> bool {
+        let (content, times) = &self.spoilt;
+        *content == self.membership.content && *times >= SPOILT_MAX
+    }
+
     /// Whether the hub lists this node, or did.
     fn is_listed(&self) -> bool {
         !self.membership.content.is_empty()
@@ -374,6 +384,7 @@ impl Swarms {
             part.look();
             self.bring_later(&part);
             if let Some((why, packs)) = part.newly_spoilt() {
+                self.note_spoilt(&key, &part.content);
                 self.give_up(&key, why);
                 self.doubt(&key, packs);
             }
@@ -398,6 +409,7 @@ impl Swarms {
                 open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
+                spoilt: (String::new(), 0),
             });
             (known.place, known.open) = (of.place.clone(), of.wish.always);
             known.others.clone_from(&of.others);
@@ -452,6 +464,15 @@ impl Swarms {
         };
         if let Err(error) = self.core.threads.start("swarm-leave", work) {
             tracing::error!(%error, "no thread to leave a swarm");
+        }
+    }
+
+    fn note_spoilt(&self, key: &Key, content: &str) {
+        if let Some(known) = self.known.lock().get_mut(key) {
+            if known.spoilt.0 != content {
+                known.spoilt = (content.to_owned(), 0);
+            }
+            known.spoilt.1 += 1;
         }
     }
 
