@@ -270,6 +270,8 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/independence/decide.rs",
             "crates/node/src/independence/pace.rs",
             "crates/node/src/swarm/decide.rs",
+            "crates/node/src/swarm/hedge.rs",
+            "crates/node/src/swarm/reach.rs",
             "crates/front/src/seats.rs",
             "crates/front/src/turns.rs",
             "crates/front/src/pace.rs",

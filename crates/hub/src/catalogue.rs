@@ -45,6 +45,8 @@ pub(crate) struct ImageRow {
     pub pushed_unix_s: u64,
     pub raw_bytes: u64,
     pub stored_bytes: u64,
+    /// Whether one of its packs was found damaged and is not replaced yet.
+    pub damaged: bool,
     /// `(name, tag)`.
     pub tags: Vec<(String, String)>,
 }
@@ -234,8 +236,9 @@ impl Catalogue {
     pub fn images(&self, viewer: Option<&str>) -> Rows<Vec<ImageRow>> {
         let db = self.reads.lock();
         let mut rows = db.prepare(
-            "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
-             WHERE public OR owner = ?1 OR (id, owner, ?1) IN readers ORDER BY pushed DESC, id",
+            "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes, EXISTS
+             (SELECT 1 FROM image_packs p JOIN damaged d ON d.pack = p.pack WHERE p.image = images.id AND p.owner = images.owner)
+             FROM images WHERE public OR owner = ?1 OR (id, owner, ?1) IN readers ORDER BY pushed DESC, id",
         )?;
         let mut tags = db.prepare(
             "SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag",
@@ -249,6 +252,7 @@ impl Catalogue {
                 pushed_unix_s: row.get::<_, i64>(4)? as u64,
                 raw_bytes: row.get::<_, i64>(5)? as u64,
                 stored_bytes: row.get::<_, i64>(6)? as u64,
+                damaged: row.get(7)?,
                 tags: Vec::new(),
             })
         })?;

@@ -60,6 +60,9 @@ pub struct NodeOptions {
     pub swarm: SwarmOptions,
 }
 
+/// The smallest cap of what goes to others, in bytes a second: a piece.
+pub const SWARM_UPLOAD_MIN: u64 = floe_peers::PIECE_BYTES;
+
 /// How a node takes part in swarms: hosts that bring one image to each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwarmOptions {
@@ -67,7 +70,7 @@ pub struct SwarmOptions {
     pub usage: SwarmUse,
     /// Where to listen over UDP; `None` is all addresses of this host, at a free port that is kept.
     pub listen: Option<SocketAddr>,
-    /// Most bytes a second that go to others; `None` is all that the link carries.
+    /// Most bytes a second that go to others, in all swarms together and at least [`SWARM_UPLOAD_MIN`]; `None` is all that the link carries.
     pub upload_bytes_per_s: Option<u64>,
     /// Who is asked for what. Others than the default are for measurements.
     pub policy: SwarmPolicy,

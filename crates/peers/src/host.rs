@@ -87,17 +87,17 @@ impl Host {
     }
 
     /// Caps what this host gives to others in all of its swarms together, in bytes of pieces a second; `None` for all that its link
-    /// carries, as it is at first. A swarm's own cap ([`Config::upload_bytes_per_s`](crate::Config)) holds beside it. May be changed at
-    /// any time.
+    /// carries, as it is at first. May be changed at any time.
     pub fn cap_uploads(&self, bytes_per_s: Option<u64>) {
         self.cap.set(bytes_per_s);
     }
 
-    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it.
+    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it. Of several seeds the first
+    /// is asked, and the next ones while that fails.
     pub fn join(
         &self,
         shelf: Arc<Shelf>,
-        seed: Option<Arc<dyn Seed>>,
+        seeds: impl IntoIterator<Item = Arc<dyn Seed>>,
         options: Options,
     ) -> Result<Swarm, HostError> {
         let hello = Hello {
@@ -115,9 +115,14 @@ impl Host {
             cap: self.cap.clone(),
         };
         let endpoints = self.endpoints.clone();
-        let owner = Owner::new(self.key, hello, endpoints, door, shared, seed, options);
+        let owner = Owner::new(self.key, hello, endpoints, door, shared, seeds, options);
+        let gauges = owner.gauges();
         tokio::spawn(owner.run(commanded, noted));
-        Ok(Swarm { commands, shelf })
+        Ok(Swarm {
+            commands,
+            shelf,
+            gauges,
+        })
     }
 
     /// Ends all connections, those of swarms that were not left too, and waits until the others were told.
@@ -181,9 +186,10 @@ impl Doors {
 }
 
 impl Door {
-    pub(crate) fn set_members(&self, members: HashSet<Key>) {
+    pub(crate) fn set_members(&self, members: HashSet<Key>, token: [u8; 32]) {
         if let Some(inside) = self.doors.all().get_mut(&self.content) {
             inside.members = members;
+            inside.token = blake3::Hash::from_bytes(token);
         }
     }
 }

@@ -339,7 +339,13 @@ impl<O: PackBytes> Packed<O> {
         slot: &IndexSlot,
         clock: &Deadline,
     ) -> Result<Arc<PackIndex>, SourceError> {
-        let mut here = slot.lock();
+        // whoever brings the index may have more time than this caller
+        let in_time = slot.try_lock_for(clock.request().deadline);
+        let mut here = in_time.ok_or_else(|| SourceError::Timeout {
+            at: self.objects.at().into(),
+            what: format!("the index of pack {}", pack.id.short()),
+            after: clock.request.deadline,
+        })?;
         if let Some(index) = &*here {
             return Ok(index.clone());
         }

@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
+/// The code of the error for a pack that is damaged.
+const DAMAGED: &str = "damaged";
+
 /// A pack's root once it is known. Those who ask for it meanwhile wait for the one who finds it out.
 type Root = Arc<OnceCell<Pack>>;
 
@@ -121,13 +124,13 @@ fn note(hub: &Hub, pack: &PackRef, known: Pack) -> ApiResult<Pack> {
     Ok(known)
 }
 
-/// Computes the tree of a pack and keeps it. Blocks.
-fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
+/// Reads a pack and verifies it item by item. One that is damaged is known as such from then on. Blocks.
+fn whole(hub: &Hub, pack: &PackRef) -> ApiResult<Vec<u8>> {
     let damaged = |error: &dyn std::fmt::Display| {
         hub.found_damaged(&pack.id, error);
         ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "damaged",
+            DAMAGED,
             format!("pack {} is damaged on this hub", pack.id),
             "push the image again: what is damaged is replaced",
         )
@@ -138,6 +141,32 @@ fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
         false => error.into(),
     })?;
     verify_pack(&bytes, &pack.id).map_err(|error| damaged(&error))?;
+    Ok(bytes)
+}
+
+/// Looks whether a pack is damaged, and whether its tree is that of its bytes; one that is not is forgotten, and made anew when it is asked
+/// for. Returns whether the pack is damaged.
+pub(super) async fn check(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<bool> {
+    blocking_long(hub, viewer.party(), move |hub| {
+        let bytes = match whole(hub, &pack) {
+            Err(error) if error.body.code == DAMAGED => return Ok(true),
+            bytes => bytes?,
+        };
+        let tree = Tree::of(&bytes[..], bytes.len() as u64)?;
+        let kept = hub.swarms.trees.kept(&pack)?;
+        if kept.is_some_and(|kept| kept.root != tree.pack().root) {
+            tracing::error!(pack = %pack.id, "the kept tree of a pack is another one's; it is made anew");
+            hub.swarms.trees.forget(&pack.id);
+            note(hub, &pack, tree.pack())?;
+        }
+        Ok(false)
+    })
+    .await
+}
+
+/// Computes the tree of a pack and keeps it. Blocks.
+fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
+    let bytes = whole(hub, pack)?;
     let tree = Tree::of(&bytes[..], bytes.len() as u64)?;
     let known = tree.pack();
     let file = tree_file::write(&pack.id, &known.root, known.bytes, tree.hashes());

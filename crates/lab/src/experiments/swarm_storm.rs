@@ -252,6 +252,8 @@ impl Storm {
             key: Hash(host.key().0).to_string(),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content: None,
+            // each is another user's
+            open: true,
         };
         let listed = ask(&hub, self.image, &me).await?;
         me.content = Some(listed.content.clone());
@@ -274,7 +276,7 @@ impl Storm {
         let asks = self.clone().go_on_asking(hub, me, swarm.clone(), again);
         let asks = Asks(tokio::spawn(asks));
         let order = needed(shelf.content().pieces());
-        swarm.predict(&order).await?;
+        swarm.predict(&order, &[]).await?;
         for batch in order.chunks(BATCH) {
             swarm.need(batch).await?;
         }

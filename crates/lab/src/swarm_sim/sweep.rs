@@ -1,5 +1,5 @@
 //! Swarms of the recorded workloads: which of their runs are replayed, what is learnt from the others, and by which policies.
-use super::pieces::{PAPER_PIECE_BYTES, Pieces, Recorded, profile};
+use super::pieces::{Pieces, Recorded, profile};
 use super::swarm::{Host, Link, Outcome, Seed, Setup, simulate_at};
 use crate::traces::Workload;
 use floe_swarm::policy::{Config, PieceId};
@@ -14,8 +14,6 @@ pub const FASTER: u32 = 14;
 pub const LEARNT: usize = 3;
 /// All hosts start within this time, in microseconds: the same second.
 pub const SAME_SECOND_US: u64 = 1_000_000;
-/// The paper's window (section 2.2.4), in its pieces: 4.9 MB.
-const PAPER_WINDOW: u64 = 300;
 
 /// The paper's testbeds (4.1 and 4.3.1): round trips, and what a host needs to answer.
 pub const MBIT_100: Link = Link {
@@ -88,20 +86,18 @@ impl Row {
 
     /// Its settings for pieces of so many bytes.
     pub fn config(self, piece_bytes: u64) -> Config {
-        let (config, paper) = match self.rule {
-            Rule::Ours => (Config::ours(), false),
-            Rule::P2pPQuiet => (Config::p2p_p(), true),
-            Rule::P2pPFirst => (Config::p2p_p_first(), true),
-            Rule::P2pD => (Config::p2p_d(), true),
-            Rule::CsP | Rule::InOrder => (Config::cs_p(), true),
-            Rule::CsD => (Config::cs_d(), true),
+        let config = match self.rule {
+            Rule::Ours => Config::ours(),
+            Rule::P2pPQuiet => Config::p2p_p(),
+            Rule::P2pPFirst => Config::p2p_p_first(),
+            Rule::P2pD => Config::p2p_d(),
+            Rule::CsP | Rule::InOrder => Config::cs_p(),
+            Rule::CsD => Config::cs_d(),
         };
         let config = config.of_pieces(piece_bytes);
-        let window = (PAPER_WINDOW * PAPER_PIECE_BYTES / piece_bytes.max(1)).max(1);
         let window_max = match (self.rule, self.k) {
             (Rule::InOrder, _) => 1,
             (_, Some(k)) => k as usize,
-            (_, None) if paper => window as usize,
             (_, None) => config.window_max,
         };
         Config {
@@ -232,7 +228,7 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PIECE_BYTES;
+    use super::super::pieces::{PAPER_PIECE_BYTES, PIECE_BYTES};
     use super::*;
 
     #[test]

@@ -3,23 +3,22 @@
 use super::{
     Known, Swarms,
     decide::{Event, Key},
-    member::{digits, members},
+    hedge::Hedge,
+    member::{Place, digits, members},
     pieces::{Part, Pieces, wait_for},
     predict,
 };
 use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
 use floe_image::{Hash, Layout, PackRef};
-use floe_peers::{Content, Options, Pack, PieceId, Shelf, ShelfError, Swarm};
-use floe_source::PackReader;
+use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, ShelfError, Swarm};
+use floe_source::{PackReader, Request};
 use floe_store::Repository;
+use parking_lot::Mutex;
 use std::{
     io,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -31,6 +30,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const BRING_PIECES: usize = 256;
 /// How long these may take, 350 kbit/s; what comes later comes nevertheless.
 const BRING_TIMEOUT: Duration = Duration::from_secs(400);
+/// How long a few pieces may take that are brought for others.
+const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Swarms {
     /// Enters a swarm as its hub described it last, and tells how that went.
@@ -52,9 +53,7 @@ impl Swarms {
             here = shelf.pieces().count(),
             "entered a swarm"
         );
-        if let Err(why) = self.predict(key, &part) {
-            tracing::warn!(image = key.image.short(), why, "nothing is predicted");
-        }
+        self.predict_if_new(key);
     }
 
     fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
@@ -69,11 +68,17 @@ impl Swarms {
         let host = self.host()?;
         let known = self.known.lock().get(key).map(|known| {
             let Known {
-                place, membership, ..
+                place,
+                others,
+                membership,
+                ..
             } = known;
-            (place.clone(), membership.clone())
+            let of = (place.clone(), others.clone(), membership.clone());
+            (!known.is_spoilt()).then_some(of)
         });
-        let (place, membership) = known.ok_or("nobody wants it any more")?;
+        let known = known.ok_or("nobody wants it any more")?;
+        let (place, others_too, membership) =
+            known.ok_or("the hub's pieces are not the image's")?;
         let layout = self.layout(key, &place)?;
         let (content, ids) = content_of(&membership, &layout)?;
         let dir = self.shelf_of(&key.image);
@@ -84,7 +89,8 @@ impl Swarms {
         let wanted = self.wanted();
         let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
         fill(&shelf, &dir, &ids, &self.images.repo);
-        let seed = place.seed(ids.clone()).map_err(|error| error.to_string())?;
+        let hedge: Arc<Mutex<Hedge>> = Arc::default();
+        let seeds = seeds_of(&place, &others_too, &ids, &hedge)?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -92,25 +98,23 @@ impl Swarms {
             members: members(&membership.members),
         };
         let ahead = options.config.prefetch;
-        let (me, seed) = (host.key(), Arc::new(seed));
+        let me = host.key();
         let others = options.members.iter().any(|member| member.key != me);
         let joined = wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            host.join(shelf, Some(seed), options)
+            host.join(shelf, seeds, options)
         });
         let swarm = joined.ok_or("the node is ending")?;
         let swarm = Arc::new(swarm.map_err(|error| error.to_string())?);
         let at = format!("the swarm of {}", key.hub);
         let pieces = Pieces::new(at, swarm.clone(), &ids, ahead, self.runtime.clone());
         let index_dir = Some(self.core.home.run().join("index"));
-        let part = Arc::new(Part {
-            content: membership.content,
-            swarm,
-            reader: PackReader::new(pieces, layout, index_dir),
-            always: AtomicBool::new(wanted.wish.always),
-            others: AtomicBool::new(others),
-            whole: AtomicBool::new(wanted.whole),
-            only_pieces: self.core.options.swarm.policy.only_pieces(),
-        });
+        let reader = PackReader::new(pieces, layout, index_dir);
+        let mut part = Part::new(membership.content, swarm, reader, hedge);
+        part.only_pieces = self.core.options.swarm.policy.only_pieces();
+        part.always.store(wanted.wish.always, Relaxed);
+        part.others.store(others, Relaxed);
+        part.whole.store(wanted.whole, Relaxed);
+        let part = Arc::new(part);
         self.active.put(key.clone(), part.clone());
         if wanted.whole {
             self.bring_whole(key, &part);
@@ -118,7 +122,7 @@ impl Swarms {
         Ok(part)
     }
 
-    fn layout(&self, key: &Key, place: &super::Place) -> Result<Layout, String> {
+    fn layout(&self, key: &Key, place: &Place) -> Result<Layout, String> {
         let origin = Origin {
             urls: vec![place.url.clone()],
             token: place.token.clone(),
@@ -159,7 +163,51 @@ impl Swarms {
         }
     }
 
-    /// Tells a swarm what machines of the image will need next, if there is a model of it.
+    /// Tells an image's hub that what came of packs is not what the image needs.
+    pub(super) fn doubt(&self, key: &Key, packs: Vec<Hash>) {
+        let place = self.known.lock().get(key).map(|known| known.place.clone());
+        let Some(place) = place else {
+            return;
+        };
+        let work = move || packs.iter().for_each(|pack| place.doubt(pack));
+        if let Err(error) = self.core.threads.start("swarm-doubt", work) {
+            tracing::error!(%error, "no thread to tell a hub");
+        }
+    }
+
+    /// Brings pieces here of what machines have read from the hub while nobody else was there, as long as they are quiet.
+    pub(super) fn bring_later(&self, part: &Arc<Part>) {
+        if !part.may_follow() || part.follows.swap(true, Relaxed) {
+            return;
+        }
+        let (part, over) = (part.clone(), self.core.threads.over().clone());
+        let followed = part.clone();
+        let work = move || {
+            while part.may_follow() && !over.is_cancelled() {
+                let request = Request::prefetch(LATER_TIMEOUT);
+                let items = part.take_later();
+                if let Err(error) = part.reader.read(&items, &request, &mut |_, _, _| ()) {
+                    tracing::debug!(%error, "others find it on the hub");
+                }
+            }
+            part.follows.store(false, Relaxed);
+        };
+        if let Err(error) = self.core.threads.start("swarm-later", work) {
+            tracing::error!(%error, "no thread to bring pieces for others");
+            followed.follows.store(false, Relaxed);
+        }
+    }
+
+    /// Tells a swarm what machines of the image will need next, if that may be another thing than it was told before.
+    pub(super) fn predict_if_new(&self, key: &Key) {
+        if let Some(part) = self.active.part(key)
+            && let Err(why) = self.predict(key, &part)
+        {
+            tracing::warn!(image = key.image.short(), why, "no new prediction");
+        }
+    }
+
+    /// The same. Without a machine here, or a model, there is nothing to tell.
     fn predict(&self, key: &Key, part: &Part) -> Result<(), String> {
         if !self.core.options.swarm.policy.config().prefetch {
             return Ok(()); // nothing would be fetched by it
@@ -169,7 +217,7 @@ impl Swarms {
             let record = entry.record();
             super::uses(entry) && record.image == key.image
         });
-        let Some(entry) = entry else {
+        let Some(entry) = entry.filter(|_| part.asks_for_model()) else {
             return Ok(());
         };
         let origin = entry.record().origin;
@@ -189,16 +237,22 @@ impl Swarms {
         else {
             return Ok(());
         };
-        let pieces = predict::order(part, &model, &manifest, &fetcher);
-        let pieces = pieces.map_err(|error| error.to_string())?;
+        let id = Hash::of(&model.encode());
+        if !part.is_new_model(id) {
+            return Ok(());
+        }
+        let found = predict::order(part, &model, &manifest, &fetcher);
+        let found = found.map_err(|error| error.to_string())?;
+        part.note_prediction(id);
         tracing::info!(
             image = key.image.short(),
-            pieces = pieces.len(),
+            pieces = found.pieces.len(),
             "predicted"
         );
         let swarm = part.swarm.clone();
         wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            let _ = swarm.predict(&pieces).await; // it may be ending
+            // it may be ending
+            let _ = swarm.predict(&found.pieces, &found.due_ms).await;
         });
         Ok(())
     }
@@ -220,6 +274,22 @@ fn fill(shelf: &Shelf, dir: &Path, ids: &[Hash], repo: &Repository) {
             Err(error) => tracing::warn!(pack = id.short(), %error, "can't be put on the shelf"),
         }
     }
+}
+
+/// Makes the seeds of an image's packs: the hub that lists who takes part, and after it others that the image may be read from.
+fn seeds_of(
+    place: &Place,
+    others: &[Place],
+    ids: &[Hash],
+    hedge: &Arc<Mutex<Hedge>>,
+) -> Result<Vec<Arc<dyn Seed>>, String> {
+    let all = std::iter::once(place).chain(others);
+    let seed = |place: &Place| {
+        let seed = place.seed(ids.to_vec(), hedge.clone());
+        let seed = seed.map_err(|error| error.to_string())?;
+        Ok(Arc::new(seed) as Arc<dyn Seed>)
+    };
+    all.map(seed).collect()
 }
 
 fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {

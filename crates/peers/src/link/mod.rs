@@ -81,7 +81,7 @@ pub(crate) enum Note {
     /// What became of a piece that was to be sent.
     Sent(u64, PieceId, Outcome),
     /// What became of a piece that the seed was asked for.
-    Seeded(PieceId, Outcome),
+    Seeded(usize, PieceId, Outcome),
     /// Pieces were taken off the shelf, and who waits for that.
     Removed(Vec<PieceId>, Option<oneshot::Sender<()>>),
     /// The shelf was synced.

@@ -9,11 +9,14 @@ use crate::members::{Key, Member};
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
 use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TOLD_MAX};
+use std::sync::atomic::Ordering;
 
 impl Owner {
-    pub(super) fn set_members(&mut self, members: Vec<Member>) {
+    /// Takes the hub's list. Who was linked with an earlier token stays so for as long as the list names it: it was proven then.
+    pub(super) fn set_members(&mut self, members: Vec<Member>, token: [u8; 32]) {
+        self.hello.token = token;
         let keys = members.iter().map(|member| member.key).collect();
-        self.door.set_members(keys);
+        self.door.set_members(keys, token);
         let members = members
             .into_iter()
             .map(|member| (member.key.peer(), member));
@@ -214,6 +217,7 @@ impl Owner {
     /// Says good-bye to everybody.
     pub(super) fn part(&mut self) {
         self.numbers.clear();
+        self.gauges.linked.store(0, Ordering::Relaxed);
         for (_, linked) in self.links.drain() {
             linked.link.close(CLOSED_LEAVING);
         }

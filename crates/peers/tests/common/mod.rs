@@ -93,6 +93,8 @@ pub struct Shop {
     pub once: AtomicBool,
     /// Gives wrong bytes for so many requests.
     pub wrong: AtomicU64,
+    /// Packs of which it was told that their bytes were wrong.
+    pub told: Mutex<Vec<usize>>,
     /// Whoever writes here makes requests wait.
     pub gate: tokio::sync::RwLock<()>,
 }
@@ -105,6 +107,7 @@ impl Shop {
             closed: AtomicBool::new(false),
             once: AtomicBool::new(false),
             wrong: AtomicU64::new(0),
+            told: Mutex::default(),
             gate: tokio::sync::RwLock::default(),
         })
     }
@@ -137,6 +140,10 @@ impl Seed for Shop {
             }
             Ok(proven.into())
         })
+    }
+
+    fn was_wrong(&self, pack: usize) {
+        self.told.lock().unwrap().push(pack);
     }
 }
 

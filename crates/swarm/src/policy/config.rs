@@ -37,9 +37,7 @@ pub struct Config {
     pub waiting_per_peer_max: usize,
     /// Most questions that wait here for pieces that are on their way, for each piece.
     pub held_per_piece_max: usize,
-    /// Most bytes a second that this host gives to others; `None` for all that its link carries.
-    pub upload_bytes_per_s: Option<u64>,
-    /// Bytes of a piece.
+    /// Bytes of a piece: the numbers of pieces here are for this size ([`Config::of_pieces`]).
     pub piece_bytes: u64,
     /// A demand that has waited this long at one host is taken to another that has the piece, in microseconds.
     pub demand_patience_us: u64,
@@ -70,11 +68,11 @@ impl Config {
     }
 
     /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1), and no more than comes in
-    /// a moment: the server's link is everybody's.
+    /// a moment: the server's link is everybody's. The window is the paper's, 300 pieces of 16 KiB (section 2.2.4).
     pub fn cs_p() -> Config {
         Config {
             prefetch: true,
-            window_max: 300,
+            window_max: 75,
             quiet: true,
             queue_us: 100_000,
             ..Config::cs_d()
@@ -89,7 +87,7 @@ impl Config {
         }
     }
 
-    /// VMTorrent: peers and a window of 300 pieces in which the next is chosen at random; while the machine catches up only demands
+    /// VMTorrent: peers and a window of 4.9 MB in which the next piece is chosen at random; while the machine catches up only demands
     /// are asked (section 4.4.1).
     pub fn p2p_p() -> Config {
         Config {
@@ -127,7 +125,6 @@ impl Config {
             uploads_max: 4,
             waiting_per_peer_max: 32,
             held_per_piece_max: 64,
-            upload_bytes_per_s: None,
             piece_bytes: 64 << 10,
             demand_patience_us: 250_000,
             seed_patience_us: 1_000_000,
@@ -137,6 +134,7 @@ impl Config {
             end_game_us: 500_000,
         }
     }
+
     /// Returns the same for pieces of another size: as many bytes may be under way, wait, and be looked at ahead.
     #[must_use]
     pub fn of_pieces(self, piece_bytes: u64) -> Config {

@@ -5,6 +5,7 @@ use crate::harness::own_memory;
 use anyhow::{Context as _, bail, ensure};
 use floe_image::Hash;
 use floe_peers::{Host, Key, Member, Shelf, Swarm};
+use floe_swarm::roster::NEAR;
 use std::io::{self, BufRead, BufReader, Lines, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -17,8 +18,6 @@ use tokio::task::JoinSet;
 const PACK_BYTES: usize = 8 << 20;
 const OURS: usize = 0;
 const THEIRS: usize = 1;
-/// A host keeps connections to as many others by itself, if there are as many. More come where something is asked.
-const NEAR: usize = 24;
 /// Where all listen.
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// How often the measured host looks at its memory.
@@ -63,6 +62,7 @@ impl Arguments {
             }
         }
         let swarm = host.join(shelf, None, options(&members))?;
+        // more come where something is asked
         linked(&swarm, NEAR.min(members.len() - 1)).await?;
         say("linked")?;
         let over = async {

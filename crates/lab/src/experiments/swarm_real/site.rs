@@ -543,11 +543,12 @@ fn with_memory<T>(
     })
 }
 
-/// Returns the bytes on the disk of all that a node keeps of images: its repository, its cache, and what it has of swarms.
+/// Returns the bytes on the disk of all that a node keeps of images: its repository, its cache, and what it has of swarms. A file of
+/// several names counts once.
 fn kept_bytes(home: &Path) -> anyhow::Result<u64> {
     let home = Home::at(home);
     let mut folders = vec![home.repo(), home.cache(), home.swarm()];
-    let mut bytes = 0;
+    let (mut bytes, mut seen) = (0, HashSet::new());
     while let Some(folder) = folders.pop() {
         let entries = std::fs::read_dir(&folder);
         for entry in entries.with_context(|| format!("cannot list {}", folder.display()))? {
@@ -559,7 +560,7 @@ fn kept_bytes(home: &Path) -> anyhow::Result<u64> {
             };
             if about.is_dir() {
                 folders.push(entry.path());
-            } else {
+            } else if seen.insert((about.dev(), about.ino())) {
                 bytes += about.blocks() * BLOCK_BYTES;
             }
         }

@@ -80,7 +80,7 @@ impl Swarm<'_> {
         }
         if first {
             let profile = self.setup.hosts[host as usize].profile;
-            self.tell(host, Event::Window(profile));
+            self.tell(host, Event::Window(profile, &[]));
             let now_ns = self.now_ns;
             self.node(host).since_ns = now_ns;
             self.goes_on(host);
