@@ -317,16 +317,6 @@ fn run(
         .duration_since(std::time::UNIX_EPOCH)?
         .as_secs();
     report.took_s = began.elapsed().as_secs();
-    if !report.left_out.is_empty()
-        && let Some(path) = &arguments.json
-        && let Some(earlier) = recorded(path)
-        && !report.complete_with(earlier)
-    {
-        eprintln!(
-            "floe-lab {name}: what {} had is of other code or of another machine, and goes",
-            path.display()
-        );
-    }
     print!("{report}");
     if let Some(path) = &arguments.json {
         std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")

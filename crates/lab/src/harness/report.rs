@@ -54,9 +54,6 @@ pub struct Report {
     /// How many seconds the experiment took.
     #[serde(default)]
     pub took_s: u64,
-    /// Parts of the experiment that were not run yet: not all of its figures are there.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left_out: Vec<String>,
     /// Plots of the figures, as SVG, by name; they are written next to the JSON.
     #[serde(skip)]
     pub plots: BTreeMap<String, String>,
@@ -77,7 +74,6 @@ impl Report {
             code: code_here(),
             finished_unix_s: 0,
             took_s: 0,
-            left_out: Vec::new(),
             plots: BTreeMap::new(),
             violations: Vec::new(),
         }
@@ -87,32 +83,18 @@ impl Report {
     /// those of `now`.
     pub fn holds_for(&self, now: &Report) -> bool {
         let broken = self.notes.iter().any(|note| note.starts_with(VIOLATION));
-        let full = !self.quick && self.left_out.is_empty();
-        self.is_of_the_code_of(now) && self.machine.optimised && full && !broken
+        let same = self.code == now.code && self.machine == now.machine;
+        same && !self.code.is_empty() && self.machine.optimised && !self.quick && !broken
     }
 
-    /// Whether both are known to be of the same code and machine.
-    fn is_of_the_code_of(&self, other: &Report) -> bool {
-        let same = self.code == other.code && self.machine == other.machine;
-        same && !self.code.is_empty()
-    }
-
-    /// Adds what an earlier run has measured and this one has left out. Returns whether that was of the same code and machine; if not,
-    /// nothing is added.
-    pub fn complete_with(&mut self, earlier: Report) -> bool {
-        let same = self.experiment == earlier.experiment && self.quick == earlier.quick;
-        if !same || !self.is_of_the_code_of(&earlier) {
-            return false;
+    /// Says that some of the experiment's work was not done yet: then these are no full run's figures.
+    pub fn lacks(&mut self, lacking: usize, of: usize, what: &str) {
+        if lacking > 0 {
+            self.note(format!(
+                "{lacking} of {of} {what} are lacking: these figures are no full run's"
+            ));
+            self.code.clear();
         }
-        self.left_out.retain(|part| earlier.left_out.contains(part));
-        for (name, figure) in earlier.figures {
-            self.figures.entry(name).or_insert(figure);
-        }
-        let mut notes = earlier.notes;
-        notes.retain(|note| !self.notes.contains(note));
-        self.notes.append(&mut notes);
-        self.took_s += earlier.took_s;
-        true
     }
 
     /// Adds the median of `samples`.
@@ -314,7 +296,7 @@ mod tests {
             |it| it.quick = true,
             |it| it.machine.cpu = "another".into(),
             |it| it.machine.optimised = false,
-            |it| it.left_out.push("n16".into()),
+            |it| it.lacks(1, 16, "runs"),
             |it| it.fail("a guest lost a byte"),
         ];
         for change in changes {
@@ -322,34 +304,6 @@ mod tests {
             change(&mut other);
             assert!(!other.holds_for(&full()));
         }
-    }
-
-    #[test]
-    fn a_run_in_parts_is_whole_once_each_part_was_measured() {
-        let part = |figure: &str, left_out: [&str; 2]| {
-            let mut part = Report::new("swarm-real", false);
-            (part.code, part.took_s) = ("crates 12".into(), 10);
-            part.left_out = left_out.map(String::from).to_vec();
-            part.add_value(figure, "s", 1.0);
-            part.note("links of 20 Mbit/s");
-            part
-        };
-        let mut both = part("n2", ["n4", "n8"]);
-        assert!(both.complete_with(part("n4", ["n2", "n8"])));
-        assert_eq!(
-            (both.left_out.as_slice(), both.took_s),
-            (&["n8".into()][..], 20)
-        );
-        assert_eq!((both.figures.len(), both.notes.len()), (2, 1));
-        // what this run has measured is not replaced
-        let mut again = part("n2", ["n4", "n8"]);
-        again.add_value("n2", "s", 2.0);
-        assert!(again.complete_with(both));
-        assert_eq!((again.figures["n2"].value, again.left_out.len()), (2.0, 1));
-        let mut other = part("n8", ["n2", "n4"]);
-        other.code = "crates 13".into();
-        assert!(!other.complete_with(again));
-        assert_eq!((other.figures.len(), other.left_out.len()), (1, 2));
     }
 
     #[test]

@@ -2,32 +2,33 @@
 //! namespace of its own behind a slow link. How it comes to them is changed: from the hub alone, by VMTorrent's policies, by ours; and
 //! what a user would take instead, all of it by BitTorrent and then the start. Each machine's disk is touched as a recorded one was.
 //!
-//! It takes more than an hour, so that it can be run in parts (`--only n16`): one for each number of hosts, and one with guests.
+//! It takes more than an hour, so that it can be done in sittings (`--kept FILE`, `--only n16`), and goes on where it was cut.
 mod guest;
 mod player;
 mod script;
 pub(super) mod site;
 mod torrent;
 
-use crate::harness::{Context, Report, Samples};
+use crate::harness::{Context, Kept, Report, Samples};
 use crate::predict::{MODEL_NOTE, Modelled, tell_over_real};
 use crate::swarm_sim::{Host, Link, Outcome as Simulated, PIECE_BYTES, Recorded, Setup, simulate};
 use anyhow::ensure;
 use floe_swarm::policy::Config;
+use serde::{Deserialize, Serialize};
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use torrent::Torrent;
 
 /// Sizes of the swarm.
-const HOSTS: [usize; 4] = [2, 4, 8, 16];
+const HOSTS: &[usize] = &[2, 4, 8, 16];
 /// Sizes of a short run.
-const HOSTS_QUICK: [usize; 1] = [2];
+const HOSTS_QUICK: &[usize] = &[2];
 /// The parts: one for each of [`HOSTS`], and guests that are resumed.
 const PARTS: [&str; 5] = ["n2", "n4", "n8", "n16", GUESTS];
 const GUESTS: &str = "guests";
-/// Rounds of a full run.
+/// Rounds of a full run, in which so many hosts start, and resume guests.
 const ROUNDS: usize = 3;
 /// How an image comes to hosts, in turn; the first few in each round.
 const MODES: [Mode; 7] = [
@@ -54,18 +55,101 @@ const SERVICE_US: u64 = 500;
 /// Options of the experiment.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Runs only these parts; what --json's FILE has of the others stays, if it is of this very code on this machine
-    #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = PARTS)]
+    /// Do these parts alone, and tell what can be told of them and of what was kept
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = PARTS)]
     only: Vec<String>,
+    /// Keep what came of each run in FILE, and take from there what this very code has measured on this machine: one that was cut goes on
+    #[arg(long, value_name = "FILE")]
+    kept: Option<PathBuf>,
 }
 
-impl Options {
-    fn runs(&self, part: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|wanted| wanted == part)
+/// What is measured at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+enum Step {
+    /// So many hosts start the image in a way.
+    Start {
+        hosts: usize,
+        round: usize,
+        mode: Mode,
+    },
+    /// So many hosts get all of it by BitTorrent.
+    Torrent { hosts: usize },
+    /// So many hosts resume a captured guest: both its memory and its disk come over the links.
+    Resume {
+        hosts: usize,
+        round: usize,
+        mode: Mode,
+    },
+}
+
+impl Step {
+    fn part(self) -> String {
+        match self {
+            Step::Start { hosts, .. } | Step::Torrent { hosts } => format!("n{hosts}"),
+            Step::Resume { .. } => GUESTS.into(),
+        }
     }
 }
 
-/// All runs: of each size and mode, what came of each round.
+/// What came of a step.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Told {
+    /// The hosts' mean time, in seconds.
+    took_s: f64,
+    /// Bytes that left the hub's host, where that is of interest.
+    seed_bytes: u64,
+    /// The share of the processors' time that nothing used; the same.
+    idle: f64,
+}
+
+impl From<Outcome> for Told {
+    fn from(outcome: Outcome) -> Told {
+        Told {
+            took_s: outcome.mean_s(),
+            seed_bytes: outcome.seed_bytes,
+            idle: outcome.idle,
+        }
+    }
+}
+
+/// Returns the sizes of the swarm.
+fn sizes(context: &Context) -> &'static [usize] {
+    context.pick(HOSTS, HOSTS_QUICK)
+}
+
+fn most(context: &Context) -> usize {
+    sizes(context).last().copied().unwrap_or(0)
+}
+
+/// Returns all steps, in their order.
+fn steps(context: &Context) -> Vec<Step> {
+    let rounds = context.pick(ROUNDS, 1);
+    let mut steps = Vec::new();
+    for round in 0..rounds {
+        // what takes minutes is measured once: the link decides it, and nothing else
+        let mut turns = match round {
+            0 => MODES.to_vec(),
+            _ => MODES[..OFTEN_MODES].to_vec(),
+        };
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        for hosts in sizes(context).iter().copied() {
+            let turns = turns.iter().copied();
+            steps.extend(turns.map(|mode| Step::Start { hosts, round, mode }));
+        }
+    }
+    let hosts = most(context);
+    steps.push(Step::Torrent { hosts });
+    let hosts = context.pick(GUEST_HOSTS, hosts);
+    for round in 0..rounds {
+        let turns = [Mode::Ours, Mode::Hub].into_iter();
+        steps.extend(turns.map(|mode| Step::Resume { hosts, round, mode }));
+    }
+    steps
+}
+
+/// All starts: of each size and mode, what came of each round.
 #[derive(Default)]
 struct Runs(BTreeMap<(usize, Mode), Rounds>);
 
@@ -80,12 +164,18 @@ struct Rounds {
 }
 
 impl Runs {
-    fn push(&mut self, site: &Site, hosts: usize, mode: Mode, outcome: &Outcome) {
-        let rounds = self.0.entry((hosts, mode)).or_default();
-        rounds.took_s.push(outcome.mean_s());
-        let ratio = outcome.seed_bytes as f64 / site.profile_bytes();
-        rounds.seed_ratio.push(ratio);
-        rounds.idle.push(outcome.idle);
+    fn new(site: &Site, told: &BTreeMap<Step, Told>) -> Runs {
+        let mut runs = Runs::default();
+        for (step, told) in told {
+            if let Step::Start { hosts, mode, .. } = *step {
+                let rounds = runs.0.entry((hosts, mode)).or_default();
+                rounds.took_s.push(told.took_s);
+                let ratio = told.seed_bytes as f64 / site.profile_bytes();
+                rounds.seed_ratio.push(ratio);
+                rounds.idle.push(told.idle);
+            }
+        }
+        runs
     }
 
     fn of(&self, hosts: usize, mode: Mode) -> &Rounds {
@@ -96,82 +186,92 @@ impl Runs {
 /// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut report = Report::new("swarm-real", context.quick);
-    let all_hosts = context.pick(&HOSTS[..], &HOSTS_QUICK[..]);
-    let most = *all_hosts.last().unwrap_or(&0);
-    let chosen = all_hosts.iter().copied();
-    let chosen: Vec<usize> = chosen
-        .filter(|hosts| options.runs(&format!("n{hosts}")))
-        .collect();
-    let left_out = PARTS.iter().filter(|part| !options.runs(part));
-    report.left_out = left_out.map(|part| (*part).to_owned()).collect();
-    let guests = options.runs(GUESTS);
-    let with_guests = if guests {
-        context.pick(GUEST_HOSTS, most)
-    } else {
-        0
+    let all = steps(context);
+    let wanted = |step: &Step| options.only.is_empty() || options.only.contains(&step.part());
+    ensure!(
+        all.iter().any(wanted),
+        "a short run has the parts n{} and {GUESTS} alone",
+        most(context)
+    );
+    let kept = options.kept.as_deref();
+    let mut kept: Kept<Step, Told> = Kept::open(kept, "swarm-real", context.quick)?;
+    kept.told.retain(|step, _| all.contains(step));
+    let site = Site::prepare(&context.scratch, size(context))?;
+    measure(
+        &site,
+        all.iter().copied().filter(wanted),
+        context,
+        &mut kept,
+    )?;
+    let told = kept.told;
+    let has = |part: &str| {
+        let mut steps = all.iter().filter(|step| step.part() == part);
+        steps.all(|step| told.contains_key(step))
     };
-    let hosts = chosen
-        .iter()
-        .copied()
-        .chain([with_guests])
-        .max()
-        .unwrap_or(0);
-    ensure!(hosts > 0, "a short run has the parts n2 and {GUESTS} alone");
-    let site = Site::prepare(&context.scratch, size(context, hosts))?;
-    let mut runs = Runs::default();
-    for round in 0..context.pick(ROUNDS, 1) {
-        for hosts in chosen.iter().copied() {
-            run_round(&site, round, hosts, &mut runs)?;
+    let runs = Runs::new(&site, &told);
+    for hosts in sizes(context).iter().copied() {
+        if has(&format!("n{hosts}")) {
+            tell(&site, &runs, hosts, &mut report);
+            tell_model(&site, &runs, hosts, &mut report);
         }
     }
-    for hosts in chosen.iter().copied() {
-        tell(&site, &runs, hosts, &mut report);
-        tell_model(&site, &runs, hosts, &mut report);
+    let hosts = most(context);
+    if has(&format!("n{hosts}"))
+        && let Some(torrent) = told.get(&Step::Torrent { hosts })
+    {
+        tell_torrent(&runs, torrent.took_s, hosts, &mut report);
     }
-    if chosen.contains(&most) {
-        let took_s = by_torrent(&site, most, &context.scratch)?;
-        tell_torrent(&runs, took_s, most, &mut report);
-    }
-    if guests {
-        resume_guests(&site, with_guests, context.pick(3, 1), &mut report)?;
+    if has(GUESTS) {
+        tell_guests(&told, &mut report);
     }
     note(&site, &mut report);
+    report.lacks(all.len() - told.len(), all.len(), "runs");
     Ok(report)
 }
 
-/// What is measured in a full run, and in a short one, with so many hosts.
-fn size(context: &Context, hosts: usize) -> Size {
+/// Does what was not kept.
+fn measure(
+    site: &Site,
+    wanted: impl Iterator<Item = Step>,
+    context: &Context,
+    kept: &mut Kept<Step, Told>,
+) -> anyhow::Result<()> {
+    let mut guest = None;
+    for step in wanted {
+        if kept.told.contains_key(&step) {
+            continue;
+        }
+        let told: Told = match step {
+            Step::Start { hosts, mode, .. } => site.start(mode, hosts)?.into(),
+            Step::Torrent { hosts } => Told {
+                took_s: by_torrent(site, hosts, &context.scratch)?,
+                ..Told::default()
+            },
+            Step::Resume { hosts, mode, .. } => {
+                let image = match guest {
+                    Some(image) => image,
+                    None => *guest.insert(site.capture_guest()?),
+                };
+                site.resume(mode, image, hosts)?.into()
+            }
+        };
+        kept.put(&step, &told)?;
+        kept.told.insert(step, told);
+    }
+    Ok(())
+}
+
+/// What is measured in a full run, and in a short one.
+fn size(context: &Context) -> Size {
     Size {
-        hosts,
-        // a part with fewer hosts has none, as in a run of all parts
-        guests: match hosts == context.pick(HOSTS[3], HOSTS_QUICK[0]) {
-            true => context.pick(READING, 1),
-            false => 0,
-        },
+        hosts: most(context),
+        guests: context.pick(READING, 1),
         bits_per_s: 20_000_000,
         faster: FASTER,
         touched_bytes: context.pick(u64::MAX, 2 << 20),
         image_bytes: context.pick(u64::MAX, 12 << 20),
         spread: Duration::from_secs(1),
     }
-}
-
-/// Lets so many hosts start the image in each way, in turn.
-fn run_round(site: &Site, round: usize, hosts: usize, runs: &mut Runs) -> anyhow::Result<()> {
-    // what takes minutes is measured once: the link decides it, and nothing else
-    let modes = match round {
-        0 => &MODES[..],
-        _ => &MODES[..OFTEN_MODES],
-    };
-    let mut turns: Vec<Mode> = modes.to_vec();
-    if round % 2 == 1 {
-        turns.reverse();
-    }
-    for mode in turns {
-        let outcome = site.start(mode, hosts)?;
-        runs.push(site, hosts, mode, &outcome);
-    }
-    Ok(())
 }
 
 /// Returns the mean time in which so many hosts get all of the image by BitTorrent, in seconds.
@@ -188,25 +288,21 @@ fn by_torrent(site: &Site, hosts: usize, dir: &Path) -> anyhow::Result<f64> {
     Ok(mean_s)
 }
 
-/// Adds how soon captured guests answer that are resumed on several hosts at the same second: both their memory and their disk come over
-/// the links.
-fn resume_guests(
-    site: &Site,
-    hosts: usize,
-    rounds: usize,
-    report: &mut Report,
-) -> anyhow::Result<()> {
-    let image = site.capture_guest()?;
-    let (mut ours, mut hub) = (Samples::default(), Samples::default());
-    for _ in 0..rounds {
-        ours.push(site.resume(Mode::Ours, image, hosts)?.mean_s());
-        hub.push(site.resume(Mode::Hub, image, hosts)?.mean_s());
+/// Adds how soon captured guests answer that are resumed on several hosts at the same second.
+fn tell_guests(told: &BTreeMap<Step, Told>, report: &mut Report) {
+    let mut runs: BTreeMap<(usize, Mode), Samples> = BTreeMap::new();
+    for (step, told) in told {
+        if let Step::Resume { hosts, mode, .. } = *step {
+            runs.entry((hosts, mode)).or_default().push(told.took_s);
+        }
     }
-    report
-        .add(&format!("guests_n{hosts}.ours_s"), "s", &ours)
-        .against("from the hub", "s", hub.median());
-    report.add(&format!("guests_n{hosts}.hub_s"), "s", &hub);
-    Ok(())
+    for ((hosts, mode), took_s) in &runs {
+        let name = format!("guests_n{hosts}.{}_s", mode.name());
+        let figure = report.add(&name, "s", took_s);
+        if let (Mode::Ours, Some(hub)) = (mode, runs.get(&(*hosts, Mode::Hub))) {
+            figure.against("from the hub", "s", hub.median());
+        }
+    }
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

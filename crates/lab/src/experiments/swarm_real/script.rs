@@ -319,6 +319,7 @@ mod tests {
             file_bytes,
             index_offset,
             index_bytes: 100,
+            root: None,
         };
         // pieces 0 and 1, the second with the index alone; pieces 2 and 3, whose index is with frames
         let packs = Packs::new(&[

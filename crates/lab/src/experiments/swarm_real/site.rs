@@ -20,6 +20,7 @@ use floe_image::Hash;
 use floe_store::Repository;
 use floe_swarm::policy::PieceId;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -72,7 +73,7 @@ pub struct Size {
 }
 
 /// How an image comes to its hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Mode {
     /// As floe does it by itself.
     Ours,

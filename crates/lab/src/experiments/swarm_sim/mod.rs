@@ -1,16 +1,16 @@
 //! `swarm-sim`: recorded workloads started on 1 to 1024 hosts at once, in virtual time, with the paper's policies and ours.
-mod kept;
 pub mod plan;
 mod tell;
 
 use super::swarm_plots;
-use crate::harness::{Context, Report};
+use crate::harness::{Context, Kept, Report, Samples};
 use crate::sim::sweep::parallel;
+use crate::swarm_sim::Outcome;
 use crate::swarm_sim::sweep::Row;
 use anyhow::Context as _;
-use kept::{Kept, Told};
 use plan::{Cases, Key, MAIN, PARTS, Part, Setting, Sizes, WORKLOADS};
 use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -24,12 +24,53 @@ const DRAWN: [usize; 2] = [16, 100];
 /// Options of the experiment.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Simulate these parts alone, and tell what can be told of them and of what is kept
+    /// Simulate these parts alone, and tell what can be told of them and of what was kept
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<Part>,
-    /// Keep each swarm that was simulated in FILE, and take from there what this very code has simulated: a run that was cut goes on
+    /// Keep each swarm that was simulated in FILE, and take from there what this very code has simulated on this machine: a run that was
+    /// cut goes on
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
+}
+
+/// What is told of a swarm.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Told {
+    /// The hosts' slowdowns: their mean, their median, and that which 1 % of the hosts exceed.
+    pub mean: f64,
+    /// See `mean`.
+    pub p50: f64,
+    /// See `mean`.
+    pub p99: f64,
+    /// Bytes that the seed sent.
+    pub seed_bytes: u64,
+    /// Honest hosts that were dropped.
+    pub dropped: u64,
+    /// Processor time of the simulation, in seconds.
+    pub cpu_s: f64,
+    /// What is drawn of some: pieces received in each second, and when the first machine had each access.
+    pub received: Vec<u32>,
+    /// See `received`.
+    pub played_us: Vec<u64>,
+}
+
+impl Told {
+    fn new(outcome: Outcome, cpu_s: f64, drawn: bool) -> Told {
+        let slowdowns: Samples = outcome.slowdowns.iter().copied().collect();
+        let mut told = Told {
+            mean: outcome.mean(),
+            p50: slowdowns.quantile(0.5),
+            p99: slowdowns.quantile(0.99),
+            seed_bytes: outcome.seed_bytes,
+            dropped: outcome.dropped,
+            cpu_s,
+            ..Told::default()
+        };
+        if drawn {
+            (told.received, told.played_us) = (outcome.received, outcome.played_us);
+        }
+        told
+    }
 }
 
 /// All swarms that were simulated.
@@ -93,20 +134,16 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         [] => all.clone(),
         some => of(some),
     };
-    let mut kept = Kept::open(options.kept.as_deref())?;
+    let kept = options.kept.as_deref();
+    let mut kept: Kept<Key, Told> = Kept::open(kept, "swarm-sim", context.quick)?;
     kept.told.retain(|key, _| all.contains(key));
     let cases = Cases::read(&all)?;
     let told = simulate(&wanted, &cases, &mut kept)?;
     let lacking = all.iter().filter(|key| !told.contains_key(*key)).count();
     let swarms = Swarms { cases, told, sizes };
     tell::tell(&swarms, &mut report);
-    if lacking > 0 {
-        report.note(format!(
-            "{lacking} of {} swarms were not simulated: these figures are no full run's",
-            all.len()
-        ));
-        report.code.clear();
-    } else {
+    report.lacks(lacking, all.len(), "swarms");
+    if lacking == 0 {
         report.plots = swarm_plots::draw(&swarms);
     }
     Ok(report)
@@ -116,7 +153,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
 fn simulate(
     wanted: &BTreeSet<Key>,
     cases: &Cases,
-    kept: &mut Kept,
+    kept: &mut Kept<Key, Told>,
 ) -> anyhow::Result<BTreeMap<Key, Told>> {
     let mut told = std::mem::take(&mut kept.told);
     let lacking = wanted.iter().filter(|key| !told.contains_key(*key));
