@@ -2,7 +2,6 @@
 
 use crate::support::*;
 use floe_hub::{HubOptions, Tls};
-use std::path::Path;
 
 #[test]
 fn a_second_hub_on_a_directory_touches_nothing_and_says_who_has_it() {

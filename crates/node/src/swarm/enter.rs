@@ -335,7 +335,7 @@ mod tests {
     use floe_image::{CHUNK_SIZE, MachineConfig};
     use floe_peers::Tree;
     use floe_store::{GcOptions, Ingest, IngestOptions};
-    use std::fs;
+    use std::{fs, sync::atomic::AtomicBool};
 
     /// An image of some packs in a repository, and its chunks.
     fn image(repo: &Repository) -> (Hash, Vec<Vec<u8>>) {
