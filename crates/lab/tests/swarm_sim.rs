@@ -1,9 +1,9 @@
 //! Swarms in virtual time: what one odd host may cost the others, and that the simulator is as honest as the product.
 use floe_lab::swarm_sim::sweep::{MBIT_100, Row, Rule};
 use floe_lab::swarm_sim::{
-    Host, Outcome, PIECE_BYTES, Recorded, Seed, Setup, simulate, simulate_at,
+    Host, Outcome, PIECE_BYTES, Profile, Recorded, Seed, Setup, simulate, simulate_at,
 };
-use floe_swarm::policy::{Config, PieceId};
+use floe_swarm::policy::Config;
 
 const HOSTS: usize = 16;
 const PIECES: u32 = 240;
@@ -18,7 +18,10 @@ fn swarm(odd_link: u64) -> Outcome {
             .collect(),
         end_us: u64::from(PIECES) * 10_000,
     };
-    let profile: Vec<PieceId> = run.accesses.iter().map(|access| access.1).collect();
+    let profile = Profile {
+        pieces: run.accesses.iter().map(|access| access.1).collect(),
+        ..Profile::default()
+    };
     let host = |n: usize| Host {
         run: &run,
         profile: &profile,
@@ -69,7 +72,7 @@ fn a_host_behind_a_slower_link_finishes_and_holds_the_others_up_for_moments_only
 const UNUSED_EVERY: u32 = 60;
 
 /// A run that has bursts and pauses, and a profile that knows it but has more.
-fn bursts() -> (Recorded, Vec<PieceId>, u32) {
+fn bursts() -> (Recorded, Profile, u32) {
     let at_us = |n: u32| u64::from(n) * 4_000 + u64::from(n / 40) * 300_000;
     let run = Recorded {
         accesses: (0..PIECES).map(|n| (at_us(n), n)).collect(),
@@ -79,9 +82,11 @@ fn bursts() -> (Recorded, Vec<PieceId>, u32) {
         let after = n.is_multiple_of(UNUSED_EVERY);
         after.then_some(PIECES + n / UNUSED_EVERY)
     };
-    let profile: Vec<PieceId> = (0..PIECES)
-        .flat_map(|n| unused(n).into_iter().chain([n]))
-        .collect();
+    let pieces = (0..PIECES).flat_map(|n| unused(n).into_iter().chain([n]));
+    let profile = Profile {
+        pieces: pieces.collect(),
+        ..Profile::default()
+    };
     (run, profile, PIECES + PIECES.div_ceil(UNUSED_EVERY))
 }
 
@@ -129,9 +134,10 @@ fn a_machine_waits_until_its_host_has_joined() {
         accesses: Vec::new(),
         end_us: 1_000_000,
     };
+    let nothing = Profile::default();
     let host = Host {
         run: &run,
-        profile: &[],
+        profile: &nothing,
         start_us: 500_000,
         slowness: 1.0,
         link_slowness: 1,

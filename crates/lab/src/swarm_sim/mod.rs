@@ -21,5 +21,5 @@ pub mod pieces;
 pub mod swarm;
 pub mod sweep;
 
-pub use pieces::{PIECE_BYTES, Pieces, Recorded};
+pub use pieces::{PIECE_BYTES, Pieces, Profile, Recorded};
 pub use swarm::{Host, Link, Outcome, Seed, Setup, simulate, simulate_at};

@@ -130,8 +130,17 @@ impl Pieces {
     }
 }
 
+/// What is predicted of runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
+    /// Pieces, in the order of their need.
+    pub pieces: Vec<PieceId>,
+    /// When each is needed, in milliseconds since the start of a run, at least 1; empty if nobody knows.
+    pub due_ms: Vec<u32>,
+}
+
 /// The paper's profile (section 2.2.3): every piece that a run had, in the order of its mean time of appearance.
-pub fn profile(runs: &[&Recorded]) -> Vec<PieceId> {
+pub fn profile(runs: &[&Recorded]) -> Profile {
     let mut times: HashMap<PieceId, (u64, u64)> = HashMap::new();
     for (t_us, piece) in runs.iter().flat_map(|run| &run.accesses) {
         let (sum, count) = times.entry(*piece).or_default();
@@ -143,7 +152,12 @@ pub fn profile(runs: &[&Recorded]) -> Vec<PieceId> {
         .map(|(piece, (sum, count))| (sum / count, piece))
         .collect();
     order.sort_unstable();
-    order.into_iter().map(|(_, piece)| piece).collect()
+    // 0 would be now
+    let due_ms = |us: &u64| (us / 1000).max(1) as u32;
+    Profile {
+        due_ms: order.iter().map(|(us, _)| due_ms(us)).collect(),
+        pieces: order.into_iter().map(|(_, piece)| piece).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -209,13 +223,15 @@ mod tests {
         // 8 chunks are a piece, and chunk 10 is the second of all
         assert_eq!(run.accesses, [(100, 0), (100, 1), (200, 2), (300, 3)]);
         let first = Recorded {
-            accesses: vec![(50, 0), (150, 1)],
-            end_us: 500,
+            accesses: vec![(50, 0), (15_000, 1)],
+            end_us: 50_000,
         };
         let other = Recorded {
-            accesses: vec![(10, 1), (20, 2)],
-            end_us: 30,
+            accesses: vec![(1000, 1), (20, 2)],
+            end_us: 3000,
         };
-        assert_eq!(profile(&[&first, &other]), [2, 0, 1]);
+        let learnt = profile(&[&first, &other]);
+        assert_eq!(learnt.pieces, [2, 0, 1]);
+        assert_eq!(learnt.due_ms, [1, 1, 8]);
     }
 }

@@ -1,8 +1,8 @@
 //! Swarms of the recorded workloads: which of their runs are replayed, what is learnt from the others, and by which policies.
-use super::pieces::{Pieces, Recorded, profile};
+use super::pieces::{Pieces, Profile, Recorded, profile};
 use super::swarm::{Host, Link, Outcome, Seed, Setup, simulate_at};
 use crate::traces::Workload;
-use floe_swarm::policy::{Config, PieceId};
+use floe_swarm::policy::Config;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};
 
@@ -119,7 +119,7 @@ pub struct Case {
     /// The runs that are replayed, and which profile is that of each.
     pub runs: Vec<(Recorded, usize)>,
     /// What was learnt from the others: of each workload.
-    pub profiles: Vec<Vec<PieceId>>,
+    pub profiles: Vec<Profile>,
 }
 
 /// What is simulated of a case.
@@ -162,8 +162,9 @@ impl Case {
     pub fn mixed(cases: &[&Case]) -> Case {
         let (mut base, mut profiles, mut turns) = (0, Vec::new(), Vec::new());
         for (number, case) in cases.iter().enumerate() {
-            let shifted = case.profiles[0].iter().map(|piece| piece + base);
-            profiles.push(shifted.collect());
+            let mut profile = case.profiles[0].clone();
+            profile.pieces.iter_mut().for_each(|piece| *piece += base);
+            profiles.push(profile);
             for (turn, (run, _)) in case.runs.iter().enumerate() {
                 let mut run = run.clone();
                 run.accesses.iter_mut().for_each(|access| access.1 += base);
@@ -188,7 +189,8 @@ impl Case {
 
     /// Returns the bytes of the profile.
     pub fn profile_bytes(&self) -> f64 {
-        let pieces: usize = self.profiles.iter().map(Vec::len).sum();
+        let pieces = self.profiles.iter().map(|profile| profile.pieces.len());
+        let pieces: usize = pieces.sum();
         (pieces as u64 * self.piece_bytes) as f64
     }
 
@@ -230,6 +232,7 @@ impl Case {
 mod tests {
     use super::super::pieces::{PAPER_PIECE_BYTES, PIECE_BYTES};
     use super::*;
+    use floe_swarm::policy::PieceId;
 
     #[test]
     fn the_papers_window_is_as_many_bytes_in_pieces_of_any_size() {
@@ -262,15 +265,17 @@ mod tests {
                 );
                 2
             ],
-            profiles: vec![vec![1, 0]],
+            profiles: vec![Profile {
+                pieces: vec![1, 0],
+                ..Profile::default()
+            }],
         };
         let both = Case::mixed(&[&case("a"), &case("b")]);
         let runs = both.runs.iter().map(|run| (run.1, run.0.accesses[0].1));
         let runs: Vec<(usize, PieceId)> = runs.collect();
         assert_eq!(runs, [(0, 0), (1, 2), (0, 0), (1, 2)]);
-        assert_eq!(
-            (both.pieces, both.profiles),
-            (4, vec![vec![1, 0], vec![3, 2]])
-        );
+        let profiles = both.profiles.into_iter().map(|profile| profile.pieces);
+        let profiles: Vec<Vec<PieceId>> = profiles.collect();
+        assert_eq!((both.pieces, profiles), (4, vec![vec![1, 0], vec![3, 2]]));
     }
 }

@@ -8,7 +8,7 @@ use crate::guest::Guest;
 use crate::harness::{HostTimes, cpu_times, own_memory};
 use crate::link::Segment;
 use crate::swarm_sim::sweep::LEARNT;
-use crate::swarm_sim::{PIECE_BYTES, Recorded, pieces::profile};
+use crate::swarm_sim::{PIECE_BYTES, Profile, Recorded, pieces::profile};
 use crate::traces;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::paths::Home;
@@ -161,7 +161,7 @@ pub struct Site {
     /// Those that have nothing but a pack's index.
     indices: HashSet<PieceId>,
     /// What was learnt from the first runs, and the indices by which that is found.
-    pub profile: Vec<PieceId>,
+    pub profile: Profile,
     /// What it was made with.
     pub size: Size,
     /// The network; the hub is at its first host.
@@ -225,7 +225,7 @@ impl Site {
 
     /// Returns the bytes of the pieces that the profile names, without those of indices.
     pub fn profile_bytes(&self) -> f64 {
-        let pieces = self.profile.iter();
+        let pieces = self.profile.pieces.iter();
         let pieces = pieces.filter(|piece| !self.indices.contains(piece));
         (pieces.count() as u64 * PIECE_BYTES) as f64
     }

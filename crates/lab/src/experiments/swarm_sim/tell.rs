@@ -175,7 +175,8 @@ fn describe(case: &Case) -> String {
         let all = case.runs.iter().map(|(run, _)| of(run));
         all.sum::<f64>() / runs
     };
-    let known: BTreeSet<u32> = case.profiles.iter().flatten().copied().collect();
+    let known = case.profiles.iter().flat_map(|profile| &profile.pieces);
+    let known: BTreeSet<u32> = known.copied().collect();
     let missing = |run: &Recorded| {
         let unknown = run
             .accesses

@@ -45,7 +45,7 @@ impl Swarm<'_> {
         let mut bytes = ANSWER_BYTES;
         let joined = self.node(host).joined;
         if self.setup.config.prefetch && !joined {
-            bytes += PREDICTED_BYTES * self.setup.hosts[host as usize].profile.len() as u64;
+            bytes += PREDICTED_BYTES * self.setup.hosts[host as usize].profile.pieces.len() as u64;
         }
         if self.setup.config.peers {
             if !joined {
@@ -80,7 +80,7 @@ impl Swarm<'_> {
         }
         if first {
             let profile = self.setup.hosts[host as usize].profile;
-            self.tell(host, Event::Window(profile, &[]));
+            self.tell(host, Event::Window(&profile.pieces, &profile.due_ms));
             let now_ns = self.now_ns;
             self.node(host).since_ns = now_ns;
             self.goes_on(host);

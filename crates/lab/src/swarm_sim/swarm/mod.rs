@@ -3,7 +3,7 @@ mod links;
 mod seed;
 
 use super::net::{Carries, Flow, Uplink, piece_in_packets};
-use super::pieces::Recorded;
+use super::pieces::{Profile, Recorded};
 use floe_swarm::policy::{Action, Config, Event, PeerId, PieceId, Policy, Purpose};
 use floe_swarm::roster::Roster;
 use floe_swarm::seed::SeedQueue;
@@ -46,7 +46,7 @@ pub struct Host<'a> {
     /// What its machine does.
     pub run: &'a Recorded,
     /// What is predicted of that.
-    pub profile: &'a [PieceId],
+    pub profile: &'a Profile,
     /// When its user starts it, in microseconds.
     pub start_us: u64,
     /// How much slower than recorded this host computes: 1.1 is ten percent.
