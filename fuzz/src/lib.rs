@@ -319,6 +319,7 @@ pub fn pack_index(data: &[u8]) {
         file_bytes: index_offset
             .wrapping_add(index.len() as u64)
             .wrapping_add(PACK_FOOTER_BYTES),
+        root: None,
     };
     if let Ok(index) = PackIndex::decode(index, &pack) {
         for hash in index.hashes() {

@@ -19,6 +19,7 @@ interface HubImage {
   raw_bytes: number;
   stored_bytes: number;
   thumbnail: boolean;
+  damaged?: boolean;
 }
 
 /** Where a node's page is unless it was told otherwise. */
@@ -31,7 +32,10 @@ function entryOf(image: HubImage): Entry {
     names: image.names,
     labels: [],
     thumbnail: image.thumbnail ? `/v1/images/${image.id}/thumbnail` : null,
-    facts: [bytes(image.stored_bytes), image.owner, ago(image.pushed_unix_s)],
+    facts: [
+      ...(image.damaged ? ["damaged: push it again"] : []),
+      bytes(image.stored_bytes), image.owner, ago(image.pushed_unix_s),
+    ],
     ...(image.public ? {} : { badge: "private" }),
   };
 }

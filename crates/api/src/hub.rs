@@ -45,6 +45,9 @@ pub struct ImageEntry {
     /// Whether it has a picture of its screen.
     #[serde(default)]
     pub thumbnail: bool,
+    /// Whether a part of it was found damaged on the hub: it is whole again once it was pushed again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub damaged: bool,
 }
 
 /// All images that the client may read.

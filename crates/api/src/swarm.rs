@@ -22,6 +22,10 @@ pub struct SwarmJoin {
     /// The [`SwarmMembership::content`] that the node knows already: its packs are left out of the answer if nothing has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Whether other users' nodes that are open, too, are told of this one, and it of them. Otherwise it meets those alone whose token is of
+    /// the same user.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
 }
 
 /// A hub's answer to a node that takes part.
@@ -35,7 +39,7 @@ pub struct SwarmMembership {
     /// The packs that hold the image, in the order that numbers their pieces; empty if the request named this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packs: Vec<SwarmPack>,
-    /// All members, the asking node among them.
+    /// The members that the asking node may meet: those of its own user, itself among them, and others if it is open and they are.
     pub members: Vec<SwarmMember>,
     /// In how many milliseconds to ask again: soon while members come and go, seldom otherwise.
     pub ask_again_ms: u64,
@@ -63,14 +67,21 @@ pub struct SwarmMember {
     pub addresses: Vec<String>,
 }
 
+/// What a hub has found of a pack that somebody doubted: the answer of `POST /v1/packs/{id}/damaged`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PackCheck {
+    /// Whether the pack is damaged on the hub's disk: the list of images says so until an image with it is pushed again.
+    pub damaged: bool,
+}
+
 /// Whether a node's machines take part in swarms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmUse {
-    /// As soon as another node of the same hub runs the same image.
+    /// As soon as another node with a token of the same user of the hub runs the same image.
     #[default]
     Auto,
-    /// Always.
+    /// Always, and with the nodes of all who may read the image and take part like this.
     On,
     /// Never.
     Off,
@@ -94,7 +105,7 @@ pub struct SwarmReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmWay {
-    /// From the hub alone: no other host takes part.
+    /// From the hub alone: no other host takes part, or none of them can be reached.
     #[default]
     Hub,
     /// From the other hosts, and from the hub what none of them has.
@@ -132,7 +143,7 @@ pub struct SwarmInfo {
     pub sent_bytes: u64,
     /// The other hosts.
     pub peers: Vec<SwarmPeer>,
-    /// Why the swarm is not used, if something is wrong; otherwise empty.
+    /// What is wrong, such as why the swarm is not used; empty if nothing is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }

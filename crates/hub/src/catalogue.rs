@@ -45,6 +45,8 @@ pub(crate) struct ImageRow {
     pub pushed_unix_s: u64,
     pub raw_bytes: u64,
     pub stored_bytes: u64,
+    /// Whether one of its packs was found damaged and is not replaced yet.
+    pub damaged: bool,
     /// `(name, tag)`.
     pub tags: Vec<(String, String)>,
 }
@@ -234,8 +236,9 @@ impl Catalogue {
     pub fn images(&self, viewer: Option<&str>) -> Rows<Vec<ImageRow>> {
         let db = self.reads.lock();
         let mut rows = db.prepare(
-            "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes FROM images
-             WHERE public OR owner = ?1 OR (id, owner, ?1) IN readers ORDER BY pushed DESC, id",
+            "SELECT id, owner, public, created, pushed, raw_bytes, stored_bytes, EXISTS
+             (SELECT 1 FROM image_packs p JOIN damaged d ON d.pack = p.pack WHERE p.image = images.id AND p.owner = images.owner)
+             FROM images WHERE public OR owner = ?1 OR (id, owner, ?1) IN readers ORDER BY pushed DESC, id",
         )?;
         let mut tags = db.prepare(
             "SELECT name, tag FROM tags WHERE image = ?1 AND owner = ?2 ORDER BY name, tag",
@@ -249,6 +252,7 @@ impl Catalogue {
                 pushed_unix_s: row.get::<_, i64>(4)? as u64,
                 raw_bytes: row.get::<_, i64>(5)? as u64,
                 stored_bytes: row.get::<_, i64>(6)? as u64,
+                damaged: row.get(7)?,
                 tags: Vec::new(),
             })
         })?;
@@ -267,7 +271,7 @@ impl Catalogue {
     pub fn packs(&self, image: &VisibleImage) -> Rows<Vec<PackRef>> {
         let db = self.reads.lock();
         let mut rows = db.prepare_cached(
-            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM image_packs i JOIN packs p ON p.id = i.pack
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root FROM image_packs i JOIN packs p ON p.id = i.pack
              WHERE i.image = ?1 AND i.owner = ?2 ORDER BY i.seq",
         )?;
         let of = params![image.id().as_bytes(), &**image.owner()];
@@ -280,7 +284,7 @@ impl Catalogue {
         self.reads
             .lock()
             .prepare_cached(
-                "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM packs p WHERE p.id = ?1 AND EXISTS
+                "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root FROM packs p WHERE p.id = ?1 AND EXISTS
                  (SELECT 1 FROM image_packs ip JOIN images i ON i.id = ip.image AND i.owner = ip.owner
                   WHERE ip.pack = p.id AND (i.public OR i.owner = ?2 OR (i.id, i.owner, ?2) IN readers))",
             )?
@@ -293,7 +297,7 @@ impl Catalogue {
     pub fn visible_packs(&self, owner: &str, first: Option<&Hash>) -> Rows<Vec<PackRef>> {
         let db = self.reads.lock();
         let mut rows = db.prepare(
-            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes FROM images i
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root FROM images i
              JOIN image_packs ip ON ip.image = i.id AND ip.owner = i.owner JOIN packs p ON p.id = ip.pack
              WHERE i.public OR i.owner = ?1 OR (i.id, i.owner, ?1) IN readers GROUP BY p.id
              ORDER BY max(i.id IS ?2) DESC, max(i.owner = ?1) DESC, max(i.pushed) DESC, p.id",
@@ -477,17 +481,28 @@ impl Catalogue {
         })
     }
 
+    /// Records the root of the file of a pack.
+    pub fn note_root(&self, pack: &Hash, root: &Hash) -> Rows<()> {
+        self.change(|db| {
+            db.execute(
+                "UPDATE packs SET root = ?2 WHERE id = ?1",
+                params![pack.as_bytes(), root.as_bytes()],
+            )
+        })?;
+        Ok(())
+    }
+
     /// Returns the packs of an upload, in the order in which they were recorded.
     pub fn upload_packs(&self, key: &str) -> Rows<Vec<UploadPack>> {
         let db = self.reads.lock();
         let mut rows = db.prepare(
-            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, u.staged FROM upload_packs u
+            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root, u.staged FROM upload_packs u
              JOIN packs p ON p.id = u.pack WHERE u.upload = ?1 ORDER BY u.rowid",
         )?;
         let rows = rows.query_map([key], |row| {
             Ok(UploadPack {
                 pack: pack_ref(row, 0)?,
-                staged: row.get(4)?,
+                staged: row.get(5)?,
             })
         })?;
         rows.collect()
@@ -517,9 +532,10 @@ impl Catalogue {
     }
 }
 
+/// Its root is found out of the file that is kept: another upload may have sent that.
 fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
     db.execute(
-        "INSERT OR IGNORE INTO packs VALUES (?1, ?2, ?3, ?4)",
+        "INSERT OR IGNORE INTO packs (id, file_bytes, index_offset, index_bytes) VALUES (?1, ?2, ?3, ?4)",
         params![
             pack.id.as_bytes(),
             pack.file_bytes as i64,
@@ -550,6 +566,7 @@ fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
         file_bytes: row.get::<_, i64>(from + 1)? as u64,
         index_offset: row.get::<_, i64>(from + 2)? as u64,
         index_bytes: row.get(from + 3)?,
+        root: row.get::<_, Option<[u8; 32]>>(from + 4)?.map(Hash),
     })
 }
 

@@ -123,6 +123,7 @@ async fn images(State(hub): State<Arc<Hub>>, viewer: Viewer) -> ApiResult<Json<I
             raw_bytes: row.raw_bytes,
             stored_bytes: row.stored_bytes,
             thumbnail,
+            damaged: row.damaged,
         })
         .collect();
     Ok(Json(ImageList { images }))
@@ -232,6 +233,7 @@ async fn untag(
         swarm::join,
         swarm::leave,
         swarm::proven,
+        swarm::damaged,
         pool::status,
         pool::list,
         uploads::open,
@@ -289,6 +291,7 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
         .route("/v1/pool/substrates", get(pool::list))
         .route("/v1/packs/{id}", get(files::pack))
         .route("/v1/packs/{id}/proven", get(swarm::proven))
+        .route("/v1/packs/{id}/damaged", post(swarm::damaged))
         .route("/v1/static/{*path}", get(files::statically))
         .route("/v1/tags", put(tag).delete(untag))
         .route("/v1/uploads", post(uploads::open))

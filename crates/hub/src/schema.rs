@@ -4,7 +4,7 @@ use super::catalogue::Rows;
 use rusqlite::Connection;
 
 /// Version of the schema, in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 5;
+pub(super) const VERSION: i64 = 6;
 
 const SCHEMA: &str = "
 CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
@@ -57,8 +57,14 @@ CREATE TABLE image_files (owner TEXT NOT NULL, image BLOB NOT NULL, bytes INTEGE
 CREATE TABLE upload_files (upload TEXT PRIMARY KEY REFERENCES uploads(key) ON DELETE CASCADE, bytes INTEGER NOT NULL) STRICT;
 ";
 
+/// What version 6 adds: the roots of packs' files, as far as they are known.
+const SCHEMA_6: &str = "
+ALTER TABLE packs ADD COLUMN root BLOB;
+";
+
 /// All versions' changes, in their order.
-const SCHEMAS: [&str; VERSION as usize] = [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5];
+const SCHEMAS: [&str; VERSION as usize] =
+    [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6];
 
 fn version(db: &Connection) -> Rows<i64> {
     db.query_row("PRAGMA user_version", [], |row| row.get(0))
@@ -100,6 +106,8 @@ mod tests {
                 let rows: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
                 assert_eq!(rows, 0);
             }
+            let roots = db.query_row("SELECT count(root) FROM packs", [], |row| row.get(0));
+            assert_eq!(roots, Ok(0));
         }
         let mut later = Connection::open_in_memory().unwrap();
         later

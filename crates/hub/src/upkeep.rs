@@ -72,8 +72,17 @@ impl Catalogue {
             true => "INSERT OR IGNORE INTO damaged VALUES (?1)",
             false => "DELETE FROM damaged WHERE pack = ?1",
         };
-        self.change(|db| db.execute(change, [pack.as_bytes()]))?;
-        Ok(())
+        self.change(|db| {
+            db.execute(change, [pack.as_bytes()])?;
+            if !damaged {
+                // what replaced it may be compressed in another way
+                db.execute(
+                    "UPDATE packs SET root = NULL WHERE id = ?1",
+                    [pack.as_bytes()],
+                )?;
+            }
+            Ok(())
+        })
     }
 
     /// Returns the packs that were found damaged and not yet replaced.

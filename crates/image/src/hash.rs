@@ -19,6 +19,13 @@ impl Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }
 
+    /// Returns the BLAKE3 hash of all that comes from a reader.
+    pub fn of_all(from: impl std::io::Read) -> std::io::Result<Hash> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(from)?;
+        Ok(Hash(*hasher.finalize().as_bytes()))
+    }
+
     /// Returns whether this is [`Hash::ZERO`].
     pub fn is_zero(&self) -> bool {
         *self == Hash::ZERO

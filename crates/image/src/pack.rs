@@ -1,5 +1,6 @@
 //! Packs: files of frames that servers, S3, peers and CDNs hold, and from which byte ranges are read.
 
+use std::cmp::Ordering;
 use std::io::{self, Write};
 
 use crate::wire::{Cursor, limit};
@@ -21,10 +22,9 @@ pub const PACK_ITEMS_MAX: u32 = 1 << 20;
 pub const PACK_INDEX_BYTES_MAX: u32 =
     (INDEX_HEAD_BYTES + PACK_ITEMS_MAX as usize * (32 + FRAME_ENTRY_BYTES)) as u32;
 
-/// A pack and the place of its index: enough to fetch the index with a range read, and to check it.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
-)]
+/// A pack and the place of its index: enough to fetch the index with a range read, and to check it. Two are equal if they name the same
+/// pack, whether or not its root is known.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct PackRef {
     /// The pack's id: the BLAKE3 hash of the index. The index has every item's hash, so the id covers the whole content.
     pub id: Hash,
@@ -34,10 +34,49 @@ pub struct PackRef {
     pub index_offset: u64,
     /// Length of the index in bytes.
     pub index_bytes: u32,
+    /// The BLAKE3 hash of the whole file, by which any range of it can be proven; `None` if nobody has read the file for it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<Hash>,
+}
+
+impl PartialEq for PackRef {
+    fn eq(&self, other: &PackRef) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for PackRef {}
+
+impl PartialOrd for PackRef {
+    fn partial_cmp(&self, other: &PackRef) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for PackRef {
+    fn cmp(&self, other: &PackRef) -> Ordering {
+        self.name().cmp(&other.name())
+    }
+}
+
+impl std::hash::Hash for PackRef {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        std::hash::Hash::hash(&self.name(), state);
+    }
 }
 
 impl PackRef {
-    /// Decodes the last [`PACK_FOOTER_BYTES`] of a file of `file_bytes`.
+    /// Returns what says which pack it is.
+    fn name(&self) -> (Hash, u64, u64, u32) {
+        (
+            self.id,
+            self.file_bytes,
+            self.index_offset,
+            self.index_bytes,
+        )
+    }
+
+    /// Decodes the last [`PACK_FOOTER_BYTES`] of a file of `file_bytes`. They do not have its root.
     pub fn from_footer(footer: &[u8], file_bytes: u64) -> Result<PackRef, FormatError> {
         const WHAT: &str = "pack footer";
         let mut c = Cursor::new(WHAT, footer);
@@ -58,6 +97,7 @@ impl PackRef {
             file_bytes,
             index_offset,
             index_bytes,
+            root: None,
         };
         pack.check()?;
         Ok(pack)
@@ -307,6 +347,8 @@ fn decode_frame(c: &mut Cursor<'_>) -> Result<FrameInfo, FormatError> {
 #[derive(Debug)]
 pub struct PackWriter<W: Write> {
     out: W,
+    /// Hashes what is written.
+    root: blake3::Hasher,
     at: u64,
     frames: Vec<FrameInfo>,
     hashes: Vec<Hash>,
@@ -314,14 +356,22 @@ pub struct PackWriter<W: Write> {
 
 impl<W: Write> PackWriter<W> {
     /// Writes the header.
-    pub fn new(mut out: W) -> io::Result<PackWriter<W>> {
-        out.write_all(&pack_header())?;
-        Ok(PackWriter {
+    pub fn new(out: W) -> io::Result<PackWriter<W>> {
+        let mut writer = PackWriter {
             out,
+            root: blake3::Hasher::new(),
             at: PACK_HEADER_BYTES,
             frames: Vec::new(),
             hashes: Vec::new(),
-        })
+        };
+        writer.write(&pack_header())?;
+        Ok(writer)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)?;
+        self.root.update(bytes);
+        Ok(())
     }
 
     /// Appends a frame that [`crate::compress_frame`] made of the items with these hashes. A frame that no reader would accept
@@ -347,7 +397,7 @@ impl<W: Write> PackWriter<W> {
                 "it is empty, or holds a zero item: zeros are never stored",
             )));
         }
-        self.out.write_all(compressed)?;
+        self.write(compressed)?;
         self.frames.push(FrameInfo {
             kind,
             offset: self.at,
@@ -369,17 +419,19 @@ impl<W: Write> PackWriter<W> {
         self.hashes.len()
     }
 
-    /// Writes index and footer; returns the writer (not flushed) and the pack's id and lengths.
+    /// Writes index and footer; returns the writer (not flushed) and the pack's id, lengths and root.
     pub fn finish(mut self) -> io::Result<(W, PackRef)> {
         let index = self.encode_index();
-        let pack = PackRef {
+        let mut pack = PackRef {
             id: Hash::of(&index),
             file_bytes: self.at + index.len() as u64 + PACK_FOOTER_BYTES,
             index_offset: self.at,
             index_bytes: u32::try_from(index.len()).expect("push_frame bounds the items"),
+            root: None,
         };
-        self.out.write_all(&index)?;
-        self.out.write_all(&pack.footer())?;
+        self.write(&index)?;
+        self.write(&pack.footer())?;
+        pack.root = Some(Hash(*self.root.finalize().as_bytes()));
         Ok((self.out, pack))
     }
 

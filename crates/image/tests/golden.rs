@@ -228,21 +228,38 @@ fn pack_of_version_1() {
     assert_eq!(write_pack(&compressed), file);
 }
 
+/// A layout of three packs, with these roots.
+fn layout(roots: [Option<Hash>; 3]) -> Layout {
+    let pack = |(n, root): (u32, Option<Hash>)| PackRef {
+        id: Hash::of(&n.to_le_bytes()),
+        file_bytes: u64::from(n) * 1000 + 500 + PACK_FOOTER_BYTES,
+        index_offset: u64::from(n) * 1000,
+        index_bytes: 500,
+        root,
+    };
+    Layout {
+        packs: (1..).zip(roots).map(pack).collect(),
+    }
+}
+
+fn check_layout(name: &str, roots: [Option<Hash>; 3]) {
+    let layout = layout(roots);
+    let bytes = golden(name, || layout.encode());
+    let read = Layout::decode(&bytes).unwrap();
+    assert_eq!(read, layout);
+    assert!(read.packs.iter().map(|pack| pack.root).eq(roots));
+    assert_eq!(layout.encode(), bytes);
+}
+
 #[test]
 fn layout_of_version_1() {
-    let layout = Layout {
-        packs: (1..4)
-            .map(|n: u32| PackRef {
-                id: Hash::of(&n.to_le_bytes()),
-                file_bytes: u64::from(n) * 1000 + 500 + PACK_FOOTER_BYTES,
-                index_offset: u64::from(n) * 1000,
-                index_bytes: 500,
-            })
-            .collect(),
-    };
-    let bytes = golden("layout-v1.bin", || layout.encode());
-    assert_eq!(Layout::decode(&bytes).unwrap(), layout);
-    assert_eq!(layout.encode(), bytes);
+    check_layout("layout-v1.bin", [None; 3]);
+}
+
+#[test]
+fn layout_of_version_2() {
+    let roots = [Some(Hash([1; 32])), None, Some(Hash([3; 32]))];
+    check_layout("layout-v2.bin", roots);
 }
 
 #[test]

@@ -215,6 +215,7 @@ fn decode_index(bytes: &[u8]) {
             index_offset,
             index_bytes: bytes.len() as u32,
             file_bytes: index_offset + bytes.len() as u64 + PACK_FOOTER_BYTES,
+            root: None,
         };
         if let Ok(index) = PackIndex::decode(bytes, &pack) {
             for hash in index.hashes() {
@@ -356,8 +357,10 @@ proptest! {
     }
 
     #[test]
-    fn damaged_layouts_requests_and_responses_never_panic(wants in vec(hash(), 0..5), (edits, cut, tail) in damages()) {
-        let pack = |id: &Hash| PackRef { id: *id, file_bytes: 200 + PACK_FOOTER_BYTES, index_offset: 100, index_bytes: 100 };
+    fn damaged_layouts_requests_and_responses_never_panic(
+        wants in vec(hash(), 0..5), root in proptest::option::of(hash()), (edits, cut, tail) in damages(),
+    ) {
+        let pack = |id: &Hash| PackRef { id: *id, file_bytes: 200 + PACK_FOOTER_BYTES, index_offset: 100, index_bytes: 100, root };
         decode_all(&damage(Layout { packs: wants.iter().map(pack).collect() }.encode(), &edits, cut, &tail));
         let request = ReadRequest { wants: wants.iter().map(|h| (Kind::Chunk, *h)).collect() };
         decode_all(&damage(request.encode(), &edits, cut, &tail));

@@ -382,6 +382,29 @@ fn a_layout_lists_a_pack_once() {
 }
 
 #[test]
+fn a_layout_has_one_encoding() {
+    let (file, mut pack) = pack();
+    assert_eq!(pack.root, Some(Hash::of(&file)));
+    let with = Layout { packs: vec![pack] }.encode();
+    pack.root = None;
+    let without = Layout { packs: vec![pack] }.encode();
+    assert_eq!((with[8], without[8]), (2, 1));
+    let mut rootless = with.clone();
+    rootless[72..].fill(0);
+    let text = error(Layout::decode(&rootless));
+    assert!(text.contains("no root"), "{text}");
+    for (bytes, other) in [(with, 1), (without, 2), (Layout::default().encode(), 2)] {
+        let mut wrong = bytes.clone();
+        wrong[8] = other;
+        assert!(Layout::decode(&wrong).is_err());
+        wrong[8] = 3;
+        let text = error(Layout::decode(&wrong));
+        assert!(text.contains('3'), "{text}");
+        assert!(Layout::decode(&bytes[..bytes.len() - 1]).is_err());
+    }
+}
+
+#[test]
 fn a_response_cut_off_anywhere_is_an_error() {
     let chunk = [3; CHUNK_SIZE];
     let mut w = ResponseEncoder::new(Vec::new()).unwrap();

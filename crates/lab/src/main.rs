@@ -60,6 +60,20 @@ enum Command {
         #[command(flatten)]
         options: experiments::ways::Options,
     },
+    /// Start one image on 1 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours
+    SwarmSim {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::swarm_sim::Options,
+    },
+    /// Start one image on 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent
+    SwarmReal {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::swarm_real::Options,
+    },
     /// Run this repository's tests from clean clones, and again beside a load (half a day)
     Test {
         #[command(flatten)]
@@ -77,6 +91,8 @@ enum Command {
     SlowDisk(floe_lab::slow_disk::server::Arguments),
     #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
+    #[command(hide = true)]
+    SwarmHost(experiments::swarm_cost::links::Arguments),
     #[command(hide = true)]
     ServeHub(experiments::live::HubArguments),
 }
@@ -144,8 +160,10 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             // add the experiments that have options of their own
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
-                if let ("hammer" | "fuzz" | "test" | "ways", Some(about)) =
-                    (name, command.get_about())
+                if let (
+                    "hammer" | "fuzz" | "swarm-real" | "swarm-sim" | "test" | "ways",
+                    Some(about),
+                ) = (name, command.get_about())
                 {
                     writeln!(out, "{name:<12} {about}")?;
                 }
@@ -179,6 +197,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             |context| experiments::ways::run(context, &options),
             &arguments,
         ),
+        Command::SwarmSim {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::swarm_sim::run(context, &options),
+            &arguments,
+        ),
         Command::Test {
             run: arguments,
             options,
@@ -187,11 +213,20 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             |context| experiments::test::run(context, &options),
             &arguments,
         ),
+        Command::SwarmReal {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::swarm_real::run(context, &options),
+            &arguments,
+        ),
         Command::Toucher(arguments) => arguments.run(),
         Command::ServeNode(arguments) => arguments.run(),
         Command::HubStrangers(arguments) => arguments.run(),
         Command::SlowDisk(arguments) => arguments.run(),
         Command::TrainOnce(arguments) => arguments.run(),
+        Command::SwarmHost(arguments) => arguments.run(),
         Command::ServeHub(arguments) => arguments.run(),
     }
 }

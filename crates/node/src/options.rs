@@ -60,6 +60,9 @@ pub struct NodeOptions {
     pub swarm: SwarmOptions,
 }
 
+/// The smallest cap of what goes to others, in bytes a second: a piece.
+pub const SWARM_UPLOAD_MIN: u64 = floe_peers::PIECE_BYTES;
+
 /// How a node takes part in swarms: hosts that bring one image to each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwarmOptions {
@@ -67,7 +70,7 @@ pub struct SwarmOptions {
     pub usage: SwarmUse,
     /// Where to listen over UDP; `None` is all addresses of this host, at a free port that is kept.
     pub listen: Option<SocketAddr>,
-    /// Most bytes a second that go to others; `None` is all that the link carries.
+    /// Most bytes a second that go to others, in all swarms together and at least [`SWARM_UPLOAD_MIN`]; `None` is all that the link carries.
     pub upload_bytes_per_s: Option<u64>,
     /// Who is asked for what. Others than the default are for measurements.
     pub policy: SwarmPolicy,
@@ -83,6 +86,10 @@ pub enum SwarmPolicy {
     P2pP,
     /// VMTorrent's without a profile: nothing is fetched ahead.
     P2pD,
+    /// No other node is asked: all pieces come from the hub, those of the prediction ahead of need.
+    CsP,
+    /// The same without a profile.
+    CsD,
 }
 
 impl SwarmPolicy {
@@ -92,7 +99,15 @@ impl SwarmPolicy {
             SwarmPolicy::Ours => Config::ours(),
             SwarmPolicy::P2pP => Config::p2p_p(),
             SwarmPolicy::P2pD => Config::p2p_d(),
+            SwarmPolicy::CsP => Config::cs_p(),
+            SwarmPolicy::CsD => Config::cs_d(),
         }
+    }
+
+    /// Whether an image comes in pieces and in no other way, however late they are: what is measured of the others is the policy alone,
+    /// without what the hub's own way would add to it.
+    pub(crate) fn only_pieces(self) -> bool {
+        self != SwarmPolicy::Ours
     }
 }
 

@@ -1,21 +1,21 @@
 //! A host's place in the network, and the swarms that it takes part in.
 use crate::cap::Cap;
+use crate::endpoints::Endpoints;
 use crate::link::{CLOSED_STRANGER, MEETING, Meeting, Note, Shared, hear};
 use crate::members::Key;
 use crate::owner::Owner;
 use crate::seed::Seed;
 use crate::shelf::Shelf;
 use crate::swarm::{Options, Swarm};
-use crate::wire::{Hello, PROTOCOL};
+use crate::tls::{Identity, key_of};
+use crate::wire::Hello;
 use floe_front::{Party, Seat, Table, seats::Seats};
-use iroh::endpoint::{Connection, Incoming, IncomingAddr, QuicTransportConfig, VarInt, presets};
-use iroh::{Endpoint, RelayMode, SecretKey};
+use quinn::{Connection, Endpoint, Incoming};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 /// Hosts that introduce themselves at a time. Who comes then takes the place of one that has taken long.
 const HANDSHAKES_MAX: usize = 64;
@@ -23,16 +23,6 @@ const HANDSHAKES_MAX: usize = 64;
 const HANDSHAKES_EACH_MAX: usize = 32;
 /// How many of them need not show first that they receive what is sent to their address, which takes a round trip.
 const UNSEEN_MAX: usize = 16;
-/// Pieces that a host may send at a time over one connection.
-const STREAMS_MAX: u32 = 64;
-/// Bytes of a piece that may come before they are read: all of it.
-const STREAM_WINDOW: u32 = 128 << 10;
-/// Bytes of a connection that may come before they are read, and that are kept until they are acknowledged: 100 ms at 320 Mbit/s.
-const WINDOW: u32 = 4 << 20;
-/// A host that says nothing for so long is gone.
-const SILENCE: Duration = Duration::from_secs(10);
-/// What keeps a quiet connection from being taken for a broken one.
-const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// Notes that wait for a swarm's task; those who have one wait then.
 const NOTES_MAX: usize = 256;
 /// Calls that wait for a swarm's task.
@@ -52,17 +42,13 @@ pub enum HostError {
 /// A host that takes part in swarms: one for each node. Dropped, it takes nobody in any more; its swarms end with their own handles.
 #[derive(Debug)]
 pub struct Host {
-    endpoint: Endpoint,
+    key: Key,
+    endpoints: Endpoints,
     doors: Arc<Doors>,
     work: Arc<Semaphore>,
     cap: Arc<Cap>,
-    accepts: JoinHandle<()>,
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.accepts.abort();
-    }
+    /// The tasks that take others in; they end with this.
+    _accepts: JoinSet<()>,
 }
 
 impl Host {
@@ -70,54 +56,48 @@ impl Host {
     /// members' lists name it. Nothing but these addresses is used: no name server, no relay. Called within a runtime, which it runs in.
     pub async fn listen(secret: [u8; 32], addresses: &[SocketAddr]) -> Result<Host, HostError> {
         let refused = |error: String| HostError::Listen(addresses.to_vec(), error);
-        let mut builder = Endpoint::builder(presets::Minimal)
-            .secret_key(SecretKey::from_bytes(&secret))
-            .alpns(vec![PROTOCOL.to_vec()])
-            .relay_mode(RelayMode::Disabled)
-            .clear_address_lookup()
-            .clear_ip_transports()
-            .transport_config(transport());
-        for address in addresses {
-            builder = builder
-                .bind_addr(*address)
-                .map_err(|error| refused(error.to_string()))?;
-        }
-        let bound = builder.bind().await;
-        let endpoint = bound.map_err(|error| refused(error.to_string()))?;
+        let identity = Identity::new(&secret).map_err(|error| refused(error.to_string()))?;
+        let listens = Endpoints::listen(&identity, addresses);
+        let endpoints = listens.map_err(|error| refused(error.to_string()))?;
         let doors = Arc::new(Doors::default());
-        let accepts = tokio::spawn(accept(endpoint.clone(), doors.clone()));
+        let table = Table::new(Seats::new(HANDSHAKES_MAX, HANDSHAKES_EACH_MAX));
+        let mut accepts = JoinSet::new();
+        for endpoint in endpoints.iter() {
+            accepts.spawn(accept(endpoint.clone(), doors.clone(), table.clone()));
+        }
         let turns = std::thread::available_parallelism().map_or(2, usize::from);
         Ok(Host {
-            endpoint,
+            key: Key(identity.key),
+            endpoints,
             doors,
             work: Arc::new(Semaphore::new(2 * turns)),
             cap: Arc::new(Cap::new()),
-            accepts,
+            _accepts: accepts,
         })
     }
 
     /// Returns the public key.
     pub fn key(&self) -> Key {
-        Key(*self.endpoint.id().as_bytes())
+        self.key
     }
 
     /// Returns where this host listens.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.endpoint.bound_sockets()
+        self.endpoints.addresses()
     }
 
     /// Caps what this host gives to others in all of its swarms together, in bytes of pieces a second; `None` for all that its link
-    /// carries, as it is at first. A swarm's own cap ([`Config::upload_bytes_per_s`](crate::Config)) holds beside it. May be changed at
-    /// any time.
+    /// carries, as it is at first. May be changed at any time.
     pub fn cap_uploads(&self, bytes_per_s: Option<u64>) {
         self.cap.set(bytes_per_s);
     }
 
-    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it.
+    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it. Of several seeds the first
+    /// is asked, and the next ones while that fails.
     pub fn join(
         &self,
         shelf: Arc<Shelf>,
-        seed: Option<Arc<dyn Seed>>,
+        seeds: impl IntoIterator<Item = Arc<dyn Seed>>,
         options: Options,
     ) -> Result<Swarm, HostError> {
         let hello = Hello {
@@ -134,33 +114,21 @@ impl Host {
             work: self.work.clone(),
             cap: self.cap.clone(),
         };
-        let endpoint = self.endpoint.clone();
-        let owner = Owner::new(self.key(), hello, endpoint, door, shared, seed, options);
+        let endpoints = self.endpoints.clone();
+        let owner = Owner::new(self.key, hello, endpoints, door, shared, seeds, options);
+        let gauges = owner.gauges();
         tokio::spawn(owner.run(commanded, noted));
-        Ok(Swarm { commands, shelf })
+        Ok(Swarm {
+            commands,
+            shelf,
+            gauges,
+        })
     }
 
     /// Ends all connections, those of swarms that were not left too, and waits until the others were told.
     pub async fn close(self) {
-        self.endpoint.close().await;
+        self.endpoints.close().await;
     }
-}
-
-/// Acknowledgements stay as they are by default: noq-proto 1.4.0 panics where it asks the other host for fewer of them in a packet that is
-/// full (it writes the frame without looking for room).
-fn transport() -> QuicTransportConfig {
-    let silence = VarInt::from_u32(SILENCE.as_millis() as u32);
-    QuicTransportConfig::builder()
-        .max_concurrent_bidi_streams(VarInt::from_u32(1))
-        .max_concurrent_uni_streams(VarInt::from_u32(STREAMS_MAX))
-        .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
-        .receive_window(VarInt::from_u32(WINDOW))
-        .send_window(u64::from(WINDOW))
-        .max_idle_timeout(Some(silence.into()))
-        .default_path_max_idle_timeout(SILENCE)
-        .keep_alive_interval(KEEP_ALIVE)
-        .default_path_keep_alive_interval(KEEP_ALIVE)
-        .build()
 }
 
 /// Where strangers knock: the swarms of a host, by content.
@@ -218,9 +186,10 @@ impl Doors {
 }
 
 impl Door {
-    pub(crate) fn set_members(&self, members: HashSet<Key>) {
+    pub(crate) fn set_members(&self, members: HashSet<Key>, token: [u8; 32]) {
         if let Some(inside) = self.doors.all().get_mut(&self.content) {
             inside.members = members;
+            inside.token = blake3::Hash::from_bytes(token);
         }
     }
 }
@@ -231,20 +200,17 @@ impl Drop for Door {
     }
 }
 
-async fn accept(endpoint: Endpoint, doors: Arc<Doors>) {
-    let table = Table::new(Seats::new(HANDSHAKES_MAX, HANDSHAKES_EACH_MAX));
+/// Takes in who knocks at one of the host's sockets, all of which share a table.
+async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     while let Some(incoming) = endpoint.accept().await {
-        if table.taken() >= UNSEEN_MAX && !incoming.remote_addr_validated() {
+        if table.taken() >= UNSEEN_MAX && !incoming.remote_address_validated() {
             let _ = incoming.retry(); // fails only for those who have shown it
             continue;
         }
         let leave = Arc::new(Notify::new());
         let goes = leave.clone();
-        let seat = match incoming.remote_addr() {
-            IncomingAddr::Ip(from) => table.sit(Party::at(from.ip()), move || goes.notify_one()),
-            _ => None, // there is no relay
-        };
-        let Some(seat) = seat else {
+        let party = Party::at(incoming.remote_address().ip());
+        let Some(seat) = table.sit(party, move || goes.notify_one()) else {
             incoming.refuse();
             continue;
         };
@@ -273,14 +239,14 @@ async fn introduce(
     seat: &Seat,
 ) -> Option<(Meeting, mpsc::Sender<Note>)> {
     let connection: Connection = incoming.await.ok()?;
-    let key = Key(*connection.remote_id().as_bytes());
+    let key = Key(key_of(&connection)?);
     if !doors.knows(key) {
         connection.close(CLOSED_STRANGER, &[]);
         return None;
     }
     // from now on no stranger takes its place
     seat.known(&Party::User(key.to_string().into()));
-    let (hello, meeting) = hear(connection).await?;
+    let (hello, meeting) = hear(connection, key).await?;
     let notes = doors.let_in(key, &hello);
     if notes.is_none() {
         meeting.connection.close(CLOSED_STRANGER, &[]);

@@ -7,22 +7,24 @@
 //! - [`Seed`]: where all pieces can be had, the last to be asked.
 //!
 //! Who is asked for which piece, and who is served, decides [`floe_swarm::policy`]: one task for each swarm (`owner`) tells it what
-//! happens and does what it says. Who can be reached and is to be dialled decides `roster`. What travels is in `wire`, how it is
-//! proven in `tree`: no byte is seen by anybody before it was verified up to its pack's root, and who sent wrong ones is dropped with the
-//! first piece. Hosts that are not on the list of members, which comes from outside, are refused.
+//! happens and does what it says. Who can be reached and is to be dialled decides [`floe_swarm::roster`]; `endpoints` has the sockets, and
+//! `tls` says how a host proves who it is. What travels is in `wire`, how it is proven in `tree`: no byte is seen by anybody before it was
+//! verified up to its pack's root, and who sent wrong ones is dropped with the first piece. Hosts that are not on the list of members, which
+//! comes from outside, are refused.
 //!
 //! Not here: which image is meant, who its members are and where its packs come from (the caller knows a hub), and what a machine will
 //! need next.
 mod cap;
 mod content;
+mod endpoints;
 mod host;
 mod link;
 mod members;
 mod owner;
-mod roster;
 mod seed;
 mod shelf;
 mod swarm;
+mod tls;
 mod tree;
 mod wire;
 

@@ -3,12 +3,13 @@ use crate::members::{Key, Member};
 use crate::shelf::Shelf;
 use floe_swarm::policy::{Config, Fault, PieceId};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
 /// How a host takes part in a swarm.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who is asked for what. [`Config::upload_bytes_per_s`] caps what this host gives.
+    /// Who is asked for what.
     pub config: Config,
     /// What the hub has given to all members of this swarm and to nobody else. A member of the list without it is refused.
     pub token: [u8; 32],
@@ -41,8 +42,10 @@ pub struct Peer {
 pub struct Status {
     /// All members but this host.
     pub peers: Vec<Peer>,
-    /// Bytes that the seed sent.
+    /// Bytes that the seeds sent.
     pub seed_bytes: u64,
+    /// Pieces that they sent with wrong bytes, which were not kept.
+    pub seed_wrong: u64,
     /// Pieces that are here.
     pub pieces_here: u32,
     /// Pieces that there are.
@@ -68,12 +71,21 @@ pub enum SwarmError {
     TooMany,
 }
 
+/// What can be read of a swarm at any time without asking its task.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    /// Connections.
+    pub(crate) linked: AtomicUsize,
+    /// Bytes that came, of hosts and the seed.
+    pub(crate) received: AtomicU64,
+}
+
 pub(crate) enum Command {
     Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
-    Predict(Vec<PieceId>),
+    Predict(Vec<PieceId>, Vec<u32>),
     Lost(Vec<PieceId>, oneshot::Sender<()>),
-    Members(Vec<Member>),
+    Members(Vec<Member>, [u8; 32]),
     Status(oneshot::Sender<Status>),
     Leave(oneshot::Sender<()>),
 }
@@ -83,12 +95,23 @@ pub(crate) enum Command {
 pub struct Swarm {
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) shelf: Arc<Shelf>,
+    pub(crate) gauges: Arc<Gauges>,
 }
 
 impl Swarm {
     /// Returns the shelf that pieces come to.
     pub fn shelf(&self) -> &Arc<Shelf> {
         &self.shelf
+    }
+
+    /// Returns to how many others there is a connection now.
+    pub fn linked(&self) -> usize {
+        self.gauges.linked.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many bytes of pieces have come, of others and the seed.
+    pub fn received(&self) -> u64 {
+        self.gauges.received.load(Ordering::Relaxed)
     }
 
     /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come
@@ -110,9 +133,11 @@ impl Swarm {
         here.await.unwrap_or(Err(SwarmError::Gone))
     }
 
-    /// Says what machines will need next, in order. Replaces what was said before.
-    pub async fn predict(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
-        self.tell(Command::Predict(pieces.to_vec())).await
+    /// Says what machines will need next, in order, and when: in milliseconds since the start of a run; no times if nobody knows. Replaces
+    /// what was said before.
+    pub async fn predict(&self, pieces: &[PieceId], due_ms: &[u32]) -> Result<(), SwarmError> {
+        let command = Command::Predict(pieces.to_vec(), due_ms.to_vec());
+        self.tell(command).await
     }
 
     /// Takes pieces off the shelf and gives their room back; others are told.
@@ -122,9 +147,10 @@ impl Swarm {
         gone.await.map_err(|_| SwarmError::Gone)
     }
 
-    /// Replaces the list of members. Connections to those who are no members any more end.
-    pub async fn members(&self, members: Vec<Member>) -> Result<(), SwarmError> {
-        self.tell(Command::Members(members)).await
+    /// Replaces the list of members and what they show each other ([`Options::token`]), which the hub changes with the list of those who
+    /// may read the image. Connections to those who are no members any more end; the others go on.
+    pub async fn members(&self, members: Vec<Member>, token: [u8; 32]) -> Result<(), SwarmError> {
+        self.tell(Command::Members(members, token)).await
     }
 
     /// Returns how the swarm is.

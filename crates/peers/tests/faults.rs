@@ -79,8 +79,8 @@ async fn who_sends_wrong_bytes_is_dropped_with_the_first_piece() {
     assert_eq!((sent, code), (1, 6));
     // it is not let in again, whatever the list of members says
     let members = [scene.node.member(), scene.rogue.member()];
-    swarm.members(Vec::new()).await.unwrap();
-    swarm.members(members.to_vec()).await.unwrap();
+    swarm.members(Vec::new(), TOKEN).await.unwrap();
+    swarm.members(members.to_vec(), TOKEN).await.unwrap();
     swarm.status().await.unwrap();
     let content = scene.image.content.id();
     let again = scene.rogue.dial(&members[0], content, TOKEN).await;
@@ -111,13 +111,41 @@ async fn a_piece_that_is_cut_or_another_is_wrong_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_never_answers_holds_nobody_up() {
-    let scene = Scene::new(20).await;
-    let swarm = scene.join(|config| config.stall_us = 500_000);
-    let mut talk = scene.boast(&swarm).await;
-    tokio::spawn(async move { while talk.asked().await.is_some() {} });
-    swarm.predict(&scene.image.all()).await.unwrap();
-    scene.drops(&swarm, Fault::Stalled).await;
-    assert_eq!(scene.shop.given(), 20);
+    // whether it is asked ahead of need too, or by those who stand still alone
+    for predicted in [true, false] {
+        let scene = Scene::new(20).await;
+        let swarm = scene.join(|config| config.stall_us = 500_000);
+        let mut talk = scene.boast(&swarm).await;
+        tokio::spawn(async move { while talk.asked().await.is_some() {} });
+        if predicted {
+            swarm.predict(&scene.image.all(), &[]).await.unwrap();
+        }
+        scene.drops(&swarm, Fault::Stalled).await;
+        assert_eq!(scene.shop.given(), 20);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_linked() {
+    let image = Image::new(&[20]);
+    let shop = Shop::new(&image);
+    let (nodes, mut members) = nodes(&image, 4).await;
+    // what goes to the others arrives nowhere
+    let mut silent = Vec::new();
+    for member in &mut members[1..] {
+        let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        member.addresses = vec![socket.local_addr().unwrap()];
+        silent.push(socket);
+    }
+    let swarm = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
+    let all = image.all();
+    swarm.predict(&all, &[]).await.unwrap();
+    soon(swarm.need(&all)).await.unwrap();
+    image.assert_here(swarm.shelf());
+    let status = swarm.status().await.unwrap();
+    assert_eq!((status.peers.len(), swarm.linked()), (3, 0));
+    assert!(status.peers.iter().all(|peer| !peer.linked));
+    assert_nobody_is_blamed(&status);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -226,7 +254,7 @@ async fn a_slow_host_is_no_fault_and_holds_nobody_up() {
         }
     });
     let all = scene.image.all();
-    swarm.predict(&all).await.unwrap();
+    swarm.predict(&all, &[]).await.unwrap();
     soon(swarm.need(&all)).await.unwrap();
     scene.image.assert_here(swarm.shelf());
     let status = swarm.status().await.unwrap();
@@ -244,7 +272,7 @@ async fn a_stranger_gets_nothing() {
     assert_eq!(refused.err(), Some(2));
     // nor does a member that was not given the token, or wants something else
     let listed = [&members[..], &[stranger.member()]].concat();
-    full.members(listed.clone()).await.unwrap();
+    full.members(listed.clone(), TOKEN).await.unwrap();
     full.status().await.unwrap();
     for (content, token) in [(content, [1; 32]), ([1; 32], TOKEN)] {
         let refused = stranger.dial(&members[0], content, token).await;
@@ -252,11 +280,35 @@ async fn a_stranger_gets_nothing() {
     }
     let talk = stranger.dial(&members[0], content, TOKEN).await;
     // and who is no member any more is shown out
-    full.members(members.clone()).await.unwrap();
+    full.members(members.clone(), TOKEN).await.unwrap();
     assert_eq!(rogue::code(&talk.ok().unwrap().connection).await, 2);
     let status = full.status().await.unwrap();
     assert_eq!(status.peers.len(), 1);
     assert_eq!(status_of(&status, members[1].key).traffic.sent, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_answers_at_a_members_address_without_its_key_is_refused() {
+    let scene = Scene::new(4).await;
+    let at = scene.rogue.endpoint.local_addr().unwrap();
+    let listed = |key| {
+        let addresses = vec![at];
+        [Member { key, addresses }]
+    };
+    let (rogue, shelf) = (scene.rogue.member().key, scene.node.shelf(&[]));
+    let swarm = scene.node.join(shelf, None, &listed(rogue));
+    let talk = scene.rogue.welcome(scene.image.content.id(), TOKEN).await;
+    until(&swarm, |status| status.peers[0].linked).await;
+    let member = Rogue::new(98).await.member().key;
+    swarm.members(listed(member).to_vec(), TOKEN).await.unwrap();
+    assert_eq!(rogue::code(&talk.connection).await, 2);
+    let refused = scene.rogue.accept().await;
+    assert_eq!(rogue::code(&refused).await, 2);
+    // nor does a host remember who somebody was and take that for a proof
+    let sessions = &scene.rogue.sessions;
+    assert!(sessions.offered.load(Ordering::Relaxed) > 0);
+    assert_eq!(sessions.resumed.load(Ordering::Relaxed), 0);
+    assert!(!swarm.status().await.unwrap().peers[0].linked);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -269,7 +321,7 @@ async fn the_seed_dies_after_each_piece_has_left_it_once() {
     let mut swarms = Vec::new();
     for node in &nodes {
         let swarm = node.join(node.shelf(&[]), Some(&shop), &members);
-        swarm.predict(&all).await.unwrap();
+        swarm.predict(&all, &[]).await.unwrap();
         swarms.push(swarm);
     }
     for swarm in &swarms {
@@ -296,7 +348,7 @@ async fn all_hosts_start_at_the_same_moment() {
             let shelf = node.shelf(&[]);
             start.wait().await;
             let swarm = node.join(shelf, Some(&shop), &members);
-            swarm.predict(&order).await.unwrap();
+            swarm.predict(&order, &[]).await.unwrap();
             // no machine does quite the same
             order.rotate_left(number);
             for some in order.chunks(8) {
@@ -331,6 +383,32 @@ async fn a_seed_that_errs_is_asked_again() {
     assert_eq!(came, Ok(()));
     image.assert_here(swarm.shelf());
     assert_eq!(shop.given(), 8);
+    // it was told of each, and so is who asks how the swarm is
+    assert_eq!(*shop.told.lock().unwrap(), [0, 0, 0]);
+    assert_eq!(swarm.status().await.unwrap().seed_wrong, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_seed_sends_wrong_is_not_kept_and_comes_from_another_one() {
+    let image = Image::new(&[5, 5]);
+    let (lies, honest) = (Shop::new(&image), Shop::new(&image));
+    lies.wrong.store(u64::MAX, Ordering::Relaxed);
+    let (nodes, members) = nodes(&image, 2).await;
+    let seeds = [&lies, &honest].map(|shop| shop.clone() as Arc<dyn Seed>);
+    let join = |node: &Node| {
+        node.host
+            .join(node.shelf(&[]), seeds.clone(), options(&members))
+    };
+    let swarms = [&nodes[0], &nodes[1]].map(|node| join(node).unwrap());
+    for swarm in &swarms {
+        soon(swarm.need(&image.all())).await.unwrap();
+        image.assert_here(swarm.shelf());
+        // nobody got it from the other
+        assert_nobody_is_blamed(&swarm.status().await.unwrap());
+    }
+    assert!(lies.given() > 0 && honest.given() >= image.all().len());
+    assert!(!lies.told.lock().unwrap().is_empty());
+    assert!(honest.told.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -358,7 +436,7 @@ fn hosts_that_vanish_in_the_middle_are_done_without() {
         let join = |node: &Node| node.join(node.shelf(&[]), Some(&shop), &members);
         let swarms: Vec<Swarm> = stays.iter().map(join).collect();
         for swarm in &swarms {
-            swarm.predict(&all).await.unwrap();
+            swarm.predict(&all, &[]).await.unwrap();
             until(swarm, |status| {
                 let from = |peer: &&Peer| goes_to(peer, &members[..2]);
                 let came = status.peers.iter().filter(from);
@@ -390,7 +468,7 @@ async fn who_knocks_and_says_nothing_keeps_no_member_out() {
     let (hole, mut passed) = rogue::hole(host.addresses[0]).await;
     let stranger = Rogue::new(98).await;
     let silent: Vec<_> = (0..SILENT)
-        .map(|_| tokio::spawn(stranger.knock(&host, hole)))
+        .map(|_| tokio::spawn(stranger.knock(hole)))
         .collect();
     soon(passed.wait_for(|passed| *passed >= SILENT))
         .await

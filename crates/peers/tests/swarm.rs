@@ -17,10 +17,10 @@ async fn what_one_host_has_the_next_gets_from_it() {
     assert_eq!((status.pieces_here, status.pieces, shop.given()), (9, 9, 9));
     assert!(status.seed_bytes > image.bytes());
     // there is nobody but the first to ask
-    first.members(members.clone()).await.unwrap();
+    first.members(members.clone(), TOKEN).await.unwrap();
     let second = nodes[1].join(nodes[1].shelf(&[]), None, &members);
     soon(second.need(&[8, 0, 1_000_000])).await.unwrap();
-    second.predict(&image.all()).await.unwrap();
+    second.predict(&image.all(), &[]).await.unwrap();
     let status = until(&second, |status| status.pieces_here == 9).await;
     image.assert_here(second.shelf());
     let traffic = status_of(&status, members[0].key).traffic;
@@ -42,7 +42,7 @@ async fn hosts_that_start_at_once_each_get_all_in_their_own_order() {
         .collect();
     let all = image.all();
     for swarm in &swarms {
-        swarm.predict(&all).await.unwrap();
+        swarm.predict(&all, &[]).await.unwrap();
     }
     for (number, swarm) in swarms.iter().enumerate() {
         // each machine waits for something else
@@ -68,7 +68,7 @@ async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed()
     let last: Vec<PieceId> = (160..200).rev().collect();
     // nothing comes before both are known, however busy the host is
     let shut = shop.gate.write().await;
-    alone.predict(&image.all()[..150]).await.unwrap();
+    alone.predict(&image.all()[..150], &[]).await.unwrap();
     let opens = async {
         until(&alone, |status| status.wanted == last.len()).await;
         drop(shut);
@@ -89,12 +89,42 @@ async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed()
     );
     assert!(given_up.await.is_err());
     until(&other, |status| status.wanted == 0).await;
-    alone.members(members.clone()).await.unwrap();
+    alone.members(members.clone(), TOKEN).await.unwrap();
     let both = async { tokio::join!(other.want(&[7, 170, 1_000_000]), other.need(&[170])) };
     assert_eq!(soon(both).await, (Ok(()), Ok(())));
     let status = other.status().await.unwrap();
     assert_eq!((status.wanted, status.needed), (0, 0));
     assert!(!other.shelf().has(155) && !other.shelf().has(156));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_the_list_names_no_more()
+ {
+    let image = Image::new(&[6]);
+    let (nodes, members) = nodes(&image, 4).await;
+    let join =
+        |n: usize, packs: &[usize]| nodes[n].join(nodes[n].shelf(packs), None, &members[..3]);
+    let (full, stays, goes) = (join(0, &[0]), join(1, &[]), join(2, &[]));
+    soon(stays.need(&[0])).await.unwrap();
+    soon(goes.need(&[0])).await.unwrap();
+    let token = [8; 32];
+    let readers = [&members[..2], &members[3..]].concat();
+    for swarm in [&full, &stays] {
+        swarm.members(readers.clone(), token).await.unwrap();
+    }
+    let options = Options {
+        token,
+        ..options(&readers)
+    };
+    let late = nodes[3].join_as(nodes[3].shelf(&[]), None, options);
+    soon(late.need(&image.all())).await.unwrap();
+    image.assert_here(late.shelf());
+    assert!(late.linked() > 0);
+    until(&goes, |status| status.peers.iter().all(|peer| !peer.linked)).await;
+    soon(stays.need(&image.all())).await.unwrap();
+    let status = until(&full, |status| status_of(status, members[1].key).linked).await;
+    let mut keys = status.peers.iter().map(|peer| peer.key);
+    assert!(status.peers.len() == 2 && keys.all(|key| key != members[2].key));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,6 +141,28 @@ async fn hosts_that_dial_each_other_at_once_understand_each_other() {
             until(swarm, |status| status.peers[0].linked).await;
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_first_addresses_are_dead_is_reached_by_its_last() {
+    let image = Image::new(&[4]);
+    let (nodes, mut members) = nodes(&image, 2).await;
+    // at the first nobody answers, and the second can't be one
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    silent.set_nonblocking(true).unwrap();
+    let dead = [silent.local_addr().unwrap(), "127.0.0.1:0".parse().unwrap()];
+    members[1].addresses = [&dead[..], &members[1].addresses[..]].concat();
+    // only the first can dial
+    members[0].addresses.clear();
+    let full = nodes[1].join(nodes[1].shelf(&[0]), None, &members);
+    let empty = nodes[0].join(nodes[0].shelf(&[]), None, &members);
+    soon(empty.need(&image.all())).await.unwrap();
+    image.assert_here(empty.shelf());
+    until(&full, |status| status.peers[0].linked).await;
+    assert!(
+        silent.recv(&mut [0; 2048]).is_ok(),
+        "the first was not tried"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,8 +184,8 @@ async fn a_piece_that_is_lost_is_not_asked_for_and_comes_again_when_needed() {
     let shop = Shop::new(&image);
     let third = Node::new(&image, 3).await;
     let list = [&members[..], &[third.member()]].concat();
-    full.members(list.clone()).await.unwrap();
-    other.members(list.clone()).await.unwrap();
+    full.members(list.clone(), TOKEN).await.unwrap();
+    other.members(list.clone(), TOKEN).await.unwrap();
     let third = (third.join(third.shelf(&[]), Some(&shop), &list), third);
     let wants = async { tokio::join!(other.need(&[2]), third.0.need(&[2])) };
     assert_eq!(soon(wants).await, (Ok(()), Ok(())));
@@ -170,23 +222,6 @@ async fn who_leaves_is_not_asked_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_gives_no_more_than_its_cap() {
-    let image = Image::new(&[6]);
-    let shop = Shop::new(&image);
-    let (nodes, members) = nodes(&image, 2).await;
-    let mut capped = options(&members);
-    capped.config.upload_bytes_per_s = Some(0);
-    let full = nodes[0].join_as(nodes[0].shelf(&[0]), None, capped);
-    let other = nodes[1].join(nodes[1].shelf(&[]), Some(&shop), &members);
-    until(&other, |status| status.peers[0].linked).await;
-    soon(other.need(&image.all())).await.unwrap();
-    // a cap lets one piece pass at once
-    assert!(shop.given() >= 5, "{} pieces", shop.given());
-    let status = full.status().await.unwrap();
-    assert!(status_of(&status, members[1].key).traffic.sent < 2 * PIECE_BYTES);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
     let images = [Image::new(&[5]), Image::new(&[4])];
     let (gives, takes) = (
@@ -204,7 +239,7 @@ async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
             dirs.push(dir);
             shelf
         });
-        assert!(full.fill(0, &image.packs[0][..]).unwrap());
+        image.put(&full, dirs[dirs.len() - 2].path(), 0);
         let shop = Shop::new(image);
         let full = gives.join(Arc::new(full), None, &members);
         let empty = takes.join(Arc::new(empty), Some(&shop), &members);

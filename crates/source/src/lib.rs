@@ -37,9 +37,11 @@ mod packed;
 mod registry;
 mod wrap;
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_image::{Hash, Kind, Layout, Manifest, PackRef};
 
 pub use bucket::{Bucket, Listed, is_bucket, is_bucket_scheme};
 pub use directory::Directory;
@@ -146,4 +148,23 @@ pub trait Source: Send + Sync {
         let _ = image;
         false
     }
+
+    /// Returns what brings this image's packs here as files, if this source does: who stores the image need not pack it anew then.
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        let _ = image;
+        None
+    }
+}
+
+/// Brings packs of an image here whole.
+pub trait WholePacks: Send + Sync {
+    /// Returns the packs that hold the image. They may hold more.
+    fn packs(&self) -> &[PackRef];
+
+    /// Returns what is in one of them, in the order of the file.
+    fn items(&self, pack: &PackRef, request: &Request) -> Result<Vec<(Kind, Hash)>, SourceError>;
+
+    /// Brings one of them here. Returns its file, which is the source's: it may be given a second name, and nobody may change it.
+    /// Its bytes are as good as the source; what is in it is for the caller to verify.
+    fn bring(&self, pack: &PackRef, request: &Request) -> Result<PathBuf, SourceError>;
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use floe_image::{Hash, Kind, Layout};
+use floe_image::{Hash, Kind, Layout, PackRef};
 
 use crate::packed::{Deadline, PackBytes, Packed, check_count};
 use crate::{Request, Sink, SourceError};
@@ -51,6 +51,15 @@ impl<B: PackBytes> PackReader<B> {
         let mut given = HashSet::new();
         self.packed
             .read_of(&self.layout, wants, &clock, &mut given, sink)
+    }
+
+    /// Returns what is in a pack, in the order of the file. It may read the pack's index.
+    pub fn pack_items(
+        &self,
+        pack: &PackRef,
+        request: &Request,
+    ) -> Result<Vec<(Kind, Hash)>, SourceError> {
+        self.packed.pack_items(pack, request)
     }
 
     /// Returns where items lie: packs and ranges of them, in the order of the items, each range once. Items that are in no pack are left

@@ -339,7 +339,13 @@ impl<O: PackBytes> Packed<O> {
         slot: &IndexSlot,
         clock: &Deadline,
     ) -> Result<Arc<PackIndex>, SourceError> {
-        let mut here = slot.lock();
+        // whoever brings the index may have more time than this caller
+        let in_time = slot.try_lock_for(clock.request().deadline);
+        let mut here = in_time.ok_or_else(|| SourceError::Timeout {
+            at: self.objects.at().into(),
+            what: format!("the index of pack {}", pack.id.short()),
+            after: clock.request.deadline,
+        })?;
         if let Some(index) = &*here {
             return Ok(index.clone());
         }
@@ -352,7 +358,7 @@ impl<O: PackBytes> Packed<O> {
     }
 
     /// Returns a pack's index from the disk, or fetches it. It isn't kept in memory.
-    pub fn load_index(&self, pack: &PackRef, request: &Request) -> Result<PackIndex, SourceError> {
+    fn load_index(&self, pack: &PackRef, request: &Request) -> Result<PackIndex, SourceError> {
         let what = format!("the index of pack {}", pack.id.short());
         let kept = self
             .index_dir
@@ -379,6 +385,21 @@ impl<O: PackBytes> Packed<O> {
             }
         };
         Ok(index)
+    }
+
+    /// Returns the items of a pack, in the order of the file.
+    pub fn pack_items(
+        &self,
+        pack: &PackRef,
+        request: &Request,
+    ) -> Result<Vec<(Kind, Hash)>, SourceError> {
+        let index = self.load_index(pack, request)?;
+        let frames = (0..).zip(index.frames());
+        let items = frames.flat_map(|(number, frame)| {
+            let hashes = index.frame_hashes(number).iter();
+            hashes.map(|hash| (frame.kind, *hash))
+        });
+        Ok(items.collect())
     }
 
     pub fn invalid(&self, what: &str, reason: &dyn std::fmt::Display) -> SourceError {

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use tempfile::{NamedTempFile, TempPath};
@@ -54,6 +54,33 @@ pub fn replace_file(
         Durability::Durable => File::open(dir)?.sync_all(),
         Durability::Soon => Ok(()),
     }
+}
+
+/// Gives a file a second name in a directory, which is removed when this is dropped. On another file system, or on one where files have
+/// one name each, it is copied instead.
+pub fn second_name(file: &Path, dir: &Path) -> io::Result<TempPath> {
+    let linked = tempfile::Builder::new()
+        .prefix("new-")
+        .make_in(dir, |name| std::fs::hard_link(file, name));
+    match linked {
+        Ok(linked) => Ok(linked.into_temp_path()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(e),
+        Err(_) => {
+            let mut copy = NamedTempFile::new_in(dir)?;
+            io::copy(&mut File::open(file)?, copy.as_file_mut())?;
+            Ok(copy.into_temp_path())
+        }
+    }
+}
+
+/// Returns whether this file has this name.
+pub(crate) fn has_name(file: &File, name: &Path) -> io::Result<bool> {
+    let named = match std::fs::metadata(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        named => named?,
+    };
+    let file = file.metadata()?;
+    Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
 }
 
 /// Makes a temporary file in `tmp`, a directory that the caller keeps closed to others, with its final mode. The file is

@@ -30,7 +30,7 @@ pub mod private;
 mod repository;
 
 pub use cache::{Cache, CacheReport, CacheStats, Got, Pin, read_now};
-pub use durable::{Durability, replace_file};
+pub use durable::{Durability, replace_file, second_name};
 pub use error::StoreError;
 pub use ingest::{Ingest, IngestOptions, IngestProgress, IngestStats, next_data};
 pub use pool::{

@@ -3,6 +3,8 @@
 //!
 //! - [`policy`]: which peer is asked for which piece, and whom this host serves. A state machine: events and the time in,
 //!   actions out. The live engine and the lab's simulator drive the same code.
+//! - [`roster`]: who can be reached, and who is to be dialled when; [`seed`]: how many pieces the seed is asked for at a time. Both are
+//!   state machines too.
 //! - [`model`]: what a run may be expected to take, by the paper's equations 2 to 15.
 //!
 //! A *piece* is a range of a pack's bytes, known by its number. The *seed* has all of them: a hub, or any web server. A *peer* is a
@@ -13,3 +15,5 @@
 
 pub mod model;
 pub mod policy;
+pub mod roster;
+pub mod seed;

@@ -53,6 +53,8 @@ fn config() -> impl Strategy<Value = Config> {
     prop_oneof![
         Just(Config::ours()),
         Just(Config::p2p_p()),
+        Just(Config::p2p_p_first()),
+        Just(Config::ours().of_pieces(16 << 10)),
         Just(Config::p2p_d()),
         Just(Config::cs_p()),
         Just(Config::cs_d()),
@@ -183,7 +185,7 @@ impl Watch {
                 self.sending.remove(&(peer, *piece));
             }
             Happens::Miss(piece) => self.tell(Event::Miss(*piece)),
-            Happens::Window(list) => self.tell(Event::Window(list)),
+            Happens::Window(list) => self.tell(Event::Window(list, list)),
             Happens::Asked(peer, piece, demand) => {
                 let purpose = if *demand {
                     Purpose::Demand
@@ -261,7 +263,7 @@ fn among(
         policy.on_event(0, Event::Joined(PeerId(host + 1)), &mut out);
         policy.on_event(0, Event::Has(PeerId(host + 1), &everything), &mut out);
     }
-    policy.on_event(0, Event::Window(&everything), &mut out);
+    policy.on_event(0, Event::Window(&everything, &[]), &mut out);
     let mut left: Vec<PieceId> = wanted.iter().copied().collect();
     let (mut waits, mut arrived) = (None, BTreeSet::new());
     while now_us < 600_000_000 && arrived.len() < wanted.len() {
@@ -348,7 +350,7 @@ fn all_hosts_think_the_same_host_a_pieces_warden() {
         for other in &hosts {
             policy.on_event(0, Event::Joined(*other), &mut out);
         }
-        policy.on_event(0, Event::Window(&window), &mut out);
+        policy.on_event(0, Event::Window(&window, &[]), &mut out);
         policy.on_event(1, Event::Tick, &mut out);
         for (piece, _) in asked(&out).remove(&SEED).unwrap_or_default() {
             duties.entry(piece).or_default().push(*me);
@@ -448,36 +450,6 @@ fn a_host_that_floods_is_dropped_and_others_are_served() {
 }
 
 #[test]
-fn the_cap_holds_over_a_second() {
-    let config = Config {
-        upload_bytes_per_s: Some(10 << 20),
-        ..Config::ours()
-    };
-    let mut policy = Policy::new(config, ME, PIECES, 1);
-    let (mut out, mut sent) = (Vec::new(), 0u64);
-    (0..PIECES).for_each(|piece| policy.put(piece));
-    (1..=20).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
-    for now_ms in 0..1000u64 {
-        let (peer, piece) = (PeerId(now_ms % 20 + 1), (now_ms % 200) as u32);
-        policy.on_event(
-            now_ms * 1000,
-            Event::Asked(peer, piece, Purpose::Prefetch),
-            &mut out,
-        );
-        while let Some(position) = out.iter().position(|a| matches!(a, Action::Serve(..))) {
-            let Action::Serve(peer, piece, _) = out.swap_remove(position) else {
-                unreachable!("it was found as one");
-            };
-            sent += config.piece_bytes;
-            policy.on_event(now_ms * 1000, Event::Served(peer, piece), &mut out);
-        }
-        out.clear();
-    }
-    let (least, most) = (8 << 20, 12 << 20);
-    assert!((least..most).contains(&sent), "{sent} bytes in a second");
-}
-
-#[test]
 fn under_a_shared_cap_what_is_granted_is_sent_demands_first_and_no_more() {
     let config = Config::ours();
     let mut policy = Policy::new(config, ME, PIECES, 1);
@@ -541,6 +513,53 @@ fn wrong_bytes_cost_a_host_its_place_and_the_piece_comes_from_another() {
 }
 
 #[test]
+fn a_seed_that_sends_wrong_bytes_is_left_alone_longer_and_longer_and_another_is_asked() {
+    let config = Config::ours();
+    let mut policy = Policy::new(config, ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Miss(3), &mut out);
+    let (mut now_us, mut pauses) = (0, Vec::new());
+    for _ in 0..12 {
+        assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
+        out.clear();
+        let since_us = now_us;
+        policy.on_event(now_us, Event::Wrong(SEED, 3), &mut out);
+        while out.is_empty() {
+            now_us += 50_000;
+            policy.on_event(now_us, Event::Tick, &mut out);
+        }
+        pauses.push(now_us - since_us);
+    }
+    let doubled = pauses.windows(2).all(|pair| pair[1] >= pair[0]);
+    assert!(doubled && pauses[0] <= 2 * config.refused_us, "{pauses:?}");
+    assert!((60_000_000..61_000_000).contains(&pauses[11]), "{pauses:?}");
+    // another one is asked meanwhile, and so it is where one fails
+    let other = PeerId(9998);
+    policy.on_event(now_us, Event::Seed(other), &mut out);
+    out.clear();
+    policy.on_event(now_us, Event::Wrong(SEED, 3), &mut out);
+    assert_eq!(out, [Action::Ask(other, 3, Purpose::Demand)]);
+    policy.on_event(now_us, Event::Arrived(other, 3), &mut out);
+    now_us += 120_000_000;
+    policy.on_event(now_us, Event::Miss(4), &mut out);
+    out.clear();
+    policy.on_event(now_us, Event::Failed(SEED, 4), &mut out);
+    assert_eq!(out, [Action::Ask(other, 4, Purpose::Demand)]);
+    // what is right makes good for what was wrong
+    policy.on_event(now_us, Event::Arrived(other, 4), &mut out);
+    now_us += config.refused_us;
+    policy.on_event(now_us, Event::Miss(5), &mut out);
+    policy.on_event(now_us, Event::Arrived(SEED, 5), &mut out);
+    policy.on_event(now_us, Event::Left(other), &mut out);
+    policy.on_event(now_us, Event::Miss(6), &mut out);
+    policy.on_event(now_us, Event::Wrong(SEED, 6), &mut out);
+    out.clear();
+    policy.on_event(now_us + 2 * config.refused_us, Event::Tick, &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 6, Purpose::Demand)]);
+}
+
+#[test]
 fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
     let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
     let mut out = Vec::new();
@@ -558,12 +577,49 @@ fn the_window_grows_with_the_swarm_and_shrinks_where_nothing_is_predicted() {
 }
 
 #[test]
+fn the_window_is_in_order_where_the_link_just_suffices() {
+    let (config, pieces) = (Config::ours(), 2000);
+    let mut policy = Policy::new(config, ME, pieces, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    (1..200).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
+    let all: Vec<PieceId> = (0..pieces).collect();
+    policy.on_event(0, Event::Window(&all, &[]), &mut out);
+    let many = policy.window();
+    assert!(many > config.window_min);
+    // 20 pieces come in a second
+    let mut now_us = 0;
+    for piece in 0..100 {
+        now_us += 50_000;
+        out.clear();
+        policy.on_event(now_us, Event::Miss(piece), &mut out);
+        let asked = out.iter().find_map(|action| match action {
+            Action::Ask(peer, of, Purpose::Demand) if *of == piece => Some(*peer),
+            _ => None,
+        });
+        policy.on_event(now_us, Event::Arrived(asked.unwrap(), piece), &mut out);
+    }
+    let mut window = |each_ms: u32| {
+        let due_ms: Vec<u32> = (1..=pieces).map(|number| number * each_ms).collect();
+        policy.on_event(now_us, Event::Window(&all, &due_ms), &mut out);
+        policy.on_event(now_us, Event::Tick, &mut out);
+        policy.window()
+    };
+    assert_eq!(window(10), many, "far too many are due");
+    assert_eq!(window(55), config.window_min, "18 in a second");
+    assert_eq!(window(500), many, "any order will do");
+    policy.on_event(now_us, Event::Window(&all, &[]), &mut out);
+    policy.on_event(now_us, Event::Tick, &mut out);
+    assert_eq!(policy.window(), many, "nobody knows");
+}
+
+#[test]
 fn a_piece_that_is_lost_is_asked_for_again_where_it_is_wanted() {
     let mut policy = Policy::new(Config::p2p_p(), ME, PIECES, 1);
     let mut out = Vec::new();
     [3, 4].into_iter().for_each(|piece| policy.put(piece));
     policy.on_event(0, Event::Seed(SEED), &mut out);
-    policy.on_event(0, Event::Window(&[3]), &mut out);
+    policy.on_event(0, Event::Window(&[3], &[]), &mut out);
     [3, 4, 9].into_iter().for_each(|piece| policy.lose(piece));
     assert!(out.is_empty() && !policy.has(3) && !policy.has(4));
     policy.on_event(1, Event::Tick, &mut out);
@@ -571,4 +627,45 @@ fn a_piece_that_is_lost_is_asked_for_again_where_it_is_wanted() {
     out.clear();
     policy.on_event(2, Event::Miss(4), &mut out);
     assert_eq!(out, [Action::Ask(SEED, 4, Purpose::Demand)]);
+}
+
+#[test]
+fn nothing_is_asked_ahead_while_a_machine_catches_up_if_the_policy_is_so() {
+    let window: Vec<PieceId> = (0..50).collect();
+    let prefetches = |config: Config, at_us: u64| {
+        let mut policy = Policy::new(config, ME, PIECES, 1);
+        let mut out = Vec::new();
+        policy.on_event(0, Event::Seed(SEED), &mut out);
+        policy.on_event(1_000, Event::Miss(150), &mut out);
+        policy.on_event(2_000, Event::Window(&window, &[]), &mut out);
+        if at_us > 5_000 {
+            policy.on_event(5_000, Event::Arrived(SEED, 150), &mut out);
+            policy.on_event(at_us, Event::Tick, &mut out);
+        }
+        let ahead = |action: &&Action| matches!(action, Action::Ask(_, _, Purpose::Prefetch));
+        out.iter().filter(ahead).count()
+    };
+    // it waits for 4 ms, and must go on for as long
+    let quiet = Config::p2p_p();
+    assert_eq!((prefetches(quiet, 0), prefetches(quiet, 8_999)), (0, 0));
+    assert!(prefetches(quiet, 9_000) > 0);
+    assert!(prefetches(Config::p2p_p_first(), 0) > 0);
+    assert!(prefetches(Config::ours(), 0) > 0);
+}
+
+#[test]
+fn smaller_pieces_are_as_many_bytes_ahead() {
+    for config in [Config::ours(), Config::p2p_p()] {
+        let small = config.of_pieces(16 << 10);
+        let bytes = |config: &Config, pieces: usize| pieces as u64 * config.piece_bytes;
+        assert_eq!(
+            bytes(&small, small.window_max),
+            bytes(&config, config.window_max)
+        );
+        assert_eq!(
+            bytes(&small, small.prefetch_max),
+            bytes(&config, config.prefetch_max)
+        );
+        assert_eq!(small.of_pieces(config.piece_bytes), config);
+    }
 }

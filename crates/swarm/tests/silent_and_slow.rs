@@ -70,7 +70,7 @@ fn what_only_a_silent_host_has_is_fetched_ahead_all_the_same() {
         let half: Vec<PieceId> = (0..PIECES / 2).collect();
         policy.on_event(0, Event::Has(PeerId(peer), &half), &mut out);
     }
-    policy.on_event(0, Event::Window(&everything), &mut out);
+    policy.on_event(0, Event::Window(&everything, &[]), &mut out);
     let (mut now_us, mut left) = (0, PIECES);
     while left > 0 {
         for action in std::mem::take(&mut out) {

@@ -115,12 +115,18 @@ fn listing(images: &[ImageEntry]) -> String {
         ]
     };
     let rows: Vec<_> = images.iter().map(row).collect();
-    table(
+    let mut text = table(
         &[
             "NAME", "ID", "OWNER", "READABLE", ">CONTENT", ">STORED", ">PUSHED",
         ],
         &rows,
-    )
+    );
+    for image in images.iter().filter(|image| image.damaged) {
+        let name = image.names.first().cloned();
+        let name = name.unwrap_or_else(|| short(&image.id));
+        text += &format!("{name} is damaged on the hub: push it again from where it is whole\n");
+    }
+    text
 }
 
 /// What a removal takes away.

@@ -23,7 +23,8 @@ Example: give an image to all who run it, and end that
   floe swarm leave https://hub.example/team/web
 
 Nodes that run the same image of a hub find each other by that hub, and bring each other its pieces over UDP; the hub sends what none
-of them has. Only who may read an image on its hub can take part.")]
+of them has. Only who may read an image on its hub can take part. By themselves those find each other whose tokens are of one user; with
+--swarm, or seeding, a node meets other users' nodes that do the same.")]
 pub enum Swarm {
     /// Show the swarms that this node is in
     #[command(after_help = "Example:\n  floe swarm status")]
@@ -71,8 +72,9 @@ impl Use {
 /// What `floe run` is told of it.
 #[derive(Debug, Args)]
 pub(super) struct SwarmRunArgs {
-    /// Bring the image's pieces here from other nodes, too, and give them to others: always (--swarm), once another node of the same
-    /// hub runs the image (--swarm=auto), or never (--swarm=off); by default as the node was told
+    /// Bring the image's pieces here from other nodes, too, and give them to others: always, and with other users' nodes that do the same
+    /// (--swarm), once another node runs the image whose token is of the same user (--swarm=auto), or never (--swarm=off); by default as
+    /// the node was told
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
     swarm: Option<Use>,
 }
@@ -84,18 +86,28 @@ impl SwarmRunArgs {
     }
 }
 
+/// Parses a cap of what goes to others: a piece a second at least, or whoever asked for one would wait for nothing.
+fn upload(text: &str) -> Result<u64, String> {
+    match args::size(text)? {
+        less if less < floe_node::SWARM_UPLOAD_MIN => Err(
+            "at least 64K, a piece a second; a node that is to give nothing takes no part: --swarm off".into(),
+        ),
+        enough => Ok(enough),
+    }
+}
+
 /// What `floe node` and `floe up` are told of it.
 #[derive(Debug, Args)]
 pub(super) struct SwarmNodeArgs {
-    /// Bring images' pieces here from other nodes, too, and give them to others: once another node of the same hub runs the same
-    /// image (auto), always (on), or never (off)
+    /// Bring images' pieces here from other nodes, too, and give them to others: once another node runs the same image whose token is
+    /// of the same user (auto), always, and with other users' nodes that do the same (on), or never (off)
     #[arg(long, value_enum, num_args = 0..=1, default_value = "auto", default_missing_value = "on", value_name = "WHEN")]
     swarm: Use,
     /// UDP address and port for that; by default all addresses of this host, at a free port that is kept
     #[arg(long, value_name = "ADDRESS")]
     swarm_listen: Option<SocketAddr>,
-    /// Most bytes a second that go to other nodes, such as 20M; by default all that the link carries
-    #[arg(long, value_parser = args::size, value_name = "SIZE")]
+    /// Most bytes a second that go to other nodes, such as 20M, at least 64K; by default all that the link carries
+    #[arg(long, value_parser = upload, value_name = "SIZE")]
     swarm_upload: Option<u64>,
 }
 
@@ -152,8 +164,8 @@ impl Swarm {
 
 fn status(report: &SwarmReport) -> String {
     let usage = match report.usage {
-        SwarmUse::Auto => "as soon as another node runs the same image (auto)",
-        SwarmUse::On => "always (on)",
+        SwarmUse::Auto => "as soon as another node of the same user runs the same image (auto)",
+        SwarmUse::On => "always, and with other users' nodes that do the same (on)",
         SwarmUse::Off => "never, unless a machine was started with --swarm (off)",
     };
     let mut pairs = vec![("machines take part", usage.to_owned())];
@@ -183,7 +195,7 @@ fn status(report: &SwarmReport) -> String {
         .iter()
         .filter(|swarm| !swarm.trouble.is_empty())
     {
-        text += &format!("{}: not used now: {}\n", short(&swarm.image), swarm.trouble);
+        text += &format!("{}: {}\n", short(&swarm.image), swarm.trouble);
     }
     text
 }
@@ -254,6 +266,19 @@ fn peers(report: &SwarmReport) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_node_that_takes_part_gives_a_piece_a_second_at_least() {
+        assert_eq!(upload("64K"), Ok(64 << 10));
+        assert_eq!(upload("20M"), Ok(20 << 20));
+        for little in ["0", "65535", "63.9K"] {
+            assert!(
+                upload(little).unwrap_err().contains("--swarm off"),
+                "{little}"
+            );
+        }
+        assert!(upload("much").is_err());
+    }
+
     fn report() -> SwarmReport {
         let peer = |key: &str, linked, dropped: Option<&str>| SwarmPeer {
             key: key.repeat(32),
@@ -296,7 +321,7 @@ mod tests {
             "1 of 2 linked",
             "others and the hub",
             "0.0.0.0:4433",
-            "not used now: the disk is full",
+            "abababababab: the disk is full",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

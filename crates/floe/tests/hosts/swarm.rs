@@ -4,17 +4,24 @@ use crate::support::command::code;
 use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
 use floe_api::*;
 use floe_hub::{HubHandle, HubOptions};
+use floe_image::Hash;
+use floe_node::transfer::{Cancel, HubClient};
 use std::{
+    collections::BTreeSet,
     fs,
     io::{Read, Seek, SeekFrom, Write},
-    os::unix::net::UnixStream,
-    path::Path,
+    net::UdpSocket,
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
 /// Size of the guest's disk in MiB: after the first, random bytes, which nothing makes smaller.
 const DISK_MIB: u64 = 16;
+
+/// The MD5 sum of 4 MiB of zeros.
+const ZEROS_4_MIB: &str = "b5cfa9d6c8febd618f91ac2843d50a1c";
 
 /// A hub with a private image on it: the tiny guest, with a disk full of random bytes.
 struct World {
@@ -70,6 +77,10 @@ impl World {
     fn without_hub(mut self) -> World {
         self.hub.take().unwrap().shutdown();
         self
+    }
+
+    fn client(&self, token: Option<&str>) -> HubClient {
+        HubClient::new(&self.url, token, None, &Cancel::default()).unwrap()
     }
 
     fn address(&self) -> String {
@@ -171,6 +182,65 @@ fn shelves(home: &Path) -> usize {
     dirs.count()
 }
 
+/// All files below directories.
+fn files_below(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let (mut dirs, mut files) = (dirs.to_vec(), Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false => files.push(path),
+            }
+        }
+    }
+    files
+}
+
+/// What these directories of a node take on the disk, a file of several names once.
+fn disk_bytes(node: &TestNode, dirs: &[&str]) -> u64 {
+    let dirs: Vec<PathBuf> = dirs.iter().map(|dir| node.home().join(dir)).collect();
+    let mut seen = BTreeSet::new();
+    let files = files_below(&dirs).into_iter();
+    let each = files.map(|file| file.metadata().unwrap());
+    let once = each.filter(|file| seen.insert((file.dev(), file.ino())));
+    once.map(|file| file.blocks() * 512).sum()
+}
+
+/// The names of the packs in a node's repository.
+fn packs(node: &TestNode) -> BTreeSet<String> {
+    let files = files_below(&[node.home().join("repo/packs")]);
+    let name = |file: &PathBuf| file.file_name().unwrap().to_str().unwrap().to_owned();
+    files.iter().map(name).collect()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn an_image_that_came_by_a_swarm_or_is_given_to_one_lies_once_on_the_disk() {
+    let world = World::new(true);
+    let seeds = || {
+        let info = swarm(&world.maker);
+        info.is_some_and(|info| info.pieces > 0 && info.pieces_here == info.pieces)
+    };
+    eventually("all pieces", seeds);
+    let image = disk_bytes(&world.maker, &["repo"]);
+    let given = disk_bytes(&world.maker, &["repo", "swarm"]);
+    assert!(given < image + image / 20, "{image} {given}");
+
+    let node = told(&["--swarm"]);
+    world.boot(&node, "one", None);
+    becomes_linked(&node, &world.maker);
+    let whole = ["independent", "one", "--rate", "100M", "--wait"];
+    code(&node, 0, &whole);
+    // the packs are those that came, and none was made here
+    assert!(packs(&node).is_subset(&packs(&world.maker)));
+    eventually("the end of it", || shelves(node.home()) == 0);
+    let came = disk_bytes(&node, &["repo", "swarm"]);
+    assert!(came < image + image / 20, "{image} {came}");
+    let world = world.without_hub();
+    world.reads(&node, "one", 0, DISK_MIB);
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
@@ -178,9 +248,16 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     let first = TestNode::start();
     world.boot(&first, "one", Some(SwarmUse::On));
     world.reads(&first, "one", 0, DISK_MIB);
+    // what its guest stood still for came as chunks; once it is quiet, it comes as pieces, for others
+    eventually("pieces of all of it", || {
+        swarm(&first).is_some_and(|swarm| swarm.hub_bytes > (DISK_MIB - 1) << 20)
+    });
     let info = swarm(&first).unwrap();
     assert_eq!((info.received_bytes, info.way), (0, SwarmWay::Hub));
-    assert!(info.hub_bytes > (DISK_MIB - 1) << 20, "{info:?}");
+    // what its guest writes is its own: others get what the image has there
+    let zeros = "dd if=/dev/zero of=/dev/vda bs=1048576 seek=4 count=4 && sync && ";
+    let reads = "dd if=/dev/vda bs=1048576 skip=4 count=4 | md5sum";
+    first.type_and_wait("one", &format!("{zeros}{reads}"), ZEROS_4_MIB);
 
     // a second one takes part by itself, and needs the hub for little but the beginning
     let second = TestNode::start();
@@ -258,13 +335,13 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        open: false,
     };
-    let image: floe_image::Hash = again.image.parse().unwrap();
+    let image: Hash = again.image.parse().unwrap();
     let tokens = [Some(&bob), None, Some(&world.token)];
     let asked = tokens.map(|token| {
-        let (cancel, token) = (Default::default(), token.map(String::as_str));
-        let hub = floe_node::transfer::HubClient::new(&world.url, token, None, &cancel);
-        hub.unwrap().join_swarm(&image, &me)
+        let hub = world.client(token.map(String::as_str));
+        hub.join_swarm(&image, &me)
     });
     let [strangers, nobodys, anns] = asked;
     for refused in [strangers, nobodys] {
@@ -331,7 +408,9 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
         "{before:?} {after:?}"
     );
 
-    // what the guest touched makes a model, and the next machine's pieces are predicted by it
+    // what the guest touched makes a model, and the pieces of a machine that runs already are predicted by it
+    node.run(&world.request("stays", None));
+    assert!(!node.log().contains("predicted"));
     node.client().remove_machine("one", true).unwrap();
     let model = || world.dir.path().join(format!("traces/{}/ann", after.image));
     eventually("a model", || {
@@ -339,7 +418,6 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
         let mut paths = files.map(|file| file.path());
         paths.any(|path| path.extension().is_some_and(|e| e == "model"))
     });
-    node.run(&world.request("again", None));
     eventually("a prediction", || node.log().contains("predicted"));
 
     code(&world.maker, 0, &["swarm", "leave", "web"]);
@@ -391,4 +469,109 @@ fn a_captured_machine_that_goes_on_elsewhere_takes_its_memory_from_others_too() 
         last.received_bytes > 4 << 20 && last.received_bytes > from_hub,
         "{from_hub} {last:?}"
     );
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn who_may_read_no_longer_is_shown_out_and_who_comes_later_finds_the_others() {
+    let world = World::new(false);
+    let anns = told(&["--swarm"]);
+    world.boot(&anns, "ann", None);
+    eventually("a swarm", || swarm(&anns).is_some());
+    let image: Hash = swarm(&anns).unwrap().image.parse().unwrap();
+    let hub = world.client(Some(&world.token));
+    hub.set_visibility(&image, true).unwrap();
+    let bobs = told(&["--swarm"]);
+    bobs.run(&RunRequest {
+        image: format!("{}/ann/web", world.url),
+        token: Some(floe_hub::create_token(world.dir.path(), "bob").unwrap()),
+        ..world.request("bob", None)
+    });
+    becomes_linked(&anns, &bobs);
+
+    hub.set_visibility(&image, false).unwrap();
+    eventually("the end of the link", || {
+        linked(&anns).is_empty() && linked(&bobs).is_empty()
+    });
+    eventually("it is told why", || {
+        let told = swarm(&bobs).map(|swarm| swarm.trouble);
+        told.is_some_and(|why| why.contains("there is no image"))
+    });
+    // what members show each other is another thing by now
+    let late = told(&["--swarm"]);
+    world.boot(&late, "late", None);
+    becomes_linked(&anns, &late);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
+    let world = World::new(false);
+    let node = told(&["--swarm"]);
+    world.boot(&node, "one", None);
+    eventually("a swarm", || swarm(&node).is_some());
+    let image: Hash = swarm(&node).unwrap().image.parse().unwrap();
+    // a member whose host's packets are dropped on the way
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let other = SwarmJoin {
+        key: "0b".repeat(32),
+        addresses: vec![silent.local_addr().unwrap().to_string()],
+        content: None,
+        open: false,
+    };
+    let hub = world.client(Some(&world.token));
+    let mut looks = 0;
+    eventually("it is told", || {
+        if looks % 200 == 0 {
+            // or it is off the list
+            hub.join_swarm(&image, &other).unwrap();
+        }
+        looks += 1;
+        swarm(&node).is_some_and(|swarm| swarm.trouble.contains("answers over UDP"))
+    });
+    assert_eq!(swarm(&node).unwrap().way, SwarmWay::Hub);
+    let shown = code(&node, 0, &["swarm", "status"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("answers over UDP"));
+    world.reads(&node, "one", 0, 4);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_node_that_was_not_told_to_meets_its_own_users_nodes_only() {
+    let world = World::new(false);
+    let anns = TestNode::start();
+    world.boot(&anns, "ann", None);
+    eventually("a swarm", || swarm(&anns).is_some());
+    let image: Hash = swarm(&anns).unwrap().image.parse().unwrap();
+    world
+        .client(Some(&world.token))
+        .set_visibility(&image, true)
+        .unwrap();
+    let ran = |node: &TestNode, name: &str, token: Option<&String>| {
+        node.run(&RunRequest {
+            image: format!("{}/ann/web", world.url),
+            token: token.cloned(),
+            ..world.request(name, None)
+        });
+    };
+    let bob = floe_hub::create_token(world.dir.path(), "bob").unwrap();
+    let (bobs, nobodys, other) = (TestNode::start(), TestNode::start(), TestNode::start());
+    ran(&bobs, "bob", Some(&bob));
+    ran(&nobodys, "nobody", None);
+    // once those two have met, the hub has told all of them what it tells
+    ran(&other, "other", Some(&world.token));
+    becomes_linked(&anns, &other);
+    eventually("an answer to bob", || {
+        key(&bobs).is_some() && swarm(&bobs).is_some()
+    });
+    assert_eq!(swarm(&bobs).unwrap().peers, []);
+    assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
+    // who shows no token is not known to be anybody's, and does not even ask
+    assert_eq!((key(&nobodys), swarm(&nobodys)), (None, None));
+    // bob says so, and ann does not
+    let asks = told(&["--swarm"]);
+    ran(&asks, "asks", Some(&bob));
+    becomes_linked(&asks, &bobs);
+    assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
+    assert_eq!(swarm(&asks).unwrap().peers.len(), 1);
 }

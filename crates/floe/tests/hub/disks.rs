@@ -2,7 +2,6 @@
 
 use crate::support::*;
 use floe_hub::{HubOptions, Tls};
-use std::path::Path;
 
 #[test]
 fn a_second_hub_on_a_directory_touches_nothing_and_says_who_has_it() {
@@ -38,20 +37,6 @@ fn a_second_hub_on_a_directory_touches_nothing_and_says_who_has_it() {
     world.hub.shutdown();
     floe_hub::serve(options(&dir)).unwrap();
     assert!(!litter.exists());
-}
-
-/// Damages the stored pack, leaving its index whole, as a rotten disk would.
-fn spoil(dir: &Path, pack: &floe_image::Hash) -> std::path::PathBuf {
-    let path = dir
-        .join("repo/packs")
-        .join(&pack.to_string()[..2])
-        .join(format!("{pack}.pack"));
-    let mut bytes = std::fs::read(&path).unwrap();
-    for byte in &mut bytes[40..200] {
-        *byte ^= 0x5a;
-    }
-    std::fs::write(&path, bytes).unwrap();
-    path
 }
 
 #[test]

@@ -350,3 +350,17 @@ pub fn walk(dir: &Path) -> Vec<std::path::PathBuf> {
         })
         .collect()
 }
+
+/// Damages the stored pack, leaving its index whole, as a rotten disk would.
+pub fn spoil(dir: &Path, pack: &floe_image::Hash) -> std::path::PathBuf {
+    let path = dir
+        .join("repo/packs")
+        .join(&pack.to_string()[..2])
+        .join(format!("{pack}.pack"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    for byte in &mut bytes[40..200] {
+        *byte ^= 0x5a;
+    }
+    std::fs::write(&path, bytes).unwrap();
+    path
+}

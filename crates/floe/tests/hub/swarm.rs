@@ -17,6 +17,7 @@ fn wish(n: u8) -> SwarmJoin {
         key: key(n),
         addresses: vec![format!("0.0.0.0:{}", 7000 + u16::from(n))],
         content: None,
+        open: true,
     }
 }
 
@@ -132,6 +133,33 @@ fn readers_of_an_image_learn_of_each_other_and_strangers_of_nothing() {
             nothing.text().replace(&Hash([9; 32]).to_string(), "ID")
         );
     }
+}
+
+#[test]
+fn users_nodes_are_told_to_other_users_only_if_both_want_that() {
+    let world = world();
+    let id = some_image(&world, true);
+    let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
+    let closed = |n: u8| SwarmJoin {
+        open: false,
+        ..wish(n)
+    };
+    join(&world, &id, ann, &closed(1));
+    join(&world, &id, bob, &wish(2));
+    // what a node says that leaves it out is what one says that does not want it
+    let text = serde_json::to_string(&closed(3)).unwrap();
+    assert!(!text.contains("open"), "{text}");
+    assert_eq!(keys(&join(&world, &id, ann, &closed(3))), [key(1), key(3)]);
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(2)]);
+    assert!(keys(&join(&world, &id, None, &closed(4))).is_empty());
+    // by itself a node meets its own user's, and others once its user says so
+    assert_eq!(
+        keys(&join(&world, &id, ann, &wish(1))),
+        [key(1), key(2), key(3)]
+    );
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(1), key(2)]);
+    assert_eq!(keys(&join(&world, &id, ann, &closed(1))), [key(1), key(3)]);
+    assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(2)]);
 }
 
 #[test]
@@ -276,6 +304,61 @@ fn pieces_of_the_hub_prove_themselves_and_damaged_trees_are_made_anew() {
         (0..membership.packs.len()).for_each(check);
         assert!(std::fs::read(&files[0]).unwrap() == whole[0]);
     }
+}
+
+#[test]
+fn a_layout_names_the_roots_of_its_packs_once_a_swarm_has_asked_for_them() {
+    let world = world();
+    let id = some_image(&world, false);
+    let ann = Some(&*world.ann);
+    let roots = || {
+        let layout = world.get(&format!("/v1/images/{id}/layout"), ann).body;
+        let packs = Layout::decode(&layout).unwrap().packs.into_iter();
+        let roots = packs.map(|pack| pack.root.map(|root| root.to_string()));
+        roots.collect::<Vec<_>>()
+    };
+    assert!(roots().iter().all(Option::is_none));
+    let membership = join(&world, &id, ann, &wish(1));
+    let named = membership.packs.into_iter().map(|pack| Some(pack.root));
+    assert_eq!(roots(), named.collect::<Vec<_>>());
+}
+
+#[test]
+fn whoever_doubts_a_pack_has_the_hub_look_and_the_list_says_what_it_found() {
+    let world = world();
+    let id = some_image(&world, true);
+    let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
+    let membership = join(&world, &id, ann, &wish(1));
+    let pack = &membership.packs[0].id;
+    let doubt = |pack: &str, token: Option<&str>| {
+        let path = format!("/v1/packs/{pack}/damaged");
+        world.ask("POST", &path, token, Some(b""))
+    };
+    let listed = || {
+        let list = world.get("/v1/images", bob).json();
+        list["images"][0]["damaged"] == true
+    };
+    // nobody's word is enough, and nobody has the hub look again and again
+    let lie = doubt(pack, ann);
+    assert_eq!((lie.status, &lie.json()["damaged"]), (200, &false.into()));
+    assert_eq!(doubt(pack, ann).code(), "busy");
+    assert_eq!(doubt(&key(9), bob).status, 404);
+    assert_eq!(doubt("nonsense", bob).code(), "bad-request");
+    assert!(!listed());
+    spoil(&world.hub_dir(), &pack.parse().unwrap());
+    let right = doubt(pack, bob);
+    assert_eq!(
+        (right.status, &right.json()["damaged"]),
+        (200, &true.into())
+    );
+    assert!(listed());
+    // with a private image's packs strangers have nothing to do
+    let secret = image(&world.repository, &(900..1000).collect::<Vec<_>>());
+    world.push(&secret, "secret", false).unwrap();
+    let private = join(&world, &secret, ann, &wish(1));
+    assert_eq!(doubt(&private.packs[0].id, None).status, 404);
+    world.push(&id, "desktop", true).unwrap();
+    assert!(!listed());
 }
 
 #[test]

@@ -35,6 +35,8 @@ const ADDRESS_MAX: usize = 512;
 #[derive(Clone, Debug)]
 struct Member {
     party: Party,
+    /// Whether it may be told of to other users.
+    open: bool,
     addresses: Vec<SocketAddr>,
     expires: Duration,
 }
@@ -46,6 +48,15 @@ struct Swarm {
     changed: Duration,
     /// Nobody's time is over before.
     first_expires: Duration,
+}
+
+/// Somebody who takes part, or wants to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Who<'a> {
+    pub key: Key,
+    pub party: &'a Party,
+    /// Whether it meets other users' members that are open, too.
+    pub open: bool,
 }
 
 /// Why somebody is not taken onto a list.
@@ -85,7 +96,7 @@ impl Members {
         now: Duration,
         image: Hash,
         content: Content,
-        (key, party): (Key, &Party),
+        Who { key, party, open }: Who<'_>,
         addresses: Vec<SocketAddr>,
     ) -> Result<(), Refused> {
         self.sweep(now, image);
@@ -105,13 +116,15 @@ impl Members {
         let swarm = self.swarms.entry((image, content)).or_default();
         let member = Member {
             party: party.clone(),
+            open,
             addresses,
             expires: now + life(swarm.members.len()),
         };
         let addresses = member.addresses.clone();
         swarm.first_expires = swarm.first_expires.min(member.expires);
         let before = swarm.members.insert(key, member);
-        if before.as_ref().map(|before| &before.addresses) != Some(&addresses) {
+        let same = |before: &Member| before.addresses == addresses && before.open == open;
+        if !before.as_ref().is_some_and(same) {
             swarm.changed = now;
         }
         if before.is_none() {
@@ -163,12 +176,13 @@ impl Members {
         }
     }
 
-    /// Returns the list of a swarm: those members whose party `may` be on it.
+    /// Returns the list of a swarm as `who` is told it: those members that it may meet, and whose party `may` be on it.
     pub fn list<'a>(
         &'a self,
         now: Duration,
         image: Hash,
         content: Content,
+        who: Who<'_>,
         may: impl Fn(&Party) -> bool,
     ) -> List {
         let swarm = self.swarms.get(&(image, content));
@@ -176,7 +190,7 @@ impl Members {
         let mut may = |party: &'a Party| *known.entry(party).or_insert_with(|| may(party));
         let members = swarm.into_iter().flat_map(|swarm| &swarm.members);
         let members: Vec<(Key, Vec<SocketAddr>)> = members
-            .filter(|(_, member)| member.expires > now && may(&member.party))
+            .filter(|(_, member)| member.expires > now && meets(who, member) && may(&member.party))
             .map(|(key, member)| (*key, member.addresses.clone()))
             .collect();
         let news = swarm.is_some_and(|swarm| now < swarm.changed + NEWS);
@@ -258,6 +272,13 @@ impl Members {
     }
 }
 
+/// Whether somebody is told of a member. Users' hosts know each other; whoever else learns that one runs an image, and at which address, is
+/// somebody whom its user lets know.
+fn meets(who: Who<'_>, member: &Member) -> bool {
+    let own = *who.party == member.party && who.party.is_user();
+    own || who.open && member.open
+}
+
 /// Returns how long a member of a swarm of so many stays on the list without a word: it may miss three times to ask.
 fn life(members: usize) -> Duration {
     LIFE.max(EACH * members as u32 * 4)
@@ -292,14 +313,27 @@ mod tests {
         vec![([10, 0, 0, 1], port).into()]
     }
 
+    fn who(n: u32, party: &Party) -> Who<'_> {
+        Who {
+            key: key(n),
+            party,
+            open: true,
+        }
+    }
+
     impl Members {
         fn enter(&mut self, now: Duration, n: u32, party: &Party) -> Result<(), Refused> {
-            self.join(now, IMAGE, CONTENT, (key(n), party), at(7))
+            self.join(now, IMAGE, CONTENT, who(n, party), at(7))
+        }
+
+        /// The list that everybody is told who is open.
+        fn open_list(&self, now: Duration) -> List {
+            self.list(now, IMAGE, CONTENT, who(99, &stranger(99)), |_| true)
         }
 
         fn keys(&self, now: Duration) -> Vec<Key> {
-            let list = self.list(now, IMAGE, CONTENT, |_| true);
-            list.members.into_iter().map(|(key, _)| key).collect()
+            let members = self.open_list(now).members;
+            members.into_iter().map(|(key, _)| key).collect()
         }
 
         fn assert_counted(&self) {
@@ -327,7 +361,7 @@ mod tests {
         assert_eq!(members.keys(s(46)), [key(1), key(2)]);
         // with nobody left there is no swarm
         members
-            .join(s(200), Hash([9; 32]), CONTENT, (key(9), &ann), at(1))
+            .join(s(200), Hash([9; 32]), CONTENT, who(9, &ann), at(1))
             .unwrap();
         assert_eq!(members.swarms.len(), 1);
         members.assert_counted();
@@ -336,13 +370,13 @@ mod tests {
     #[test]
     fn members_ask_soon_while_others_come_and_go_and_seldom_otherwise() {
         let mut members = Members::default();
-        let ask = |members: &Members, now| members.list(s(now), IMAGE, CONTENT, |_| true).ask_again;
+        let ask = |members: &Members, now| members.open_list(s(now)).ask_again;
         members.enter(s(0), 1, &user("ann")).unwrap();
         assert_eq!(ask(&members, 14), SOON);
         members.enter(s(20), 1, &user("ann")).unwrap();
         assert_eq!(ask(&members, 20), SELDOM);
         // another address is news, and so is who comes and who goes
-        let moved = members.join(s(30), IMAGE, CONTENT, (key(1), &user("ann")), at(8));
+        let moved = members.join(s(30), IMAGE, CONTENT, who(1, &user("ann")), at(8));
         assert_eq!(
             (moved, ask(&members, 30), ask(&members, 45)),
             (Ok(()), SOON, SELDOM)
@@ -358,7 +392,7 @@ mod tests {
         for n in 0..1000 {
             members.enter(s(70), n, &user("ann")).unwrap();
         }
-        let list = members.list(s(70), IMAGE, CONTENT, |_| true);
+        let list = members.open_list(s(70));
         assert!(list.ask_again >= s(10) && list.expires_after > 3 * list.ask_again);
     }
 
@@ -385,10 +419,10 @@ mod tests {
         let (mut members, ann) = (Members::default(), user("ann"));
         members.enter(s(0), 1, &ann).unwrap();
         members
-            .join(s(1), IMAGE, [3; 32], (key(1), &ann), at(7))
+            .join(s(1), IMAGE, [3; 32], who(1, &ann), at(7))
             .unwrap();
         assert!(members.keys(s(1)).is_empty());
-        let list = members.list(s(1), IMAGE, [3; 32], |_| true);
+        let list = members.list(s(1), IMAGE, [3; 32], who(1, &ann), |_| true);
         assert_eq!(list.members, [(key(1), at(7))]);
         members.assert_counted();
     }
@@ -399,9 +433,57 @@ mod tests {
         for (n, name) in ["ann", "bob", "ann"].iter().enumerate() {
             members.enter(s(0), n as u32, &user(name)).unwrap();
         }
-        let list = members.list(s(0), IMAGE, CONTENT, |party| *party == user("ann"));
+        let (ann, may) = (user("ann"), |party: &Party| *party == user("ann"));
+        let list = members.list(s(0), IMAGE, CONTENT, who(0, &ann), may);
         let keys: Vec<Key> = list.members.into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, [key(0), key(2)]);
+    }
+
+    #[test]
+    fn users_meet_their_own_and_others_only_if_both_are_open() {
+        let mut members = Members::default();
+        let (ann, bob, nobody) = (user("ann"), user("bob"), stranger(1));
+        let closed = |n, party| Who {
+            open: false,
+            ..who(n, party)
+        };
+        let all = [
+            who(0, &ann),
+            closed(1, &ann),
+            who(2, &bob),
+            closed(3, &bob),
+            who(4, &nobody),
+            closed(5, &nobody),
+        ];
+        for one in all {
+            members.join(s(0), IMAGE, CONTENT, one, at(7)).unwrap();
+        }
+        let met = all.map(|one| {
+            let list = members.list(s(0), IMAGE, CONTENT, one, |_| true);
+            let of = |n: &u32| list.members.iter().any(|(of, _)| *of == key(*n));
+            (0..6).filter(of).collect::<Vec<u32>>()
+        });
+        let none: &[u32] = &[];
+        // those at one address that show no token are not known to be of one user
+        let told: [&[u32]; 6] = [
+            &[0, 1, 2, 4],
+            &[0, 1],
+            &[0, 2, 3, 4],
+            &[2, 3],
+            &[0, 2, 4],
+            none,
+        ];
+        assert_eq!(met.each_ref().map(|met| &met[..]), told);
+        // who becomes open is news
+        let opens = members.join(s(100), IMAGE, CONTENT, closed(1, &ann), at(7));
+        assert_eq!(
+            (opens, members.open_list(s(120)).ask_again),
+            (Ok(()), SELDOM)
+        );
+        members
+            .join(s(120), IMAGE, CONTENT, who(1, &ann), at(7))
+            .unwrap();
+        assert_eq!(members.open_list(s(120)).ask_again, SOON);
     }
 
     #[test]
@@ -421,7 +503,7 @@ mod tests {
         );
         assert_eq!(members.enter(s(0), n + 1, &stranger(0)), Err(Refused::Full));
         let elsewhere = |members: &mut Members, party: &Party| {
-            members.join(s(0), Hash([5; 32]), CONTENT, (key(0), party), at(7))
+            members.join(s(0), Hash([5; 32]), CONTENT, who(0, party), at(7))
         };
         assert_eq!(elsewhere(&mut members, &stranger(0)), Err(Refused::TooMany));
         assert_eq!(elsewhere(&mut members, &stranger(99)), Ok(()));
@@ -440,7 +522,8 @@ mod tests {
             for image in 0..=16 {
                 for n in 0..SWARM_MEMBERS_MAX as u32 / 4 {
                     let n = n + 10_000 * name.len() as u32;
-                    let who = (key(n), &user(name));
+                    let user = user(name);
+                    let who = who(n, &user);
                     let joined = members.join(s(0), Hash([image; 32]), CONTENT, who, at(7));
                     taken += usize::from(joined.is_ok());
                 }

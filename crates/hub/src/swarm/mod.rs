@@ -5,12 +5,15 @@
 //! - `addresses`: where a member may say that it can be reached, so that nobody can send a swarm to somebody else.
 //! - `token`: what members show each other. It changes with the users who may read the image.
 //! - `trees`: BLAKE3 trees of packs, each computed once and kept in `trees/`; `tree_file` is their format.
+//! - `doubts`: when it looks whether a pack is damaged because somebody says so.
 //! - `routes`: the requests.
 //!
 //! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
-//! names only those who read, at that moment, the copy that the asking user reads.
+//! names only those who read, at that moment, the copy that the asking user reads; and at which address another user's host runs an image
+//! is told only if both of them want that.
 
 mod addresses;
+mod doubts;
 mod members;
 pub(crate) mod routes;
 mod token;
@@ -18,6 +21,7 @@ mod tree_file;
 mod trees;
 
 use super::HubError;
+use doubts::Doubts;
 use floe_image::Hash;
 use members::Members;
 use parking_lot::Mutex;
@@ -29,6 +33,7 @@ use trees::Trees;
 /// What the hub keeps for swarms.
 pub(crate) struct Swarms {
     members: Mutex<Members>,
+    doubts: Mutex<Doubts>,
     secret: Secret,
     trees: Trees,
     since: Instant,
@@ -39,6 +44,7 @@ impl Swarms {
     pub fn open(dir: &Path) -> Result<Swarms, HubError> {
         Ok(Swarms {
             members: Mutex::default(),
+            doubts: Mutex::default(),
             secret: Secret::open(dir)?,
             trees: Trees::open(dir)?,
             since: Instant::now(),

@@ -8,8 +8,9 @@ use super::super::state::{Hub, blocking};
 use super::super::visible::VisibleImage;
 use super::super::wire::{Args, Path, counted, json, parse_id};
 use super::addresses;
-use super::members::{Content, Key, Refused};
+use super::members::{Content, Refused, Who};
 use super::trees;
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
@@ -17,7 +18,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use floe_api::hub::ErrorBody;
-use floe_api::{SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
+use floe_api::{PackCheck, SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
 use floe_front::{Party, Peer};
 use floe_image::{Hash, PackRef};
 use floe_peers::{PIECE_BYTES, Pack};
@@ -135,8 +136,8 @@ fn reads_same(hub: &Hub, image: &VisibleImage, party: &Party) -> bool {
 
 /// Takes part in the swarm of an image, or goes on doing so, and learns who else does.
 ///
-/// Only who may read the image is told anything, and the hub names only those who may read the same copy of it. A member that does not
-/// repeat this in time is taken off the list. The first request for an image takes until the hub has read its packs.
+/// Only who may read the image is told anything, and the hub names only those who may read the same copy of it: the user's own nodes, and
+/// other users' if both sides are `open`. A member that does not repeat this in time is taken off the list. The first request for an image takes until the hub has read its packs.
 #[utoipa::path(
     post, path = "/v1/images/{id}/swarm", tag = "swarm",
     params(("id" = String, Path, description = "64 hex digits")), request_body = SwarmJoin,
@@ -155,7 +156,11 @@ pub(crate) async fn join(
 ) -> ApiResult<Response> {
     let id = *image.id();
     let wish: SwarmJoin = json(&hub, &viewer, body, &headers).await?;
-    let key: Key = bytes_of(&wish.key, "key")?;
+    let who = Who {
+        key: bytes_of(&wish.key, "key")?,
+        party: viewer.party(),
+        open: wish.open,
+    };
     let knows = wish.content.as_deref();
     let knows = knows.map(|text| bytes_of(text, "content")).transpose()?;
     let stranger = !viewer.party().is_user();
@@ -175,11 +180,10 @@ pub(crate) async fn join(
         if !same_copy(&still, &image) {
             return Err(ApiError::busy("this image was published anew meanwhile"));
         }
-        let who = (key, viewer.party());
         let joined = members.join(now, id, content, who, addresses);
         joined.map_err(refused)?;
         let same = |party: &Party| reads_same(&hub, &image, party);
-        (still, members.list(now, id, content, same))
+        (still, members.list(now, id, content, who, same))
     };
     let (image, list) = list;
     let members = list
@@ -288,6 +292,42 @@ impl ProvenQuery {
     }
 }
 
+/// Returns a pack that somebody may read all of.
+async fn readable(hub: &Arc<Hub>, viewer: &Viewer, id: &str) -> ApiResult<PackRef> {
+    let id = parse_id(id)?;
+    let name = viewer.name().map(str::to_owned);
+    let found = blocking(hub, viewer.party(), move |hub| {
+        Ok(hub.catalogue.pack_readable(&id, name.as_deref())?)
+    });
+    found.await?.ok_or_else(|| missing_pack(&id))
+}
+
+/// Says that what came of a pack was not what it should be.
+///
+/// The hub believes nobody that, and looks itself, once a minute for each user or address. If the pack is damaged, the list of images says so
+/// until an image with it is pushed again.
+#[utoipa::path(
+    post, path = "/v1/packs/{id}/damaged", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits")),
+    responses((status = 200, body = PackCheck), (status = 400, body = ErrorBody), (status = 401, body = ErrorBody),
+              (status = 404, body = ErrorBody),
+              (status = 503, body = ErrorBody, description = "it has looked for this user or address a moment ago, or for many others")))]
+pub(crate) async fn damaged(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Path(id): Path<String>,
+) -> ApiResult<Json<PackCheck>> {
+    let pack = readable(&hub, &viewer, &id).await?;
+    let now = hub.swarms.now();
+    if !hub.swarms.doubts.lock().take(now, viewer.party()) {
+        return Err(ApiError::busy(
+            "the hub looks once a minute whether a pack is damaged",
+        ));
+    }
+    let damaged = trees::check(&hub, &viewer, pack).await?;
+    Ok(Json(PackCheck { damaged }))
+}
+
 /// Returns pieces of a pack with the hashes that prove them.
 ///
 /// The answer is bao's encoding of the range, with groups of 16 KiB: docs/format.md draws it. It is verified with the pack's root and
@@ -306,12 +346,7 @@ pub(crate) async fn proven(
     Path(id): Path<String>,
     Args(query): Args<ProvenQuery>,
 ) -> ApiResult<Response> {
-    let id = parse_id(&id)?;
-    let name = viewer.name().map(str::to_owned);
-    let found = blocking(&hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.pack_readable(&id, name.as_deref())?)
-    });
-    let pack = found.await?.ok_or_else(|| missing_pack(&id))?;
+    let pack = readable(&hub, &viewer, &id).await?;
     let range = query.range(&pack)?;
     let proven = trees::prove(&hub, &viewer, pack, range).await?;
     count_bytes(proven.len());

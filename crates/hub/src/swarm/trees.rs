@@ -2,7 +2,7 @@
 //!
 //! They take 0.4 % of what the packs take. In memory is the root of each, 100 bytes a pack; what a piece needs of the hashes is read
 //! when it is proven. A tree is made of a pack that was verified item by item, so that no root vouches for bytes that went bad on the
-//! disk.
+//! disk. The catalogue has the root from then on, and layouts name it.
 
 use super::super::HubError;
 use super::super::access::Viewer;
@@ -22,6 +22,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
+
+/// The code of the error for a pack that is damaged.
+const DAMAGED: &str = "damaged";
 
 /// A pack's root once it is known. Those who ask for it meanwhile wait for the one who finds it out.
 type Root = Arc<OnceCell<Pack>>;
@@ -100,7 +103,10 @@ impl Trees {
 pub(super) async fn root_of(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<Pack> {
     let root = hub.swarms.trees.root(&pack.id);
     let found = root.get_or_try_init(|| async {
-        let kept = blocking(hub, viewer.party(), move |hub| hub.swarms.trees.kept(&pack));
+        let kept = blocking(hub, viewer.party(), move |hub| {
+            let kept = hub.swarms.trees.kept(&pack)?;
+            kept.map(|kept| note(hub, &pack, kept)).transpose()
+        });
         match kept.await? {
             Some(kept) => Ok(kept),
             None => blocking_long(hub, viewer.party(), move |hub| make(hub, &pack)).await,
@@ -109,13 +115,22 @@ pub(super) async fn root_of(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> A
     found.await.copied()
 }
 
-/// Computes the tree of a pack and keeps it. Blocks.
-fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
+/// Lets layouts name a pack's root, if they don't yet. Blocks.
+fn note(hub: &Hub, pack: &PackRef, known: Pack) -> ApiResult<Pack> {
+    let root = Hash::from(known.root);
+    if pack.root != Some(root) {
+        hub.catalogue.note_root(&pack.id, &root)?;
+    }
+    Ok(known)
+}
+
+/// Reads a pack and verifies it item by item. One that is damaged is known as such from then on. Blocks.
+fn whole(hub: &Hub, pack: &PackRef) -> ApiResult<Vec<u8>> {
     let damaged = |error: &dyn std::fmt::Display| {
         hub.found_damaged(&pack.id, error);
         ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "damaged",
+            DAMAGED,
             format!("pack {} is damaged on this hub", pack.id),
             "push the image again: what is damaged is replaced",
         )
@@ -126,6 +141,32 @@ fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
         false => error.into(),
     })?;
     verify_pack(&bytes, &pack.id).map_err(|error| damaged(&error))?;
+    Ok(bytes)
+}
+
+/// Looks whether a pack is damaged, and whether its tree is that of its bytes; one that is not is forgotten, and made anew when it is asked
+/// for. Returns whether the pack is damaged.
+pub(super) async fn check(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<bool> {
+    blocking_long(hub, viewer.party(), move |hub| {
+        let bytes = match whole(hub, &pack) {
+            Err(error) if error.body.code == DAMAGED => return Ok(true),
+            bytes => bytes?,
+        };
+        let tree = Tree::of(&bytes[..], bytes.len() as u64)?;
+        let kept = hub.swarms.trees.kept(&pack)?;
+        if kept.is_some_and(|kept| kept.root != tree.pack().root) {
+            tracing::error!(pack = %pack.id, "the kept tree of a pack is another one's; it is made anew");
+            hub.swarms.trees.forget(&pack.id);
+            note(hub, &pack, tree.pack())?;
+        }
+        Ok(false)
+    })
+    .await
+}
+
+/// Computes the tree of a pack and keeps it. Blocks.
+fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
+    let bytes = whole(hub, pack)?;
     let tree = Tree::of(&bytes[..], bytes.len() as u64)?;
     let known = tree.pack();
     let file = tree_file::write(&pack.id, &known.root, known.bytes, tree.hashes());
@@ -136,7 +177,7 @@ fn make(hub: &Hub, pack: &PackRef) -> ApiResult<Pack> {
     if !hub.catalogue.knows_pack(&pack.id)? {
         hub.swarms.trees.forget(&pack.id); // it was removed meanwhile
     }
-    Ok(known)
+    note(hub, pack, known)
 }
 
 /// Returns a range of a pack in its proven form. If the kept tree does not prove it, one is made anew, which does unless the pack itself

@@ -29,6 +29,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         .join("../..")
         .canonicalize()?;
     let mut report = Report::new("build", context.quick);
+    let locked = locked_packages(&repository)?;
+    report.add_value("locked_packages", "packages", locked as f64);
     let before = Tree::check_out(&repository, BEFORE, SERVICES_BEFORE, context)?;
     let now = Tree::check_out(&repository, "HEAD", SERVICES_NOW, context)?;
     if !context.quick {
@@ -65,6 +67,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         report.note("the build from nothing is measured in full runs only");
     }
     Ok(report)
+}
+
+/// Returns how many packages the lock file names: all that any target and feature could need.
+fn locked_packages(repository: &Path) -> anyhow::Result<usize> {
+    let path = repository.join("Cargo.lock");
+    let lock =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(lock.lines().filter(|line| *line == "[[package]]").count())
 }
 
 fn pair(times: Vec<Samples>) -> anyhow::Result<[Samples; 2]> {

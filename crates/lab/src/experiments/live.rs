@@ -59,7 +59,9 @@ fn swarm_policy(name: &str) -> Result<SwarmPolicy, String> {
         "ours" => Ok(SwarmPolicy::Ours),
         "p2p_p" => Ok(SwarmPolicy::P2pP),
         "p2p_d" => Ok(SwarmPolicy::P2pD),
-        _ => Err("ours, p2p_p or p2p_d".into()),
+        "cs_p" => Ok(SwarmPolicy::CsP),
+        "cs_d" => Ok(SwarmPolicy::CsD),
+        _ => Err("ours, p2p_p, p2p_d, cs_p or cs_d".into()),
     }
 }
 

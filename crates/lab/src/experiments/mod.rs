@@ -46,6 +46,7 @@ pub mod swarm_cost;
 pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
+pub mod swarm_storm;
 pub mod test;
 pub mod touch;
 pub mod train;
@@ -65,7 +66,7 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except [`hammer`] and [`fuzz`], which have options of their own; the cheap ones first.
+/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`swarm_sim`] ...); the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -218,19 +219,14 @@ pub const ALL: &[Experiment] = &[
         run: io_who::run,
     },
     Experiment {
-        name: "swarm-sim",
-        about: "one image started on 2 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours",
-        run: swarm_sim::run,
-    },
-    Experiment {
-        name: "swarm-real",
-        about: "one image started by 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent",
-        run: swarm_real::run,
-    },
-    Experiment {
         name: "swarm-cost",
         about: "processor time and memory of a node in a swarm, against a node that gets the same from the hub",
         run: swarm_cost::run,
+    },
+    Experiment {
+        name: "swarm-storm",
+        about: "100 hosts want one image of one hub within a second, and 24 of them copy all of it: how many fail?",
+        run: swarm_storm::run,
     },
     Experiment {
         name: "hub-hostile",

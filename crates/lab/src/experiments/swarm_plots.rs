@@ -1,16 +1,14 @@
 //! Plots of `swarm-sim`, like the paper's figures 4 to 10: what the live policies do in the simulator, and beside it what the paper's
 //! model says.
 use super::swarm_sim::Swarms;
+use super::swarm_sim::plan::{CS_D, CS_P, Key, MAIN, OURS, P2P_D, Setting, WORKLOADS};
 use crate::plot::{Axes, COLOURS, Scale, Svg};
+use crate::predict::{Modelled, curve, setting};
 use crate::swarm_sim::PIECE_BYTES;
-use crate::swarm_sim::sweep::{GBIT_1, MBIT_100, SAME_SECOND_US, policies};
-use crate::swarm_sim::{Link, Recorded};
-use floe_swarm::model::{Curve, Distribution, Fetch, Setting};
-use floe_swarm::policy::Config;
+use crate::swarm_sim::sweep::Row;
+use floe_swarm::model::Curve;
 use std::collections::BTreeMap;
 
-/// The size of the swarm whose machines are followed.
-const PLAYED: usize = 100;
 /// What dashed lines are.
 const AS_THE_MODEL: (&str, &str, &str) = ("as the model predicts", COLOURS[5], "5 4");
 /// The line of a machine that waits for nothing.
@@ -18,38 +16,72 @@ const IN_MEMORY: &str = COLOURS[5];
 const WIDTH: f64 = 760.0;
 const AT: (f64, f64, f64, f64) = (64.0, 70.0, 670.0, 300.0);
 
-/// Draws all plots: of swarms on the slower link, and on the faster one. Returns them by name.
-pub fn draw(all: &Swarms, fast: &Swarms) -> BTreeMap<String, String> {
+/// What is drawn: our policy, and those of the model, each in a colour of its own.
+const DRAWN: [Option<Modelled>; 5] = [
+    None,
+    Some(Modelled::P2pP),
+    Some(Modelled::P2pD),
+    Some(Modelled::CsP),
+    Some(Modelled::CsD),
+];
+
+fn name_of(drawn: Option<Modelled>) -> &'static str {
+    drawn.map_or("ours", Modelled::name)
+}
+
+/// Returns by which policy that was simulated; of VMTorrent's the faster reading.
+fn row_of(all: &Swarms, setting: Setting, hosts: usize, drawn: Option<Modelled>) -> Option<Row> {
+    match drawn {
+        None => Some(OURS),
+        Some(Modelled::P2pP) => all.paper_row(setting, hosts),
+        Some(Modelled::P2pD) => Some(P2P_D),
+        Some(Modelled::CsP) => Some(CS_P),
+        Some(Modelled::CsD) => Some(CS_D),
+    }
+}
+
+/// Draws all plots of a full run. Returns them by name.
+pub fn draw(all: &Swarms) -> BTreeMap<String, String> {
     let mut plots = BTreeMap::new();
-    plots.insert("swarm-slowdown".into(), slowdown(all, MBIT_100));
-    plots.insert("swarm-slowdown-1g".into(), slowdown(fast, GBIT_1));
-    for (case, workload) in all.cases.iter().enumerate() {
-        plots.insert(
-            format!("swarm-playback-{}", workload.name),
-            playback(all, case, false),
-        );
-        plots.insert(
-            format!("swarm-delay-{}", workload.name),
-            playback(all, case, true),
-        );
+    let fast = Setting {
+        gigabit: true,
+        ..MAIN
+    };
+    plots.insert("swarm-slowdown".into(), slowdown(all, MAIN));
+    plots.insert("swarm-slowdown-1g".into(), slowdown(all, fast));
+    for (workload, name) in WORKLOADS.iter().enumerate() {
+        for (what, delay) in [("playback", false), ("delay", true)] {
+            if let Some(plot) = playback(all, workload, delay) {
+                plots.insert(format!("swarm-{what}-{name}"), plot);
+            }
+        }
     }
     plots.insert("swarm-rate".into(), rate(all));
     plots
 }
 
 /// Figures 8 and 9: run time over that with everything in memory, by the size of the swarm; the model's curves beside it.
-fn slowdown(all: &Swarms, link: Link) -> String {
+fn slowdown(all: &Swarms, setting: Setting) -> String {
     let mut svg = Svg::new(
         WIDTH,
         430.0,
         &format!(
-            "A swarm's run time by its size, {} Mbit/s",
-            link.bits_per_s / 1_000_000
+            "A swarm's run time by its size, {} Mbit/s, recorded times / {}",
+            setting.link().bits_per_s / 1_000_000,
+            setting.faster
         ),
         "Mean run time over the run time with everything in memory, for each policy and size; dashed: what the model predicts",
     );
-    let most = all.hosts.last().copied().unwrap_or(2);
-    let worst = (0..policies().len()).map(|policy| all.mean(most, policy));
+    let hosts: Vec<usize> = all.hosts(setting).into_iter().filter(|n| *n > 1).collect();
+    let lines = DRAWN.map(|drawn| {
+        let points = hosts.iter().filter_map(|n| {
+            let row = row_of(all, setting, *n, drawn)?;
+            Some((*n as f64, all.mean(setting, *n, row)?))
+        });
+        points.collect::<Vec<(f64, f64)>>()
+    });
+    let worst = lines.iter().flatten().map(|point| point.1);
+    let most = hosts.last().copied().unwrap_or(2);
     let axes = Axes {
         at: AT,
         x: Scale::Log(2.0, most as f64),
@@ -57,78 +89,51 @@ fn slowdown(all: &Swarms, link: Link) -> String {
     };
     axes.draw(&mut svg, "hosts", "run time / in memory");
     let mut legend = Vec::new();
-    for (policy, (name, config)) in policies().iter().enumerate() {
-        let points: Vec<(f64, f64)> = all
-            .hosts
+    for (n, drawn) in DRAWN.into_iter().enumerate() {
+        axes.line(&mut svg, &lines[n], COLOURS[n], "");
+        legend.push((name_of(drawn), COLOURS[n], ""));
+        let Some(modelled) = drawn else { continue };
+        let points = hosts
             .iter()
-            .map(|n| (*n as f64, all.mean(*n, policy)))
-            .collect();
-        axes.line(&mut svg, &points, COLOURS[policy], "");
-        legend.push((*name, COLOURS[policy], ""));
-        let Some((by, fetch)) = in_the_model(config) else {
-            continue;
-        };
-        let predicted: Vec<(f64, f64)> = all
-            .hosts
-            .iter()
-            .map(|n| (*n as f64, predicted(all, *n, link, by, fetch)))
-            .collect();
-        axes.line(&mut svg, &predicted, COLOURS[policy], "5 4");
+            .map(|n| (*n as f64, predicted(all, setting, *n, modelled)));
+        axes.line(&mut svg, &points.collect::<Vec<_>>(), COLOURS[n], "5 4");
     }
     legend.push(AS_THE_MODEL);
     svg.legend(AT.0, 52.0, &legend);
     svg.finish()
 }
 
-/// Returns what the model calls a policy; it knows no wardens.
-fn in_the_model(config: &Config) -> Option<(Distribution, Fetch)> {
-    let fetch = match config.prefetch {
-        true => Fetch::InOrder,
-        false => Fetch::Demand,
-    };
-    let by = match config.peers {
-        true => Distribution::Swarm,
-        false => Distribution::Central,
-    };
-    (!config.wardens).then_some((by, fetch))
-}
-
-fn setting(link: Link) -> Setting {
-    Setting {
-        link: link.bits_per_s as f64 / 8.0,
-        piece: PIECE_BYTES as f64,
-        rtt_s: link.rtt_us as f64 / 1e6,
-        service_s: link.service_us as f64 / 1e6,
-    }
-}
-
-fn predicted(all: &Swarms, hosts: usize, link: Link, by: Distribution, fetch: Fetch) -> f64 {
-    let rate = setting(link).rate(hosts, by, fetch);
-    let (mut sum, mut count) = (0.0, 0.0);
-    for case in &all.cases {
-        let of_case: f64 = case
-            .runs
-            .iter()
-            .map(|run| curve(run, 1.0).slowdown(rate, fetch))
-            .sum();
-        sum += of_case / case.runs.len() as f64;
-        count += 1.0;
-    }
-    sum / f64::max(count, 1.0)
-}
-
-/// Returns M of a run on a host that computes so much slower than recorded.
-fn curve(run: &Recorded, slowness: f64) -> Curve {
-    let accesses = run.accesses.iter();
-    let accesses = accesses.map(|(us, _)| (*us as f64 / 1e6 * slowness, PIECE_BYTES as f64));
-    Curve::new(accesses, run.end_us as f64 / 1e6 * slowness)
+/// Returns what the model says, the mean over the workloads.
+fn predicted(all: &Swarms, setting: Setting, hosts: usize, modelled: Modelled) -> f64 {
+    let cases = (0..WORKLOADS.len()).filter_map(|workload| {
+        all.cases.of(&Key {
+            setting,
+            hosts,
+            row: OURS,
+            workload,
+        })
+    });
+    let means: Vec<f64> = cases
+        .map(|case| {
+            let runs = case.runs.iter().map(|(run, _)| run);
+            modelled.slowdown(runs, setting.piece_bytes(), setting.link(), hosts)
+        })
+        .collect();
+    means.iter().sum::<f64>() / means.len().max(1) as f64
 }
 
 /// Figures 5 to 7: what a machine of one workload has accessed by a time, with everything in memory and by each policy. With `delay`
-/// figure 4: by how much it is late.
-fn playback(all: &Swarms, case: usize, delay: bool) -> String {
-    let hosts = *all.hosts.iter().rfind(|n| **n <= PLAYED).unwrap_or(&2);
-    let name = &all.cases[case].name;
+/// figure 4: by how much it is late. `None` if that was not simulated.
+fn playback(all: &Swarms, workload: usize, delay: bool) -> Option<String> {
+    let hosts = all.sizes.paper();
+    let key = |row| Key {
+        setting: MAIN,
+        hosts,
+        row,
+        workload,
+    };
+    let case = all.cases.of(&key(OURS))?;
+    let name = &case.name;
     let (title, about) = match delay {
         true => (
             format!("How late a machine is, {name} on {hosts} hosts, 100 Mbit/s"),
@@ -140,24 +145,25 @@ fn playback(all: &Swarms, case: usize, delay: bool) -> String {
         ),
     };
     let mut svg = Svg::new(WIDTH, 430.0, &title, about);
-    let first = all.cases[case].first_host(hosts, SAME_SECOND_US);
-    let in_memory = curve(first.run, first.slowness);
+    let first = case.first_host(hosts, MAIN.spread_us());
+    let in_memory = curve(first.run, first.slowness, PIECE_BYTES);
     let shown = |points: &[(f64, f64)]| match delay {
         true => late(points, &in_memory),
         false => points.iter().map(|(s, bytes)| (*s, bytes / 1e6)).collect(),
     };
     let (mut lines, mut legend) = (Vec::new(), Vec::new());
-    for (policy, (name, config)) in policies().iter().enumerate() {
-        let played = &all.outcomes[&(case, hosts, policy)].played_us;
-        let points = played.iter().enumerate();
-        let points: Vec<(f64, f64)> = points
+    let of_model = setting(MAIN.link(), PIECE_BYTES);
+    for (n, drawn) in DRAWN.into_iter().enumerate() {
+        let row = row_of(all, MAIN, hosts, drawn)?;
+        let played = all.told(&key(row))?.played_us.iter().enumerate();
+        let points: Vec<(f64, f64)> = played
             .map(|(n, us)| (*us as f64 / 1e6, (n as u64 + 1) as f64 * PIECE_BYTES as f64))
             .collect();
-        lines.push((shown(&points), COLOURS[policy], ""));
-        legend.push((*name, COLOURS[policy], ""));
-        if let Some((by, fetch)) = in_the_model(config) {
-            let predicted = in_memory.playback(setting(MBIT_100).rate(hosts, by, fetch), fetch);
-            lines.push((shown(&predicted), COLOURS[policy], "5 4"));
+        lines.push((shown(&points), COLOURS[n], ""));
+        legend.push((name_of(drawn), COLOURS[n], ""));
+        if let Some(modelled) = drawn {
+            let predicted = modelled.playback(&in_memory, &of_model, hosts);
+            lines.push((shown(&predicted), COLOURS[n], "5 4"));
         }
     }
     legend.push(AS_THE_MODEL);
@@ -185,7 +191,7 @@ fn playback(all: &Swarms, case: usize, delay: bool) -> String {
         axes.line(&mut svg, &visible.collect::<Vec<_>>(), colour, dash);
     }
     svg.legend(AT.0, 52.0, &legend);
-    svg.finish()
+    Some(svg.finish())
 }
 
 /// Returns by how many seconds each access is later than with everything in memory.
@@ -209,26 +215,28 @@ fn rate(all: &Swarms) -> String {
         "What a host receives in each second",
         "Mean download rate of a host over time for a small and a large swarm, with the paper's policy and ours",
     );
-    let sizes: Vec<usize> = all
-        .hosts
-        .iter()
-        .copied()
-        .filter(|n| [16, 100].contains(n))
-        .collect();
-    let last = all.cases.len() - 1;
+    let small = if all.sizes.paper() > 16 { 16 } else { 2 };
     let mut lines = Vec::new();
-    for (n, count) in sizes.iter().enumerate() {
-        for (policy, colour) in COLOURS.into_iter().enumerate().take(2) {
-            let received = &all.outcomes[&(last, *count, policy)].received;
+    for (hosts, dash) in [(small, "5 4"), (all.sizes.paper(), "")] {
+        for (n, drawn) in DRAWN.into_iter().enumerate().take(2) {
+            let told = row_of(all, MAIN, hosts, drawn).and_then(|row| {
+                all.told(&Key {
+                    setting: MAIN,
+                    hosts,
+                    row,
+                    workload: WORKLOADS.len() - 1,
+                })
+            });
+            let received: &[u32] = told.map_or(&[][..], |told| told.received.as_slice());
             let mbit =
-                |pieces: &u32| f64::from(*pieces) * PIECE_BYTES as f64 * 8.0 / 1e6 / *count as f64;
+                |pieces: &u32| f64::from(*pieces) * PIECE_BYTES as f64 * 8.0 / 1e6 / hosts as f64;
             let points: Vec<(f64, f64)> = received
                 .iter()
                 .enumerate()
-                .map(|(s, v)| (s as f64 + 0.5, mbit(v)))
+                .map(|(s, pieces)| (s as f64 + 0.5, mbit(pieces)))
                 .collect();
-            let name = format!("{}, {count} hosts", policies()[policy].0);
-            lines.push((name, points, colour, if n == 0 { "5 4" } else { "" }));
+            let name = format!("{}, {hosts} hosts", name_of(drawn));
+            lines.push((name, points, COLOURS[n], dash));
         }
     }
     let ends = lines.iter().map(|line| line.1.len() as f64);

@@ -3,14 +3,17 @@
 //! - [`Samples`]: measured values, their median and spread.
 //! - [`interleave`]: floe and its alternatives in turn, so that a slow minute of the machine hits all of them.
 //! - [`Figure`] and [`Report`]: what `--json` writes and the table shows.
+//! - [`Kept`]: what a long experiment has done already, for one that goes on later.
 mod code;
 mod cpu;
+mod kept;
 mod machine;
 mod report;
 mod samples;
 
 pub use code::code_here;
-pub use cpu::{CpuTimes, cpu_times, own_memory};
+pub use cpu::{CpuTimes, HostTimes, cpu_times, own_memory};
+pub use kept::Kept;
 pub use machine::MachineInfo;
 pub use report::{Against, Figure, Report};
 pub use samples::{Samples, interleave};

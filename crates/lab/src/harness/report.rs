@@ -87,6 +87,16 @@ impl Report {
         same && !self.code.is_empty() && self.machine.optimised && !self.quick && !broken
     }
 
+    /// Says that some of the experiment's work was not done yet: then these are no full run's figures.
+    pub fn lacks(&mut self, lacking: usize, of: usize, what: &str) {
+        if lacking > 0 {
+            self.note(format!(
+                "{lacking} of {of} {what} are lacking: these figures are no full run's"
+            ));
+            self.code.clear();
+        }
+    }
+
     /// Adds the median of `samples`.
     pub fn add(&mut self, name: &str, unit: &str, samples: &Samples) -> &mut Figure {
         self.add_quantile(name, unit, samples, 0.5)
@@ -280,12 +290,13 @@ mod tests {
             full
         };
         assert!(full().holds_for(&full()));
-        let changes: [fn(&mut Report); 6] = [
+        let changes: [fn(&mut Report); 7] = [
             |it| it.code = "crates 13".into(),
             |it| it.code.clear(),
             |it| it.quick = true,
             |it| it.machine.cpu = "another".into(),
             |it| it.machine.optimised = false,
+            |it| it.lacks(1, 16, "runs"),
             |it| it.fail("a guest lost a byte"),
         ];
         for change in changes {

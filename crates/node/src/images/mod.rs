@@ -306,6 +306,13 @@ impl Images {
             )))
     }
 
+    /// Lets an image's layout name its packs' roots, if an older version has written it. Without them it is as good as before.
+    fn find_roots(&self, id: &Hash) {
+        if let Err(error) = self.repo.find_roots(id) {
+            tracing::warn!(image = id.short(), %error, "the roots of its packs are not known");
+        }
+    }
+
     /// Reads and hashes all of an image.
     pub fn verify_image(&self, image: &str, report: &mut Report) -> Result<Outcome, NodeError> {
         let id = named(&self.repo, image)?;
@@ -314,6 +321,9 @@ impl Images {
             .repo
             .verify(&id, &move |done, total| line.at(done, total))?;
         report.stage("verify")?;
+        if found.is_sound() {
+            self.find_roots(&id);
+        }
         let mut problems: Vec<String> = found
             .damage
             .iter()

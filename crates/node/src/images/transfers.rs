@@ -156,6 +156,7 @@ impl Images {
         }
         // packs that are on this host go as they are
         if self.repo.contains(id)? {
+            self.find_roots(id);
             return self.send_own(&self.repo, id, goal, report);
         }
         if let Some(dir) = found.origin.urls.first().and_then(|url| directory(url)) {
@@ -294,6 +295,7 @@ impl Images {
         let progress = progress_of(report, "pull");
         let options = PullOptions {
             cancel: report.cancel(),
+            whole_packs: true,
             ..Default::default()
         };
         let before = found.fetcher.source().link().wire_bytes;

@@ -318,6 +318,7 @@ impl Independence {
             connections: 1,
             cancel: cancel.clone(),
             gate: Some(Arc::new(gate)),
+            whole_packs: true,
         };
         let note = |progress: Progress| {
             let soon = !moved.lock().notes(&progress);
@@ -389,7 +390,8 @@ struct Moved {
 impl Moved {
     /// Learns of progress; returns whether it is time to note it.
     fn notes(&mut self, progress: &Progress) -> bool {
-        self.wire_bytes = progress.wire_bytes;
+        // each part of the way counts anew
+        self.wire_bytes = self.wire_bytes.max(progress.wire_bytes);
         let soon = self.noted.is_some_and(|noted| noted.elapsed() < NOTE_EVERY);
         if !soon {
             self.noted = Some(Instant::now());

@@ -3,21 +3,22 @@
 use super::{
     Known, Swarms,
     decide::{Event, Key},
-    member::{digits, members},
+    hedge::Hedge,
+    member::{Place, digits, members},
     pieces::{Part, Pieces, wait_for},
     predict,
 };
 use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
-use floe_image::{Hash, Layout};
-use floe_peers::{Content, Options, Pack, PieceId, Shelf, Swarm};
-use floe_source::PackReader;
+use floe_image::{Hash, Layout, PackRef};
+use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, ShelfError, Swarm};
+use floe_source::{PackReader, Request};
+use floe_store::Repository;
+use parking_lot::Mutex;
 use std::{
-    fs::File,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    io,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -29,6 +30,8 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const BRING_PIECES: usize = 256;
 /// How long these may take, 350 kbit/s; what comes later comes nevertheless.
 const BRING_TIMEOUT: Duration = Duration::from_secs(400);
+/// How long a few pieces may take that are brought for others.
+const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Swarms {
     /// Enters a swarm as its hub described it last, and tells how that went.
@@ -50,9 +53,7 @@ impl Swarms {
             here = shelf.pieces().count(),
             "entered a swarm"
         );
-        if let Err(why) = self.predict(key, &part) {
-            tracing::warn!(image = key.image.short(), why, "nothing is predicted");
-        }
+        self.predict_if_new(key);
     }
 
     fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
@@ -67,11 +68,17 @@ impl Swarms {
         let host = self.host()?;
         let known = self.known.lock().get(key).map(|known| {
             let Known {
-                place, membership, ..
+                place,
+                others,
+                membership,
+                ..
             } = known;
-            (place.clone(), membership.clone())
+            let of = (place.clone(), others.clone(), membership.clone());
+            (!known.is_spoilt()).then_some(of)
         });
-        let (place, membership) = known.ok_or("nobody wants it any more")?;
+        let known = known.ok_or("nobody wants it any more")?;
+        let (place, others_too, membership) =
+            known.ok_or("the hub's pieces are not the image's")?;
         let layout = self.layout(key, &place)?;
         let (content, ids) = content_of(&membership, &layout)?;
         let dir = self.shelf_of(&key.image);
@@ -81,10 +88,9 @@ impl Swarms {
         let shelf = Arc::new(shelf);
         let wanted = self.wanted();
         let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
-        if wanted.whole {
-            self.fill(&shelf, &ids);
-        }
-        let seed = place.seed(ids.clone()).map_err(|error| error.to_string())?;
+        fill(&shelf, &dir, &ids, &self.images.repo);
+        let hedge: Arc<Mutex<Hedge>> = Arc::default();
+        let seeds = seeds_of(&place, &others_too, &ids, &hedge)?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -92,24 +98,23 @@ impl Swarms {
             members: members(&membership.members),
         };
         let ahead = options.config.prefetch;
-        let (me, seed) = (host.key(), Arc::new(seed));
+        let me = host.key();
         let others = options.members.iter().any(|member| member.key != me);
         let joined = wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            host.join(shelf, Some(seed), options)
+            host.join(shelf, seeds, options)
         });
         let swarm = joined.ok_or("the node is ending")?;
         let swarm = Arc::new(swarm.map_err(|error| error.to_string())?);
         let at = format!("the swarm of {}", key.hub);
         let pieces = Pieces::new(at, swarm.clone(), &ids, ahead, self.runtime.clone());
         let index_dir = Some(self.core.home.run().join("index"));
-        let part = Arc::new(Part {
-            content: membership.content,
-            swarm,
-            reader: PackReader::new(pieces, layout, index_dir),
-            always: AtomicBool::new(wanted.wish.always),
-            others: AtomicBool::new(others),
-            whole: AtomicBool::new(wanted.whole),
-        });
+        let reader = PackReader::new(pieces, layout, index_dir);
+        let mut part = Part::new(membership.content, swarm, reader, hedge);
+        part.only_pieces = self.core.options.swarm.policy.only_pieces();
+        part.always.store(wanted.wish.always, Relaxed);
+        part.others.store(others, Relaxed);
+        part.whole.store(wanted.whole, Relaxed);
+        let part = Arc::new(part);
         self.active.put(key.clone(), part.clone());
         if wanted.whole {
             self.bring_whole(key, &part);
@@ -117,7 +122,7 @@ impl Swarms {
         Ok(part)
     }
 
-    fn layout(&self, key: &Key, place: &super::Place) -> Result<Layout, String> {
+    fn layout(&self, key: &Key, place: &Place) -> Result<Layout, String> {
         let origin = Origin {
             urls: vec![place.url.clone()],
             token: place.token.clone(),
@@ -131,27 +136,6 @@ impl Swarms {
         let layout = source.and_then(|source| source.layout(&key.image));
         let layout = layout.map_err(|error| error.to_string())?;
         layout.ok_or_else(|| "the hub does not keep it in packs".into())
-    }
-
-    /// Puts packs on the shelf that this host's repository has. Others come from the hub.
-    fn fill(&self, shelf: &Shelf, ids: &[Hash]) {
-        for (number, id) in ids.iter().enumerate() {
-            let bytes = shelf.content().packs()[number].bytes;
-            let mut pieces = shelf.content().pieces_of(number, 0..bytes);
-            if pieces.all(|piece| shelf.has(piece)) {
-                continue;
-            }
-            let Ok(file) = File::open(self.images.repo.pack_path(id)) else {
-                continue;
-            };
-            match shelf.fill(number, file) {
-                Ok(true) => {}
-                Ok(false) => tracing::info!(pack = id.short(), "the hub's pack is another"),
-                Err(error) => {
-                    tracing::warn!(pack = id.short(), %error, "can't be put on the shelf")
-                }
-            }
-        }
     }
 
     /// Brings all pieces here, in the background.
@@ -179,14 +163,61 @@ impl Swarms {
         }
     }
 
-    /// Tells a swarm what machines of the image will need next, if there is a model of it.
+    /// Tells an image's hub that what came of packs is not what the image needs.
+    pub(super) fn doubt(&self, key: &Key, packs: Vec<Hash>) {
+        let place = self.known.lock().get(key).map(|known| known.place.clone());
+        let Some(place) = place else {
+            return;
+        };
+        let work = move || packs.iter().for_each(|pack| place.doubt(pack));
+        if let Err(error) = self.core.threads.start("swarm-doubt", work) {
+            tracing::error!(%error, "no thread to tell a hub");
+        }
+    }
+
+    /// Brings pieces here of what machines have read from the hub while nobody else was there, as long as they are quiet.
+    pub(super) fn bring_later(&self, part: &Arc<Part>) {
+        if !part.may_follow() || part.follows.swap(true, Relaxed) {
+            return;
+        }
+        let (part, over) = (part.clone(), self.core.threads.over().clone());
+        let followed = part.clone();
+        let work = move || {
+            while part.may_follow() && !over.is_cancelled() {
+                let request = Request::prefetch(LATER_TIMEOUT);
+                let items = part.take_later();
+                if let Err(error) = part.reader.read(&items, &request, &mut |_, _, _| ()) {
+                    tracing::debug!(%error, "others find it on the hub");
+                }
+            }
+            part.follows.store(false, Relaxed);
+        };
+        if let Err(error) = self.core.threads.start("swarm-later", work) {
+            tracing::error!(%error, "no thread to bring pieces for others");
+            followed.follows.store(false, Relaxed);
+        }
+    }
+
+    /// Tells a swarm what machines of the image will need next, if that may be another thing than it was told before.
+    pub(super) fn predict_if_new(&self, key: &Key) {
+        if let Some(part) = self.active.part(key)
+            && let Err(why) = self.predict(key, &part)
+        {
+            tracing::warn!(image = key.image.short(), why, "no new prediction");
+        }
+    }
+
+    /// The same. Without a machine here, or a model, there is nothing to tell.
     fn predict(&self, key: &Key, part: &Part) -> Result<(), String> {
+        if !self.core.options.swarm.policy.config().prefetch {
+            return Ok(()); // nothing would be fetched by it
+        }
         let entries = self.inventory.all();
         let entry = entries.iter().find(|entry| {
             let record = entry.record();
             super::uses(entry) && record.image == key.image
         });
-        let Some(entry) = entry else {
+        let Some(entry) = entry.filter(|_| part.asks_for_model()) else {
             return Ok(());
         };
         let origin = entry.record().origin;
@@ -206,19 +237,59 @@ impl Swarms {
         else {
             return Ok(());
         };
-        let pieces = predict::order(part, &model, &manifest, &fetcher);
-        let pieces = pieces.map_err(|error| error.to_string())?;
+        let id = Hash::of(&model.encode());
+        if !part.is_new_model(id) {
+            return Ok(());
+        }
+        let found = predict::order(part, &model, &manifest, &fetcher);
+        let found = found.map_err(|error| error.to_string())?;
+        part.note_prediction(id);
         tracing::info!(
             image = key.image.short(),
-            pieces = pieces.len(),
+            pieces = found.pieces.len(),
             "predicted"
         );
         let swarm = part.swarm.clone();
         wait_for(&self.runtime, JOIN_TIMEOUT, async move {
-            let _ = swarm.predict(&pieces).await; // it may be ending
+            // it may be ending
+            let _ = swarm.predict(&found.pieces, &found.due_ms).await;
         });
         Ok(())
     }
+}
+
+/// Puts packs on the shelf, which is in `dir`, that this host's repository has. Others come from other hosts and the hub.
+fn fill(shelf: &Shelf, dir: &Path, ids: &[Hash], repo: &Repository) {
+    for (number, id) in ids.iter().enumerate() {
+        if shelf.file_of(number).is_ok() {
+            continue;
+        }
+        let named = match floe_store::second_name(&repo.pack_path(id), dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            named => named.map_err(ShelfError::from),
+        };
+        match named.and_then(|file| shelf.fill(number, file)) {
+            Ok(true) => {}
+            Ok(false) => tracing::info!(pack = id.short(), "the hub's pack is another"),
+            Err(error) => tracing::warn!(pack = id.short(), %error, "can't be put on the shelf"),
+        }
+    }
+}
+
+/// Makes the seeds of an image's packs: the hub that lists who takes part, and after it others that the image may be read from.
+fn seeds_of(
+    place: &Place,
+    others: &[Place],
+    ids: &[Hash],
+    hedge: &Arc<Mutex<Hedge>>,
+) -> Result<Vec<Arc<dyn Seed>>, String> {
+    let all = std::iter::once(place).chain(others);
+    let seed = |place: &Place| {
+        let seed = place.seed(ids.to_vec(), hedge.clone());
+        let seed = seed.map_err(|error| error.to_string())?;
+        Ok(Arc::new(seed) as Arc<dyn Seed>)
+    };
+    all.map(seed).collect()
 }
 
 fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {
@@ -242,15 +313,12 @@ fn content_of(
             bytes: pack.bytes,
         });
     }
-    let known = |id: &Hash, bytes: u64| {
+    let known = |of: &PackRef| {
         let mut both = ids.iter().zip(&packs);
-        both.any(|(other, pack)| other == id && pack.bytes == bytes)
+        let same_root = |pack: &Pack| of.root.is_none_or(|root| root.0 == pack.root);
+        both.any(|(id, pack)| *id == of.id && pack.bytes == of.file_bytes && same_root(pack))
     };
-    if !layout
-        .packs
-        .iter()
-        .all(|pack| known(&pack.id, pack.file_bytes))
-    {
+    if !layout.packs.iter().all(known) {
         return Err("the hub has laid the image's packs out anew".into());
     }
     let content = Content::new(packs).map_err(|error| error.to_string())?;
@@ -264,7 +332,123 @@ fn content_of(
 mod tests {
     use super::*;
     use floe_api::SwarmPack;
-    use floe_image::PackRef;
+    use floe_image::{CHUNK_SIZE, MachineConfig};
+    use floe_peers::Tree;
+    use floe_store::{GcOptions, Ingest, IngestOptions};
+    use std::{fs, sync::atomic::AtomicBool};
+
+    /// An image of some packs in a repository, and its chunks.
+    fn image(repo: &Repository) -> (Hash, Vec<Vec<u8>>) {
+        let noise = noise(3 << 20);
+        let options = IngestOptions {
+            pack_bytes_max: 512 << 10,
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(repo, options).unwrap();
+        ingest.region_bytes("ram", &noise).unwrap();
+        let id = ingest.finish(MachineConfig::default()).unwrap();
+        (id, noise.chunks(CHUNK_SIZE).map(<[u8]>::to_vec).collect())
+    }
+
+    /// Bytes that nothing makes smaller.
+    fn noise(bytes: usize) -> Vec<u8> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        std::iter::repeat_with(next).take(bytes).collect()
+    }
+
+    /// Ends another thread's work, also if this one panics.
+    struct Ends<'a>(&'a AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    #[test]
+    fn packs_of_the_repository_stay_here_while_it_is_laid_out_anew_and_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = Repository::create(&dir.path().join("repo")).unwrap();
+        let (id, chunks) = image(&repo);
+        let packs = repo.layout(&id).unwrap().packs;
+        let ids: Vec<Hash> = packs.iter().map(|pack| pack.id).collect();
+        let path = |number: usize| repo.pack_path(&ids[number]);
+        let bytes: Vec<Vec<u8>> = (0..ids.len()).map(|n| fs::read(path(n)).unwrap()).collect();
+        let known = |pack: &Vec<u8>| Tree::of(&pack[..], pack.len() as u64).unwrap().pack();
+        let content = Arc::new(Content::new(bytes.iter().map(known).collect()).unwrap());
+        let shelves = dir.path().join("shelf");
+        let shelf = Shelf::open(&shelves, content.clone()).unwrap();
+        fill(&shelf, &shelves, &ids, &repo);
+        assert_eq!(shelf.pieces().count() as u32, content.pieces());
+        let whole = |shelf: &Shelf| {
+            let mut all = (0..).zip(&bytes);
+            all.all(|(n, pack)| shelf.read(n, 0..pack.len() as u64).unwrap() == *pack)
+        };
+        let sweep = || {
+            let options = GcOptions {
+                min_age: Duration::ZERO,
+                ..GcOptions::default()
+            };
+            repo.gc(&options).unwrap()
+        };
+        let over = AtomicBool::new(false);
+        floe_threads::scope(|threads| {
+            let _ends = Ends(&over);
+            threads.spawn("reader", || {
+                while !over.load(Relaxed) {
+                    assert!(whole(&shelf));
+                }
+            });
+            for step in [7, 11] {
+                let chosen = chunks.iter().step_by(step);
+                let cluster: Vec<Hash> = chosen.map(|chunk| Hash::of(chunk)).collect();
+                let ready = repo.rearrange(&id, &[cluster], &mut |_, _| true);
+                ready.unwrap().publish().unwrap();
+                sweep();
+            }
+        });
+        // those of chunks are gone from the repository, and the shelf, also of a node that starts again, has all
+        let gone = (0..ids.len()).filter(|n| path(*n).metadata().is_err());
+        let gone = gone.count();
+        assert!(gone > 3, "{gone} of {}", ids.len());
+        drop(shelf);
+        let shelf = Shelf::open(&shelves, content).unwrap();
+        assert!(whole(&shelf));
+        // back again, and the shelf goes
+        for (number, pack) in packs.iter().enumerate() {
+            let taken = repo.share_pack(&shelf.file_of(number).unwrap());
+            assert_eq!(taken.unwrap(), *pack);
+        }
+        drop(shelf);
+        fs::remove_dir_all(&shelves).unwrap();
+        assert!((0..ids.len()).all(|n| fs::read(path(n)).unwrap() == bytes[n]));
+        // no image lists them
+        assert_eq!(sweep().packs, gone as u64);
+        assert!(repo.verify(&id, &|_, _| true).unwrap().is_sound());
+    }
+
+    #[test]
+    fn the_repositorys_own_pack_is_no_other_that_the_hub_gives_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let repo = Repository::create(&dir.path().join("repo")).unwrap();
+        let (id, _) = image(&repo);
+        let pack = repo.layout(&id).unwrap().packs[0];
+        let mut other = fs::read(repo.pack_path(&pack.id)).unwrap();
+        other[100] ^= 1;
+        let known = Tree::of(&other[..], pack.file_bytes).unwrap().pack();
+        let content = Arc::new(Content::new(vec![known]).unwrap());
+        let shelves = dir.path().join("shelf");
+        let shelf = Shelf::open(&shelves, content).unwrap();
+        fill(&shelf, &shelves, &[pack.id], &repo);
+        assert_eq!(shelf.pieces().count(), 0);
+        assert_eq!(fs::read_dir(&shelves).unwrap().count(), 0);
+    }
 
     #[test]
     fn packs_that_are_not_those_of_the_image_are_no_content() {
@@ -273,6 +457,7 @@ mod tests {
             file_bytes: 100 + name.len() as u64,
             index_offset: 50,
             index_bytes: 10,
+            root: None,
         };
         let listed = |of: &PackRef| SwarmPack {
             id: of.id.to_string(),
@@ -300,6 +485,15 @@ mod tests {
         let mut short = listed(&b);
         short.bytes -= 1;
         assert!(content_of(&membership(vec![listed(&a), short]), &layout).is_err());
+        let rooted = |root: Hash| {
+            let root = Some(root);
+            Layout {
+                packs: vec![PackRef { root, ..a }, b],
+            }
+        };
+        let both = membership(vec![listed(&a), listed(&b)]);
+        assert!(content_of(&both, &rooted(Hash::of(a.id.as_bytes()))).is_ok());
+        assert!(content_of(&both, &rooted(a.id)).is_err());
         let mut odd = listed(&b);
         odd.root = "no digits".into();
         assert!(content_of(&membership(vec![listed(&a), odd]), &layout).is_err());

@@ -1,11 +1,19 @@
 //! What a hub is asked: to list this node, to take it off the list, and for pieces that no other host has.
 
-use super::decide::Key;
+use super::{decide::Key, hedge::Hedge};
 use crate::transfer::{Cancel, HubClient, TransferError};
 use floe_api::{SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembership};
 use floe_image::Hash;
 use floe_peers::{Fetching, Key as PeerKey, Member, Seed};
-use std::{io, net::SocketAddr, ops::Range, path::Path, sync::Arc, time::Duration};
+use parking_lot::Mutex;
+use std::{
+    io,
+    net::SocketAddr,
+    ops::Range,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// How long a hub may take to say who takes part: at the first time it reads all of the image.
 const ASK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -13,6 +21,10 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(60);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it may take to send a piece; the swarm gives it up a little later.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(25);
+/// So many pieces with wrong bytes are no accident of a moment: the hub is told.
+const WRONG_TOLD: u32 = 3;
+/// How often it is told.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// How a hub is reached about an image: as its machine's image was.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,11 +80,25 @@ impl Place {
         }
     }
 
-    /// Makes the seed of an image's packs.
-    pub fn seed(&self, packs: Vec<Hash>) -> Result<HubSeed, TransferError> {
+    /// Tells the hub that what came of a pack was wrong.
+    pub fn doubt(&self, pack: &Hash) {
+        match self.client(ASK_TIMEOUT) {
+            Ok(hub) => doubt(&hub, pack),
+            Err(error) => tracing::debug!(%error, "the hub is not told"),
+        }
+    }
+
+    /// Makes the seed of an image's packs, which tells `hedge` how long the hub takes.
+    pub fn seed(
+        &self,
+        packs: Vec<Hash>,
+        hedge: Arc<Mutex<Hedge>>,
+    ) -> Result<HubSeed, TransferError> {
         Ok(HubSeed {
             hub: self.client(PIECE_TIMEOUT)?,
             packs: packs.into(),
+            hedge,
+            wrong: Mutex::default(),
         })
     }
 }
@@ -101,22 +127,56 @@ pub(super) fn key_text(key: &PeerKey) -> String {
     Hash(key.0).to_string()
 }
 
+fn doubt(hub: &HubClient, pack: &Hash) {
+    match hub.doubt_pack(pack) {
+        Ok(found) => tracing::warn!(
+            pack = pack.short(),
+            damaged = found.damaged,
+            "what came of a pack was wrong; the hub has looked"
+        ),
+        Err(error) => tracing::debug!(pack = pack.short(), %error, "the hub has not looked"),
+    }
+}
+
 /// The hub, as the seed of last resort.
 pub(super) struct HubSeed {
     hub: HubClient,
     /// The packs' names, by their numbers in the content.
     packs: Arc<[Hash]>,
+    hedge: Arc<Mutex<Hedge>>,
+    /// How many pieces came wrong since the hub was told, and when it was.
+    wrong: Mutex<(u32, Option<Instant>)>,
 }
 
 impl Seed for HubSeed {
+    fn was_wrong(&self, pack: usize) {
+        let Some(id) = self.packs.get(pack).copied() else {
+            return;
+        };
+        let mut wrong = self.wrong.lock();
+        wrong.0 += 1;
+        let told = wrong.1.is_some_and(|told| told.elapsed() < TELL_EVERY);
+        if wrong.0 < WRONG_TOLD || told {
+            return;
+        }
+        *wrong = (0, Some(Instant::now()));
+        let hub = self.hub.clone();
+        // it takes as long as the hub reads, and nobody waits for that
+        tokio::task::spawn_blocking(move || doubt(&hub, &id));
+    }
+
     fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_> {
         Box::pin(async move {
             let id = *self.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
             let hub = self.hub.clone();
             // the client blocks, as all of floe's that a fault may wait for
+            let began = Instant::now();
             let asked = tokio::task::spawn_blocking(move || hub.proven(&id, &range));
             let proven = asked.await.map_err(io::Error::other)?;
-            Ok(proven.map_err(io::Error::other)?.into())
+            let proven = proven.map_err(io::Error::other)?;
+            let took = began.elapsed();
+            self.hedge.lock().answered(proven.len() as u64, took);
+            Ok(proven.into())
         })
     }
 }

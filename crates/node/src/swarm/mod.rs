@@ -2,18 +2,23 @@
 //!
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
-//! [`member`] asks hubs, `enter` opens a shelf and joins, [`pieces`] reads images out of what comes, [`predict`] says what will be needed.
-//! If anything goes wrong here, machines read their hubs as without all this.
+//! [`member`] asks hubs, `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
+//! be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the others answer at all. If anything goes wrong here,
+//! machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
+//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
+mod beside;
 mod decide;
 mod enter;
+mod hedge;
 mod identity;
 mod member;
 mod pieces;
 mod predict;
+mod reach;
 mod report;
 mod seeds;
 mod traffic;
@@ -36,7 +41,7 @@ use floe_api::{
 use floe_image::Hash;
 use floe_peers::Host;
 use identity::Identity;
-use member::{Answer, Place, key_text, members};
+use member::{Answer, Place, digits, key_text, members};
 use parking_lot::Mutex;
 use pieces::wait_for;
 use seeds::{Seeded, Seeds};
@@ -54,19 +59,33 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long others may take to be told that this node leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pieces that fit and are not the image's may come of this host's disk, once: the next ones are the hub's.
+const SPOILT_MAX: u32 = 2;
 /// So much of the disk is left to everything else: a swarm that would take it is given up.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// What is known of one swarm.
 struct Known {
     place: Place,
+    /// Other hubs that may have the image, for what the first does not give.
+    others: Vec<Place>,
+    /// Whether other users' nodes may be told of this one.
+    open: bool,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
     /// Why it is not used, if something is wrong.
     trouble: String,
+    /// The content of which pieces were not the image's though they fit, and how often.
+    spoilt: (String, u32),
 }
 
 impl Known {
+    /// Whether there is no use in entering it, as the hub describes it.
+    fn is_spoilt(&self) -> bool {
+        let (content, times) = &self.spoilt;
+        *content == self.membership.content && *times >= SPOILT_MAX
+    }
+
     /// Whether the hub lists this node, or did.
     fn is_listed(&self) -> bool {
         !self.membership.content.is_empty()
@@ -93,6 +112,7 @@ pub(crate) struct Swarms {
 /// What this node wants of a swarm.
 struct Wanted {
     place: Place,
+    others: Vec<Place>,
     wish: Wish,
     /// Whether all of it is to be here.
     whole: bool,
@@ -185,7 +205,8 @@ impl Swarms {
             .images
             .sources
             .find_in(&request.image, &[], access, |_| Ok(()))?;
-        let place = self.place_of(&found.origin).ok_or_else(|| {
+        let place = self.places_of(&found.origin).into_iter().next();
+        let place = place.ok_or_else(|| {
             usage(
                 format!("{:?} is on no hub", request.image),
                 "only a hub knows who else wants an image: name one on a hub, or push it there",
@@ -275,16 +296,16 @@ impl Swarms {
         self.wake();
     }
 
-    /// How the hub of an image's origin is reached, if it could have one.
-    fn place_of(&self, origin: &Origin) -> Option<Place> {
+    /// How the hubs of an image's origin are reached, as far as its addresses could be hubs'. The first lists who takes part.
+    fn places_of(&self, origin: &Origin) -> Vec<Place> {
         let sources = &self.images.sources;
-        let mut urls = origin.urls.iter();
-        let url = urls.find(|url| sources.may_be_hub(url))?;
-        Some(Place {
+        let urls = origin.urls.iter().filter(|url| sources.may_be_hub(url));
+        let place = |url: &String| Place {
             token: sources.token_for(url, origin.token_for(url)),
             ca: origin.ca_for(url).map(str::to_owned),
             url: url.clone(),
-        })
+        };
+        urls.map(place).collect()
     }
 
     /// What machines and seeds want.
@@ -296,15 +317,17 @@ impl Swarms {
             if usage == SwarmUse::Off || !uses(&entry) {
                 continue;
             }
-            let Some(place) = self.place_of(&record.origin) else {
+            let mut places = self.places_of(&record.origin).into_iter();
+            let Some(place) = places.next() else {
                 continue;
             };
             let Some(hub) = HubAddress::of(&place.url) else {
                 continue;
             };
             let image = record.image;
-            let wanted = all.entry(Key { hub, image }).or_insert(Wanted {
+            let wanted = all.entry(Key { hub, image }).or_insert_with(|| Wanted {
                 place,
+                others: places.collect(),
                 wish: Wish::default(),
                 whole: false,
                 machines: Vec::new(),
@@ -318,12 +341,15 @@ impl Swarms {
             };
             let wanted = all.entry(key).or_insert_with(|| Wanted {
                 place: seeded.place(),
+                others: Vec::new(),
                 wish: Wish::default(),
                 whole: true,
                 machines: Vec::new(),
             });
             (wanted.wish.always, wanted.whole) = (true, true);
         }
+        // a hub knows by the token whose nodes may meet by themselves
+        all.retain(|_, wanted| wanted.wish.always || wanted.place.token.is_some());
         all
     }
 
@@ -354,6 +380,15 @@ impl Swarms {
                 tracing::error!(%error, name, "no thread for a swarm");
             }
         }
+        for (key, part) in self.active.all() {
+            part.look();
+            self.bring_later(&part);
+            if let Some((why, packs)) = part.newly_spoilt() {
+                self.note_spoilt(&key, &part.content);
+                self.give_up(&key, why);
+                self.doubt(&key, packs);
+            }
+        }
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
         let often = Instant::now() + LOOK_EVERY;
@@ -370,10 +405,14 @@ impl Swarms {
         for (key, of) in wanted {
             let known = known.entry(key.clone()).or_insert_with(|| Known {
                 place: of.place.clone(),
+                others: Vec::new(),
+                open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
+                spoilt: (String::new(), 0),
             });
-            known.place = of.place.clone();
+            (known.place, known.open) = (of.place.clone(), of.wish.always);
+            known.others.clone_from(&of.others);
         }
         drop(known);
         for (key, part) in self.active.all() {
@@ -428,6 +467,15 @@ impl Swarms {
         }
     }
 
+    fn note_spoilt(&self, key: &Key, content: &str) {
+        if let Some(known) = self.known.lock().get_mut(key) {
+            if known.spoilt.0 != content {
+                known.spoilt = (content.to_owned(), 0);
+            }
+            known.spoilt.1 += 1;
+        }
+    }
+
     fn trouble(&self, key: &Key, why: String) {
         if let Some(known) = self.known.lock().get_mut(key) {
             known.trouble = why;
@@ -449,7 +497,11 @@ impl Swarms {
                 Event::Silent(key.clone())
             }
         };
+        let listed = matches!(event, Event::Listed { .. });
         self.tell(event);
+        if listed {
+            self.predict_if_new(key);
+        }
     }
 
     fn asked(&self, key: &Key) -> Result<Event, String> {
@@ -457,15 +509,16 @@ impl Swarms {
         let known = self.known.lock().get(key).map(|known| {
             let packs = !known.membership.packs.is_empty();
             let content = packs.then(|| known.membership.content.clone());
-            (known.place.clone(), content)
+            (known.place.clone(), known.open, content)
         });
-        let Some((place, content)) = known else {
+        let Some((place, open, content)) = known else {
             return Ok(Event::Silent(key.clone()));
         };
         let me = SwarmJoin {
             key: key_text(&host.key()),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content,
+            open,
         };
         match place.ask(key, &me) {
             Answer::Listed(membership) => self.listed(key, &me.key, membership),
@@ -484,9 +537,13 @@ impl Swarms {
         me: &str,
         mut membership: SwarmMembership,
     ) -> Result<Event, String> {
+        if !self.core.options.swarm.policy.config().peers {
+            membership.members.clear(); // the hub alone is asked
+        }
         let others = membership.members.iter().any(|member| member.key != me);
         let content = membership.content.clone();
         let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
+        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let now = members(&membership.members);
         let part = self.active.part(key);
         if let Some(known) = self.known.lock().get_mut(key) {
@@ -506,7 +563,7 @@ impl Swarms {
             part.others.store(others, Relaxed);
             let swarm = part.swarm.clone();
             wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                let _ = swarm.members(now).await; // it may be ending
+                let _ = swarm.members(now, token).await; // it may be ending
             });
         }
         Ok(Event::Listed {

@@ -1,33 +1,31 @@
-//! Reads images out of the pieces of swarms: the way from a guest's fault to the hosts that have the piece.
-//!
-//! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
-//! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. If it
-//! does not come, or the image has no swarm now, the hub is read as without all this.
+//! The swarms that images are read out of, and the bytes of their packs: those on the shelf, and those that others bring.
 
-use super::decide::Key;
-use crate::images::sources::Provide;
-use floe_api::credentials::HubAddress;
-use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_peers::{PieceId, Shelf, Swarm};
-use floe_source::{
-    LinkEstimate, Origin as Address, PackBytes, PackReader, Request, Scheme, Sink, Source,
-    SourceError,
-};
-use parking_lot::RwLock;
+use super::{decide::Key, hedge::Hedge, reach::Reach};
+use floe_image::{Hash, Kind, PackRef};
+use floe_peers::{PieceId, Shelf, ShelfError, Swarm};
+use floe_source::{PackBytes, PackReader, Request, SourceError, WholePacks};
+use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     ops::Range,
+    path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
     time::{Duration, Instant},
 };
 use tokio::runtime::Handle;
 
-/// A read that may not take longer than this is tried again by its caller: the hub is not asked for what is on its way already.
-const SHORT: Duration = Duration::from_secs(1);
+/// How often the image's model is asked for: it comes while machines run, of those that have ended, and changes seldom.
+const MODEL_EVERY: Duration = Duration::from_secs(60);
+/// A machine that has waited for nothing for so long is quiet.
+const QUIET: Duration = Duration::from_secs(1);
+/// Most items that are brought as pieces later: 64 MiB of chunks. Further ones are left to those who want them.
+const LATER_MAX: usize = 16 << 10;
+/// How many of them are read at a time.
+const LATER_ITEMS: usize = 64;
 
 /// Waits on a plain thread for work of the runtime; `None` if it took longer than that, or was dropped.
 pub(super) fn wait_for<T: Send + 'static>(
@@ -74,35 +72,6 @@ impl Active {
     }
 }
 
-impl Provide for Active {
-    fn scheme(&self) -> Option<Scheme> {
-        None
-    }
-
-    fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source> {
-        repository
-    }
-
-    fn elsewhere(
-        &self,
-        source: Arc<dyn Source>,
-        _: &crate::inventory::record::Origin,
-    ) -> Arc<dyn Source> {
-        source
-    }
-
-    fn beside(&self, source: Arc<dyn Source>, place: &Address) -> Arc<dyn Source> {
-        match HubAddress::of(place.url().as_str()) {
-            Some(hub) => Arc::new(Beside {
-                hub_source: source,
-                hub,
-                active: self.clone(),
-            }),
-            None => source,
-        }
-    }
-}
-
 /// This node's part in the swarm of an image.
 pub(super) struct Part {
     /// What the hub calls the packs.
@@ -115,13 +84,143 @@ pub(super) struct Part {
     pub others: AtomicBool,
     /// Whether all of it is brought here.
     pub whole: AtomicBool,
+    /// Whether the hub is never read in another way than in pieces (`SwarmPolicy::only_pieces`).
+    pub only_pieces: bool,
+    /// When the image's model was asked for last, and of which the prediction is.
+    model: Mutex<(Option<Instant>, Option<Hash>)>,
+    /// Whether the others answer.
+    reach: Mutex<Reach>,
+    /// How long a demand waits for the swarm.
+    pub hedge: Arc<Mutex<Hedge>>,
+    /// What was read from the hub and is to be brought as pieces later, for others.
+    later: Mutex<VecDeque<(Kind, Hash)>>,
+    /// Whether that is being done.
+    pub follows: AtomicBool,
+    /// Why nobody reads this way any more, of which packs, and whether that was seen to.
+    spoilt: Mutex<Option<(String, Vec<Hash>, bool)>>,
+    /// When this part began, and how many milliseconds later somebody last stood still.
+    since: Instant,
+    demanded_ms: AtomicU64,
 }
 
 impl Part {
+    /// Begins to exchange `content`. `hedge` is the seed's, too.
+    pub fn new(
+        content: String,
+        swarm: Arc<Swarm>,
+        reader: PackReader<Pieces>,
+        hedge: Arc<Mutex<Hedge>>,
+    ) -> Part {
+        Part {
+            content,
+            swarm,
+            reader,
+            always: AtomicBool::default(),
+            others: AtomicBool::default(),
+            whole: AtomicBool::default(),
+            only_pieces: false,
+            model: Mutex::default(),
+            reach: Mutex::default(),
+            hedge,
+            later: Mutex::default(),
+            spoilt: Mutex::default(),
+            follows: AtomicBool::default(),
+            since: Instant::now(),
+            demanded_ms: AtomicU64::default(),
+        }
+    }
+
+    /// Whether it is time to ask for the image's model; if so, that counts as asked.
+    pub fn asks_for_model(&self) -> bool {
+        let mut model = self.model.lock();
+        let due = model.0.is_none_or(|asked| asked.elapsed() >= MODEL_EVERY);
+        if due {
+            model.0 = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Whether the prediction is of another model.
+    pub fn is_new_model(&self, model: Hash) -> bool {
+        self.model.lock().1 != Some(model)
+    }
+
+    /// Notes of which model the prediction is.
+    pub fn note_prediction(&self, model: Hash) {
+        self.model.lock().1 = Some(model);
+    }
+
+    /// Looks who is linked.
+    pub fn look(&self) {
+        let (listed, linked) = (self.others.load(Relaxed), self.swarm.linked() > 0);
+        self.reach.lock().look(self.since.elapsed(), listed, linked);
+    }
+
+    /// Whether others are listed for long and none of them has ever answered.
+    pub fn is_blocked(&self) -> bool {
+        self.reach.lock().is_blocked(self.since.elapsed())
+    }
+
+    /// Notes that a machine stands still now.
+    pub fn note_demand(&self) {
+        let ms = self.since.elapsed().as_millis() as u64;
+        self.demanded_ms.store(ms, Relaxed);
+    }
+
+    /// Whether so many bytes may be read from the hub although they may come as pieces.
+    pub fn may_hedge(&self, bytes: u64) -> bool {
+        let mut hedge = self.hedge.lock();
+        hedge.received(self.swarm.received());
+        hedge.spend(true, bytes)
+    }
+
+    /// Keeps what was read from the hub while nobody else was there, if it is to be passed on.
+    pub fn keep_for_later(&self, wants: &[(Kind, Hash)]) {
+        if self.always.load(Relaxed) {
+            let mut later = self.later.lock();
+            let room = LATER_MAX.saturating_sub(later.len());
+            later.extend(wants.iter().take(room));
+        }
+    }
+
+    /// Whether there is something to bring as pieces, and no machine stands still meanwhile.
+    pub fn may_follow(&self) -> bool {
+        let demanded = Duration::from_millis(self.demanded_ms.load(Relaxed));
+        let quiet = self.since.elapsed().saturating_sub(demanded) >= QUIET;
+        quiet && !self.later.lock().is_empty()
+    }
+
+    /// Takes some of what is to be brought.
+    pub fn take_later(&self) -> Vec<(Kind, Hash)> {
+        let mut later = self.later.lock();
+        let count = later.len().min(LATER_ITEMS);
+        later.drain(..count).collect()
+    }
+
     /// Whether pieces may come from others, or are brought this way all the same. Alone, a host reads its hub directly, which sends
     /// single chunks.
     pub fn is_of_use(&self) -> bool {
-        self.others.load(Relaxed) || self.always.load(Relaxed)
+        let wanted = self.others.load(Relaxed) || self.always.load(Relaxed);
+        wanted && self.spoilt.lock().is_none()
+    }
+
+    /// Notes that pieces fit the hub's roots and are not what the image needs: nobody reads this way any more.
+    pub fn note_spoilt(&self, wants: &[(Kind, Hash)], why: &SourceError) {
+        let nobody_asked = Request::demand(Duration::ZERO);
+        let places = self.reader.places(wants, &nobody_asked);
+        let packs = places.unwrap_or_default().into_iter().map(|(pack, _)| pack);
+        let packs: BTreeSet<Hash> = packs.collect();
+        let why = format!("the hub's pieces are not the image's: {why}");
+        let mut spoilt = self.spoilt.lock();
+        spoilt.get_or_insert((why, packs.into_iter().collect(), false));
+    }
+
+    /// Returns why, and of which packs, if that has happened and was not seen to.
+    pub fn newly_spoilt(&self) -> Option<(String, Vec<Hash>)> {
+        let mut spoilt = self.spoilt.lock();
+        let (why, packs, seen_to) = spoilt.as_mut()?;
+        let first = !std::mem::replace(seen_to, true);
+        first.then(|| (why.clone(), packs.clone()))
     }
 }
 
@@ -177,12 +276,16 @@ impl Pieces {
             n => format!("{n} pieces from {}", lacking[0]),
         };
         let (swarm, demand) = (self.swarm.clone(), request.is_demand() || !self.ahead);
-        let came = wait_for(&self.runtime, request.deadline, async move {
+        let bring = async move {
             match demand {
                 true => swarm.need(&lacking).await,
                 false => swarm.want(&lacking).await,
             }
-        });
+        };
+        let came = match request.deadline.is_zero() {
+            true => None, // nobody is asked for what is not waited for
+            false => wait_for(&self.runtime, request.deadline, bring),
+        };
         match came {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(SourceError::Unreachable {
@@ -195,6 +298,35 @@ impl Pieces {
                 what,
                 after: request.deadline,
             }),
+        }
+    }
+
+    /// Waits until a pack's range is here, and returns the pack's number.
+    fn bring_range(
+        &self,
+        pack: &Hash,
+        range: Range<u64>,
+        what: &str,
+        request: &Request,
+    ) -> Result<usize, SourceError> {
+        let pieces = self.pieces_of(pack, &range);
+        let number = self.packs.get(pack).filter(|_| !pieces.is_empty());
+        let Some(number) = number else {
+            return Err(SourceError::Missing {
+                at: self.at.clone(),
+                what: what.into(),
+            });
+        };
+        let lacking = pieces.filter(|piece| !self.shelf().has(*piece));
+        self.bring(lacking.collect(), request)?;
+        Ok(*number)
+    }
+
+    fn unreadable(&self, what: &str, error: &ShelfError) -> SourceError {
+        SourceError::Unreachable {
+            at: self.at.clone(),
+            what: what.into(),
+            reason: error.to_string(),
         }
     }
 }
@@ -225,116 +357,26 @@ impl PackBytes for Pieces {
         what: &str,
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
-        let pieces = self.pieces_of(pack, &range);
-        let number = self.packs.get(pack).filter(|_| !pieces.is_empty());
-        let Some(number) = number else {
-            return Err(SourceError::Missing {
-                at: self.at.clone(),
-                what: what.into(),
-            });
-        };
-        let lacking = pieces.filter(|piece| !self.shelf().has(*piece));
-        self.bring(lacking.collect(), request)?;
-        let read = self.shelf().read(*number, range);
-        read.map_err(|error| SourceError::Unreachable {
-            at: self.at.clone(),
-            what: what.into(),
-            reason: error.to_string(),
-        })
+        let number = self.bring_range(pack, range.clone(), what, request)?;
+        let read = self.shelf().read(number, range);
+        read.map_err(|error| self.unreadable(what, &error))
     }
 }
 
-/// A hub, with the swarms of its images before it.
-struct Beside {
-    hub_source: Arc<dyn Source>,
-    hub: HubAddress,
-    active: Active,
-}
-
-impl Source for Beside {
-    fn describe(&self) -> String {
-        self.hub_source.describe()
+/// Who stores the image takes packs off the shelf as they are, so that they lie on the disk once.
+impl WholePacks for Part {
+    fn packs(&self) -> &[PackRef] {
+        &self.reader.layout().packs
     }
 
-    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        self.hub_source.resolve(name)
+    fn items(&self, pack: &PackRef, request: &Request) -> Result<Vec<(Kind, Hash)>, SourceError> {
+        self.reader.pack_items(pack, request)
     }
 
-    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        self.hub_source.manifest(id)
-    }
-
-    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        self.hub_source.layout(id)
-    }
-
-    fn read(
-        &self,
-        image: &Hash,
-        wants: &[(Kind, Hash)],
-        request: &Request,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), SourceError> {
-        let key = Key {
-            hub: self.hub.clone(),
-            image: *image,
-        };
-        let part = self.active.part(&key).filter(|part| part.is_of_use());
-        let Some(part) = part else {
-            return self.hub_source.read(image, wants, request, sink);
-        };
-        let began = Instant::now();
-        // a demand that does not come leaves time for the hub; anything else comes later, and is not to be carried twice
-        let goes_on = request.is_demand() && request.deadline >= SHORT;
-        let share = match goes_on {
-            true => request.deadline.mul_f32(0.6),
-            false => request.deadline,
-        };
-        let mut given = HashSet::new();
-        let share = Request {
-            deadline: share,
-            ..*request
-        };
-        let read = part.reader.read(wants, &share, &mut |kind, hash, bytes| {
-            if given.insert(hash) {
-                sink(kind, hash, bytes);
-            }
-        });
-        drop(part);
-        let Err(error) = read else {
-            return Ok(());
-        };
-        let rest = wants.iter().filter(|(_, hash)| !given.contains(hash));
-        let rest: Vec<_> = rest.copied().collect();
-        if rest.is_empty() {
-            return Ok(());
-        }
-        if !goes_on && matches!(error, SourceError::Timeout { .. }) {
-            return Err(error);
-        }
-        tracing::debug!(image = image.short(), %error, "read from the hub instead");
-        let left = Request {
-            deadline: request.deadline.saturating_sub(began.elapsed()),
-            ..*request
-        };
-        let mut only_new = |kind: Kind, hash: Hash, bytes: &[u8]| {
-            if given.insert(hash) {
-                sink(kind, hash, bytes);
-            }
-        };
-        self.hub_source.read(image, &rest, &left, &mut only_new)
-    }
-
-    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
-    fn merges(&self, image: &Hash) -> bool {
-        let key = Key {
-            hub: self.hub.clone(),
-            image: *image,
-        };
-        self.active.part(&key).is_some_and(|part| part.is_of_use())
-    }
-
-    fn link(&self) -> LinkEstimate {
-        self.hub_source.link()
+    fn bring(&self, pack: &PackRef, request: &Request) -> Result<PathBuf, SourceError> {
+        let (pieces, what) = (self.reader.bytes(), format!("pack {}", pack.id.short()));
+        let number = pieces.bring_range(&pack.id, 0..pack.file_bytes, &what, request)?;
+        let file = pieces.shelf().file_of(number);
+        file.map_err(|error| pieces.unreadable(&what, &error))
     }
 }

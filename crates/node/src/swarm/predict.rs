@@ -15,6 +15,18 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most pieces of a prediction: 4 GiB of packs.
 const PIECES_MAX: usize = 1 << 16;
 
+/// Chunks whose times lie in one such span are due together, in milliseconds.
+const TOGETHER_MS: u32 = 250;
+
+/// What machines will need next.
+#[derive(Debug, Default)]
+pub(super) struct Prediction {
+    /// Pieces, in the order of their need.
+    pub pieces: Vec<PieceId>,
+    /// When each is needed, in milliseconds since the start of a run; at least 1.
+    pub due_ms: Vec<u32>,
+}
+
 /// Returns the pieces that a model's chunks lie in, in the model's order. The tables of the chunks' segments and the packs' indices are read
 /// for it.
 pub(super) fn order(
@@ -22,7 +34,7 @@ pub(super) fn order(
     model: &Model,
     manifest: &Manifest,
     fetcher: &Fetcher,
-) -> Result<Vec<PieceId>, SourceError> {
+) -> Result<Prediction, SourceError> {
     let mut segments = Vec::new();
     let mut known = HashSet::new();
     for at in model.chunks() {
@@ -37,21 +49,29 @@ pub(super) fn order(
         let hash = table.hashes().get(chunk as usize % CHUNKS_PER_SEGMENT)?;
         (!hash.is_zero()).then_some((Kind::Chunk, *hash))
     };
-    let wants = model.chunks().map(|at| (at.region, at.chunk));
-    let wants: Vec<_> = wants.filter_map(hash_of).collect();
-    let (mut pieces, mut listed) = (Vec::new(), HashSet::new());
-    for batch in wants.chunks(READ_ITEMS_MAX) {
+    let timed = model.timed_chunks();
+    let timed = timed.filter_map(|(at, ms)| Some((hash_of((at.region, at.chunk))?, ms)));
+    let timed: Vec<((Kind, Hash), u32)> = timed.collect();
+    let together = timed.chunk_by(|(_, a), (_, b)| a / TOGETHER_MS == b / TOGETHER_MS);
+    let (mut found, mut listed) = (Prediction::default(), HashSet::new());
+    for batch in together.flat_map(|due| due.chunks(READ_ITEMS_MAX)) {
+        let wants: Vec<_> = batch.iter().map(|(want, _)| *want).collect();
         let request = Request::prefetch(READ_TIMEOUT);
-        for (pack, range) in part.reader.places(batch, &request)? {
+        for (pack, range) in part.reader.places(&wants, &request)? {
             let of = part.reader.bytes().pieces_of(&pack, &range);
-            pieces.extend(of.filter(|piece| listed.insert(*piece)));
+            let new = of.filter(|piece| listed.insert(*piece));
+            found.pieces.extend(new);
         }
-        if pieces.len() >= PIECES_MAX {
-            pieces.truncate(PIECES_MAX);
+        // 0 would be now
+        let due_ms = batch.first().map_or(1, |(_, ms)| (*ms).max(1));
+        found.due_ms.resize(found.pieces.len(), due_ms);
+        if found.pieces.len() >= PIECES_MAX {
+            found.pieces.truncate(PIECES_MAX);
+            found.due_ms.truncate(PIECES_MAX);
             break;
         }
     }
-    Ok(pieces)
+    Ok(found)
 }
 
 /// Reads the tables of segments, by region and number. Those that are all zero, or that the image doesn't have, are left out.

@@ -12,6 +12,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// How long a swarm may take to say how it is.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// What is told where no other node has ever answered.
+const BLOCKED: &str = "no other node answers over UDP (a firewall, here or there?); the image comes from the hub alone";
 
 impl Swarms {
     /// Returns in which swarms this node takes part, and how they are.
@@ -75,10 +77,19 @@ impl Swarms {
             swarm.status().await
         });
         if let Some(Ok(status)) = status {
-            if !info.peers.is_empty() {
+            if status.peers.iter().any(|peer| peer.linked) {
                 info.way = SwarmWay::Swarm;
             }
             fill_in(info, &status);
+            if info.trouble.is_empty() && status.seed_wrong > 0 {
+                let pieces = status.seed_wrong;
+                info.trouble = format!(
+                    "the hub sent wrong bytes {pieces} times, which were not kept; it is told"
+                );
+            }
+        }
+        if info.trouble.is_empty() && part.is_blocked() {
+            info.trouble = BLOCKED.into();
         }
     }
 }

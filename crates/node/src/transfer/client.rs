@@ -7,7 +7,7 @@ use floe_api::hub::{
     ImageList, PooledSubstrate, PooledSubstrates, Resolved, TagRequest, TraceTaken, UploadOpened,
     Visibility,
 };
-use floe_api::{PoolStatus, SwarmJoin, SwarmMembership};
+use floe_api::{PackCheck, PoolStatus, SwarmJoin, SwarmMembership};
 use floe_http::{Ended, Limits, Parts, Pool, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
 use floe_traces::{Method, TraceList};
@@ -436,6 +436,13 @@ impl HubClient {
         let (from, bytes) = (range.start, range.end - range.start);
         let path = format!("/v1/packs/{pack}/proven?from={from}&bytes={bytes}");
         self.call("GET", &path, "a piece", Bytes::new(), &|_| ())
+    }
+
+    /// Says that what came of a pack was wrong; the hub looks whether it is damaged there.
+    pub fn doubt_pack(&self, pack: &Hash) -> Result<PackCheck, TransferError> {
+        let (path, what) = (format!("/v1/packs/{pack}/damaged"), "a doubt about a pack");
+        let answer = self.call("POST", &path, what, Bytes::new(), &|_| ())?;
+        self.parse(what, &answer)
     }
 
     /// Removes an image of the token's owner.

@@ -5,14 +5,11 @@
 //! packs of an interrupted pull, and the pull that follows continues with them and fetches the rest. A pack that also holds
 //! data of images outside this image's lineage is not copied, since that data must not be published along with it.
 
-use super::pull::Unfinished;
+use super::unfinished::{Unfinished, is_mostly_missing};
 use super::{Cancel, OnProgress, Progress, TransferError, check};
 use floe_image::{Hash, Kind};
 use floe_store::Repository;
 use std::collections::HashSet;
-
-/// A pack is copied whole if at most one in this many of its items is there already; those items are then stored twice.
-const THERE_MAX: usize = 4;
 
 /// What [`copy_packs`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +44,7 @@ pub fn copy_packs(
         }
         let items = from.pack_items(pack)?;
         let there = to.has(unfinished.known(), &items)?;
-        if there.iter().filter(|there| **there).count() * THERE_MAX > items.len() {
+        if !is_mostly_missing(&there) {
             continue;
         }
         let new = items.iter().zip(there).filter(|(_, there)| !there);

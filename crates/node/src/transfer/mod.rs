@@ -13,6 +13,7 @@ mod plan;
 mod pull;
 mod push;
 mod stock;
+mod unfinished;
 
 pub use client::HubClient;
 pub use copy::{Copied, copy_packs};

@@ -161,6 +161,7 @@ mod tests {
                 file_bytes: index_offset + u64::from(index_bytes) + 56,
                 index_offset,
                 index_bytes,
+                root: None,
             },
             items,
         }

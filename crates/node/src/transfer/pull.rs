@@ -1,26 +1,22 @@
 //! Pull: copies a whole image here from any source, and fetches only what is not here yet.
 //!
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
-//! other temporary files names the packs of an unfinished pull, so that the next one continues with them.
+//! other temporary files names the packs of an unfinished pull, so that the next one continues with them. Packs that the source
+//! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
+use super::unfinished::Unfinished;
 use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
-use floe_image::{
-    Hash, Kind, Layout, Manifest, PackRef, PackWriter, Region, Segment, compress_frame,
-};
-use floe_source::{Purpose, Request, Source, SourceError};
+use floe_image::{Hash, Kind, PackWriter, Region, Segment};
+use floe_source::{Purpose, Request, Source, SourceError, WholePacks};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
-use std::io;
-use std::path::PathBuf;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 use std::time::{Duration, Instant};
 
-/// zstd level of what is packed here.
-const LEVEL: i32 = 3;
 /// How many chunks one read asks for: 1 MiB, so that progress and cancellation work over a slow link, too.
 const CHUNKS_AT_A_TIME: usize = 256;
 /// How many segments one read asks for, for the same reason.
@@ -28,9 +24,7 @@ const SEGMENTS_AT_A_TIME: usize = 32;
 /// How many reads are under way at once.
 const CONNECTIONS: usize = 4;
 /// How long one read may take: 1 MiB at 100 kbit/s.
-const READ_DEADLINE: Duration = Duration::from_secs(120);
-/// A pack is closed at this size, before it can exceed the limit of uploads.
-const PACK_BYTES: u64 = 7 << 20;
+pub(super) const READ_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Where a pull puts the image.
 #[derive(Clone, Copy)]
@@ -50,6 +44,8 @@ pub struct PullOptions {
     pub cancel: Cancel,
     /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
     pub gate: Option<Arc<dyn Gate>>,
+    /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
+    pub whole_packs: bool,
 }
 
 /// What a pull did.
@@ -87,7 +83,11 @@ pub fn pull(
     let manifest = retry(cancel, passes, || Ok(source.manifest(image)?))?;
     let keep = match to {
         Destination::Repository(repository, cache) => {
-            Keep::Packs(Unfinished::open(repository, cache, image)?)
+            let mut packs = Unfinished::open(repository, cache, image)?;
+            if let Some(whole) = whole_packs(source, image, options) {
+                packs.take(&*whole, options, progress)?;
+            }
+            Keep::Packs(packs)
         }
         Destination::Cache(cache) => Keep::Cache(cache),
     };
@@ -156,6 +156,15 @@ pub fn pull(
         chunks_reused: chunks.len() as u64 - fetched,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+fn whole_packs(
+    source: &dyn Source,
+    image: &Hash,
+    options: &PullOptions,
+) -> Option<Arc<dyn WholePacks>> {
+    let whole = source.whole_packs(image);
+    whole.filter(|_| options.whole_packs)
 }
 
 fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
@@ -304,7 +313,7 @@ impl Keep<'_> {
                 }
             }
             Keep::Packs(packs) => {
-                let here = packs.repository.has(&packs.local, part)?;
+                let here = packs.repository.has(packs.known(), part)?;
                 let (mut held, mut rest) = (Vec::new(), Vec::new());
                 for (item, here) in part.iter().zip(here) {
                     if here {
@@ -316,7 +325,7 @@ impl Keep<'_> {
                 // chunks that are in packs already are not read: only segments are needed, to find what is below them
                 held.retain(|(kind, _)| *kind == Kind::Segment);
                 if !held.is_empty() {
-                    let scope = packs.repository.scope_of(&packs.local)?;
+                    let scope = packs.repository.scope_of(packs.known())?;
                     let damaged =
                         scope.read(&held, &mut |kind, hash, bytes| each(kind, hash, bytes))?;
                     rest.extend(damaged);
@@ -346,7 +355,7 @@ impl Keep<'_> {
         match self {
             Keep::Cache(_) => Ok(items.iter().map(raw).sum()),
             Keep::Packs(packs) => {
-                let here = packs.repository.has(&packs.local, items)?;
+                let here = packs.repository.has(packs.known(), items)?;
                 let missing = items.iter().zip(here).filter(|(_, here)| !here);
                 Ok(missing.map(|(item, _)| raw(item)).sum())
             }
@@ -387,145 +396,4 @@ fn read_cached(cache: &Cache, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>
             .get_segment(hash, None)
             .map(|segment| segment.encode()),
     })
-}
-
-/// The packs of an unfinished pull.
-pub(super) struct Unfinished<'a> {
-    repository: &'a Repository,
-    cache: Option<&'a Cache>,
-    /// Packs that were here when the pull began: other images', and those of an earlier try.
-    local: Layout,
-    /// Packs of this try and of earlier ones.
-    made: Mutex<Vec<PackRef>>,
-    journal: PathBuf,
-}
-
-impl<'a> Unfinished<'a> {
-    pub fn open(
-        repository: &'a Repository,
-        cache: Option<&'a Cache>,
-        image: &Hash,
-    ) -> Result<Self, TransferError> {
-        let folder = repository.dir().join("tmp");
-        let journal = folder.join(format!("pull-{image}"));
-        let earlier = std::fs::read(&journal)
-            .ok()
-            .and_then(|bytes| Layout::decode(&bytes).ok())
-            .unwrap_or_default();
-        let made: Vec<PackRef> = earlier
-            .packs
-            .into_iter()
-            .filter(|pack| !matches!(repository.pack_path(&pack.id).try_exists(), Ok(false)))
-            .collect();
-        let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
-        let mut packs = made.clone();
-        for entry in repository.list()? {
-            let layout = repository.layout(&entry.id)?;
-            packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
-        }
-        packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
-        Ok(Unfinished {
-            repository,
-            cache,
-            local: Layout { packs },
-            made: Mutex::new(made),
-            journal,
-        })
-    }
-
-    fn put(
-        &self,
-        items: &[(Kind, Hash, &[u8])],
-        writer: &mut Option<PackWriter<Vec<u8>>>,
-    ) -> Result<(), TransferError> {
-        let kind_of = |item: &(Kind, Hash, &[u8])| item.0;
-        for run in items.chunk_by(|a, b| kind_of(a) == kind_of(b)) {
-            let kind = kind_of(&run[0]);
-            for frame in run.chunks(kind.frame_items_max()) {
-                let (hashes, bytes): (Vec<Hash>, Vec<&[u8]>) =
-                    frame.iter().map(|(_, hash, bytes)| (*hash, *bytes)).unzip();
-                let packed = compress_frame(kind, &bytes, LEVEL);
-                let open = match writer {
-                    Some(open) => open,
-                    None => writer.insert(PackWriter::new(Vec::new()).map_err(in_memory)?),
-                };
-                open.push_frame(kind, &hashes, &packed).map_err(in_memory)?;
-                if open.bytes_written() >= PACK_BYTES {
-                    self.close(writer)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the pack being written into the repository and notes it.
-    fn close(&self, writer: &mut Option<PackWriter<Vec<u8>>>) -> Result<(), TransferError> {
-        let Some(writer) = writer.take() else {
-            return Ok(());
-        };
-        let (bytes, _) = writer.finish().map_err(in_memory)?;
-        let pack = self
-            .repository
-            .adopt_pack_from(&mut &bytes[..], bytes.len() as u64)?;
-        self.note(pack);
-        Ok(())
-    }
-
-    /// Whether the pack is here, from another image or an earlier try.
-    pub fn has(&self, pack: &PackRef) -> bool {
-        self.local.packs.contains(pack)
-    }
-
-    /// Returns the packs that were here when the pull began.
-    pub fn known(&self) -> &Layout {
-        &self.local
-    }
-
-    /// Notes a pack that is here now.
-    pub fn note(&self, pack: PackRef) {
-        let mut made = self.made.lock();
-        if made.iter().all(|other| other.id != pack.id) {
-            made.push(pack);
-        }
-        // the journal only saves work: if it cannot be written, the pull continues
-        let layout = Layout {
-            packs: made.clone(),
-        };
-        let partial = self.journal.with_extension("partial");
-        let note = || -> io::Result<()> {
-            if let Some(folder) = self.journal.parent() {
-                floe_store::private::make_dirs(folder)?;
-            }
-            floe_store::private::write(&partial, &layout.encode())?;
-            std::fs::rename(&partial, &self.journal)
-        };
-        if let Err(error) = note() {
-            tracing::warn!(%error, "cannot note the packs of an unfinished pull");
-        }
-    }
-
-    fn publish(&self, manifest: &Manifest) -> Result<(), TransferError> {
-        let mut layout = Layout {
-            packs: self.made.lock().clone(),
-        };
-        let made: HashSet<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
-        layout.packs.extend(
-            self.local
-                .packs
-                .iter()
-                .filter(|pack| !made.contains(&pack.id)),
-        );
-        let layout = self.repository.check_complete(manifest, &layout)?;
-        self.repository.publish(manifest, &layout)?;
-        if let Err(error) = std::fs::remove_file(&self.journal)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::debug!(%error, "cannot remove a pull's journal");
-        }
-        Ok(())
-    }
-}
-
-fn in_memory(error: io::Error) -> TransferError {
-    TransferError::Options(format!("cannot pack: {error}"))
 }

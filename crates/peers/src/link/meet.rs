@@ -1,9 +1,9 @@
 //! How two hosts meet: a connection with proven keys, then a hello from each.
 use super::{CLOSED_DUPLICATE, CLOSED_STRANGER};
+use crate::endpoints::Endpoints;
 use crate::members::{Key, Member};
-use crate::wire::{Frames, Hello, Message, PROTOCOL, frames_of};
-use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream};
-use iroh::{Endpoint, EndpointAddr, PublicKey, TransportAddr};
+use crate::wire::{Frames, Hello, Message, frames_of};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream};
 use std::time::Duration;
 
 /// A host that takes longer to say who it is and what it wants is not waited for.
@@ -47,20 +47,17 @@ impl From<ConnectionError> for Unmet {
 
 /// Connects to a host and exchanges hellos.
 pub(crate) async fn dial(
-    endpoint: &Endpoint,
+    endpoints: &Endpoints,
     member: &Member,
     hello: Hello,
 ) -> Result<Meeting, Unmet> {
-    let met = tokio::time::timeout(MEETING, meet(endpoint, member, hello));
+    let met = tokio::time::timeout(MEETING, meet(endpoints, member, hello));
     met.await.unwrap_or(Err(Unmet::Failed))
 }
 
-async fn meet(endpoint: &Endpoint, member: &Member, hello: Hello) -> Result<Meeting, Unmet> {
-    let id = PublicKey::from_bytes(&member.key.0).map_err(|_| Unmet::Failed)?;
-    let addresses = member.addresses.iter().copied().map(TransportAddr::Ip);
-    let address = EndpointAddr::from_parts(id, addresses);
-    let connected = endpoint.connect(address, PROTOCOL).await;
-    let connection = connected.map_err(|_| Unmet::Failed)?;
+async fn meet(endpoints: &Endpoints, member: &Member, hello: Hello) -> Result<Meeting, Unmet> {
+    let reached = endpoints.reach(member).await;
+    let connection = reached.ok_or(Unmet::Failed)?;
     let (mut send, mut recv) = connection.open_bi().await?;
     for frame in frames_of(&Message::Hello(hello)) {
         let sent = send.write_all(&frame).await;
@@ -89,13 +86,13 @@ fn why(connection: &Connection) -> Unmet {
     connection.close_reason().map_or(Unmet::Failed, Unmet::from)
 }
 
-/// Hears who dials and what it wants. The caller has a limit for the time that this takes.
-pub(crate) async fn hear(connection: Connection) -> Option<(Hello, Meeting)> {
+/// Hears what one wants who has dialled and proven a key. The caller has a limit for the time that this takes.
+pub(crate) async fn hear(connection: Connection, key: Key) -> Option<(Hello, Meeting)> {
     let (send, mut recv) = connection.accept_bi().await.ok()?;
     let mut frames = Frames::default();
     let hello = first(&mut recv, &mut frames).await?;
     let meeting = Meeting {
-        key: Key(*connection.remote_id().as_bytes()),
+        key,
         connection,
         send,
         recv,

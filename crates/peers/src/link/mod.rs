@@ -3,9 +3,11 @@
 mod expected;
 mod meet;
 mod pieces;
+mod queue;
 
 pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
 pub(crate) use pieces::{Outcome, shelve};
+pub(crate) use queue::ShortQueue;
 
 use crate::cap::Cap;
 use crate::members::Key;
@@ -13,7 +15,7 @@ use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, frames_of};
 use expected::Expected;
 use floe_swarm::policy::{PieceId, Purpose};
-use iroh::endpoint::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -79,7 +81,7 @@ pub(crate) enum Note {
     /// What became of a piece that was to be sent.
     Sent(u64, PieceId, Outcome),
     /// What became of a piece that the seed was asked for.
-    Seeded(PieceId, Outcome),
+    Seeded(usize, PieceId, Outcome),
     /// Pieces were taken off the shelf, and who waits for that.
     Removed(Vec<PieceId>, Option<oneshot::Sender<()>>),
     /// The shelf was synced.

@@ -5,7 +5,7 @@ use crate::tree::WrongBytes;
 use crate::wire::{number, put_number};
 use bytes::Bytes;
 use floe_swarm::policy::{PieceId, Purpose};
-use iroh::endpoint::{Connection, ReadExactError, RecvStream, SendStream};
+use quinn::{Connection, ReadExactError, RecvStream, SendStream};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

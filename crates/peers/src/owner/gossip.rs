@@ -1,10 +1,8 @@
 //! What neighbours are told of this host's pieces. No I/O, no clock.
 use crate::wire::{Message, Run};
 use floe_swarm::policy::PieceId;
+use floe_swarm::roster::TELL_EVERY_US;
 use std::collections::BTreeSet;
-
-/// How often, in microseconds: not for each piece, or a host would read a hundred messages for each piece that it gets.
-const EVERY_US: u64 = 150_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Gossip {
@@ -26,7 +24,7 @@ impl Gossip {
 
     /// Returns what is to be said now.
     pub(super) fn due(&mut self, now_us: u64) -> Vec<Message> {
-        if now_us.saturating_sub(self.told_us) < EVERY_US {
+        if now_us.saturating_sub(self.told_us) < TELL_EVERY_US {
             return Vec::new();
         }
         let mut said = Vec::new();
@@ -68,12 +66,12 @@ mod tests {
         gossip.went(9);
         gossip.went(20);
         gossip.came(20);
-        let first = gossip.due(EVERY_US);
+        let first = gossip.due(TELL_EVERY_US);
         let (went, came) = (vec![(9, 1)], vec![(3, 3), (20, 1)]);
         assert_eq!(first, [Message::Lacks(went), Message::Has(came)]);
         gossip.came(1);
-        assert!(gossip.due(2 * EVERY_US - 1).is_empty());
-        assert_eq!(gossip.due(2 * EVERY_US), [Message::Has(vec![(1, 1)])]);
-        assert!(gossip.due(9 * EVERY_US).is_empty());
+        assert!(gossip.due(2 * TELL_EVERY_US - 1).is_empty());
+        assert_eq!(gossip.due(2 * TELL_EVERY_US), [Message::Has(vec![(1, 1)])]);
+        assert!(gossip.due(9 * TELL_EVERY_US).is_empty());
     }
 }

@@ -3,30 +3,28 @@
 mod gossip;
 mod needs;
 mod peers;
-mod seed;
 mod wants;
 
+use crate::endpoints::Endpoints;
 use crate::host::Door;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
-use crate::members::Key;
-use crate::roster::{Move, Roster};
+use crate::members::{Key, Member};
 use crate::seed::Seed;
-use crate::swarm::{Command, Options, Peer, Status, Traffic};
+use crate::swarm::{Command, Gauges, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
 use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use floe_swarm::roster::{Move, Roster};
+use floe_swarm::seed::SeedQueue;
 use gossip::Gossip;
-use iroh::Endpoint;
 use needs::Needs;
-use seed::SeedQueue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use wants::Wants;
 
-/// The policy's number of the seed: no member's, unless a hash of a key is zero.
-const SEED: PeerId = PeerId(0);
 /// How often the policy gets the time.
 const TICK: Duration = Duration::from_millis(50);
 /// How often what has come is synced to the disk: what a power cut may cost is fetched again.
@@ -47,22 +45,38 @@ struct Linked {
     used_us: u64,
 }
 
+/// A seed, and what it is asked for.
+struct SeedOf {
+    seed: Arc<dyn Seed>,
+    queue: SeedQueue,
+}
+
+impl SeedOf {
+    fn new(seed: Arc<dyn Seed>) -> SeedOf {
+        SeedOf {
+            seed,
+            queue: SeedQueue::default(),
+        }
+    }
+}
+
 pub(crate) struct Owner {
     key: Key,
     hello: Hello,
-    endpoint: Endpoint,
+    endpoints: Endpoints,
     door: Door,
     shared: Shared,
-    seed: Option<Arc<dyn Seed>>,
+    /// The policy knows them by their places here: no member's numbers, unless a hash of a key is as small.
+    seeds: Vec<SeedOf>,
     policy: Policy,
-    roster: Roster,
+    roster: Roster<Member>,
     links: HashMap<PeerId, Linked>,
+    gauges: Arc<Gauges>,
     /// Hosts by the numbers of their links.
     numbers: HashMap<u64, PeerId>,
     next_number: u64,
     /// Questions to hosts that are being dialled.
     waiting: HashMap<PeerId, Vec<(PieceId, Purpose)>>,
-    seed_queue: SeedQueue,
     needs: Needs,
     wants: Wants,
     gossip: Gossip,
@@ -70,6 +84,7 @@ pub(crate) struct Owner {
     /// Whether the policy knows that the host has a cap.
     capped: bool,
     seed_bytes: u64,
+    seed_wrong: u64,
     pieces_here: u32,
     dropped: VecDeque<(Key, Fault)>,
     since: Instant,
@@ -85,10 +100,10 @@ impl Owner {
     pub(crate) fn new(
         key: Key,
         hello: Hello,
-        endpoint: Endpoint,
+        endpoints: Endpoints,
         door: Door,
         shared: Shared,
-        seed: Option<Arc<dyn Seed>>,
+        seeds: impl IntoIterator<Item = Arc<dyn Seed>>,
         options: Options,
     ) -> Owner {
         let me = key.peer();
@@ -96,21 +111,22 @@ impl Owner {
         let mut owner = Owner {
             key,
             hello,
-            endpoint,
+            endpoints,
             door,
             policy: Policy::new(options.config, me, pieces, hello.session),
             roster: Roster::new(me),
             links: HashMap::new(),
+            gauges: Arc::default(),
             numbers: HashMap::new(),
             next_number: 0,
             waiting: HashMap::new(),
-            seed_queue: SeedQueue::default(),
             needs: Needs::new(&options.config),
             wants: Wants::default(),
             gossip: Gossip::default(),
             traffic: HashMap::new(),
             capped: false,
             seed_bytes: 0,
+            seed_wrong: 0,
             pieces_here: 0,
             dropped: VecDeque::new(),
             since: Instant::now(),
@@ -120,17 +136,22 @@ impl Owner {
             actions: Vec::new(),
             moves: Vec::new(),
             shared,
-            seed,
+            seeds: seeds.into_iter().map(SeedOf::new).collect(),
         };
         for piece in owner.shared.shelf.pieces() {
             owner.policy.put(piece);
             owner.pieces_here += 1;
         }
-        if owner.seed.is_some() {
-            owner.tell(Event::Seed(SEED));
+        for number in 0..owner.seeds.len() {
+            owner.tell(Event::Seed(PeerId(number as u64)));
         }
-        owner.set_members(options.members);
+        owner.set_members(options.members, hello.token);
         owner
+    }
+
+    /// Where it can be read how it goes.
+    pub(crate) fn gauges(&self) -> Arc<Gauges> {
+        self.gauges.clone()
     }
 
     /// Runs until the swarm is left or its handle is dropped.
@@ -199,17 +220,23 @@ impl Owner {
                 self.act(action);
             }
         }
+        let linked = self.links.len();
+        self.gauges.linked.store(linked, Ordering::Relaxed);
     }
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Ask(SEED, piece, purpose) => {
-                self.seed_queue.ask(piece, purpose);
-                self.ask_seed();
-            }
-            Action::Cancel(SEED, piece) => self.seed_queue.cancel(piece),
-            Action::Ask(peer, piece, purpose) => self.ask(peer, piece, purpose),
+            Action::Ask(peer, piece, purpose) => match self.seed_at(peer) {
+                Some(number) => {
+                    self.seeds[number].queue.ask(piece, purpose);
+                    self.ask_seed(number);
+                }
+                None => self.ask(peer, piece, purpose),
+            },
             Action::Cancel(peer, piece) => {
+                if let Some(number) = self.seed_at(peer) {
+                    return self.seeds[number].queue.cancel(piece);
+                }
                 if let Some(waiting) = self.waiting.get_mut(&peer) {
                     waiting.retain(|(other, _)| *other != piece);
                 }
@@ -241,11 +268,11 @@ impl Owner {
                 let lacks = self.lacking(pieces);
                 self.wants.add(lacks, done);
             }
-            Command::Predict(pieces) => self.wants.predict(pieces),
+            Command::Predict(pieces, due_ms) => self.wants.predict(pieces, due_ms),
             Command::Lost(pieces, done) => {
                 self.remove(pieces, Some(done));
             }
-            Command::Members(members) => self.set_members(members),
+            Command::Members(members, token) => self.set_members(members, token),
             Command::Status(done) => {
                 let _ = done.send(self.status());
             }
@@ -265,8 +292,8 @@ impl Owner {
 
     /// Tells the policy what is to be fetched ahead, if that has changed.
     fn look_ahead(&mut self) {
-        if let Some(window) = self.wants.window() {
-            self.tell(Event::Window(&window));
+        if let Some((pieces, due_ms)) = self.wants.window() {
+            self.tell(Event::Window(&pieces, &due_ms));
         }
     }
 
@@ -285,21 +312,7 @@ impl Owner {
                 }
             }
             Note::Sent(number, piece, outcome) => self.sent(number, piece, outcome),
-            Note::Seeded(piece, outcome) => {
-                self.seed_queue.done(piece);
-                match outcome {
-                    Outcome::Done(bytes) => {
-                        self.seed_bytes += bytes;
-                        self.arrived(SEED, piece);
-                    }
-                    Outcome::Wrong => {
-                        tracing::warn!(piece, "the seed has sent wrong bytes");
-                        self.tell(Event::Wrong(SEED, piece));
-                    }
-                    Outcome::NotHere | Outcome::Failed => self.tell(Event::Failed(SEED, piece)),
-                }
-                self.ask_seed();
-            }
+            Note::Seeded(number, piece, outcome) => self.seeded(number, piece, outcome),
             Note::Removed(pieces, done) => {
                 for piece in pieces {
                     self.gone(piece);
@@ -317,6 +330,7 @@ impl Owner {
             Wire::Said(message) => self.said(peer, message),
             Wire::Got(piece, bytes) => {
                 self.traffic.entry(peer).or_default().received += bytes;
+                self.gauges.received.fetch_add(bytes, Ordering::Relaxed);
                 self.used(peer);
                 self.arrived(peer, piece);
             }
@@ -435,21 +449,50 @@ impl Owner {
         }
     }
 
-    fn ask_seed(&mut self) {
-        while let Some(piece) = self.seed_queue.next() {
-            let place = self.shared.shelf.content().place(piece);
-            let (Some(seed), Some((pack, range))) = (self.seed.clone(), place) else {
-                self.seed_queue.done(piece);
+    /// Which seed the policy means, if it means one.
+    fn seed_at(&self, peer: PeerId) -> Option<usize> {
+        let number = usize::try_from(peer.0).ok()?;
+        (number < self.seeds.len()).then_some(number)
+    }
+
+    fn seeded(&mut self, number: usize, piece: PieceId, outcome: Outcome) {
+        self.seeds[number].queue.done(piece);
+        let seed = PeerId(number as u64);
+        match outcome {
+            Outcome::Done(bytes) => {
+                self.seed_bytes += bytes;
+                self.gauges.received.fetch_add(bytes, Ordering::Relaxed);
+                self.arrived(seed, piece);
+            }
+            Outcome::Wrong => {
+                tracing::warn!(piece, "a seed has sent wrong bytes");
+                self.seed_wrong += 1;
+                if let Some((pack, _)) = self.shared.shelf.content().place(piece) {
+                    self.seeds[number].seed.was_wrong(pack);
+                }
+                self.tell(Event::Wrong(seed, piece));
+            }
+            Outcome::NotHere | Outcome::Failed => self.tell(Event::Failed(seed, piece)),
+        }
+        self.ask_seed(number);
+    }
+
+    fn ask_seed(&mut self, number: usize) {
+        let SeedOf { seed, queue } = &mut self.seeds[number];
+        while let Some(piece) = queue.begin() {
+            let Some((pack, range)) = self.shared.shelf.content().place(piece) else {
+                queue.done(piece);
                 continue;
             };
-            let shared = self.shared.clone();
+            let (seed, shared) = (seed.clone(), self.shared.clone());
             tokio::spawn(async move {
                 let fetched = tokio::time::timeout(SEED_PATIENCE, seed.fetch(pack, range)).await;
                 let outcome = match fetched {
                     Ok(Ok(proven)) => shelve(piece, proven, &shared).await,
                     _ => Outcome::Failed,
                 };
-                let _ = shared.notes.send(Note::Seeded(piece, outcome)).await;
+                let note = Note::Seeded(number, piece, outcome);
+                let _ = shared.notes.send(note).await;
             });
         }
     }
@@ -480,14 +523,15 @@ impl Owner {
     }
 
     fn status(&self) -> Status {
-        let peers = self.roster.members().map(|(id, key)| Peer {
-            key,
+        let peers = self.roster.members().map(|(id, member)| Peer {
+            key: member.key,
             linked: self.links.contains_key(&id),
             traffic: self.traffic.get(&id).copied().unwrap_or_default(),
         });
         Status {
             peers: peers.collect(),
             seed_bytes: self.seed_bytes,
+            seed_wrong: self.seed_wrong,
             pieces_here: self.pieces_here,
             pieces: self.shared.shelf.content().pieces(),
             needed: self.needs.len(),

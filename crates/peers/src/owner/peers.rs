@@ -6,21 +6,20 @@ use crate::link::{
     Ended, Link, Meeting, Note, Unmet, dial,
 };
 use crate::members::{Key, Member};
-use crate::roster::Move;
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
-
-/// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
-const LINKS_MAX: usize = 128;
-/// Neighbours that are told what comes here, each of which has a map of that.
-const TOLD_MAX: usize = 64;
-/// A connection that was made to ask something ends when it is not used for so long, in microseconds.
-const REST_US: u64 = 30_000_000;
+use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TOLD_MAX};
+use std::sync::atomic::Ordering;
 
 impl Owner {
-    pub(super) fn set_members(&mut self, members: Vec<Member>) {
+    /// Takes the hub's list. Who was linked with an earlier token stays so for as long as the list names it: it was proven then.
+    pub(super) fn set_members(&mut self, members: Vec<Member>, token: [u8; 32]) {
+        self.hello.token = token;
         let keys = members.iter().map(|member| member.key).collect();
-        self.door.set_members(keys);
+        self.door.set_members(keys, token);
+        let members = members
+            .into_iter()
+            .map(|member| (member.key.peer(), member));
         self.roster.set(members, &mut self.moves);
         let roster = &self.roster;
         self.traffic.retain(|id, _| roster.member(*id).is_some());
@@ -38,10 +37,10 @@ impl Owner {
                 let Some(member) = self.roster.member(peer).cloned() else {
                     return;
                 };
-                let (endpoint, hello) = (self.endpoint.clone(), self.hello);
+                let (endpoints, hello) = (self.endpoints.clone(), self.hello);
                 let notes = self.shared.notes.clone();
                 tokio::spawn(async move {
-                    let met = dial(&endpoint, &member, hello).await;
+                    let met = dial(&endpoints, &member, hello).await;
                     let _ = notes.send(Note::Dialled(member.key, met)).await;
                 });
             }
@@ -218,6 +217,7 @@ impl Owner {
     /// Says good-bye to everybody.
     pub(super) fn part(&mut self) {
         self.numbers.clear();
+        self.gauges.linked.store(0, Ordering::Relaxed);
         for (_, linked) in self.links.drain() {
             linked.link.close(CLOSED_LEAVING);
         }

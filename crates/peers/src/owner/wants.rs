@@ -26,6 +26,8 @@ pub(super) struct Wants {
     order: BTreeMap<u64, PieceId>,
     next_place: u64,
     predicted: Vec<PieceId>,
+    /// When those are due, in milliseconds since the start of a run; empty if nobody knows.
+    due_ms: Vec<u32>,
     changed: bool,
 }
 
@@ -36,9 +38,10 @@ impl Wants {
     }
 
     /// Replaces the prediction.
-    pub(super) fn predict(&mut self, mut pieces: Vec<PieceId>) {
+    pub(super) fn predict(&mut self, mut pieces: Vec<PieceId>, mut due_ms: Vec<u32>) {
         pieces.truncate(WINDOW_MAX);
-        self.predicted = pieces;
+        due_ms.truncate(WINDOW_MAX);
+        (self.predicted, self.due_ms) = (pieces, due_ms);
         self.changed = true;
     }
 
@@ -116,14 +119,22 @@ impl Wants {
         }
     }
 
-    /// Returns what is to be fetched ahead, in order, if that has changed since the last call by more than what came.
-    pub(super) fn window(&mut self) -> Option<Vec<PieceId>> {
+    /// Returns what is to be fetched ahead, in order, and when it is due, if that has changed since the last call by more than what came.
+    pub(super) fn window(&mut self) -> Option<(Vec<PieceId>, Vec<u32>)> {
         if !std::mem::take(&mut self.changed) {
             return None;
         }
         let wanted = self.order.values();
         let window = wanted.chain(&self.predicted).copied();
-        Some(window.take(WINDOW_MAX).collect())
+        let pieces = window.take(WINDOW_MAX).collect();
+        let due_ms = match self.due_ms.is_empty() {
+            true => Vec::new(),
+            false => {
+                let now = std::iter::repeat_n(0, self.order.len());
+                now.chain(self.due_ms.iter().copied()).collect()
+            }
+        };
+        Some((pieces, due_ms))
     }
 }
 
@@ -136,12 +147,14 @@ mod tests {
     fn what_is_waited_for_goes_before_what_is_predicted() {
         let mut wants = Wants::default();
         assert_eq!(wants.window(), None);
-        wants.predict(vec![1, 2, 3]);
+        wants.predict(vec![1, 2, 3], vec![10, 20, 30]);
         let (done, mut told) = oneshot::channel();
         wants.add(vec![9, 2, 9], done);
         let (other, mut other_told) = oneshot::channel();
         wants.add(vec![7, 2], other);
-        assert_eq!(wants.window().unwrap(), [9, 2, 7, 1, 2, 3]);
+        let (pieces, due_ms) = wants.window().unwrap();
+        assert_eq!(pieces, [9, 2, 7, 1, 2, 3]);
+        assert_eq!(due_ms, [0, 0, 0, 10, 20, 30]);
         assert_eq!((wants.window(), wants.len()), (None, 3));
         wants.here(2);
         wants.here(100);
@@ -167,9 +180,9 @@ mod tests {
             wants.add(vec![2, 3], goes);
             drop(gone);
         }
-        assert_eq!(wants.window().unwrap(), [1, 2, 3]);
+        assert_eq!(wants.window().unwrap(), (vec![1, 2, 3], vec![]));
         wants.sweep();
-        assert_eq!(wants.window().unwrap(), [1, 2]);
+        assert_eq!(wants.window().unwrap(), (vec![1, 2], vec![]));
         assert_eq!((wants.waiters.len(), wants.pieces[&2].by.len()), (1, 1));
         wants.here(1);
         wants.here(2);

@@ -3,6 +3,10 @@
 //! A directory for each content: for each pack a sparse file of its bytes and one of its tree's hashes, both named by the pack's root,
 //! and a [`record`] of what is in them. A piece gets there once it is verified, bytes before the record and synced between the two, so
 //! that the record never promises what a power cut has taken. What came after the last record is fetched again.
+//!
+//! A whole pack lies on the disk once, however many places want it: its file may have a second name, in a repository of images. Each
+//! name keeps the bytes when the other one goes. So a file that has two is never made smaller here, and what is written into it are
+//! the pack's own bytes.
 mod record;
 
 use crate::content::Content;
@@ -10,14 +14,15 @@ use crate::tree::{self, Hashes, Tree, Verified};
 use bytes::Bytes;
 use floe_swarm::policy::PieceId;
 use rustix::fs::FallocateFlags;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tempfile::{NamedTempFile, TempPath};
 
 /// The pieces of one content that are on this host. All calls read or write files on the calling thread.
 #[derive(Debug)]
@@ -26,8 +31,8 @@ pub struct Shelf {
     content: Arc<Content>,
     /// What is here, 64 pieces a word.
     here: Vec<AtomicU64>,
-    /// Whoever reads or writes a piece's bytes holds it shared; whoever makes holes holds it alone.
-    holes: RwLock<()>,
+    /// Whoever reads or writes a piece's bytes holds it shared; whoever makes holes, or puts a file in another's place, holds it alone.
+    files: RwLock<()>,
     /// Packs with bytes that are not known to be on the disk.
     dirty: Mutex<BTreeSet<usize>>,
     /// Held while a record is made, so that a later one says what is later.
@@ -49,19 +54,40 @@ pub enum ShelfError {
 }
 
 impl Shelf {
-    /// Opens the shelf in a directory that is made if need be and that no other shelf uses. What an earlier run has left is here if its
-    /// record is whole and of this content.
+    /// Opens the shelf in a directory that is made if need be and that is for shelves alone, one at a time. What an earlier run has left is
+    /// here if its record is whole and of this content; files of anything else are removed.
     pub fn open(dir: &Path, content: Arc<Content>) -> io::Result<Shelf> {
         std::fs::create_dir_all(dir)?;
         let words = record::load(dir, &content)?;
-        Ok(Shelf {
+        let shelf = Shelf {
             dir: dir.to_owned(),
             here: words.into_iter().map(AtomicU64::new).collect(),
             content,
-            holes: RwLock::default(),
+            files: RwLock::default(),
             dirty: Mutex::default(),
             records: Mutex::default(),
-        })
+        };
+        shelf.tidy()?;
+        Ok(shelf)
+    }
+
+    /// Removes packs of another content, and names that a kill has left: each of them would keep a whole file.
+    fn tidy(&self) -> io::Result<()> {
+        let packs = 0..self.content.packs().len();
+        let files = packs.flat_map(|pack| ["pack", "tree"].map(|kind| self.path(pack, kind)));
+        let mut known: HashSet<PathBuf> = files.collect();
+        known.insert(self.dir.join(record::NAME));
+        let mut litter = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            if !known.contains(&entry.path()) && entry.file_type()?.is_file() {
+                litter.push(entry.path());
+            }
+        }
+        if !litter.is_empty() {
+            self.sync()?; // no record of another content may outlive its packs
+        }
+        litter.iter().try_for_each(std::fs::remove_file)
     }
 
     /// Returns what this shelf has pieces of.
@@ -86,7 +112,7 @@ impl Shelf {
         if pieces.is_empty() {
             return Err(ShelfError::NoSuchRange);
         }
-        let _no_holes = self.no_holes();
+        let _as_they_are = self.as_they_are();
         if let Some(lacking) = pieces.into_iter().find(|piece| !self.has(*piece)) {
             return Err(ShelfError::NotHere(lacking));
         }
@@ -95,41 +121,73 @@ impl Shelf {
         Ok(bytes)
     }
 
-    /// Puts a whole pack here that this host has from elsewhere. Returns whether these were its bytes; if not, nothing of them stays.
-    pub fn fill(&self, pack: usize, mut from: impl Read) -> Result<bool, ShelfError> {
-        let known = *self
-            .content
-            .packs()
-            .get(pack)
-            .ok_or(ShelfError::NoSuchRange)?;
-        // hashed first: what is put here must be right
-        let copy = tempfile::tempfile_in(&self.dir)?;
-        io::copy(&mut from, &mut &copy)?;
-        if copy.metadata()?.len() != known.bytes {
+    /// Puts a whole pack here, as a file on the shelf's file system that becomes the shelf's. It may have other names, if nobody changes
+    /// it by those. Returns whether these were the pack's bytes; if not, the name is removed and nothing else is changed.
+    pub fn fill(&self, pack: usize, file: TempPath) -> Result<bool, ShelfError> {
+        let known = self.content.packs().get(pack);
+        let known = *known.ok_or(ShelfError::NoSuchRange)?;
+        let (opened, path) = (File::open(&file)?, self.path(pack, "pack"));
+        let same = is_same(&opened, &path)?;
+        if same && self.lacks(pack).is_none() {
+            return Ok(true);
+        }
+        if opened.metadata()?.len() != known.bytes {
             return Ok(false);
         }
-        let tree = Tree::of(Ordered(&copy, 0), known.bytes)?;
+        let tree = Tree::of(&opened, known.bytes)?;
         if tree.pack() != known {
             return Ok(false);
         }
-        for piece in self.content.pieces_of(pack, 0..known.bytes) {
-            let Some((_, range)) = self.content.place(piece) else {
-                continue;
-            };
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            copy.read_exact_at(&mut bytes, range.start)?;
-            let proven = tree.prove(&range, &bytes).map_err(io::Error::other)?;
-            let verified = known.check(&range, &proven).map_err(io::Error::other)?;
-            self.put(piece, &verified)?;
+        let mut hashes = NamedTempFile::new_in(&self.dir)?;
+        hashes.write_all(tree.hashes())?;
+        let alone = self.alone();
+        let hashes = hashes.into_temp_path();
+        hashes
+            .persist(self.path(pack, "tree"))
+            .map_err(|e| e.error)?;
+        // renamed to another name of itself, a file would keep both
+        if !same {
+            file.persist(&path).map_err(|e| e.error)?;
         }
+        for piece in self.content.pieces_of(pack, 0..known.bytes) {
+            self.note(piece);
+        }
+        drop(alone);
+        self.dirty().insert(pack);
+        File::open(&self.dir)?.sync_all()?;
         self.sync()?;
         Ok(true)
+    }
+
+    /// Returns the file of a pack that is here whole. It may be given a second name, by which nobody may change it.
+    pub fn file_of(&self, pack: usize) -> Result<PathBuf, ShelfError> {
+        if pack >= self.content.packs().len() {
+            return Err(ShelfError::NoSuchRange);
+        }
+        match self.lacks(pack) {
+            Some(piece) => Err(ShelfError::NotHere(piece)),
+            None => Ok(self.path(pack, "pack")),
+        }
+    }
+
+    /// Returns the first piece of a pack that is not here.
+    fn lacks(&self, pack: usize) -> Option<PieceId> {
+        let bytes = self.content.packs()[pack].bytes;
+        let mut pieces = self.content.pieces_of(pack, 0..bytes);
+        pieces.find(|piece| !self.has(*piece))
+    }
+
+    fn note(&self, piece: PieceId) {
+        self.here[(piece / 64) as usize].fetch_or(1 << (piece % 64), Ordering::AcqRel);
     }
 
     /// Puts a verified piece here.
     pub(crate) fn put(&self, piece: PieceId, verified: &Verified) -> io::Result<()> {
         let (pack, range) = self.place(piece)?;
-        let _no_holes = self.no_holes();
+        let _as_they_are = self.as_they_are();
+        if self.has(piece) {
+            return Ok(());
+        }
         let write = |kind| {
             OpenOptions::new()
                 .create(true)
@@ -145,7 +203,7 @@ impl Shelf {
             }
         }
         self.dirty().insert(pack);
-        self.here[(piece / 64) as usize].fetch_or(1 << (piece % 64), Ordering::AcqRel);
+        self.note(piece);
         Ok(())
     }
 
@@ -153,7 +211,7 @@ impl Shelf {
     /// is verified first.
     pub(crate) fn prove(&self, piece: PieceId) -> io::Result<Bytes> {
         let (pack, range) = self.place(piece)?;
-        let _no_holes = self.no_holes();
+        let _as_they_are = self.as_they_are();
         if !self.has(piece) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -166,14 +224,14 @@ impl Shelf {
         tree::prove(known, &range, &bytes, Hashes { pack: known, file })
     }
 
-    /// Forgets pieces and gives their room on the disk back.
+    /// Forgets pieces and gives their room on the disk back, unless it is somebody else's too.
     pub(crate) fn remove(&self, pieces: &[PieceId]) -> io::Result<()> {
         for piece in pieces.iter().filter(|piece| self.has(**piece)) {
             self.here[(piece / 64) as usize].fetch_and(!(1 << (piece % 64)), Ordering::AcqRel);
         }
         // no record may promise what is a hole
         self.sync()?;
-        let _alone = self.holes.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.alone();
         for piece in pieces.iter().copied() {
             let Some((pack, range)) = self.content.place(piece) else {
                 continue;
@@ -185,6 +243,9 @@ impl Shelf {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 file => file?,
             };
+            if file.metadata()?.nlink() > 1 {
+                continue; // a repository reads it by its other name
+            }
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&file, hole, range.start, range.end - range.start)?;
         }
@@ -227,8 +288,12 @@ impl Shelf {
         self.dir.join(format!("{}.{kind}", root.to_hex()))
     }
 
-    fn no_holes(&self) -> RwLockReadGuard<'_, ()> {
-        self.holes.read().unwrap_or_else(PoisonError::into_inner)
+    fn as_they_are(&self) -> RwLockReadGuard<'_, ()> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.files.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn dirty(&self) -> MutexGuard<'_, BTreeSet<usize>> {
@@ -236,15 +301,14 @@ impl Shelf {
     }
 }
 
-/// A file from a place on, whatever else is read of it.
-struct Ordered<'a>(&'a File, u64);
-
-impl Read for Ordered<'_> {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = self.0.read_at(buf, self.1)?;
-        self.1 += read as u64;
-        Ok(read)
-    }
+/// Whether this file has this name.
+fn is_same(file: &File, name: &Path) -> io::Result<bool> {
+    let named = match std::fs::metadata(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        named => named?,
+    };
+    let file = file.metadata()?;
+    Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
 }
 
 #[cfg(test)]
@@ -275,9 +339,36 @@ mod tests {
         let (packs, content) = image();
         let shelf = Shelf::open(dir, content).unwrap();
         for (number, pack) in packs.iter().enumerate() {
-            assert!(shelf.fill(number, &pack[..]).unwrap());
+            assert!(shelf.fill(number, file(dir, pack)).unwrap());
         }
         (packs, shelf)
+    }
+
+    /// A file beside a shelf.
+    fn file(dir: &Path, bytes: &[u8]) -> TempPath {
+        let mut file = NamedTempFile::new_in(dir).unwrap();
+        file.write_all(bytes).unwrap();
+        file.into_temp_path()
+    }
+
+    /// The one file of a pack, by a name in a repository and by one that the shelf may have.
+    fn shared(dir: &Path, bytes: &[u8]) -> (PathBuf, TempPath) {
+        let (name, other) = (dir.join("of a repository"), file(dir, b""));
+        std::fs::write(&name, bytes).unwrap();
+        std::fs::remove_file(&other).unwrap();
+        std::fs::hard_link(&name, &other).unwrap();
+        (name, other)
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).unwrap();
+        let name = |entry: io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        let mut names: Vec<_> = entries.map(name).collect();
+        names.sort();
+        names
+            .into_iter()
+            .map(|n| n.into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -300,8 +391,66 @@ mod tests {
         assert!(matches!(lacks, Err(ShelfError::NotHere(1))));
         assert!(matches!(to.read(1, 0..101), Err(ShelfError::NoSuchRange)));
         assert!(to.prove(1).is_err() && to.prove(7).is_err());
-        assert!(!to.fill(1, &packs[1][1..]).unwrap());
-        assert!(!to.fill(1, &[0; 100][..]).unwrap());
+        let before = names(dirs[1].path());
+        for wrong in [&packs[1][1..], &[0; 100]] {
+            assert!(!to.fill(1, file(dirs[1].path(), wrong)).unwrap());
+        }
+        assert_eq!(names(dirs[1].path()), before);
+    }
+
+    #[test]
+    fn a_pack_that_a_repository_has_lies_on_the_disk_once_and_outlives_its_name_there() {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let (packs, content) = image();
+        let dir = dirs[0].path();
+        let shelf = Shelf::open(dir, content.clone()).unwrap();
+        // some of it has come from others already
+        let (_, elsewhere) = full(dirs[1].path());
+        let put = |piece: PieceId| {
+            let (pack, range) = content.place(piece).unwrap();
+            let proven = elsewhere.prove(piece).unwrap();
+            let verified = content.packs()[pack].check(&range, &proven).unwrap();
+            shelf.put(piece, &verified).unwrap();
+        };
+        put(2);
+        assert!(matches!(shelf.file_of(0), Err(ShelfError::NotHere(0))));
+        assert!(matches!(shelf.file_of(2), Err(ShelfError::NoSuchRange)));
+        let (name, other) = shared(dir, &packs[0]);
+        assert!(shelf.fill(0, other).unwrap());
+        let own = shelf.file_of(0).unwrap();
+        let links = || std::fs::metadata(&own).unwrap().nlink();
+        assert!(is_same(&File::open(&name).unwrap(), &own).unwrap());
+        assert_eq!(links(), 2);
+        // said again, it stays as it is, and no name is left over
+        let before = names(dir);
+        let again = file(dir, b"");
+        std::fs::remove_file(&again).unwrap();
+        std::fs::hard_link(&name, &again).unwrap();
+        assert!(shelf.fill(0, again).unwrap());
+        assert_eq!(names(dir), before);
+        // what is forgotten here is not taken from the repository, and comes again
+        shelf.remove(&[1, 3]).unwrap();
+        assert!(!shelf.has(1) && std::fs::read(&name).unwrap() == packs[0]);
+        put(1);
+        put(3);
+        // the repository removes it
+        let reads = File::open(&name).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        assert_eq!(links(), 1);
+        let all = || shelf.read(0, 0..LENGTH as u64).unwrap();
+        assert!(all() == packs[0]);
+        for piece in content.pieces_of(0, 0..LENGTH as u64) {
+            shelf.prove(piece).unwrap();
+        }
+        drop(reads);
+        let again = Shelf::open(dir, content.clone()).unwrap();
+        assert!(again.read(0, 0..LENGTH as u64).unwrap() == packs[0]);
+        // from now on its room is the shelf's alone to give back
+        again.remove(&[1]).unwrap();
+        let mut bytes = vec![1; PIECE_BYTES as usize];
+        let file = File::open(&own).unwrap();
+        file.read_exact_at(&mut bytes, PIECE_BYTES).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
     }
 
     #[test]
@@ -319,9 +468,7 @@ mod tests {
             again.read(0, PIECE_BYTES * 4..PIECE_BYTES * 5).unwrap(),
             packs[0][4 << 16..5 << 16]
         );
-        // another content in the same place, and a damaged record
-        let other = Arc::new(Content::new(content.packs()[1..].to_vec()).unwrap());
-        assert_eq!(Shelf::open(dir.path(), other).unwrap().pieces().count(), 0);
+        // a damaged record, and another content in the same place
         let path = dir.path().join("have");
         let mut bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
@@ -331,6 +478,17 @@ mod tests {
             assert_eq!(found.pieces().count(), 0, "byte {at}");
             bytes[at] ^= 1;
         }
+        std::fs::write(&path, &bytes).unwrap();
+        let here = |content: &Arc<Content>| {
+            let shelf = Shelf::open(dir.path(), content.clone()).unwrap();
+            shelf.pieces().count()
+        };
+        file(dir.path(), b"left by a kill").keep().unwrap();
+        assert_eq!(here(&content), 5);
+        assert_eq!(names(dir.path()).len(), 1 + 2 * 2);
+        let other = Arc::new(Content::new(content.packs()[1..].to_vec()).unwrap());
+        assert_eq!((here(&other), here(&content)), (0, 0));
+        assert_eq!(names(dir.path()).len(), 1 + 2);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-const NAME: &str = "have";
+pub(super) const NAME: &str = "have";
 const MAGIC: &[u8; 8] = b"FLOEHAVE";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 44;

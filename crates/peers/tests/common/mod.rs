@@ -7,6 +7,7 @@ use bytes::Bytes;
 use floe_peers::*;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -66,6 +67,13 @@ impl Image {
         self.trees[pack].prove(&range, bytes).unwrap()
     }
 
+    /// Puts a whole pack on a shelf, which is in this directory.
+    pub fn put(&self, shelf: &Shelf, dir: &Path, pack: usize) {
+        let file = tempfile::NamedTempFile::new_in(dir).unwrap();
+        std::fs::write(&file, &self.packs[pack]).unwrap();
+        assert!(shelf.fill(pack, file.into_temp_path()).unwrap());
+    }
+
     /// Asserts that all of the image is on a shelf, as it is.
     pub fn assert_here(&self, shelf: &Shelf) {
         for (number, pack) in self.packs.iter().enumerate() {
@@ -85,6 +93,8 @@ pub struct Shop {
     pub once: AtomicBool,
     /// Gives wrong bytes for so many requests.
     pub wrong: AtomicU64,
+    /// Packs of which it was told that their bytes were wrong.
+    pub told: Mutex<Vec<usize>>,
     /// Whoever writes here makes requests wait.
     pub gate: tokio::sync::RwLock<()>,
 }
@@ -97,6 +107,7 @@ impl Shop {
             closed: AtomicBool::new(false),
             once: AtomicBool::new(false),
             wrong: AtomicU64::new(0),
+            told: Mutex::default(),
             gate: tokio::sync::RwLock::default(),
         })
     }
@@ -130,6 +141,10 @@ impl Seed for Shop {
             Ok(proven.into())
         })
     }
+
+    fn was_wrong(&self, pack: usize) {
+        self.told.lock().unwrap().push(pack);
+    }
 }
 
 /// A host that listens, and in time takes part.
@@ -160,7 +175,7 @@ impl Node {
     pub fn shelf(&self, packs: &[usize]) -> Arc<Shelf> {
         let shelf = Shelf::open(self.dir.path(), self.image.content.clone()).unwrap();
         for pack in packs {
-            assert!(shelf.fill(*pack, &self.image.packs[*pack][..]).unwrap());
+            self.image.put(&shelf, self.dir.path(), *pack);
         }
         Arc::new(shelf)
     }

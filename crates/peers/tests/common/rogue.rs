@@ -1,17 +1,26 @@
 //! A member that speaks the protocol by hand, and need not keep to it.
+#[path = "../../src/tls.rs"]
+mod tls;
+
 use super::{Image, TOKEN, soon};
 use bytes::Bytes;
 use floe_peers::{Key, Member};
-use iroh::endpoint::{
-    Connection, ConnectionError, QuicTransportConfig, RecvStream, SendStream, VarInt, presets,
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::rustls::server::{ServerSessionMemoryCache, StoresServerSessions};
+use quinn::{
+    ClientConfig, Connection, ConnectionError, Endpoint, RecvStream, SendStream, ServerConfig,
+    TransportConfig, VarInt,
 };
-use iroh::{Endpoint, EndpointAddr, PublicKey, RelayMode, SecretKey, TransportAddr};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tls::Identity;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
 const ALPN: &[u8] = b"floe/pieces/1";
+/// A name that TLS wants to have.
+const NAME: &str = "rogue";
 
 /// What a host says; the numbers are the protocol's.
 pub const HAS: u8 = 1;
@@ -50,6 +59,39 @@ pub fn refuse(piece: u32) -> Vec<u8> {
 
 pub struct Rogue {
     pub endpoint: Endpoint,
+    pub sessions: Arc<Sessions>,
+    key: Key,
+}
+
+/// TLS sessions that a rogue offers to resume, which no honest host does.
+#[derive(Debug)]
+pub struct Sessions {
+    kept: Arc<ServerSessionMemoryCache>,
+    /// How many were offered.
+    pub offered: AtomicUsize,
+    /// How many another host came back to.
+    pub resumed: AtomicUsize,
+}
+
+impl StoresServerSessions for Sessions {
+    fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
+        self.offered.fetch_add(1, Ordering::Relaxed);
+        self.kept.put(key, value)
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+        self.kept.get(key)
+    }
+
+    fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+        self.kept.take(key)
+    }
+
+    fn can_cache(&self) -> bool {
+        true
+    }
 }
 
 /// A conversation with a host.
@@ -62,31 +104,65 @@ pub struct Talk {
 
 impl Rogue {
     pub async fn new(number: u8) -> Rogue {
-        let endpoint = Endpoint::builder(presets::Minimal)
-            .secret_key(SecretKey::from_bytes(&[number; 32]))
-            .alpns(vec![ALPN.to_vec()])
-            .relay_mode(RelayMode::Disabled)
-            .clear_ip_transports()
-            // whatever it asks for, it takes nothing
-            .transport_config(
-                QuicTransportConfig::builder()
-                    .max_concurrent_uni_streams(VarInt::from_u32(0))
-                    .build(),
-            )
-            .bind_addr("127.0.0.1:0")
-            .unwrap()
-            .bind()
-            .await
-            .unwrap();
-        Rogue { endpoint }
+        let identity = Identity::new(&[number; 32]).unwrap();
+        let sessions = Arc::new(Sessions {
+            kept: ServerSessionMemoryCache::new(16),
+            offered: AtomicUsize::new(0),
+            resumed: AtomicUsize::new(0),
+        });
+        // whatever it asks for, it takes nothing
+        let mut transport = TransportConfig::default();
+        transport.max_concurrent_uni_streams(VarInt::from_u32(0));
+        let transport = Arc::new(transport);
+        let mut accepts = identity.server(ALPN).unwrap();
+        accepts.session_storage = sessions.clone();
+        accepts.send_tls13_tickets = 1;
+        let accepts = QuicServerConfig::try_from(accepts).unwrap();
+        let mut server = ServerConfig::with_crypto(Arc::new(accepts));
+        server.transport_config(transport.clone());
+        let dials = QuicClientConfig::try_from(identity.client(ALPN).unwrap()).unwrap();
+        let mut client = ClientConfig::new(Arc::new(dials));
+        client.transport_config(transport);
+        let mut endpoint = Endpoint::server(server, "127.0.0.1:0".parse().unwrap()).unwrap();
+        endpoint.set_default_client_config(client);
+        Rogue {
+            endpoint,
+            sessions,
+            key: Key(identity.key),
+        }
     }
 
-    /// Who it is, with an address or as somebody who can only dial.
+    /// Who it is, without an address, as somebody who can only dial.
     pub fn member(&self) -> Member {
         Member {
-            key: Key(*self.endpoint.id().as_bytes()),
+            key: self.key,
             addresses: Vec::new(),
         }
+    }
+
+    /// Takes the next host in that dials, and does not hang up before it is in.
+    pub async fn accept(&self) -> Connection {
+        loop {
+            let incoming = soon(self.endpoint.accept()).await.unwrap();
+            if let Ok(connection) = soon(incoming.into_future()).await {
+                return connection;
+            }
+        }
+    }
+
+    /// Takes the next host in that dials, and answers its hello.
+    pub async fn welcome(&self, content: [u8; 32], token: [u8; 32]) -> Talk {
+        let connection = self.accept().await;
+        let (send, recv) = soon(connection.accept_bi()).await.unwrap();
+        let mut talk = Talk {
+            connection,
+            send,
+            recv,
+            bytes: Vec::new(),
+        };
+        assert_eq!(soon(talk.hear()).await.unwrap()[0], 0);
+        talk.say(&hello(content, token)).await;
+        talk
     }
 
     /// Dials a host and says hello. An error is what the host closed the connection with.
@@ -96,10 +172,9 @@ impl Rogue {
         content: [u8; 32],
         token: [u8; 32],
     ) -> Result<Talk, u64> {
-        let id = PublicKey::from_bytes(&host.key.0).unwrap();
-        let addresses = host.addresses.iter().copied().map(TransportAddr::Ip);
-        let address = EndpointAddr::from_parts(id, addresses);
-        let connection = soon(self.endpoint.connect(address, ALPN)).await.unwrap();
+        let connecting = self.endpoint.connect(host.addresses[0], NAME).unwrap();
+        let connection = soon(connecting).await.unwrap();
+        assert_eq!(tls::key_of(&connection), Some(host.key.0));
         let Ok((mut send, recv)) = connection.open_bi().await else {
             return Err(code(&connection).await);
         };
@@ -117,13 +192,11 @@ impl Rogue {
         }
     }
 
-    /// Begins a handshake with a host, at an address from which no answer comes.
-    pub fn knock(&self, host: &Member, at: SocketAddr) -> impl Future<Output = ()> + Send + use<> {
-        let id = PublicKey::from_bytes(&host.key.0).unwrap();
-        let address = EndpointAddr::from_parts(id, [TransportAddr::Ip(at)]);
-        let endpoint = self.endpoint.clone();
+    /// Begins a handshake at an address from which no answer comes.
+    pub fn knock(&self, at: SocketAddr) -> impl Future<Output = ()> + Send + use<> {
+        let connecting = self.endpoint.connect(at, NAME).unwrap();
         async move {
-            let _ = endpoint.connect(address, ALPN).await;
+            let _ = connecting.await;
         }
     }
 

@@ -87,6 +87,15 @@ pub struct Cluster {
     pub seen: Vec<Seen>,
 }
 
+impl Cluster {
+    /// Returns the mean of its first accesses, in milliseconds since the start.
+    pub(crate) fn mean_ms(&self) -> u32 {
+        let sum: u64 = self.seen.iter().map(|seen| u64::from(seen.first_ms)).sum();
+        // no more than the greatest of them
+        (sum / self.seen.len().max(1) as u64) as u32
+    }
+}
+
 /// How one cluster follows another (vTube 4.2.2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transition {
@@ -145,12 +154,17 @@ impl Model {
 
     /// Returns all chunks that it knows, in the order in which they were needed on average.
     pub fn chunks(&self) -> impl Iterator<Item = ChunkAt> + '_ {
-        let rows = self.rows().iter().map(|r| r.at);
-        rows.chain(
-            self.clusters()
-                .iter()
-                .flat_map(|c| c.chunks.iter().copied()),
-        )
+        self.timed_chunks().map(|(at, _)| at)
+    }
+
+    /// Returns the same, each with the mean time at which it or the first of its cluster was needed, in milliseconds since the start.
+    pub fn timed_chunks(&self) -> impl Iterator<Item = (ChunkAt, u32)> + '_ {
+        let rows = self.rows().iter().map(|row| (row.at, row.mean_ms));
+        let clusters = self.clusters().iter().flat_map(|cluster| {
+            let mean_ms = cluster.mean_ms();
+            cluster.chunks.iter().map(move |at| (*at, mean_ms))
+        });
+        rows.chain(clusters)
     }
 
     /// Returns the numbers of the regions that it has chunks of, ascending.

@@ -163,10 +163,6 @@ fn clusters(table: &Table, cut: Cut) -> Vec<Cluster> {
         let at = |c: &ChunkAt| table.chunks.binary_search(c).map_or(0, |i| offsets[i]);
         cluster.chunks.sort_by_cached_key(|c| (at(c), *c));
     }
-    let mean = |c: &Cluster| {
-        let sum: u64 = c.seen.iter().map(|s| u64::from(s.first_ms)).sum();
-        sum / c.seen.len().max(1) as u64
-    };
-    clusters.sort_by_cached_key(|c| (mean(c), c.chunks.first().copied()));
+    clusters.sort_by_cached_key(|c| (c.mean_ms(), c.chunks.first().copied()));
     clusters
 }

@@ -8,9 +8,7 @@
 use std::path::Path as FilePath;
 
 use bytes::Bytes;
-use floe_image::{
-    Hash, ImageName, Kind, Layout, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex, PackRef,
-};
+use floe_image::{Hash, ImageName, Kind, Layout, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackRef};
 use floe_store::{VERSION_TEXT, tag_file_name};
 use floe_threads::Cancel;
 
@@ -132,13 +130,7 @@ impl Bucket {
 
     /// Returns the items of a pack, in the order of the file.
     pub fn pack_items(&self, pack: &PackRef) -> Result<Vec<(Kind, Hash)>, SourceError> {
-        let index: PackIndex = self.0.load_index(pack, &self.request())?;
-        let frames = (0..).zip(index.frames());
-        let items = frames.flat_map(|(number, frame)| {
-            let hashes = index.frame_hashes(number).iter();
-            hashes.map(|hash| (frame.kind, *hash))
-        });
-        Ok(items.collect())
+        self.0.pack_items(pack, &self.request())
     }
 
     /// Writes a pack. Whoever writes one of the same name writes the same.

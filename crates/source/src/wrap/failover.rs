@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::Progress;
 use crate::packed::Deadline;
-use crate::{LinkEstimate, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Request, Sink, Source, SourceError, WholePacks};
 
 /// How long a source that failed is asked last; the time doubles with each failure in a row.
 const SICK_FIRST: Duration = Duration::from_secs(1);
@@ -192,6 +192,11 @@ impl Source for Failover {
         self.sources
             .iter()
             .any(|member| member.source.merges(image))
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        let mut sources = self.sources.iter();
+        sources.find_map(|member| member.source.whole_packs(image))
     }
 
     fn link(&self) -> LinkEstimate {

@@ -11,7 +11,7 @@ use super::Progress;
 use super::failover::{Failover, Member};
 use super::stripes::{Next, STRIPE_ITEMS_MIN, Stripes, Verdict, soonest};
 use crate::packed::{Deadline, check_count, missing_items};
-use crate::{LinkEstimate, Request, Sink, Source, SourceError};
+use crate::{LinkEstimate, Request, Sink, Source, SourceError, WholePacks};
 
 /// How many items may wait for the caller while the sources read on.
 const WAITING_ITEMS_MAX: usize = 64;
@@ -241,6 +241,10 @@ impl Source for Striped {
 
     fn merges(&self, image: &Hash) -> bool {
         self.sources.merges(image)
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        self.sources.whole_packs(image)
     }
 
     /// Returns the sum of their traffic and bandwidth, and the longest round trip, which determines how much must be in flight.

@@ -1,16 +1,18 @@
 //! Single packs: reads a pack and its index, and takes in packs from elsewhere.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use floe_image::{
     FRAME_BYTES_MAX, FrameInfo, Hash, Kind, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PackIndex,
     PackRef, check_pack_header, decompress_frame_into,
 };
+use tempfile::TempPath;
 
 use super::Repository;
 use crate::{StoreError, durable, private};
@@ -122,6 +124,40 @@ pub(super) fn read_index(
     PackIndex::decode(&bytes, pack).map_err(bad)
 }
 
+/// Reads a whole pack file and checks it frame by frame. Returns what it is, with its root.
+fn check_pack(file: &File, path: &Path) -> Result<(PackRef, PackIndex), StoreError> {
+    let mut pack = read_ref(file, path)?;
+    let index = read_index(file, path, &pack)?;
+    let (mut compressed, mut raw) = (vec![0u8; FRAME_BYTES_MAX as usize], Vec::new());
+    for (number, frame) in index.frames().iter().enumerate() {
+        let bytes = &mut compressed[..frame.len as usize];
+        file.read_exact_at(bytes, frame.offset)
+            .map_err(|e| StoreError::io("read", path, e))?;
+        let wrong =
+            check_frame(&index, number as u32, frame, bytes, &mut raw).map_err(|source| {
+                StoreError::Format {
+                    path: path.to_path_buf(),
+                    source,
+                }
+            })?;
+        if let Some(&item) = wrong.first() {
+            let size = frame.kind.raw_size();
+            return Err(StoreError::Corrupt {
+                what: format!(
+                    "item {item} of frame {number} at {} of pack {}",
+                    frame.offset, pack.id
+                ),
+                expected: index.frame_hashes(number as u32)[item],
+                found: floe_image::chunk_hash(&raw[item * size..(item + 1) * size]),
+            });
+        }
+    }
+    let mut from_start = file;
+    let root = from_start.rewind().and_then(|()| Hash::of_all(from_start));
+    pack.root = Some(root.map_err(|e| StoreError::io("read", path, e))?);
+    Ok((pack, index))
+}
+
 /// Checks a frame's bytes item by item. Returns the numbers of the items whose content isn't what the index says; the error
 /// says what is wrong with the frame as a whole.
 pub(super) fn check_frame(
@@ -166,6 +202,30 @@ impl Repository {
         Ok(items.collect())
     }
 
+    /// Finds out the roots of those of an image's packs of which its layout names none, as one that an older version wrote, and notes them
+    /// there. Reads these packs once, and verifies them frame by frame, so that no root is of bytes that went bad on the disk.
+    pub fn find_roots(&self, id: &Hash) -> Result<(), StoreError> {
+        let mut roots = HashMap::new();
+        for pack in self.layout(id)?.packs {
+            if pack.root.is_none() {
+                let path = self.pack_path(&pack.id);
+                let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
+                roots.insert(pack, check_pack(&file, &path)?.0.root);
+            }
+        }
+        if roots.is_empty() {
+            return Ok(());
+        }
+        // nobody lays the packs out anew meanwhile; if somebody has, the others' roots are noted
+        let _lock = self.lock(rustix::fs::FlockOperation::LockExclusive)?;
+        let mut layout = self.layout(id)?;
+        for pack in &mut layout.packs {
+            let found = roots.get(&*pack).copied().flatten();
+            pack.root = pack.root.or(found);
+        }
+        self.write_file(&self.layout_path(id), &layout.encode())
+    }
+
     /// Takes in a pack from a file, verified frame by frame; the file stays where it is.
     pub fn adopt_pack(&self, path: &Path) -> Result<PackRef, StoreError> {
         let mut file = File::open(path).map_err(|e| StoreError::io("open", path, e))?;
@@ -186,48 +246,42 @@ impl Repository {
         let tmp = self.tmp_dir();
         let mut file = durable::temporary(&tmp, self.file_mode())?;
         copy(from, file.as_file_mut(), max_bytes, &tmp)?;
-        let pack = read_ref(file.as_file(), file.path())?;
-        let index = read_index(file.as_file(), file.path(), &pack)?;
-        let (mut compressed, mut raw) = (vec![0u8; FRAME_BYTES_MAX as usize], Vec::new());
-        for (number, frame) in index.frames().iter().enumerate() {
-            let bytes = &mut compressed[..frame.len as usize];
-            file.as_file()
-                .read_exact_at(bytes, frame.offset)
-                .map_err(|e| StoreError::io("read", file.path(), e))?;
-            let wrong =
-                check_frame(&index, number as u32, frame, bytes, &mut raw).map_err(|source| {
-                    StoreError::Format {
-                        path: file.path().to_path_buf(),
-                        source,
-                    }
-                })?;
-            if let Some(&item) = wrong.first() {
-                let size = frame.kind.raw_size();
-                return Err(StoreError::Corrupt {
-                    what: format!(
-                        "item {item} of frame {number} at {} of pack {}",
-                        frame.offset, pack.id
-                    ),
-                    expected: index.frame_hashes(number as u32)[item],
-                    found: floe_image::chunk_hash(&raw[item * size..(item + 1) * size]),
-                });
-            }
+        let (file, name) = file.into_parts();
+        self.enter_pack(&file, name)
+    }
+
+    /// Takes in a pack's file as it is, verified frame by frame: it gets a name here beside its own, so that its bytes lie on the disk
+    /// once. Nobody may change it any more; removed, either name leaves the other as it was. It is copied where a file can't have two names.
+    pub fn share_pack(&self, path: &Path) -> Result<PackRef, StoreError> {
+        // as young as its name, so that gc keeps it as it keeps other new files
+        File::open(path)
+            .and_then(|file| file.set_modified(SystemTime::now()))
+            .map_err(|e| StoreError::io("touch", path, e))?;
+        let name = durable::second_name(path, &self.tmp_dir())
+            .map_err(|e| StoreError::io("link", path, e))?;
+        let file = File::open(&name).map_err(|e| StoreError::io("open", &*name, e))?;
+        file.set_permissions(Permissions::from_mode(self.file_mode()))
+            .map_err(|e| StoreError::io("set the mode of", path, e))?;
+        self.enter_pack(&file, name)
+    }
+
+    /// Checks a pack's file and gives it its name here instead of a temporary one.
+    fn enter_pack(&self, file: &File, temporary: TempPath) -> Result<PackRef, StoreError> {
+        let (pack, index) = check_pack(file, &temporary)?;
+        file.sync_all()
+            .map_err(|e| StoreError::io("sync", &*temporary, e))?;
+        let path = self.pack_path(&pack.id);
+        // renamed to another name of itself, a file would keep both
+        if !durable::has_name(file, &path).map_err(|e| StoreError::io("look at", &path, e))? {
+            self.place_pack(temporary, &pack)?;
+            self.sync_packs(&[pack])?;
         }
-        file.as_file()
-            .sync_all()
-            .map_err(|e| StoreError::io("sync", file.path(), e))?;
-        self.place_pack(file.into_temp_path(), &pack)?;
-        self.sync_packs(&[pack])?;
         self.inner.indices.lock().insert(pack.id, Arc::new(index));
         Ok(pack)
     }
 
     /// Gives a verified, synced pack its name. [`Repository::sync_packs`] makes the name durable.
-    pub(crate) fn place_pack(
-        &self,
-        file: tempfile::TempPath,
-        pack: &PackRef,
-    ) -> Result<(), StoreError> {
+    pub(crate) fn place_pack(&self, file: TempPath, pack: &PackRef) -> Result<(), StoreError> {
         let path = self.pack_path(&pack.id);
         let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
         let shelf = path.parent().unwrap_or(self.dir());
@@ -244,8 +298,7 @@ impl Repository {
             let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
             let path = self.pack_path(&pack.id);
             let file = File::open(&path).map_err(|e| StoreError::io("open", &path, e))?;
-            let now = std::time::SystemTime::now();
-            let touched = file.set_modified(now);
+            let touched = file.set_modified(SystemTime::now());
             touched.map_err(|e| StoreError::io("touch", &path, e))
         };
         keep().is_ok()

@@ -430,6 +430,76 @@ fn a_pack_is_adopted_only_if_every_item_is_what_its_index_says() {
 }
 
 #[test]
+fn a_shared_pack_lies_on_the_disk_once_and_each_of_its_names_outlives_the_other() {
+    let (dir, theirs) = repository();
+    let (id, _) = image(&theirs, None, 0..100);
+    let pack = only_pack(&theirs, &id);
+    let ours = Repository::create(&dir.path().join("ours")).unwrap();
+    let own = ours.pack_path(&pack.id);
+    let temporary = || std::fs::read_dir(ours.tmp_dir()).unwrap().count();
+    let names = |path: &Path| std::fs::metadata(path).unwrap().nlink();
+    // by a name of another place, and an old one
+    let elsewhere = dir.path().join("elsewhere");
+    let bytes = std::fs::read(theirs.pack_path(&pack.id)).unwrap();
+    std::fs::write(&elsewhere, &bytes).unwrap();
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(1_000_000);
+    let file = File::open(&elsewhere).unwrap();
+    file.set_modified(long_ago).unwrap();
+    for _ in 0..2 {
+        assert_eq!(ours.share_pack(&elsewhere).unwrap(), pack);
+        assert_eq!((names(&own), temporary()), (2, 0));
+    }
+    // no image lists it, but it is as young as one that was just made
+    assert_eq!(ours.gc(&GcOptions::default()).unwrap().packs, 0);
+    assert_eq!(gc(&ours, false, Vec::new()).packs, 1);
+    assert!(std::fs::read(&elsewhere).unwrap() == bytes);
+    ours.share_pack(&elsewhere).unwrap();
+    let (manifest, layout) = (theirs.manifest(&id).unwrap(), theirs.layout(&id).unwrap());
+    ours.publish(&manifest, &layout).unwrap();
+    std::fs::remove_file(&elsewhere).unwrap();
+    assert_eq!(names(&own), 1);
+    assert!(is_sound(&ours, &id));
+    // it is checked like any other
+    let other = Repository::create(&dir.path().join("other")).unwrap();
+    std::fs::write(&elsewhere, &bytes).unwrap();
+    flip(&elsewhere, 100);
+    assert!(other.share_pack(&elsewhere).is_err());
+    assert!(other.share_pack(&dir.path().join("nowhere")).is_err());
+    assert_eq!(std::fs::read_dir(other.tmp_dir()).unwrap().count(), 0);
+    assert!(other.pack_path(&pack.id).metadata().is_err());
+}
+
+#[test]
+fn an_old_image_gets_its_roots_by_one_pass() {
+    let (dir, repository) = repository();
+    let (id, _) = image(&repository, None, 0..1100);
+    let bytes = |pack: &PackRef| std::fs::read(repository.pack_path(&pack.id)).unwrap();
+    let is_right = |pack: &PackRef| pack.root == Some(Hash::of(&bytes(pack)));
+    // what is written here has them
+    let written = repository.layout(&id).unwrap();
+    assert!(written.packs.iter().all(is_right));
+    let adopted = Repository::create(&dir.path().join("ours")).unwrap();
+    let taken = |pack: &PackRef| adopted.adopt_pack(&repository.pack_path(&pack.id)).unwrap();
+    assert!(written.packs.iter().map(taken).all(|pack| is_right(&pack)));
+    // as an older version wrote it
+    let mut old = written.clone();
+    old.packs.iter_mut().for_each(|pack| pack.root = None);
+    let path = repository.layout_path(&id);
+    std::fs::write(&path, old.encode()).unwrap();
+    let read = repository.layout(&id).unwrap();
+    assert!(read == written && read.packs.iter().all(|pack| pack.root.is_none()));
+    for _ in 0..2 {
+        repository.find_roots(&id).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), written.encode());
+    }
+    // bytes that went bad get none
+    std::fs::write(&path, old.encode()).unwrap();
+    flip(&repository.pack_path(&old.packs[0].id), 100);
+    assert!(repository.find_roots(&id).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), old.encode());
+}
+
+#[test]
 fn a_scope_gives_out_only_its_own_images_items() {
     let (_dir, repository) = repository();
     let (mine, _) = image(&repository, None, 0..10);

@@ -12,7 +12,8 @@
 //! # Differences to the text
 //!
 //! Equation 9 of the paper divides by `n (W + S)`, which adds seconds to bytes. What follows from equation 8 is `n (W r_net / n + S)`,
-//! and so it stands in equation 12; it is used here. W of demand in a swarm (4.4.1) grows with n, and that of one host has no swarm
+//! and so it stands in equation 12; it is used here. Equation 10 has the time of the transfer inside of W, as if it were diversity; 11
+//! has it beside, as here. The links of 4.3.1 are of 100 Mbit/s and 1 Gbit/s, not the other way round. W of demand in a swarm (4.4.1) grows with n, and that of one host has no swarm
 //! at all (footnote 6).
 
 /// How pieces are fetched.

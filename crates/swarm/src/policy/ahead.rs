@@ -12,6 +12,8 @@ pub(super) struct Ahead {
     order: Vec<PieceId>,
     /// Ranks by piece.
     ranks: Vec<u32>,
+    /// When pieces are due, by rank, in milliseconds from the start of a run; 0 is now. Empty if nobody knows.
+    due_ms: Vec<u32>,
     /// Pieces that are this host's duty, in order, and for which ring and prediction that was found out.
     duties: Vec<PieceId>,
     duties_of: Option<u64>,
@@ -23,24 +25,34 @@ impl Ahead {
             missing: Vec::new(),
             order: Vec::new(),
             ranks: vec![NONE; pieces as usize],
+            due_ms: Vec::new(),
             duties: Vec::new(),
             duties_of: None,
         }
     }
 
-    pub(super) fn set(&mut self, pieces: &[PieceId], wanted: impl Fn(PieceId) -> bool) {
+    pub(super) fn set(
+        &mut self,
+        pieces: &[PieceId],
+        due_ms: &[u32],
+        wanted: impl Fn(PieceId) -> bool,
+    ) {
         for piece in std::mem::take(&mut self.order) {
             self.ranks[piece as usize] = NONE;
         }
         self.missing.clear();
+        self.due_ms.clear();
         self.duties_of = None;
-        for piece in pieces.iter().take(WINDOW_MAX).copied() {
+        for (at, piece) in pieces.iter().take(WINDOW_MAX).copied().enumerate() {
             let rank = self.order.len() as u32;
             match self.ranks.get_mut(piece as usize) {
                 Some(known) if *known == NONE => *known = rank,
                 _ => continue, // no piece of this image, or one that is named twice
             }
             self.order.push(piece);
+            if !due_ms.is_empty() {
+                self.due_ms.push(due_ms.get(at).copied().unwrap_or(0));
+            }
             if wanted(piece) {
                 self.missing.push(rank);
             }
@@ -49,6 +61,23 @@ impl Ahead {
 
     pub(super) fn len(&self) -> usize {
         self.missing.len()
+    }
+
+    /// Returns how many of those that are missing are due so soon after the first of them; `None` if nobody knows when.
+    ///
+    /// It counts from the first and not from now: a run that had to wait is later than it was recorded.
+    pub(super) fn due_within(&self, ms: u32) -> Option<usize> {
+        let due_ms = |rank: &u32| self.due_ms.get(*rank as usize).copied().unwrap_or(0);
+        if self.due_ms.is_empty() {
+            return None;
+        }
+        let first = self.missing.iter().map(due_ms).find(|due| *due > 0)?;
+        let until = first.saturating_add(ms);
+        let soon = self
+            .missing
+            .iter()
+            .take_while(|rank| due_ms(*rank) <= until);
+        Some(soon.count())
     }
 
     /// Returns the piece at a place among those that are missing.

@@ -13,6 +13,11 @@ const PREFETCH_LEAST: usize = 4;
 const AGAIN_US: u64 = 50_000;
 /// How many times its patience a demand waits before it leaves the swarm to itself, however many hosts say that they have the piece.
 const HOPELESS: u64 = 4;
+/// The time of which it is looked whether what is due in it comes in time, in milliseconds: some seconds, because a machine needs its
+/// pieces in bursts.
+const SOON_MS: u32 = 5_000;
+/// What is due takes more than this share of the link, or it comes in time in any order.
+const JUST: f64 = 0.6;
 /// Patience with the swarm grows with it: a piece needs log n steps, and the seed must not hear of each of many in a hurry.
 const PATIENCE_PER_HOST_US: u64 = 5_000;
 
@@ -69,7 +74,10 @@ impl Policy {
                 }
             }
         }
-        self.downloads.demands.remove(&piece);
+        if let Some(demand) = self.downloads.demands.remove(&piece) {
+            let waited_us = now_us.saturating_sub(demand.since_us);
+            self.downloads.calm_us = now_us.saturating_add(waited_us);
+        }
         self.downloads.unasked.retain(|other| *other != piece);
         self.here.set(piece);
         self.ahead.take(piece);
@@ -102,8 +110,11 @@ impl Policy {
         };
         peer.refuse_until(again_us);
         if self.peers.is_seed(from) {
+            let other = self.peers.seed(now_us).filter(|other| *other != from);
+            let other = other.and_then(|other| self.peers.get(other));
+            let another = other.is_some_and(|other| other.is_free(now_us));
             if let Some(demand) = self.downloads.demands.get_mut(&piece) {
-                demand.again_us = again_us;
+                demand.again_us = if another { now_us } else { again_us };
             }
             return;
         }
@@ -138,8 +149,9 @@ impl Policy {
     ) {
         self.unask(from, piece, out);
         if self.peers.is_seed(from) {
+            // it has what nobody else has: it is left alone for a while, in which another seed is asked
             if let Some(peer) = self.peers.get(from) {
-                peer.refuse_until(now_us + self.config.refused_us);
+                peer.was_wrong(now_us, self.config.refused_us);
             }
         } else if self.peers.knows(from) {
             self.drop_peer(from, Fault::WrongBytes, out);
@@ -167,7 +179,7 @@ impl Policy {
         let mine = !here
             && flight.is_none()
             && self.config.wardens
-            && self.peers.seed.is_some()
+            && self.peers.seed(now_us).is_some()
             && self.ring.stands_in(piece, self.me)
             && self.here.is_of_image(piece);
         let hold = self.config.wardens && (coming || mine);
@@ -185,7 +197,7 @@ impl Policy {
     }
 
     fn fetch_duty(&mut self, now_us: u64, piece: PieceId, purpose: Purpose, out: &mut Vec<Action>) {
-        if let Some(seed) = self.peers.seed {
+        if let Some(seed) = self.peers.seed(now_us) {
             self.ask(now_us, seed, piece, purpose, true, out);
         }
     }
@@ -227,8 +239,11 @@ impl Policy {
             self.fill_demands(now_us, out);
         }
         if self.config.prefetch {
-            if self.config.wardens && self.peers.seed.is_some() {
+            if self.config.wardens && self.peers.seed(now_us).is_some() {
                 self.fill_duties(now_us, out);
+            }
+            if self.config.quiet && self.is_catching_up(now_us) {
+                return;
             }
             let most = self.config.prefetch_max;
             let most = self.ahead_most(&self.downloads.rate, PREFETCH_LEAST, most);
@@ -239,6 +254,11 @@ impl Policy {
                 self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
             }
         }
+    }
+
+    /// Whether machines catch up, and want nothing but what they wait for.
+    fn is_catching_up(&self, now_us: u64) -> bool {
+        !self.downloads.demands.is_empty() || now_us < self.downloads.calm_us
     }
 
     /// Returns how many pieces may be under way ahead of need where they come at this rate, between `least` and `most`.
@@ -285,12 +305,12 @@ impl Policy {
     /// Whether a demand has waited so long that hosts are no longer believed to help: from now on it is the seed's.
     fn is_hopeless(&self, now_us: u64, since_us: u64) -> bool {
         let patience_us = self.seed_patience_us() * HOPELESS;
-        self.peers.seed.is_some() && now_us.saturating_sub(since_us) >= patience_us
+        self.peers.has_seed() && now_us.saturating_sub(since_us) >= patience_us
     }
 
     /// Returns whom to ask for a piece that a machine has waited for since then.
     fn source(&mut self, now_us: u64, piece: PieceId, since_us: u64) -> Option<PeerId> {
-        let seed = self.peers.seed;
+        let seed = self.peers.seed(now_us);
         if !self.config.peers || self.is_hopeless(now_us, since_us) {
             return seed;
         }
@@ -368,7 +388,7 @@ impl Policy {
         let warden = self.warden(now_us, piece);
         let ask = match warden {
             Some(warden) if warden != self.me => warden,
-            _ => self.peers.seed?,
+            _ => self.peers.seed(now_us)?,
         };
         // without peers, the seed is the only one that all of it can come from
         let most = if self.config.peers { most } else { usize::MAX };
@@ -376,7 +396,19 @@ impl Policy {
         (peer.is_free(now_us) && peer.prefetching < most).then_some(ask)
     }
 
+    /// Whether what is due soon comes in time if nothing that is due later comes before it (section 2.2.2). Where the link is too slow
+    /// for it, machines wait in any order, and it is better if hosts have different pieces to give.
+    fn just_suffices(&self) -> bool {
+        let Some(due) = self.ahead.due_within(SOON_MS) else {
+            return false;
+        };
+        let needed = due as f64 * 1000.0 / f64::from(SOON_MS);
+        let speed = self.downloads.rate.speed();
+        (speed * JUST..=speed).contains(&needed)
+    }
+
     pub(super) fn tick(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        self.in_order = self.just_suffices();
         let flights = &self.downloads.flights;
         let demands = flights.values().any(|f| f.purpose == Purpose::Demand);
         // the paper's policies know nothing of slow hosts
@@ -452,9 +484,9 @@ impl Policy {
                 continue;
             }
             let to = match other.filter(|other| *other != ask.peer) {
-                _ if hopeless => self.peers.seed,
+                _ if hopeless => self.peers.seed(now_us),
                 Some(other) if !sure || late || slow => Some(other),
-                _ if late && !at_seed => self.peers.seed,
+                _ if late && !at_seed => self.peers.seed(now_us),
                 _ if slow => self.source(now_us, piece, demand.since_us),
                 _ => None,
             };
@@ -490,7 +522,7 @@ impl Policy {
             let other = self
                 .peers
                 .holder(piece, now_us, usize::MAX, &mut self.random);
-            let other = other.or(self.peers.seed);
+            let other = other.or(self.peers.seed(now_us));
             let Some(flight) = self.downloads.flights.get_mut(&piece) else {
                 continue;
             };

@@ -24,6 +24,9 @@ pub struct Config {
     /// What is under way ahead of need, in time of the link, in microseconds: a demand comes after it. 0 if only the numbers here bound it.
     /// On 20 Mbit/s, 16 pieces are 420 ms.
     pub queue_us: u64,
+    /// Whether nothing is asked ahead of need while a machine waits, nor until it has gone on for as long as it waited: one that waits most
+    /// of the time is catching up.
+    pub quiet: bool,
     /// Most prefetches under way at one host.
     pub prefetch_per_peer_max: usize,
     /// Most duties under way at the seed.
@@ -34,9 +37,7 @@ pub struct Config {
     pub waiting_per_peer_max: usize,
     /// Most questions that wait here for pieces that are on their way, for each piece.
     pub held_per_piece_max: usize,
-    /// Most bytes a second that this host gives to others; `None` for all that its link carries.
-    pub upload_bytes_per_s: Option<u64>,
-    /// Bytes of a piece.
+    /// Bytes of a piece: the numbers of pieces here are for this size ([`Config::of_pieces`]).
     pub piece_bytes: u64,
     /// A demand that has waited this long at one host is taken to another that has the piece, in microseconds.
     pub demand_patience_us: u64,
@@ -66,11 +67,14 @@ impl Config {
         }
     }
 
-    /// Client and server, with a profile.
+    /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1), and no more than comes in
+    /// a moment: the server's link is everybody's. The window is the paper's, 300 pieces of 16 KiB (section 2.2.4).
     pub fn cs_p() -> Config {
         Config {
             prefetch: true,
-            window_max: 300,
+            window_max: 75,
+            quiet: true,
+            queue_us: 100_000,
             ..Config::cs_d()
         }
     }
@@ -83,11 +87,23 @@ impl Config {
         }
     }
 
-    /// VMTorrent: peers and a window of 300 pieces in which the next is chosen at random; demand goes before all of that.
+    /// VMTorrent: peers and a window of 4.9 MB in which the next piece is chosen at random; while the machine catches up only demands
+    /// are asked (section 4.4.1).
     pub fn p2p_p() -> Config {
         Config {
             peers: true,
+            queue_us: 0,
             ..Config::cs_p()
+        }
+    }
+
+    /// The other reading of VMTorrent (sections 2.2.4 and 4.5): prefetch goes on while a miss is open, and whoever is asked serves demands
+    /// first.
+    pub fn p2p_p_first() -> Config {
+        Config {
+            demand_first: true,
+            quiet: false,
+            ..Config::p2p_p()
         }
     }
 
@@ -103,12 +119,12 @@ impl Config {
             window_max: 512,
             prefetch_max: 16,
             queue_us: 100_000,
+            quiet: false,
             prefetch_per_peer_max: 4,
             duties_max: 4,
             uploads_max: 4,
             waiting_per_peer_max: 32,
             held_per_piece_max: 64,
-            upload_bytes_per_s: None,
             piece_bytes: 64 << 10,
             demand_patience_us: 250_000,
             seed_patience_us: 1_000_000,
@@ -116,6 +132,26 @@ impl Config {
             stall_us: 10_000_000,
             end_game_pieces: 8,
             end_game_us: 500_000,
+        }
+    }
+
+    /// Returns the same for pieces of another size: as many bytes may be under way, wait, and be looked at ahead.
+    #[must_use]
+    pub fn of_pieces(self, piece_bytes: u64) -> Config {
+        let times = self.piece_bytes as f64 / piece_bytes.max(1) as f64;
+        let scaled = |pieces: usize| (pieces as f64 * times).round().max(1.0) as usize;
+        Config {
+            window_per_peer: self.window_per_peer * times,
+            window_min: scaled(self.window_min),
+            window_max: scaled(self.window_max),
+            prefetch_max: scaled(self.prefetch_max),
+            prefetch_per_peer_max: scaled(self.prefetch_per_peer_max),
+            duties_max: scaled(self.duties_max),
+            uploads_max: scaled(self.uploads_max),
+            waiting_per_peer_max: scaled(self.waiting_per_peer_max),
+            end_game_pieces: scaled(self.end_game_pieces),
+            piece_bytes,
+            ..self
         }
     }
 }

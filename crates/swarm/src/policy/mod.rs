@@ -6,9 +6,10 @@
 //! | [`Config`] | who is asked | what is fetched ahead |
 //! | --- | --- | --- |
 //! | [`Config::cs_d`] | the seed | nothing |
-//! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces |
+//! | [`Config::cs_p`] | the seed | the prediction, at random among its first k missing pieces, unless the machine is catching up |
 //! | [`Config::p2p_d`] | a peer that has it, else the seed | nothing |
-//! | [`Config::p2p_p`] | a peer that has it, else the seed | as `cs_p`; k = 300 (section 2.2.4) |
+//! | [`Config::p2p_p`] | a peer that has it, else the seed | as `cs_p`; k is 4.9 MB (section 2.2.4) |
+//! | [`Config::p2p_p_first`] | the same | the same, also while a machine waits; who is asked serves demands first |
 //! | [`Config::ours`] | a peer that has it, else the piece's warden, else the seed | own duties, then as `p2p_p` with an adapted k |
 //!
 //! # Wardens
@@ -32,7 +33,8 @@
 //!
 //! The window adapts to the swarm: k is [`Config::window_per_peer`] pieces for each host, because n uplinks are only busy together if
 //! there are about n different pieces to carry; it shrinks where machines miss what no profile predicts, since they bring
-//! diversity of their own, and prefetch is worth less (section 2.2.4 expects both).
+//! diversity of their own, and prefetch is worth less (section 2.2.4 expects both). Where it is known when pieces are due, and the link
+//! brings those of the next seconds just in time, k is [`Config::window_min`]: what is due later would make them late (section 2.2.2).
 //!
 //! # Promises
 //!
@@ -105,7 +107,7 @@ pub enum Fault {
 pub enum Event<'a> {
     /// A host takes part. All hosts of the swarm should be told of, also those without a connection: they are wardens.
     Joined(PeerId),
-    /// There is a seed, which has all pieces. A second one replaces the first.
+    /// There is a seed, which has all pieces. A further one is asked while those before it fail or send wrong bytes.
     Seed(PeerId),
     /// A host is gone, politely or not.
     Left(PeerId),
@@ -121,8 +123,9 @@ pub enum Event<'a> {
     Wrong(PeerId, PieceId),
     /// A machine waits for a piece that is not here.
     Miss(PieceId),
-    /// What machines will need next, in order. Replaces what was predicted before.
-    Window(&'a [PieceId]),
+    /// What machines will need next, in order, and when: in milliseconds since the start of a run, 0 for now; no times if nobody knows.
+    /// Replaces what was predicted before.
+    Window(&'a [PieceId], &'a [u32]),
     /// A host asks this one for a piece; a second time with [`Purpose::Demand`], to raise it.
     Asked(PeerId, PieceId, Purpose),
     /// A host takes back what it asked.
@@ -162,6 +165,8 @@ pub struct Policy {
     ahead: Ahead,
     downloads: Downloads,
     uploads: Uploads,
+    /// Whether pieces are fetched in the order in which they are due, as it was at the last tick.
+    in_order: bool,
 }
 
 impl Policy {
@@ -180,6 +185,7 @@ impl Policy {
             ahead: Ahead::new(pieces),
             downloads: Downloads::default(),
             uploads: Uploads::new(&config),
+            in_order: false,
             config,
         }
     }
@@ -225,7 +231,9 @@ impl Policy {
 
     /// Returns the present k: among how many missing pieces of the prediction prefetch picks.
     pub fn window(&self) -> usize {
-        let k = if self.config.window_per_peer > 0.0 {
+        let k = if self.config.window_per_peer > 0.0 && self.in_order {
+            self.config.window_min
+        } else if self.config.window_per_peer > 0.0 {
             let hosts = self.ring.hosts() as f64;
             // what no profile predicted is diversity that comes by itself
             let k = hosts * self.config.window_per_peer * (1.0 - self.downloads.outside());
@@ -242,7 +250,7 @@ impl Policy {
     pub fn on_event(&mut self, now_us: u64, event: Event<'_>, out: &mut Vec<Action>) {
         match event {
             Event::Joined(peer) => self.joined(peer),
-            Event::Seed(peer) => self.peers.set_seed(peer),
+            Event::Seed(peer) => self.peers.add_seed(peer),
             Event::Left(peer) => self.forget(peer, out),
             Event::Has(peer, pieces) => self.peers.has(peer, pieces),
             Event::Lacks(peer, pieces) => self.peers.lacks(peer, pieces),
@@ -250,14 +258,14 @@ impl Policy {
             Event::Failed(peer, piece) => self.failed(now_us, peer, piece, out),
             Event::Wrong(peer, piece) => self.wrong(now_us, peer, piece, out),
             Event::Miss(piece) => self.miss(now_us, piece, out),
-            Event::Window(pieces) => self.predicted(pieces),
+            Event::Window(pieces, due_ms) => self.predicted(pieces, due_ms),
             Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
             Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
             Event::Served(peer, piece) => self.uploads.served((peer, piece)),
             Event::Granted(pieces) => self.uploads.grant(pieces),
             Event::Tick => self.tick(now_us, out),
         }
-        self.uploads.pump(now_us, &self.config, out);
+        self.uploads.pump(&self.config, out);
         self.fill(now_us, out);
     }
 
@@ -285,7 +293,7 @@ impl Policy {
 
     fn drop_peer(&mut self, peer: PeerId, fault: Fault, out: &mut Vec<Action>) {
         if self.peers.is_seed(peer) {
-            // there is no other that has everything: it is left alone for a while instead
+            // few have everything: it is left alone for a while instead
             return;
         }
         self.forget(peer, out);
@@ -299,9 +307,9 @@ impl Policy {
         }
     }
 
-    fn predicted(&mut self, pieces: &[PieceId]) {
+    fn predicted(&mut self, pieces: &[PieceId], due_ms: &[u32]) {
         let (here, downloads) = (&self.here, &self.downloads);
-        self.ahead.set(pieces, |piece| {
+        self.ahead.set(pieces, due_ms, |piece| {
             !here.get(piece) && !downloads.is_on_its_way(piece)
         });
     }

@@ -29,6 +29,10 @@ const LATE_LEAST_US: u64 = 2_000_000;
 const LATE_MOST_US: u64 = 60_000_000;
 /// No more time than that passes between two looks, in microseconds: this host may have been halted meanwhile.
 const PASSED_MAX_US: u64 = 1_000_000;
+/// Seeds that are known at a time.
+const SEEDS_MAX: usize = 8;
+/// How long a seed is left alone at most that sends wrong bytes again and again, in microseconds.
+const DISTRUST_US_MAX: u64 = 60_000_000;
 /// Silence is never forgiven for longer than so many times the patience with it.
 const STALL_TIMES_MAX: u64 = 6;
 
@@ -44,6 +48,9 @@ pub(super) struct Peer {
     pace_us: f64,
     refused_until_us: u64,
     failures: u32,
+    /// Answers in a row with wrong bytes, of a seed: others are dropped for the first; and until when it is left alone for them.
+    wrong: u32,
+    distrusted_until_us: u64,
     /// How long it has owed something since it last answered, with pauses: demands are taken back from a host that is silent before one of
     /// them has waited for long. Prefetch counts only while nothing else is on its way, which goes first.
     silent_us: u64,
@@ -64,7 +71,8 @@ pub(super) struct Peers {
     dealt: Vec<usize>,
     /// How many hosts have a piece, of those with a map.
     count: Vec<u8>,
-    pub(super) seed: Option<PeerId>,
+    /// Those that have everything, in the order in which they are asked.
+    seeds: Vec<PeerId>,
     /// The median of what hosts take that were asked of late, in microseconds; 0 if they are too few.
     typical_us: f64,
     typical_at_us: u64,
@@ -80,7 +88,7 @@ impl Peers {
             mapped: Vec::new(),
             dealt: Vec::new(),
             count: vec![0; pieces as usize],
-            seed: None,
+            seeds: Vec::new(),
             typical_us: 0.0,
             typical_at_us: 0,
             passed_us: 0,
@@ -101,6 +109,8 @@ impl Peers {
             pace_us: PACE_US,
             refused_until_us: 0,
             failures: 0,
+            wrong: 0,
+            distrusted_until_us: 0,
             silent_us: 0,
             dealt_us: 0,
             listed: false,
@@ -108,13 +118,34 @@ impl Peers {
         true
     }
 
-    pub(super) fn set_seed(&mut self, id: PeerId) {
+    pub(super) fn add_seed(&mut self, id: PeerId) {
         self.join(id);
-        self.seed = self.slots.contains_key(&id).then_some(id);
+        let known = self.slots.contains_key(&id) && !self.is_seed(id);
+        if known && self.seeds.len() < SEEDS_MAX {
+            self.seeds.push(id);
+        }
     }
 
     pub(super) fn is_seed(&self, id: PeerId) -> bool {
-        self.seed == Some(id)
+        self.seeds.contains(&id)
+    }
+
+    pub(super) fn has_seed(&self) -> bool {
+        !self.seeds.is_empty()
+    }
+
+    /// Returns the seed to ask: the first that has refused nothing and given nothing wrong just now, else the first that has given nothing
+    /// wrong.
+    pub(super) fn seed(&self, now_us: u64) -> Option<PeerId> {
+        let known = self.seeds.iter().filter_map(|id| self.slots.get(id));
+        let all = known.map(|place| &self.all[*place]);
+        let mut trusted = all.filter(|seed| seed.distrusted_until_us <= now_us);
+        let first = trusted.next()?;
+        let free = match first.is_free(now_us) {
+            true => None,
+            false => trusted.find(|seed| seed.is_free(now_us)),
+        };
+        Some(free.unwrap_or(first).id)
     }
 
     pub(super) fn knows(&self, id: PeerId) -> bool {
@@ -140,9 +171,7 @@ impl Peers {
         let mapped = self.all.iter().enumerate();
         let mapped = mapped.filter(|(_, peer)| peer.map.is_some());
         self.mapped = mapped.map(|(place, _)| place).collect();
-        if self.is_seed(id) {
-            self.seed = None;
-        }
+        self.seeds.retain(|seed| *seed != id);
     }
 
     pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
@@ -167,7 +196,7 @@ impl Peers {
         let Some(place) = self.slots.get(&id).copied() else {
             return;
         };
-        if self.seed == Some(id) {
+        if self.is_seed(id) {
             return; // it has everything, and is the last to be asked
         }
         if self.all[place].map.is_none() {
@@ -336,9 +365,17 @@ impl Peer {
 
     pub(super) fn has_answered(&mut self, now_us: u64, took_us: u64) {
         self.was_heard(now_us);
-        self.failures = 0;
+        (self.failures, self.wrong) = (0, 0);
         let each = took_us as f64 / (self.asked + 1) as f64;
         self.pace_us += (each - self.pace_us) * PACE_WEIGHT;
+    }
+
+    /// It has sent wrong bytes: it is left alone for `pause_us`, and for twice as long each further time in a row.
+    pub(super) fn was_wrong(&mut self, now_us: u64, pause_us: u64) {
+        self.was_heard(now_us);
+        let pause_us = (pause_us << self.wrong.min(16)).min(DISTRUST_US_MAX);
+        self.distrusted_until_us = now_us + pause_us;
+        self.wrong = self.wrong.saturating_add(1);
     }
 
     /// Returns whether it has failed too often.

@@ -44,6 +44,11 @@ impl Rate {
         (self.since_us, self.came) = (now_us, 0);
     }
 
+    /// Returns how many pieces come in a second; 0 before any was counted.
+    pub(super) fn speed(&self) -> f64 {
+        self.best
+    }
+
     /// Returns how many pieces may be under way if the last of them is to wait so long behind the others; at least `least` and at most
     /// `most`.
     pub(super) fn under_way(&self, queue_us: u64, least: usize, most: usize) -> usize {

@@ -1,11 +1,9 @@
-//! What others ask of this host: demand before prefetch, a few at a time, within the cap.
+//! What others ask of this host: demand before prefetch, a few at a time, within what the caller grants.
 use super::{Action, Config, PeerId, PieceId, Purpose};
 use std::collections::{HashMap, VecDeque};
 
 /// How many times its share of places a host may ask for before it is dropped.
 const FLOOD: usize = 4;
-/// The cap lets so much pass at once after a quiet time, in microseconds of its rate.
-const BURST_US: u64 = 100_000;
 /// Entries of a queue that stand for nothing any more and are left in it, beyond as many as there are questions.
 const STALE_MAX: usize = 64;
 
@@ -46,9 +44,6 @@ pub(super) struct Uploads {
     places: HashMap<PeerId, Places>,
     per_peer_max: usize,
     held_max: usize,
-    /// Bytes that may pass now, and when that was so.
-    tokens: u64,
-    at_us: u64,
     /// Pieces that may be sent by a cap that others share; `None` if there is none.
     granted: Option<usize>,
 }
@@ -64,8 +59,6 @@ impl Uploads {
             places: HashMap::new(),
             per_peer_max: config.waiting_per_peer_max,
             held_max: config.held_per_piece_max,
-            tokens: config.piece_bytes,
-            at_us: 0,
             granted: None,
         }
     }
@@ -204,10 +197,6 @@ impl Uploads {
     /// Returns how many pieces would be sent now if they were granted.
     pub(super) fn sendable(&self, config: &Config) -> usize {
         let free = config.uploads_max.saturating_sub(self.active);
-        let afforded = match config.upload_bytes_per_s {
-            Some(_) => (self.tokens / config.piece_bytes.max(1)) as usize,
-            None => free,
-        };
         let queued = |purpose: Purpose| {
             let questions = &self.questions;
             move |key: &&Key| questions.get(*key) == Some(&State::Queued(purpose))
@@ -217,7 +206,7 @@ impl Uploads {
         // one that was taken back and asked anew stands in a queue twice
         let mut some: Vec<&Key> = Vec::new();
         for key in demand.chain(prefetch) {
-            if some.len() >= free.min(afforded) {
+            if some.len() >= free {
                 break;
             }
             if !some.contains(&key) {
@@ -228,28 +217,12 @@ impl Uploads {
     }
 
     /// Starts what may be sent now. What was granted counts for this once.
-    pub(super) fn pump(&mut self, now_us: u64, config: &Config, out: &mut Vec<Action>) {
-        let capped = config.upload_bytes_per_s.is_some();
-        if let Some(rate) = config.upload_bytes_per_s {
-            let passed_us = now_us.saturating_sub(self.at_us).min(BURST_US);
-            let most = (rate.saturating_mul(BURST_US) / 1_000_000).max(config.piece_bytes);
-            let more = rate.saturating_mul(passed_us) / 1_000_000;
-            if more > 0 {
-                self.tokens = self.tokens.saturating_add(more).min(most);
-                self.at_us = now_us;
-            }
-        }
-        while self.active < config.uploads_max
-            && (!capped || self.tokens >= config.piece_bytes)
-            && self.granted != Some(0)
-        {
+    pub(super) fn pump(&mut self, config: &Config, out: &mut Vec<Action>) {
+        while self.active < config.uploads_max && self.granted != Some(0) {
             let Some((key, purpose)) = self.next() else {
                 break;
             };
             self.granted = self.granted.map(|granted| granted - 1);
-            if capped {
-                self.tokens -= config.piece_bytes;
-            }
             self.questions.insert(key, State::Active);
             self.active += 1;
             out.push(Action::Serve(key.0, key.1, purpose));

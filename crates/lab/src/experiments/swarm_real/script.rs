@@ -1,25 +1,23 @@
 //! A recorded workload as something that can be done to a real disk: a disk of the same shape, and the order and the times in which
 //! the recorded runs touch its chunks.
+use super::guest::{LIST_MAX, Sum, boot_sector};
 use crate::sim::RegionShape;
 use crate::swarm_sim::{PIECE_BYTES, Recorded};
 use crate::traces::Workload;
 use crate::workload::noise;
 use anyhow::{Context as _, ensure};
-use floe_image::{CHUNK_SIZE, Hash, Kind};
+use floe_image::{CHUNK_SIZE, Hash, Kind, PackRef};
 use floe_planner::ZeroTrace;
 use floe_store::Repository;
+use floe_swarm::policy::PieceId;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Chunks that are compressed together.
 const BLOCK_CHUNKS: u32 = 16;
-/// The boot sector: it stops at once (`cli; hlt`, again and again), so that the guest takes no time of the host's processors.
-const BOOT: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfd];
-/// What a BIOS looks for at the end of the first sector.
-const BOOTABLE: [u8; 2] = [0x55, 0xaa];
-const BOOTABLE_AT: u64 = 510;
 
 /// What the machine of a run does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,11 +82,13 @@ impl Script {
         })
     }
 
-    /// Writes the disk. What no run touches can't be compressed; what one touches can, as far as the recorded disk.
-    pub fn write_disk(&self, path: &Path) -> anyhow::Result<()> {
+    /// Writes the disk. What no run touches can't be compressed; what one touches can, as far as the recorded disk. In its first sector is the
+    /// program for guests, and behind everything the list of what run `of_guests` touches, which they read.
+    pub fn write_disk(&self, path: &Path, of_guests: usize) -> anyhow::Result<()> {
         let disk = File::create(path)?;
         let block_bytes = BLOCK_CHUNKS as usize * CHUNK_SIZE;
-        disk.set_len(u64::from(self.blocks_all) * block_bytes as u64)?;
+        let list_at = u64::from(self.blocks_all) * block_bytes as u64;
+        disk.set_len(list_at + block_bytes as u64)?;
         let recorded: HashMap<u32, u32> =
             self.blocks.iter().map(|(old, new)| (*new, *old)).collect();
         for block in 0..self.blocks_all {
@@ -106,18 +106,33 @@ impl Script {
                 }
             }
         }
-        // no table of partitions, only what stops
-        disk.write_all_at(&[0; BOOTABLE_AT as usize], 0)?;
-        disk.write_all_at(&BOOT, 0)?;
-        disk.write_all_at(&BOOTABLE, BOOTABLE_AT)?;
+        let list = self.read_by_guests(of_guests).flat_map(u32::to_le_bytes);
+        let list: Vec<u8> = list.collect();
+        disk.write_all_at(&list, list_at)?;
+        // no table of partitions, only the program
+        disk.write_all_at(&boot_sector(list.len() / 4, list_at)?, 0)?;
         Ok(())
     }
 
-    /// Makes all runs faster by the same factor, so that on the mean they need this many bytes a second.
-    pub fn speed_up(&mut self, pieces: &[Recorded], bytes_per_s: f64) {
-        let rate = |run: &Recorded| run.bytes() as f64 * 1e6 / run.end_us.max(1) as f64;
-        let mean = pieces.iter().map(rate).sum::<f64>() / pieces.len().max(1) as f64;
-        let scale = |t_us: u64| (t_us as f64 * mean / bytes_per_s) as u64;
+    fn read_by_guests(&self, run: usize) -> impl Iterator<Item = u32> {
+        let accesses = self.runs[run].accesses.iter().take(LIST_MAX);
+        accesses.map(|(_, chunk)| *chunk)
+    }
+
+    /// Returns the checksum of what guests read of the written disk.
+    pub fn sum(&self, disk: &Path, of_guests: usize) -> anyhow::Result<Sum> {
+        let disk = File::open(disk)?;
+        let (mut sum, mut bytes) = (Sum::default(), [0; CHUNK_SIZE]);
+        for chunk in self.read_by_guests(of_guests) {
+            disk.read_exact_at(&mut bytes, u64::from(chunk) * CHUNK_SIZE as u64)?;
+            sum.add(&bytes);
+        }
+        Ok(sum)
+    }
+
+    /// Divides the times of all runs.
+    pub fn speed_up(&mut self, by: f64) {
+        let scale = |t_us: u64| (t_us as f64 / by) as u64;
         for run in &mut self.runs {
             run.end_us = scale(run.end_us);
             let accesses = run.accesses.iter_mut();
@@ -125,24 +140,14 @@ impl Script {
         }
     }
 
-    /// Returns the runs as a swarm sees them: first accesses to pieces of the packs in which a repository has the image; and how
-    /// many pieces the packs have.
-    pub fn pieces(
-        &self,
-        repository: &Repository,
-        image: &Hash,
-    ) -> anyhow::Result<(Vec<Recorded>, u32)> {
-        let layout = repository.layout(image)?;
-        let mut firsts = vec![0u64];
-        for pack in &layout.packs {
-            firsts
-                .push(firsts.last().copied().unwrap_or(0) + pack.file_bytes.div_ceil(PIECE_BYTES));
-        }
+    /// Returns the runs as a swarm sees them: first accesses to pieces of the packs in which a repository has the image.
+    pub fn pieces(&self, repository: &Repository, image: &Hash) -> anyhow::Result<InPieces> {
+        let packs = Packs::new(&repository.layout(image)?.packs);
         let manifest = repository.manifest(image)?;
         let number = manifest.regions.iter().position(|r| r.name == "disk0");
         let number = number.context("the image has no disk")? as u8;
         let scope = repository.scope(image)?;
-        let mut known: HashMap<u32, Vec<u32>> = HashMap::new();
+        let mut known: HashMap<u32, Place> = HashMap::new();
         let chunks: BTreeSet<u32> = self
             .runs
             .iter()
@@ -151,30 +156,105 @@ impl Script {
         let places: Vec<(u8, u32)> = chunks.iter().map(|chunk| (number, *chunk)).collect();
         let hashes = repository.chunk_hashes(image, &places)?;
         for (chunk, hash) in chunks.iter().zip(hashes) {
-            let mut pieces = Vec::new();
+            let mut place = Place::default();
             if !hash.is_zero() {
                 for frame in scope.frames_of(&[(Kind::Chunk, hash)])? {
-                    let first = firsts[frame.pack as usize];
-                    let last = frame.offset + u64::from(frame.len).max(1) - 1;
-                    let both = frame.offset / PIECE_BYTES..=last / PIECE_BYTES;
-                    pieces.extend(both.map(|piece| (first + piece) as u32));
+                    let end = frame.offset + u64::from(frame.len).max(1);
+                    let pieces = packs.pieces(frame.pack as usize, frame.offset..end);
+                    place.pieces.extend(pieces);
+                    place.searched = frame.pack as usize + 1;
                 }
             }
-            known.insert(*chunk, pieces);
+            known.insert(*chunk, place);
         }
-        let recorded = |run: &Run| {
-            let mut seen = HashSet::new();
-            let touched = run
-                .accesses
-                .iter()
-                .flat_map(|(t_us, chunk)| known[chunk].iter().map(move |piece| (*t_us, *piece)));
-            Recorded {
-                accesses: touched.filter(|(_, piece)| seen.insert(*piece)).collect(),
-                end_us: run.end_us,
-            }
+        let runs = self.runs.iter().map(|run| packs.recorded(run, &known));
+        Ok(InPieces {
+            runs: runs.collect(),
+            pieces: packs.firsts.last().copied().unwrap_or(0) as u32,
+            indices: packs.indices_alone(),
+        })
+    }
+}
+
+/// Runs as a swarm sees them.
+pub struct InPieces {
+    /// First accesses to pieces. Those with a pack's index are accessed before the first chunk is found for which it is searched.
+    pub runs: Vec<Recorded>,
+    /// How many pieces there are.
+    pub pieces: u32,
+    /// Those that have nothing but an index.
+    pub indices: HashSet<PieceId>,
+}
+
+/// Where a chunk is found.
+#[derive(Default)]
+struct Place {
+    pieces: Vec<PieceId>,
+    /// How many packs are searched for it, from the first on: each one's index is read for that.
+    searched: usize,
+}
+
+/// The pieces of packs.
+struct Packs {
+    /// The first piece of each, and after them the number of all.
+    firsts: Vec<u64>,
+    /// Where each one's index is.
+    indices: Vec<Range<u64>>,
+}
+
+impl Packs {
+    fn new(packs: &[PackRef]) -> Packs {
+        let (mut firsts, mut next) = (vec![0], 0);
+        for pack in packs {
+            next += pack.file_bytes.div_ceil(PIECE_BYTES);
+            firsts.push(next);
+        }
+        let index = |pack: &PackRef| {
+            pack.index_offset..pack.index_offset + u64::from(pack.index_bytes).max(1)
         };
-        let all = firsts.last().copied().unwrap_or(0) as u32;
-        Ok((self.runs.iter().map(recorded).collect(), all))
+        Packs {
+            firsts,
+            indices: packs.iter().map(index).collect(),
+        }
+    }
+
+    /// Returns the pieces in which a range of a pack lies.
+    fn pieces(&self, pack: usize, range: Range<u64>) -> impl Iterator<Item = PieceId> {
+        let first = self.firsts[pack];
+        let pieces = range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES);
+        pieces.map(move |piece| (first + piece) as PieceId)
+    }
+
+    fn recorded(&self, run: &Run, known: &HashMap<u32, Place>) -> Recorded {
+        let (mut seen, mut accesses, mut searched) = (HashSet::new(), Vec::new(), 0);
+        for (t_us, chunk) in &run.accesses {
+            let Some(place) = known.get(chunk) else {
+                continue;
+            };
+            let indices = searched..place.searched;
+            let indices = indices.flat_map(|pack| self.pieces(pack, self.indices[pack].clone()));
+            let pieces = indices.chain(place.pieces.iter().copied());
+            accesses.extend(
+                pieces
+                    .filter(|piece| seen.insert(*piece))
+                    .map(|piece| (*t_us, piece)),
+            );
+            searched = searched.max(place.searched);
+        }
+        Recorded {
+            accesses,
+            end_us: run.end_us,
+        }
+    }
+
+    fn indices_alone(&self) -> HashSet<PieceId> {
+        let all = self.indices.iter().enumerate();
+        let alone = all.flat_map(|(pack, index)| {
+            let begins = index.start.next_multiple_of(PIECE_BYTES);
+            let pieces = (begins < index.end).then(|| self.pieces(pack, begins..index.end));
+            pieces.into_iter().flatten()
+        });
+        alone.collect()
     }
 }
 
@@ -230,6 +310,38 @@ mod tests {
         assert_eq!(all, 12);
         assert_eq!((new[1] - new[0], new[4] - new[3]), (1, 1));
         assert!(new[2] - new[1] > 2 && new[3] - new[2] > 2);
+    }
+
+    #[test]
+    fn a_packs_index_is_accessed_before_the_first_chunk_that_is_searched_there() {
+        let pack = |file_bytes, index_offset| PackRef {
+            id: Hash([1; 32]),
+            file_bytes,
+            index_offset,
+            index_bytes: 100,
+            root: None,
+        };
+        // pieces 0 and 1, the second with the index alone; pieces 2 and 3, whose index is with frames
+        let packs = Packs::new(&[
+            pack(PIECE_BYTES + 200, PIECE_BYTES),
+            pack(2 * PIECE_BYTES, 2 * PIECE_BYTES - 200),
+        ]);
+        assert_eq!(packs.indices_alone(), HashSet::from([1]));
+        let place = |pack: usize, range| Place {
+            pieces: packs.pieces(pack, range).collect(),
+            searched: pack + 1,
+        };
+        let known = HashMap::from([
+            (7, place(1, 0..10)),
+            (8, place(0, 5..PIECE_BYTES)),
+            (9, Place::default()),
+        ]);
+        let run = Run {
+            accesses: vec![(1, 9), (2, 8), (3, 7)],
+            end_us: 4,
+        };
+        let expected = [(2, 1), (2, 0), (3, 3), (3, 2)];
+        assert_eq!(packs.recorded(&run, &known).accesses, expected);
     }
 
     #[test]

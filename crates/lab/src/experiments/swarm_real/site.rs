@@ -1,34 +1,37 @@
 //! A hub and hosts at one switch, each behind a slow link of its own, and an image on the hub that all hosts start at the same second.
+use super::guest::{READS_BYTES, STOPS_BYTES, Sum, told};
 use super::player::play;
-use super::script::{Run, Script};
+use super::script::{InPieces, Run, Script};
 use crate::experiments::live::{Hub, Node};
 use crate::experiments::stream_real::site::{model_traces, wait_for_model};
 use crate::guest::Guest;
-use crate::harness::{cpu_times, own_memory};
+use crate::harness::{HostTimes, cpu_times, own_memory};
 use crate::link::Segment;
 use crate::swarm_sim::sweep::LEARNT;
-use crate::swarm_sim::{PIECE_BYTES, Recorded, pieces::profile};
+use crate::swarm_sim::{PIECE_BYTES, Profile, Recorded, pieces::profile};
 use crate::traces;
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use floe_api::paths::Home;
 use floe_api::{
-    ImportRequest, OptimizeRequest, REHEARSE_S_DEFAULT, RunRequest, StopRequest, SwarmUse, Wait,
+    ImportRequest, IndependentRequest, OptimizeRequest, REHEARSE_S_DEFAULT, RunRequest,
+    StopRequest, SwarmUse, Wait,
 };
 use floe_image::Hash;
 use floe_store::Repository;
 use floe_swarm::policy::PieceId;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// The workload: a boot from the disk.
 const WORKLOAD: &str = "boot";
-/// How much of a link's speed a machine needs on the mean with everything in memory, as in `swarm-sim` and in the paper.
-const LINK_SHARE: f64 = 0.6;
 const HUB_PORT: u16 = 7070;
-/// Memory of a machine: its guest stops in its boot sector.
-const MEMORY_BYTES: u64 = 64 << 20;
 /// The image's name, and the machine's.
 const IMAGE: &str = "lab-swarm";
 const MACHINE: &str = "peer";
@@ -38,26 +41,39 @@ const GUEST_IMAGE: &str = "lab-guest";
 const GUEST_MEMORY_BYTES: u64 = 128 << 20;
 const GUEST_MAX: Duration = Duration::from_secs(300);
 
-/// What a host, by its number, does with its node's machine once that runs.
-type Work<'a> = dyn Fn(usize, &Node) -> anyhow::Result<()> + Sync + 'a;
+/// The unit in which the kernel counts a file's room on the disk.
+const BLOCK_BYTES: u64 = 512;
+/// How often a node's memory is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// The longest time for a guest to read the disk, from a hub that sixteen hosts read at once.
+const READ_MAX: Duration = Duration::from_secs(1200);
+
+/// What a host, by its number, does with its node's machine once that runs. It returns how long it has waited for the machine's disk.
+type Work<'a> = dyn Fn(usize, &Node) -> anyhow::Result<Duration> + Sync + 'a;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
     /// Most hosts besides the hub's.
     pub hosts: usize,
+    /// Of the largest swarm, hosts whose guest reads the disk itself, without time of its own, and finds that its bytes are right. Nothing
+    /// else of them is measured.
+    pub guests: usize,
     /// Of each link, in both directions.
     pub bits_per_s: u64,
-    /// Compressed bytes of the chunks that a machine touches.
+    /// The recorded times are divided by this.
+    pub faster: f64,
+    /// Most compressed bytes of the chunks that a machine touches: a recorded one does no more.
     pub touched_bytes: u64,
-    /// Compressed bytes of the image.
+    /// Most compressed bytes of the image: it has no more than the recorded one.
     pub image_bytes: u64,
     /// All hosts start within this time.
     pub spread: Duration,
 }
 
 /// How an image comes to its hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Mode {
     /// As floe does it by itself.
     Ours,
@@ -65,9 +81,11 @@ pub enum Mode {
     P2pP,
     /// From each other, what is needed and nothing else.
     P2pD,
-    /// From the hub, with what was learnt from earlier runs.
+    /// From the hub, as floe does it without a swarm.
+    Hub,
+    /// From the hub in the swarm's pieces, with what was learnt from earlier runs.
     CsP,
-    /// From the hub, what is needed and nothing else.
+    /// The same, what is needed and nothing else.
     CsD,
     /// It is here already.
     Local,
@@ -80,6 +98,7 @@ impl Mode {
             Mode::Ours => "ours",
             Mode::P2pP => "p2p_p",
             Mode::P2pD => "p2p_d",
+            Mode::Hub => "hub",
             Mode::CsP => "cs_p",
             Mode::CsD => "cs_d",
             Mode::Local => "local",
@@ -88,10 +107,11 @@ impl Mode {
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Mode::Ours | Mode::CsP | Mode::Local => &[],
+            Mode::Ours | Mode::Hub | Mode::Local => &[],
             Mode::P2pP => &["--swarm-policy", "p2p_p"],
             Mode::P2pD => &["--swarm-policy", "p2p_d", "--demand-only"],
-            Mode::CsD => &["--demand-only"],
+            Mode::CsP => &["--swarm-policy", "cs_p"],
+            Mode::CsD => &["--swarm-policy", "cs_d", "--demand-only"],
         }
     }
 }
@@ -99,18 +119,22 @@ impl Mode {
 /// What came of hosts that started an image together.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Of each host: seconds from the command until its machine has done everything.
+    /// Of each host that replays: seconds from the command until its machine has done everything.
     pub took_s: Vec<f64>,
-    /// Of each host: seconds from the command until its machine ran.
+    /// Of the same: seconds from the command until its machine ran.
     pub started_s: Vec<f64>,
+    /// Of the same: seconds in which its machine's disk was waited for.
+    pub waited_s: Vec<f64>,
     /// Bytes that left the hub's host, headers included.
     pub seed_bytes: u64,
     /// Bytes that left all other hosts.
     pub peer_bytes: u64,
-    /// Of each node's process: seconds of processor time since its start, and memory that is no file's, in MB.
+    /// Of their nodes' processes: seconds of processor time since the command, and the most memory that was no file's meanwhile, in MB.
     pub cpu_s: Vec<f64>,
     /// See `cpu_s`.
     pub memory_mb: Vec<f64>,
+    /// The share of all processors' time, 0 to 1, that nothing used from the first command until the last machine was done.
+    pub idle: f64,
 }
 
 impl Outcome {
@@ -128,12 +152,16 @@ pub struct Site {
     id: Hash,
     /// What machines do.
     pub script: Script,
+    /// The checksum of what guests read.
+    sum: Sum,
     /// The same as a swarm sees it.
     pub recorded: Vec<Recorded>,
     /// Pieces of the image.
     pub pieces: u32,
-    /// What was learnt from the first runs.
-    pub profile: Vec<PieceId>,
+    /// Those that have nothing but a pack's index.
+    indices: HashSet<PieceId>,
+    /// What was learnt from the first runs, and the indices by which that is found.
+    pub profile: Profile,
     /// What it was made with.
     pub size: Size,
     /// The network; the hub is at its first host.
@@ -144,18 +172,21 @@ impl Site {
     /// Makes the image, and lets earlier users teach the hub.
     pub fn prepare(dir: &Path, size: Size) -> anyhow::Result<Site> {
         let workload = traces::read(&traces::folder().join(WORKLOAD))?;
-        let mut script = Script::new(&workload, size.touched_bytes, size.image_bytes)?;
+        let image_bytes = size.image_bytes.min(workload.meta.image_zstd_bytes);
+        let mut script = Script::new(&workload, size.touched_bytes, image_bytes)?;
+        script.speed_up(size.faster);
         let segment = Segment::new(1 + size.hosts).context("hosts of our own need root")?;
         let first = segment.host(0);
         let hub = Hub::start(Some(first), &dir.join("hub"), segment.address(0), HUB_PORT)?;
         let origin = Node::start(Some(first), &dir.join("origin"), false)?;
         eprintln!("swarm-real: making the image");
         let disk = dir.join("disk.raw");
-        script.write_disk(&disk)?;
+        script.write_disk(&disk, LEARNT)?;
+        let sum = script.sum(&disk, LEARNT)?;
         let request = ImportRequest {
             disks: vec![disk.display().to_string()],
             name: Some(IMAGE.into()),
-            memory_bytes: Some(MEMORY_BYTES),
+            memory_bytes: Some(STOPS_BYTES),
             cpus: Some(1),
             ..ImportRequest::default()
         };
@@ -163,14 +194,13 @@ impl Site {
         std::fs::remove_file(&disk)?;
         let id = origin.client.image(IMAGE)?.summary.id.parse()?;
         let repository = Repository::open(&origin.home.join("repo"))?;
-        let bytes_per_s = LINK_SHARE * size.bits_per_s as f64 / 8.0;
-        let (recorded, _) = script.pieces(&repository, &id)?;
-        script.speed_up(&recorded, bytes_per_s);
         lay_out(&origin, &script)?;
         origin.publish(IMAGE, &hub)?;
-        let (recorded, _) = script.pieces(&repository, &id)?;
-        script.speed_up(&recorded, bytes_per_s);
-        let (recorded, pieces) = script.pieces(&repository, &id)?;
+        let InPieces {
+            runs: recorded,
+            pieces,
+            indices,
+        } = script.pieces(&repository, &id)?;
         let learnt: Vec<&Recorded> = recorded.iter().take(LEARNT).collect();
         let site = Site {
             profile: profile(&learnt),
@@ -179,8 +209,10 @@ impl Site {
             homes: dir.to_path_buf(),
             id,
             script,
+            sum,
             recorded,
             pieces,
+            indices,
             size,
             segment,
         };
@@ -191,9 +223,18 @@ impl Site {
         Ok(site)
     }
 
-    /// Returns the bytes of the pieces that the profile names.
+    /// Returns the bytes of the pieces that the profile names, without those of indices.
     pub fn profile_bytes(&self) -> f64 {
-        (self.profile.len() as u64 * PIECE_BYTES) as f64
+        let pieces = self.profile.pieces.iter();
+        let pieces = pieces.filter(|piece| !self.indices.contains(piece));
+        (pieces.count() as u64 * PIECE_BYTES) as f64
+    }
+
+    /// Returns the bytes of the image's packs.
+    pub fn image_bytes(&self) -> anyhow::Result<u64> {
+        let repository = Repository::open(&self.origin.home.join("repo"))?;
+        let packs = repository.layout(&self.id)?.packs;
+        Ok(packs.iter().map(|pack| pack.file_bytes).sum())
     }
 
     /// Returns the number of a host's run: those that were learnt from are nobody's.
@@ -232,7 +273,7 @@ impl Site {
             let known = model_traces(&hub, &self.id)?;
             once(
                 &node,
-                &self.request(Mode::CsD, IMAGE, true),
+                &self.request(Mode::Hub, IMAGE, true),
                 &self.script.runs[run],
             )?;
             wait_for_model(&hub, &self.id, known)?;
@@ -254,8 +295,8 @@ impl Site {
             wait: Wait::None,
             no_trace: !trace,
             swarm: Some(match mode {
-                Mode::Ours | Mode::P2pP | Mode::P2pD => SwarmUse::On,
-                Mode::CsP | Mode::CsD | Mode::Local => SwarmUse::Off,
+                Mode::Hub | Mode::Local => SwarmUse::Off,
+                _ => SwarmUse::On,
             }),
             ..RunRequest::default()
         }
@@ -274,30 +315,78 @@ impl Site {
         Ok(GUEST_IMAGE)
     }
 
-    /// Lets so many hosts, which have nothing of the image, start it at the same second, each to do what a recorded machine did.
+    /// Lets so many hosts, which have nothing of the image, start it at the same second, each to do what a recorded machine did; the last of
+    /// them have guests that do.
     pub fn start(&self, mode: Mode, hosts: usize) -> anyhow::Result<Outcome> {
-        self.together(mode, IMAGE, hosts, &|host, node| {
-            play(&disk_of(node), &self.script.runs[self.run_of(host)]).map(drop)
+        let replaying = self.replaying(hosts);
+        self.together((mode, IMAGE), (hosts, replaying), &|host, node| {
+            if host >= replaying {
+                return self.hear_guest(host, node);
+            }
+            play(&disk_of(node), &self.script.runs[self.run_of(host)])
         })
+    }
+
+    /// Returns how many of so many hosts replay a run. The others, the last, have guests that read the disk.
+    pub fn replaying(&self, hosts: usize) -> usize {
+        match hosts == self.size.hosts {
+            true => hosts.saturating_sub(self.size.guests),
+            false => hosts,
+        }
+    }
+
+    /// Waits until a guest has read what it is to read, and holds its checksum to the disk as it was made.
+    fn hear_guest(&self, host: usize, node: &Node) -> anyhow::Result<Duration> {
+        let log = PathBuf::from(node.client.console(MACHINE)?.log);
+        let began = Instant::now();
+        while began.elapsed() < READ_MAX {
+            let console = std::fs::read(&log)?;
+            if let Some(sum) = told(&String::from_utf8_lossy(&console)) {
+                let right = self.sum.told();
+                ensure!(
+                    sum == right,
+                    "the guest of host {host} has read {sum}, not {right}"
+                );
+                return Ok(began.elapsed());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        bail!("the guest of host {host} has not read everything within {READ_MAX:?}")
+    }
+
+    /// Lets so many hosts start it, and bring all of it to their disks. Returns the bytes that each of them then keeps of it on its disk.
+    pub fn bring_all(&self, mode: Mode, hosts: usize) -> anyhow::Result<Vec<u64>> {
+        let kept = Mutex::new(Vec::new());
+        self.together((mode, IMAGE), (hosts, hosts), &|_, node| {
+            let request = IndependentRequest {
+                wait: true,
+                ..IndependentRequest::default()
+            };
+            let began = Instant::now();
+            node.client.independent(MACHINE, &request)?.finish(|_| {})?;
+            kept.lock().push(kept_bytes(&node.home)?);
+            Ok(began.elapsed())
+        })?;
+        Ok(kept.into_inner())
     }
 
     /// Lets so many hosts, which have nothing of an image of [`Site::capture_guest`], go on with its guest until that answers.
     pub fn resume(&self, mode: Mode, image: &str, hosts: usize) -> anyhow::Result<Outcome> {
-        self.together(mode, image, hosts, &|_, node| {
-            node.ask(MACHINE, GUEST_MAX).map(drop)
+        self.together((mode, image), (hosts, hosts), &|_, node| {
+            node.ask(MACHINE, GUEST_MAX)
         })
     }
 
-    /// Lets so many hosts start an image at the same second, and do `work` with its machine.
+    /// Lets so many hosts start an image at the same second, and do `work` with its machine. The first `measured` of them tell how that went;
+    /// the machines of the others are larger, so that their guests read the disk.
     fn together(
         &self,
-        mode: Mode,
-        image: &str,
-        hosts: usize,
+        (mode, image): (Mode, &str),
+        (hosts, measured): (usize, usize),
         work: &Work<'_>,
     ) -> anyhow::Result<Outcome> {
         let dir = self.homes.join(format!("{}-{hosts}", mode.name()));
-        let ready = Barrier::new(hosts);
+        let ready = Ready::new(hosts);
         let sent = || -> io::Result<Vec<u64>> {
             (0..=hosts)
                 .map(|host| self.segment.sent_bytes(host))
@@ -308,7 +397,8 @@ impl Site {
             let threads: Vec<_> = (0..hosts)
                 .map(|host| {
                     let (home, ready) = (dir.join(host.to_string()), &ready);
-                    scope.spawn(move || self.host((mode, image, host), &home, ready, work))
+                    let reads = host >= measured;
+                    scope.spawn(move || self.host((mode, image, host, reads), &home, ready, work))
                 })
                 .collect();
             let told = threads.into_iter().map(|thread| {
@@ -322,12 +412,14 @@ impl Site {
         let mut outcome = Outcome {
             seed_bytes: after[0] - before[0],
             peer_bytes: after[1..].iter().sum::<u64>() - before[1..].iter().sum::<u64>(),
+            idle: ready.idle()?,
             ..Outcome::default()
         };
         let told = results.into_iter().collect::<anyhow::Result<Vec<Told>>>()?;
-        for told in told {
+        for told in told.into_iter().take(measured) {
             outcome.took_s.push(told.took_s);
             outcome.started_s.push(told.started_s);
+            outcome.waited_s.push(told.waited_s);
             outcome.cpu_s.push(told.cpu_s);
             outcome.memory_mb.push(told.memory_mb);
         }
@@ -335,14 +427,15 @@ impl Site {
         let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
         eprintln!(
             "{image}: {} on {hosts} hosts: {:.1} s, of which {:.1} s until it runs; {:.1} MB left the hub, {:.1} MB the others; {:.2} s of \
-             processor, {:.0} MB of memory a node",
+             processor, {:.0} MB of memory a node; {:.0} % of the processors were left",
             mode.name(),
             outcome.mean_s(),
             mean(&outcome.started_s),
             outcome.seed_bytes as f64 / 1e6,
             outcome.peer_bytes as f64 / 1e6,
             mean(&outcome.cpu_s),
-            mean(&outcome.memory_mb)
+            mean(&outcome.memory_mb),
+            outcome.idle * 100.0
         );
         Ok(outcome)
     }
@@ -350,15 +443,19 @@ impl Site {
     /// One host. If it fails, the others need not wait for it.
     fn host(
         &self,
-        (mode, image, host): (Mode, &str, usize),
+        (mode, image, host, reads): (Mode, &str, usize, bool),
         home: &Path,
-        ready: &Barrier,
+        ready: &Ready,
         work: &Work<'_>,
     ) -> anyhow::Result<Told> {
         let node = Node::start_with(Some(self.segment.host(host + 1)), home, mode.flags());
         ready.wait();
-        let told =
-            node.and_then(|node| Ok((self.use_image((mode, image, host), &node, work)?, node)));
+        let told = node.and_then(|node| {
+            Ok((
+                self.use_image((mode, image, host, reads), &node, work)?,
+                node,
+            ))
+        });
         // who is done goes on giving until all are
         ready.wait();
         Ok(told?.0)
@@ -366,7 +463,7 @@ impl Site {
 
     fn use_image(
         &self,
-        (mode, image, host): (Mode, &str, usize),
+        (mode, image, host, reads): (Mode, &str, usize, bool),
         node: &Node,
         work: &Work<'_>,
     ) -> anyhow::Result<Told> {
@@ -374,16 +471,102 @@ impl Site {
         let before = cpu_times(process)?;
         std::thread::sleep(self.start_of(host));
         let began = Instant::now();
-        node.run(&self.request(mode, image, false), |_| {})?;
+        let request = RunRequest {
+            memory_bytes: reads.then_some(READS_BYTES),
+            ..self.request(mode, image, false)
+        };
+        node.run(&request, |_| {})?;
         let started_s = began.elapsed().as_secs_f64();
-        work(host, node)?;
+        let timed = || work(host, node).map(|waited| (waited, began.elapsed()));
+        let ((waited, took), memory) = with_memory(process, timed)?;
         Ok(Told {
-            took_s: began.elapsed().as_secs_f64(),
+            took_s: took.as_secs_f64(),
             started_s,
+            waited_s: waited.as_secs_f64(),
             cpu_s: (cpu_times(process)?.own_ms - before.own_ms) / 1e3,
-            memory_mb: own_memory(process)? as f64 / 1e6,
+            memory_mb: memory as f64 / 1e6,
         })
     }
+}
+
+/// Where hosts wait for each other, twice: before they begin, and when they are done.
+struct Ready {
+    all: Barrier,
+    /// What the processors had done when all were there, each time.
+    times: Mutex<Vec<anyhow::Result<HostTimes>>>,
+}
+
+impl Ready {
+    fn new(hosts: usize) -> Ready {
+        Ready {
+            all: Barrier::new(hosts),
+            times: Mutex::default(),
+        }
+    }
+
+    fn wait(&self) {
+        if self.all.wait().is_leader() {
+            self.times.lock().push(HostTimes::now());
+        }
+    }
+
+    /// Returns the share of all processors' time that nothing used between the two.
+    fn idle(self) -> anyhow::Result<f64> {
+        let times = self.times.into_inner().into_iter();
+        let times = times.collect::<anyhow::Result<Vec<HostTimes>>>()?;
+        let [begun, done] = times[..] else {
+            bail!("the hosts did not wait for each other");
+        };
+        Ok(done.idle_since(&begun))
+    }
+}
+
+/// Does some work, and returns what came of it, and the most bytes of a process's memory that were no file's meanwhile.
+fn with_memory<T>(
+    process: u32,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, u64)> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| -> anyhow::Result<u64> {
+            let mut most = own_memory(process)?;
+            while !over.load(Relaxed) {
+                std::thread::sleep(LOOK_EVERY);
+                most = most.max(own_memory(process)?);
+            }
+            Ok(most)
+        });
+        let done = work();
+        over.store(true, Relaxed);
+        let most = looks.join();
+        let most = most.unwrap_or_else(|_| bail!("the thread that looks at memory panicked"));
+        Ok((done?, most?))
+    })
+}
+
+/// Returns the bytes on the disk of all that a node keeps of images: its repository, its cache, and what it has of swarms. A file of
+/// several names counts once.
+fn kept_bytes(home: &Path) -> anyhow::Result<u64> {
+    let home = Home::at(home);
+    let mut folders = vec![home.repo(), home.cache(), home.swarm()];
+    let (mut bytes, mut seen) = (0, HashSet::new());
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(&folder);
+        for entry in entries.with_context(|| format!("cannot list {}", folder.display()))? {
+            let entry = entry?;
+            let about = match entry.metadata() {
+                // temporary files come and go
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                about => about?,
+            };
+            if about.is_dir() {
+                folders.push(entry.path());
+            } else if seen.insert((about.dev(), about.ino())) {
+                bytes += about.blocks() * BLOCK_BYTES;
+            }
+        }
+    }
+    Ok(bytes)
 }
 
 /// Runs a machine once, lets it do what a recorded one did, and stops it.
@@ -427,6 +610,7 @@ fn lay_out(origin: &Node, script: &Script) -> anyhow::Result<()> {
 struct Told {
     took_s: f64,
     started_s: f64,
+    waited_s: f64,
     cpu_s: f64,
     memory_mb: f64,
 }

@@ -21,7 +21,7 @@ const ASK_AGAIN_S: u32 = 5;
 /// What `echo` says of a download that is complete: the number of its files, between its own number and its path.
 const DONE: &str = " 1 /";
 /// Longest time for a download.
-const DOWNLOAD_MAX: Duration = Duration::from_secs(600);
+const DOWNLOAD_MAX: Duration = Duration::from_secs(1200);
 /// Longest time for a request to the tracker.
 const REQUEST_MAX: Duration = Duration::from_secs(5);
 /// Longest request to the tracker, in bytes.

@@ -3,12 +3,19 @@
 //! A member counts as present until it turns out not to be: those without a connection are wardens, too, and are dialled when there is
 //! something to ask. To [`NEAR`] others each host keeps a connection, and so has twice as many neighbours, who tell each other what
 //! they have. Who can't be reached is gone for a while that grows with each failure.
-use crate::members::{Key, Member};
-use floe_swarm::policy::{Fault, PEERS_MAX, PeerId};
+use crate::policy::{Fault, PEERS_MAX, PeerId};
 use std::collections::{BTreeMap, HashSet};
 
 /// Members that a host keeps connections to by itself. As many choose this host, so that some fifty are told what it has.
-const NEAR: usize = 24;
+pub const NEAR: usize = 24;
+/// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
+pub const LINKS_MAX: usize = 128;
+/// Neighbours that are told what comes here, each of which has a map of that.
+pub const TOLD_MAX: usize = 64;
+/// How often they are told, in microseconds: not for each piece, or a host would read a hundred messages for each piece that it gets.
+pub const TELL_EVERY_US: u64 = 150_000;
+/// A connection that was made to ask something ends when it is not used for so long, in microseconds.
+pub const REST_US: u64 = 30_000_000;
 /// Dials under way: each is a handshake, which costs a millisecond of a processor.
 const DIALS_MAX: usize = 16;
 /// How long a member is left alone after a first failure, in microseconds. Often it only was not told of this host yet.
@@ -32,8 +39,8 @@ enum State {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    member: Member,
+struct Entry<M> {
+    member: M,
     state: State,
     near: bool,
     /// Whether the policy counts it as a host of the swarm.
@@ -43,7 +50,7 @@ struct Entry {
 
 /// What a host has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Move {
+pub enum Move {
     /// Tell the policy that a host takes part.
     Joined(PeerId),
     /// Tell the policy that a host is gone.
@@ -54,16 +61,18 @@ pub(crate) enum Move {
     Close(PeerId),
 }
 
+/// The members of a swarm as one of them sees them. `M` is what the caller needs to reach a member.
 #[derive(Clone, Debug)]
-pub(crate) struct Roster {
+pub struct Roster<M> {
     me: PeerId,
-    entries: BTreeMap<PeerId, Entry>,
+    entries: BTreeMap<PeerId, Entry<M>>,
     /// Hosts that were banned and may be members again and again.
     banned: HashSet<PeerId>,
 }
 
-impl Roster {
-    pub(crate) fn new(me: PeerId) -> Roster {
+impl<M> Roster<M> {
+    /// Makes the roster of host `me`, which knows nobody.
+    pub fn new(me: PeerId) -> Roster<M> {
         Roster {
             me,
             entries: BTreeMap::new(),
@@ -72,10 +81,9 @@ impl Roster {
     }
 
     /// Replaces the list of members.
-    pub(crate) fn set(&mut self, members: Vec<Member>, out: &mut Vec<Move>) {
-        let mut members: BTreeMap<PeerId, Member> = members
+    pub fn set(&mut self, members: impl IntoIterator<Item = (PeerId, M)>, out: &mut Vec<Move>) {
+        let mut members: BTreeMap<PeerId, M> = members
             .into_iter()
-            .map(|member| (member.key.peer(), member))
             .filter(|(id, _)| *id != self.me)
             .take(PEERS_MAX - 1)
             .collect();
@@ -128,26 +136,29 @@ impl Roster {
     }
 
     /// Whether a host may connect.
-    pub(crate) fn may_enter(&self, id: PeerId) -> bool {
+    pub fn may_enter(&self, id: PeerId) -> bool {
         let entry = self.entries.get(&id);
         entry.is_some_and(|entry| entry.state != State::Banned)
     }
 
-    pub(crate) fn member(&self, id: PeerId) -> Option<&Member> {
+    /// Returns how a member is reached.
+    pub fn member(&self, id: PeerId) -> Option<&M> {
         self.entries.get(&id).map(|entry| &entry.member)
     }
 
-    pub(crate) fn members(&self) -> impl Iterator<Item = (PeerId, Key)> {
+    /// Returns all members but this host.
+    pub fn members(&self) -> impl Iterator<Item = (PeerId, &M)> {
         let members = self.entries.iter();
-        members.map(|(id, entry)| (*id, entry.member.key))
+        members.map(|(id, entry)| (*id, &entry.member))
     }
 
-    pub(crate) fn is_near(&self, id: PeerId) -> bool {
+    /// Whether a connection to a member is kept although nothing is asked over it.
+    pub fn is_near(&self, id: PeerId) -> bool {
         self.entries.get(&id).is_some_and(|entry| entry.near)
     }
 
     /// There is something to ask a host. Returns whether it is or will be tried to reach it.
-    pub(crate) fn wanted(&mut self, id: PeerId, out: &mut Vec<Move>) -> bool {
+    pub fn wanted(&mut self, id: PeerId, out: &mut Vec<Move>) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else {
             return false;
         };
@@ -159,7 +170,7 @@ impl Roster {
     }
 
     /// There is a connection to a host.
-    pub(crate) fn linked(&mut self, id: PeerId, out: &mut Vec<Move>) {
+    pub fn linked(&mut self, id: PeerId, out: &mut Vec<Move>) {
         let entry = self.entries.get_mut(&id);
         if let Some(entry) = entry.filter(|entry| entry.state != State::Banned) {
             entry.state = State::Linked;
@@ -171,22 +182,22 @@ impl Roster {
     }
 
     /// A dial was in vain. Says nothing of a host that has connected meanwhile.
-    pub(crate) fn failed(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
-        let dialling = |entry: &Entry| entry.state == State::Dialling;
+    pub fn failed(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
+        let dialling = |entry: &Entry<M>| entry.state == State::Dialling;
         if self.entries.get(&id).is_some_and(dialling) {
             self.lost(now_us, id, out);
         }
     }
 
     /// A connection has ended, and it was not this host who wanted that.
-    pub(crate) fn lost(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
+    pub fn lost(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
         let failures = self.entries.get(&id).map_or(0, |entry| entry.failures);
         let away_us = (AWAY_US << failures.min(16)).min(AWAY_US_MAX);
         self.away(now_us + away_us, id, out);
     }
 
     /// A host has said that it leaves; its list of members may tell of that later.
-    pub(crate) fn left(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
+    pub fn left(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
         self.away(now_us + AWAY_US_MAX, id, out);
     }
 
@@ -205,14 +216,14 @@ impl Roster {
     }
 
     /// A connection that nobody needs has ended.
-    pub(crate) fn rested(&mut self, id: PeerId) {
+    pub fn rested(&mut self, id: PeerId) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.state = State::Apart;
         }
     }
 
     /// The policy has dropped a host: for a while if it only was slow, and for good otherwise.
-    pub(crate) fn dropped(&mut self, now_us: u64, id: PeerId, fault: Fault) {
+    pub fn dropped(&mut self, now_us: u64, id: PeerId, fault: Fault) {
         let Some(entry) = self.entries.get_mut(&id) else {
             return;
         };
@@ -229,9 +240,8 @@ impl Roster {
     }
 
     /// Dials neighbours and takes those back into account who were away for long enough.
-    pub(crate) fn tick(&mut self, now_us: u64, out: &mut Vec<Move>) {
-        let dialling = |entry: &&Entry| entry.state == State::Dialling;
-        let mut dials = self.entries.values().filter(dialling).count();
+    pub fn tick(&mut self, now_us: u64, out: &mut Vec<Move>) {
+        let (mut dials, mut apart) = (0, Vec::new());
         for (id, entry) in &mut self.entries {
             if let State::Away { until_us } = entry.state
                 && until_us <= now_us
@@ -243,10 +253,16 @@ impl Roster {
                     out.push(Move::Joined(*id));
                 }
             }
-            if entry.state == State::Apart && entry.near && dials < DIALS_MAX {
-                dials += 1;
+            match entry.state {
+                State::Dialling => dials += 1,
+                State::Apart if entry.near => apart.push(*id),
+                _ => {}
+            }
+        }
+        for id in apart.into_iter().take(DIALS_MAX.saturating_sub(dials)) {
+            if let Some(entry) = self.entries.get_mut(&id) {
                 entry.state = State::Dialling;
-                out.push(Move::Dial(*id));
+                out.push(Move::Dial(id));
             }
         }
     }
@@ -257,15 +273,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn member(n: u8) -> Member {
-        Member {
-            key: Key([n; 32]),
-            addresses: Vec::new(),
-        }
+    fn id(n: u8) -> PeerId {
+        PeerId(u64::from(n) * 0x0123_4567_89AB_CDEF)
     }
 
-    fn id(n: u8) -> PeerId {
-        member(n).key.peer()
+    fn member(n: u8) -> (PeerId, u8) {
+        (id(n), n)
     }
 
     #[test]
@@ -324,7 +337,7 @@ mod tests {
                 let mut out = Vec::new();
                 now_us += 200_000;
                 match what {
-                    0 => roster.set((0..6).filter(|n| list >> n & 1 == 1).map(member).collect(), &mut out),
+                    0 => roster.set((0..6).filter(|n| list >> n & 1 == 1).map(member), &mut out),
                     1 => roster.linked(id(who), &mut out),
                     2 => roster.failed(now_us, id(who), &mut out),
                     3 => roster.lost(now_us, id(who), &mut out),

@@ -1,0 +1,447 @@
+//! Reads images out of the pieces of swarms: the way from a guest's fault to the hosts that have the piece.
+//!
+//! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
+//! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. What
+//! somebody stands still for is waited for no longer than the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is
+//! linked, and where the image has no swarm now, the hub is read as without all this.
+
+use super::{
+    decide::Key,
+    pieces::{Active, Part},
+};
+use crate::{images::sources::Provide, inventory::record::Origin};
+use floe_api::credentials::HubAddress;
+use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_source::{
+    LinkEstimate, Origin as Address, Request, Scheme, Sink, Source, SourceError, WholePacks,
+};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A read that may not take longer than this is tried again by its caller: it is not worth while to ask two places in that time.
+const SHORT: Duration = Duration::from_secs(1);
+/// How long the hub may take for what the swarm may bring yet: while it does not answer, the swarm goes on.
+const HEDGED: Duration = Duration::from_secs(2);
+
+impl Provide for Active {
+    fn scheme(&self) -> Option<Scheme> {
+        None
+    }
+
+    fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source> {
+        repository
+    }
+
+    fn elsewhere(&self, source: Arc<dyn Source>, _: &Origin) -> Arc<dyn Source> {
+        source
+    }
+
+    fn beside(&self, source: Arc<dyn Source>, place: &Address) -> Arc<dyn Source> {
+        match HubAddress::of(place.url().as_str()) {
+            Some(hub) => Arc::new(Beside {
+                hub_source: source,
+                hub,
+                active: self.clone(),
+            }),
+            None => source,
+        }
+    }
+}
+
+/// A hub, with the swarms of its images before it.
+struct Beside {
+    hub_source: Arc<dyn Source>,
+    hub: HubAddress,
+    active: Active,
+}
+
+/// What one read has brought so far.
+struct Reading<'a, 'b> {
+    image: &'a Hash,
+    wants: &'a [(Kind, Hash)],
+    request: &'a Request,
+    began: Instant,
+    given: HashSet<Hash>,
+    sink: &'a mut Sink<'b>,
+}
+
+impl Reading<'_, '_> {
+    fn give(&mut self, kind: Kind, hash: Hash, bytes: &[u8]) {
+        if self.given.insert(hash) {
+            (self.sink)(kind, hash, bytes);
+        }
+    }
+
+    /// Returns what has not come.
+    fn rest(&self) -> Vec<(Kind, Hash)> {
+        let rest = self.wants.iter().copied();
+        rest.filter(|(_, hash)| !self.given.contains(hash))
+            .collect()
+    }
+
+    /// Returns how many bytes that is.
+    fn lacks(&self) -> u64 {
+        let rest = self.rest();
+        rest.iter().map(|(kind, _)| kind.raw_size() as u64).sum()
+    }
+
+    /// Returns the request with what is left of `limit`, which began with the read.
+    fn within(&self, limit: Duration) -> Request {
+        Request {
+            deadline: limit.saturating_sub(self.began.elapsed()),
+            ..*self.request
+        }
+    }
+
+    fn of_swarm(&mut self, part: &Part, limit: Duration) -> Result<(), SourceError> {
+        let (rest, request) = (self.rest(), self.within(limit));
+        let read = part.reader.read(&rest, &request, &mut |kind, hash, bytes| {
+            self.give(kind, hash, bytes);
+        });
+        if let Err(error @ SourceError::Invalid { .. }) = &read {
+            part.note_spoilt(&self.rest(), error);
+        }
+        read
+    }
+
+    fn of_hub(&mut self, hub: &dyn Source, limit: Duration) -> Result<(), SourceError> {
+        let limit = limit.min(self.request.deadline);
+        let (rest, request) = (self.rest(), self.within(limit));
+        match rest.is_empty() {
+            true => Ok(()),
+            false => hub.read(self.image, &rest, &request, &mut |kind, hash, bytes| {
+                self.give(kind, hash, bytes);
+            }),
+        }
+    }
+}
+
+impl Beside {
+    /// Returns the part in an image's swarm, if it is of use.
+    fn part(&self, image: &Hash) -> Option<Arc<Part>> {
+        let key = Key {
+            hub: self.hub.clone(),
+            image: *image,
+        };
+        self.active.part(&key).filter(|part| part.is_of_use())
+    }
+
+    /// Reads what somebody stands still for: out of the swarm for as long as the hub would take, then from the hub, unless that is read
+    /// too much already. What is on the shelf comes from there in any case.
+    fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        part.note_demand();
+        let linked = part.swarm.linked() > 0;
+        let most = match reading.request.deadline {
+            short if short < SHORT => short,
+            deadline => deadline.mul_f32(0.6), // it leaves time for the hub
+        };
+        let patience = part.hedge.lock().patience(linked, reading.lacks());
+        let Err(mut error) = reading.of_swarm(part, patience.min(most)) else {
+            return Ok(());
+        };
+        if linked && matches!(error, SourceError::Timeout { .. }) {
+            let limit = reading.began.elapsed() + HEDGED;
+            if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
+                return Ok(());
+            }
+            let Err(still) = reading.of_swarm(part, most) else {
+                return Ok(());
+            };
+            error = still;
+            if reading.within(reading.request.deadline).deadline.is_zero() {
+                return Err(error);
+            }
+        }
+        tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
+        if !linked {
+            part.keep_for_later(&reading.rest());
+        }
+        let limit = reading.request.deadline;
+        self.of_hub(part, reading, limit)
+    }
+
+    /// Reads from the hub what has not come, and notes how long that took, be it in vain.
+    fn of_hub(
+        &self,
+        part: &Part,
+        reading: &mut Reading<'_, '_>,
+        limit: Duration,
+    ) -> Result<(), SourceError> {
+        let (began, bytes) = (Instant::now(), reading.lacks());
+        let read = reading.of_hub(&*self.hub_source, limit);
+        part.hedge.lock().answered(bytes, began.elapsed());
+        read
+    }
+
+    /// Reads ahead of need. What does not come in time comes later, and is not to be carried twice.
+    fn ahead(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        match reading.of_swarm(part, reading.request.deadline) {
+            Ok(()) => Ok(()),
+            Err(error @ SourceError::Timeout { .. }) => match reading.rest().is_empty() {
+                true => Ok(()),
+                false => Err(error),
+            },
+            Err(error) => {
+                tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
+                reading.of_hub(&*self.hub_source, reading.request.deadline)
+            }
+        }
+    }
+}
+
+impl Source for Beside {
+    fn describe(&self) -> String {
+        self.hub_source.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.hub_source.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.hub_source.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.hub_source.layout(id)
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let Some(part) = self.part(image) else {
+            return self.hub_source.read(image, wants, request, sink);
+        };
+        let mut reading = Reading {
+            image,
+            wants,
+            request,
+            began: Instant::now(),
+            given: HashSet::new(),
+            sink,
+        };
+        match request.is_demand() && !part.only_pieces {
+            true => self.demand(&part, &mut reading),
+            false => self.ahead(&part, &mut reading),
+        }
+    }
+
+    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
+    fn merges(&self, image: &Hash) -> bool {
+        self.part(image).is_some()
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        self.part(image).map(|part| part as Arc<dyn WholePacks>)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.hub_source.link()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pieces::Pieces;
+    use super::*;
+    use floe_image::{CHUNK_SIZE, PACK_HEADER_BYTES, PackRef};
+    use floe_peers::{Config, Content, Host, Member, Options, Shelf, Swarm, Tree};
+    use floe_source::{Directory, PackReader};
+    use floe_store::{Ingest, IngestOptions, Repository};
+    use std::sync::atomic::Ordering::Relaxed;
+    use tokio::runtime::{Builder, Runtime};
+
+    const CHUNKS: u8 = 64;
+    /// What a read of these tests asks for: 64 KiB.
+    const READ: usize = 16;
+    const DEADLINE: Duration = Duration::from_millis(1500);
+
+    fn chunk(number: u8) -> Vec<u8> {
+        vec![number + 1; CHUNK_SIZE]
+    }
+
+    /// An image in a repository that stands for its hub, and its swarm, in which nobody has anything.
+    struct World {
+        beside: Beside,
+        part: Arc<Part>,
+        image: Hash,
+        content: Arc<Content>,
+        hosts: Vec<Host>,
+        runtime: Runtime,
+        dir: tempfile::TempDir,
+    }
+
+    impl World {
+        /// `forged`: the hub names roots that fit other bytes than the image's, which are here.
+        fn new(forged: bool) -> World {
+            let dir = tempfile::tempdir().unwrap();
+            let repo = Repository::create(&dir.path().join("repo")).unwrap();
+            let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
+            let ram: Vec<u8> = (0..CHUNKS).flat_map(chunk).collect();
+            ingest.region_bytes("ram", &ram).unwrap();
+            let image = ingest.finish(Default::default()).unwrap();
+            let layout = repo.layout(&image).unwrap();
+            let ids: Vec<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
+            let pack = |pack: &PackRef| {
+                let mut bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
+                let frames = PACK_HEADER_BYTES as usize..pack.index_offset as usize;
+                if forged {
+                    bytes[frames].iter_mut().for_each(|byte| *byte ^= 0x5a);
+                }
+                bytes
+            };
+            let packs: Vec<Vec<u8>> = layout.packs.iter().map(pack).collect();
+            let root = |pack: &Vec<u8>| {
+                let tree = Tree::of(&pack[..], pack.len() as u64);
+                tree.unwrap().pack()
+            };
+            let content = Arc::new(Content::new(packs.iter().map(root).collect()).unwrap());
+            let mut builder = Builder::new_multi_thread();
+            let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+            let hosts = [1, 2].map(|number| {
+                let loopback = "127.0.0.1:0".parse().unwrap();
+                let host = runtime.block_on(Host::listen([number; 32], &[loopback]));
+                host.unwrap()
+            });
+            let hosts: Vec<Host> = hosts.into();
+            let mine = Arc::new(join(&dir, &runtime, &content, &hosts, 0));
+            for (number, pack) in packs.iter().enumerate().filter(|_| forged) {
+                let file = tempfile::NamedTempFile::new_in(dir.path().join("0")).unwrap();
+                std::fs::write(&file, pack).unwrap();
+                let filled = mine.shelf().fill(number, file.into_temp_path());
+                assert!(filled.unwrap());
+            }
+            let at = "the swarm".to_owned();
+            let handle = runtime.handle().clone();
+            let pieces = Pieces::new(at, mine.clone(), &ids, true, handle);
+            let reader = PackReader::new(pieces, layout, None);
+            let part = Arc::new(Part::new(String::new(), mine, reader, Arc::default()));
+            part.always.store(true, Relaxed);
+            let (hub, active) = (HubAddress::of("https://hub").unwrap(), Active::default());
+            let key = Key {
+                hub: hub.clone(),
+                image,
+            };
+            active.put(key, part.clone());
+            let beside = Beside {
+                hub_source: Arc::new(Directory::new(repo)),
+                hub,
+                active,
+            };
+            World {
+                beside,
+                part,
+                image,
+                content,
+                hosts,
+                runtime,
+                dir,
+            }
+        }
+
+        /// Reads some chunks, which are right if they come.
+        fn read(&self, from: u8, request: &Request) -> Result<(), SourceError> {
+            let wanted = (from..CHUNKS).take(READ);
+            let wants: Vec<_> = wanted
+                .map(|number| (Kind::Chunk, Hash::of(&chunk(number))))
+                .collect();
+            let mut came = HashSet::new();
+            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
+                assert_eq!(Hash::of(bytes), hash);
+                assert!(came.insert(hash), "an item came twice");
+            };
+            self.beside.read(&self.image, &wants, request, &mut sink)?;
+            assert!(wants.iter().all(|(_, hash)| came.contains(hash)));
+            Ok(())
+        }
+
+        /// How many pieces are waited for.
+        fn needed(&self) -> usize {
+            let status = self.runtime.block_on(self.part.swarm.status());
+            status.unwrap().needed
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            // sockets are closed where they live
+            let _within = self.runtime.enter();
+            self.hosts.clear();
+        }
+    }
+
+    fn join(
+        dir: &tempfile::TempDir,
+        runtime: &Runtime,
+        content: &Arc<Content>,
+        hosts: &[Host],
+        number: usize,
+    ) -> Swarm {
+        let at = dir.path().join(number.to_string());
+        std::fs::create_dir(&at).unwrap();
+        let shelf = Arc::new(Shelf::open(&at, content.clone()).unwrap());
+        let members = hosts.iter().map(|host| Member {
+            key: host.key(),
+            addresses: host.addresses(),
+        });
+        let options = Options {
+            config: Config::ours(),
+            token: [7; 32],
+            members: members.collect(),
+        };
+        let _within = runtime.enter();
+        hosts[number].join(shelf, None, options).unwrap()
+    }
+
+    #[test]
+    fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
+        let world = World::new(false);
+        let demand = Request::demand(DEADLINE);
+        world.read(0, &demand).unwrap();
+        assert_eq!(world.needed(), 0, "nobody was asked for a piece");
+        assert_eq!(world.part.take_later().len(), READ, "others may want it");
+        assert!(world.part.take_later().is_empty());
+
+        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        let linked = async {
+            while world.part.swarm.linked() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let linked = async { tokio::time::timeout(Duration::from_secs(120), linked).await };
+        world.runtime.block_on(linked).unwrap();
+        // it is needed in the swarm, where it may come yet, and comes from the hub: as much as may be read there before any piece came
+        world.read(0, &demand).unwrap();
+        assert!(world.needed() > 0);
+        world.read(16, &demand).unwrap();
+        assert!(!world.part.may_hedge(1));
+        // further ones wait for the swarm as long as there is time left for the hub, and end
+        world.read(32, &demand).unwrap();
+        assert!(world.part.take_later().is_empty());
+        // nobody stands still for what is read ahead
+        let ahead = world.read(48, &Request::prefetch(Duration::from_millis(50)));
+        assert!(
+            matches!(ahead, Err(SourceError::Timeout { .. })),
+            "{ahead:?}"
+        );
+        drop(other);
+    }
+
+    #[test]
+    fn pieces_that_fit_their_roots_and_are_not_the_images_reach_nobody_and_end_the_swarm() {
+        let world = World::new(true);
+        world.read(0, &Request::demand(DEADLINE)).unwrap();
+        let (why, packs) = world.part.newly_spoilt().unwrap();
+        assert!(why.contains("not the image's"), "{why}");
+        assert!(!packs.is_empty());
+        assert!(!world.part.is_of_use() && world.part.newly_spoilt().is_none());
+        world.read(16, &Request::prefetch(DEADLINE)).unwrap();
+    }
+}
