@@ -73,10 +73,7 @@ impl Ahead {
         }
         let first = self.missing.iter().map(due_ms).find(|due| *due > 0)?;
         let until = first.saturating_add(ms);
-        let soon = self
-            .missing
-            .iter()
-            .take_while(|rank| due_ms(*rank) <= until);
+        let soon = self.missing.iter().take_while(|rank| due_ms(rank) <= until);
         Some(soon.count())
     }
 

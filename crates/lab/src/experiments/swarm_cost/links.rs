@@ -204,8 +204,8 @@ async fn bring(dir: &Path, others: usize) -> anyhow::Result<Seen> {
     let said = measured.line()?;
     ensure!(said == "linked", "the measured host says {said:?}");
     let mut all = JoinSet::new();
-    for swarm in swarms.iter().cloned() {
-        let wanted = goods.pieces_of(OURS);
+    for swarm in &swarms {
+        let (swarm, wanted) = (swarm.clone(), goods.pieces_of(OURS));
         all.spawn(async move { swarm.want(&wanted).await });
     }
     let done = tokio::time::timeout(PATIENCE, async {
