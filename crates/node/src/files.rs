@@ -99,9 +99,32 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads what an earlier node kept in a private directory: the content of each `NAME.json`, by NAME. Creates the directory if
-/// needed. What is no file, or not what it should be, is set aside, and the error is logged with `lost`, which says what is missing without
-/// it. One that can't be read now is an error: it may be whole.
+/// Reads what an earlier node kept in a file; `None` if there is none. What is no file, or not what it should be, is set aside, and the
+/// error is logged with `lost`, which says what is missing without it. One that can't be read now is an error: it may be whole.
+pub(crate) fn load_one<T>(
+    path: &Path,
+    bytes_max: u64,
+    parse: impl Fn(&[u8]) -> Result<T, String>,
+    lost: &str,
+) -> Result<Option<T>, NodeError> {
+    use rustix::io::Errno;
+    let is_no_file = |error: &io::Error| {
+        matches!(
+            Errno::from_io_error(error),
+            Some(Errno::ISDIR | Errno::LOOP)
+        )
+    };
+    let parsed = match read_bounded(path, bytes_max) {
+        Ok(bytes) => parse(&bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_no_file(&error) => Err(error.to_string()),
+        Err(error) => return Err(at(format!("cannot read {}", path.display()))(error)),
+    };
+    let one = parsed.map_err(|why| set_aside(path, &why, lost));
+    Ok(one.ok())
+}
+
+/// Reads what an earlier node kept in a private directory, each `NAME.json` as [`load_one`] does, by NAME. Creates the directory if needed.
 pub(crate) fn load_kept<T>(
     dir: &Path,
     bytes_max: u64,
@@ -118,23 +141,8 @@ pub(crate) fn load_kept<T>(
         let Some(name) = name.and_then(|name| name.strip_suffix(".json")) else {
             continue;
         };
-        let is_no_file = |error: &io::Error| {
-            use rustix::io::Errno;
-            matches!(
-                Errno::from_io_error(error),
-                Some(Errno::ISDIR | Errno::LOOP)
-            )
-        };
-        let parsed = match read_bounded(&path, bytes_max) {
-            Ok(bytes) => parse(&bytes),
-            Err(error) if is_no_file(&error) => Err(error.to_string()),
-            Err(error) => return Err(at(format!("cannot read {}", path.display()))(error)),
-        };
-        match parsed {
-            Ok(one) => {
-                kept.insert(name.to_owned(), one);
-            }
-            Err(why) => set_aside(&path, &why, lost),
+        if let Some(one) = load_one(&path, bytes_max, &parse, lost)? {
+            kept.insert(name.to_owned(), one);
         }
     }
     Ok(kept)
@@ -218,7 +226,7 @@ const UNREADABLE_MAX: usize = 8;
 
 /// Renames an unreadable file, so that a new one can be written and somebody can examine this one. The log gets `why` and
 /// `lost`, which says what is missing without the file.
-pub(crate) fn set_aside(path: &Path, why: &str, lost: &str) {
+fn set_aside(path: &Path, why: &str, lost: &str) {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!("{UNREADABLE}{}", super::unix_now()));
     let aside = path.with_file_name(name);

@@ -286,7 +286,7 @@ fn services(
             Box::new(active.clone()),
         ],
     );
-    let images = Images::new(core.clone(), repo, cache, sources, mount, wishes);
+    let images = Images::new(core.clone(), repo, cache, sources, mount, wishes)?;
     let views = Views::new(core.clone(), images.clone());
     let publisher = core.clone();
     let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);

@@ -334,7 +334,8 @@ impl TraceStore {
     pub fn remove(&self, image: &Hash, owner: &str) -> io::Result<()> {
         let _changing = self.changing.lock();
         let kept = traces(&self.folder(image, owner))?;
-        if_there(fs::remove_dir_all(self.folder(image, owner)))?;
+        let folder = self.folder(image, owner);
+        if_there(&folder, fs::remove_dir_all)?;
         kept.iter().for_each(|trace| self.has_gone(trace));
         // Removes the image's folder if this was the last owner; it stays if it isn't empty.
         let _ = fs::remove_dir(self.root.join(image.to_string()));
@@ -401,7 +402,7 @@ fn traces(folder: &Path) -> io::Result<Vec<Kept>> {
             continue;
         };
         // A file that was removed meanwhile is left out.
-        if let Some(found) = if_there(fs::metadata(&path))? {
+        if let Some(found) = if_there(&path, fs::metadata)? {
             all.push(Kept {
                 received_ms,
                 uploader,
@@ -446,19 +447,28 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(at(folder))
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    if_there(fs::remove_file(path)).map(drop)
+    if_there(path, fs::remove_file).map(drop)
 }
 
-/// Returns what was asked of the system about a file; `None` if the file is not there, and on no other error.
-fn if_there<T>(asked: io::Result<T>) -> io::Result<Option<T>> {
-    match asked {
+/// Asks the system something about a file; `None` if the file is not there, and on no other error.
+fn if_there<'a, T>(
+    path: &'a Path,
+    ask: impl FnOnce(&'a Path) -> io::Result<T>,
+) -> io::Result<Option<T>> {
+    match ask(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        asked => asked.map(Some),
+        asked => asked.map(Some).map_err(at(path)),
     }
+}
+
+/// Names in an error the file that it is about.
+fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 fn name_of(path: &Path) -> Option<&str> {
@@ -468,8 +478,8 @@ fn name_of(path: &Path) -> Option<&str> {
 /// Returns the files in a folder, with their names; nothing if there is no such folder.
 fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
-    for entry in if_there(fs::read_dir(folder))?.into_iter().flatten() {
-        let path = entry?.path();
+    for entry in if_there(folder, fs::read_dir)?.into_iter().flatten() {
+        let path = entry.map_err(at(folder))?.path();
         if let Some(name) = name_of(&path) {
             all.push((name.to_owned(), path));
         }
@@ -481,7 +491,7 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for (_, path) in files(folder)? {
-        if if_there(fs::metadata(&path))?.is_some_and(|found| found.is_dir()) {
+        if if_there(&path, fs::metadata)?.is_some_and(|found| found.is_dir()) {
             all.push(path);
         }
     }

@@ -89,6 +89,9 @@ pub(crate) struct Images {
 
 impl Images {
     /// Creates the service. `wishes` receives when machines are to pause for their images, and when they may go on.
+    ///
+    /// # Errors
+    /// If what is known of earlier starts can't be read now.
     pub fn new(
         core: Arc<Core>,
         repo: Repository,
@@ -96,9 +99,9 @@ impl Images {
         sources: Sources,
         mount: Serving,
         wishes: mpsc::SyncSender<Wish>,
-    ) -> Arc<Images> {
-        Arc::new(Images {
-            starts: Starts::open(&core.home),
+    ) -> Result<Arc<Images>, NodeError> {
+        Ok(Arc::new(Images {
+            starts: Starts::open(&core.home)?,
             core,
             repo,
             cache,
@@ -107,7 +110,7 @@ impl Images {
             mount: RwLock::new(Some(mount)),
             wishes,
             users: RwLock::default(),
-        })
+        }))
     }
 
     /// Returns all images, newest first.

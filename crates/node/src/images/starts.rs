@@ -1,6 +1,9 @@
 //! How long runs of an image take; the catalogue shows it as the typical start.
 
-use crate::files::{replace_file_soon, set_aside};
+use crate::{
+    error::NodeError,
+    files::{load_one, replace_file_soon},
+};
 use floe_api::paths::Home;
 use floe_image::Hash;
 use parking_lot::Mutex;
@@ -13,30 +16,25 @@ use std::{
 const RUNS_MAX: usize = 9;
 /// How many images are remembered; beyond that, those whose id sorts first are forgotten.
 const IMAGES_MAX: usize = 4096;
+/// Largest file that is read.
+const BYTES_MAX: u64 = 4 << 20;
 
-/// Times of the last runs by image. They are kept over restarts; an unreadable file counts as empty.
+/// Times of the last runs by image. They are kept over restarts; a damaged file counts as empty.
 pub(crate) struct Starts {
     file: PathBuf,
     times_ms: Mutex<BTreeMap<String, VecDeque<f64>>>,
 }
 
 impl Starts {
-    /// Reads what is known from this state directory.
-    pub fn open(home: &Home) -> Starts {
+    /// Reads what is known from this state directory. A file that can't be read now is an error.
+    pub fn open(home: &Home) -> Result<Starts, NodeError> {
         let file = home.root().join("starts.json");
-        let read = std::fs::read(&file).unwrap_or_default();
-        let times_ms = match serde_json::from_slice(&read) {
-            Ok(times) => times,
-            Err(_) if read.is_empty() => BTreeMap::new(),
-            Err(error) => {
-                set_aside(&file, &error.to_string(), "holds no start times");
-                BTreeMap::new()
-            }
-        };
-        Starts {
+        let parse = |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|why| why.to_string());
+        let times_ms = load_one(&file, BYTES_MAX, parse, "holds no start times")?;
+        Ok(Starts {
             file,
-            times_ms: Mutex::new(times_ms),
-        }
+            times_ms: Mutex::new(times_ms.unwrap_or_default()),
+        })
     }
 
     /// Adds the time of a run, in milliseconds.
@@ -75,12 +73,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::at(dir.path());
         let (image, other) = (Hash::of(b"a"), Hash::of(b"b"));
-        let starts = Starts::open(&home);
+        let starts = Starts::open(&home).unwrap();
         assert_eq!(starts.typical_ms(&image), None);
         for ms in [9000.0, 100.0, 120.0] {
             starts.add(&image, ms);
         }
-        let again = Starts::open(&home);
+        let again = Starts::open(&home).unwrap();
         assert_eq!(
             (again.typical_ms(&image), again.typical_ms(&other)),
             (Some(120.0), None)
@@ -90,6 +88,6 @@ mod tests {
         }
         assert_eq!(again.typical_ms(&image), Some(50.0));
         std::fs::write(dir.path().join("starts.json"), "{").unwrap();
-        assert_eq!(Starts::open(&home).typical_ms(&image), None);
+        assert_eq!(Starts::open(&home).unwrap().typical_ms(&image), None);
     }
 }

@@ -132,7 +132,7 @@ impl Swarms {
         let dir = core.home.swarm();
         Ok(Arc::new(Swarms {
             identity: Identity::open(&dir)?,
-            seeds: Seeds::open(dir.join("seeds.json")),
+            seeds: Seeds::open(dir.join("seeds.json"))?,
             core,
             images,
             inventory,

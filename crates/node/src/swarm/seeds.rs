@@ -3,7 +3,7 @@
 use super::{decide::Key, member::Place};
 use crate::{
     error::NodeError,
-    files::{replace_file, set_aside},
+    files::{load_one, replace_file},
 };
 use floe_image::Hash;
 use parking_lot::Mutex;
@@ -12,6 +12,8 @@ use std::path::PathBuf;
 
 /// Most images that are given at a time.
 const SEEDS_MAX: usize = 1024;
+/// Largest file that is read.
+const BYTES_MAX: u64 = 16 << 20;
 
 /// One image. The file has tokens in it, and is readable by the node's user only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,21 +51,14 @@ pub(super) struct Seeds {
 }
 
 impl Seeds {
-    /// Reads the file. One that can't be read is set aside, and nothing is given.
-    pub fn open(file: PathBuf) -> Seeds {
-        let read = match std::fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error.to_string()),
-        };
-        let all = read.unwrap_or_else(|why| {
-            set_aside(&file, &why, "can't be read; nothing is seeded");
-            Vec::new()
-        });
-        Seeds {
+    /// Reads the file. A damaged one is set aside, and nothing is given; one that can't be read now is an error.
+    pub fn open(file: PathBuf) -> Result<Seeds, NodeError> {
+        let parse = |bytes: &[u8]| serde_json::from_slice(bytes).map_err(|why| why.to_string());
+        let all = load_one(&file, BYTES_MAX, parse, "holds no list of images to give")?;
+        Ok(Seeds {
             file,
-            all: Mutex::new(all),
-        }
+            all: Mutex::new(all.unwrap_or_default()),
+        })
     }
 
     pub fn all(&self) -> Vec<Seeded> {
@@ -115,16 +110,23 @@ mod tests {
             token: Some(token.into()),
             ca: None,
         };
-        let seeds = Seeds::open(file.clone());
+        let seeds = Seeds::open(file.clone()).unwrap();
         seeds.add(seeded(b"a", "old")).unwrap();
         seeds.add(seeded(b"b", "t")).unwrap();
         seeds.add(seeded(b"a", "new")).unwrap();
-        let again = Seeds::open(file.clone());
+        let again = Seeds::open(file.clone()).unwrap();
         assert_eq!(again.all(), [seeded(b"b", "t"), seeded(b"a", "new")]);
         assert!(again.remove(|one| one.image == Hash::of(b"b")).unwrap());
         assert!(!again.remove(|one| one.image == Hash::of(b"b")).unwrap());
-        assert_eq!(Seeds::open(file.clone()).all(), [seeded(b"a", "new")]);
+        assert_eq!(
+            Seeds::open(file.clone()).unwrap().all(),
+            [seeded(b"a", "new")]
+        );
         std::fs::write(&file, b"[{").unwrap();
-        assert!(Seeds::open(file).all().is_empty());
+        assert!(Seeds::open(file.clone()).unwrap().all().is_empty());
+        // what can't be read now may be whole
+        std::os::unix::fs::symlink("x".repeat(300), &file).unwrap();
+        assert!(Seeds::open(file.clone()).is_err());
+        assert!(file.is_symlink());
     }
 }
