@@ -125,6 +125,13 @@ pub struct SwarmInfo {
     pub machines: Vec<String>,
     /// Whether this node gives pieces although no machine of its own needs them.
     pub seeding: bool,
+    /// How many other nodes must have had all of it before that ends; absent if it ends with [`SwarmLeave`] alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed_until: Option<u32>,
+    /// Other nodes that have said since this one takes part that they have all of it, also those that are gone by now. In a large swarm a
+    /// node is told by some fifty others what they have.
+    #[serde(default)]
+    pub complete: u32,
     /// How its pieces come here now.
     pub way: SwarmWay,
     /// Pieces that are here, and how many there are.
@@ -157,6 +164,9 @@ pub struct SwarmPeer {
     pub addresses: Vec<String>,
     /// Whether there is a connection.
     pub linked: bool,
+    /// Pieces that it has, as it says; 0 also of one that has said nothing.
+    #[serde(default)]
+    pub pieces: u32,
     /// Bytes that came from it.
     pub received_bytes: u64,
     /// Bytes that went to it.
@@ -167,12 +177,15 @@ pub struct SwarmPeer {
 }
 
 /// Body of `POST /v1/swarm/seeds`: this node is to have all of an image and to give it to others, also after a restart, until
-/// [`SwarmLeave`].
+/// [`SwarmLeave`] or until enough others have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwarmSeed {
     /// Address of the image on a hub.
     pub image: String,
+    /// Until so many other nodes have had all of it, 1 to [`SWARM_MEMBERS_MAX`]; by default until [`SwarmLeave`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u32>,
     /// Token for the hub.
     #[serde(default)]
     pub token: Option<String>,

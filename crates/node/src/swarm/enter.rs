@@ -113,10 +113,11 @@ impl Swarms {
         part.only_pieces = self.core.options.swarm.policy.only_pieces();
         part.always.store(wanted.wish.always, Relaxed);
         part.others.store(others, Relaxed);
-        part.whole.store(wanted.whole, Relaxed);
+        let whole = wanted.given.is_some();
+        part.whole.store(whole, Relaxed);
         let part = Arc::new(part);
         self.active.put(key.clone(), part.clone());
-        if wanted.whole {
+        if whole {
             self.bring_whole(key, &part);
         }
         Ok(part)
