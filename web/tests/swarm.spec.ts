@@ -1,6 +1,6 @@
 /** Two nodes that bring each other an image, as their pages and its hub's tell it. */
 
-import type { Locator } from "@playwright/test";
+import type { Locator, Page } from "@playwright/test";
 import { floe, hubToken, start, until, type Site } from "./setup";
 import { barriers, expect, test, watch } from "./site";
 
@@ -65,5 +65,43 @@ test("who gave how much of an image is on the pages of the nodes that bring it t
   } finally {
     await far.end();
     floe(site, "swarm", "leave", image);
+  }
+});
+
+test("the hub's page shows an image's owner, and nobody else, who takes part in its swarm and what the hub gave", async ({ browser, site, errors }) => {
+  const image = `${site.hub}/tiny-live:shell`;
+  const far = await start();
+  const contexts = [await browser.newContext(), await browser.newContext()];
+  const open = async (at: number, address: string): Promise<Page> => {
+    const page = await contexts[at]!.newPage();
+    watch(page, errors);
+    await page.goto(address);
+    return page;
+  };
+  try {
+    // nobody else takes part: the hub gives all of it
+    floe(far.site, "swarm", "seed", image, "--token", hubToken(site));
+    await until("all of it", () => hasAll(far.site));
+
+    const owner = await open(0, `${site.hub}/login?token=${encodeURIComponent(hubToken(site))}`);
+    await owner.getByRole("button", { name: "How to start tiny-live:shell" }).click();
+    const dialog = owner.getByRole("dialog", { name: "tiny-live:shell" });
+    await expect(dialog).toContainText("Now: 1.");
+    await expect(dialog).toContainText(/The hub gave [1-9]\S* MiB of its pieces/);
+    await expect(row(dialog, far.site)).toContainText("yours");
+    expect(await barriers(owner)).toEqual([]);
+    // it is looked at again
+    floe(far.site, "swarm", "leave", image);
+    await expect(dialog).toContainText("No node does now.");
+
+    const stranger = await open(1, site.hub);
+    const refused = stranger.waitForResponse((response) => response.url().endsWith("/swarm"));
+    await stranger.getByRole("button", { name: "How to start tiny-live:shell" }).click();
+    expect((await refused).status()).toBe(401);
+    await expect(stranger.getByRole("dialog")).toContainText("floe run");
+    await expect(stranger.getByRole("dialog")).not.toContainText("The hub gave");
+  } finally {
+    for (const context of contexts) await context.close();
+    await far.end();
   }
 });

@@ -7,6 +7,8 @@ use utoipa::ToSchema;
 pub const SWARM_ADDRESSES_MAX: usize = 8;
 /// Most members of an image's swarm; the hub lists no further ones.
 pub const SWARM_MEMBERS_MAX: usize = 4096;
+/// Most members in each list of a [`SwarmOverview`].
+pub const SWARM_SHOWN_MAX: usize = 256;
 
 /// A node takes part in the swarm of an image, or goes on doing so: the body of `POST /v1/images/{id}/swarm` of a hub.
 ///
@@ -65,6 +67,21 @@ pub struct SwarmMember {
     pub key: String,
     /// Where it can be reached over UDP, as `address:port`.
     pub addresses: Vec<String>,
+}
+
+/// What the owner of an image is told of its swarm: the answer of `GET /v1/images/{id}/swarm` of a hub.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SwarmOverview {
+    /// The owner's nodes that take part; at most [`SWARM_SHOWN_MAX`].
+    pub own: Vec<SwarmMember>,
+    /// Others that are open ([`SwarmJoin::open`]); as many at most. Of all others nobody is told.
+    pub others: Vec<SwarmMember>,
+    /// How many there are of both.
+    pub count: u32,
+    /// Bytes of pieces, with their proofs, that the hub gave to whoever reads the owner's copy, also to members that are not shown.
+    pub hub_bytes: u64,
+    /// For how many seconds that was counted: since the hub started.
+    pub counted_s: u64,
 }
 
 /// What a hub has found of a pack that somebody doubted: the answer of `POST /v1/packs/{id}/damaged`.
