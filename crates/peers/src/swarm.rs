@@ -33,7 +33,7 @@ pub struct Peer {
     pub key: Key,
     /// Whether there is a connection.
     pub linked: bool,
-    /// Pieces that it is known to have, as it says: of those alone that tell this host.
+    /// Pieces that it has, as it says; 0 of one that tells this host nothing.
     pub pieces: u32,
     /// Since it was first listed.
     pub traffic: Traffic,
