@@ -119,6 +119,40 @@ export interface Disk {
   bytes: number;
 }
 
+/** How this node and others bring each other one image of a hub. */
+export interface Swarm {
+  image: string;
+  hub: string;
+  machines: string[];
+  /** Whether it is given to others also without a machine, and until how many of them have had all of it; absent: until that is ended. */
+  seeding: boolean;
+  seed_until?: number;
+  /** Other nodes that have had all of it. */
+  complete: number;
+  way: "hub" | "swarm" | "multicast";
+  pieces_here: number;
+  pieces: number;
+  /** Pieces that machines wait for. */
+  needed: number;
+  hub_bytes: number;
+  received_bytes: number;
+  sent_bytes: number;
+  peers: SwarmPeer[];
+  /** Absent if nothing is wrong. */
+  trouble?: string;
+}
+
+export interface SwarmPeer {
+  key: string;
+  addresses: string[];
+  linked: boolean;
+  pieces: number;
+  received_bytes: number;
+  sent_bytes: number;
+  /** Why nothing is exchanged with it any more. */
+  dropped?: string;
+}
+
 /** What became of one clone of a fork. */
 export interface Clone {
   name: string;
@@ -216,6 +250,7 @@ export const api = {
   image: (image: string): Promise<ImageDetail> => json("GET", `/v1/image?image=${encodeURIComponent(image)}`),
   face: (name: string): Promise<Face | null> =>
     json<{ face?: Face }>("GET", `${machinePath(name)}/console`).then((answer) => answer.face ?? null),
+  swarms: (): Promise<Swarm[]> => json<{ swarms: Swarm[] }>("GET", "/v1/swarm").then((report) => report.swarms),
   disks: (name: string): Promise<Disk[]> =>
     json<{ disks: Disk[] }>("GET", `${machinePath(name)}/disks`).then((list) => list.disks),
   attachCard: (name: string): Promise<{ card: string; in_use: boolean }> => json("POST", `${machinePath(name)}/cards`, {}),

@@ -40,6 +40,80 @@ function entryOf(image: HubImage): Entry {
   };
 }
 
+/** What the hub tells an image's owner of its swarm. docs/openapi-hub.json has all of it. */
+interface Overview {
+  own: Member[];
+  others: Member[];
+  count: number;
+  hub_bytes: number;
+  counted_s: number;
+}
+
+interface Member {
+  key: string;
+  addresses: string[];
+}
+
+/** How often it is asked for while it is shown. */
+const LOOK_EVERY_MS = 3000;
+/** Most nodes that are shown. */
+const NODES_SHOWN = 50;
+
+/** An image's swarm, looked at again and again; `null` to all but the image's owner. */
+function useSwarm(id: string): Overview | null {
+  const [swarm, setSwarm] = useState<Overview | null>(null);
+  useEffect(() => {
+    let ended = false;
+    let timer = 0;
+    const look = async (): Promise<void> => {
+      const response = await fetch(`/v1/images/${id}/swarm`);
+      // others are refused, and will be
+      const seen = response.ok ? ((await response.json()) as Overview) : null;
+      if (ended) return;
+      setSwarm(seen);
+      if (seen) timer = window.setTimeout(() => void look().catch(complain), LOOK_EVERY_MS);
+    };
+    look().catch(complain);
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
+  }, [id]);
+  return swarm;
+}
+
+function Swarm({ id }: { id: string }) {
+  const swarm = useSwarm(id);
+  if (!swarm) return null;
+  const { own, others, count, hub_bytes: given, counted_s: counted } = swarm;
+  const named = (members: Member[], whose: string) => members.map((member) => ({ ...member, whose }));
+  const shown = [...named(own, "yours"), ...named(others, "somebody else’s")].slice(0, NODES_SHOWN);
+  return (
+    <>
+      <h3>Nodes that bring it to each other</h3>
+      <p>
+        {count === 0 ? "No node does now." : `Now: ${count}.`} The hub gave {bytes(given)} of its pieces since it was
+        started {ago(Date.now() / 1000 - counted)}.
+      </p>
+      {shown.length > 0 && (
+        <div class="scrolls" tabIndex={0} role="group" aria-label="Nodes that bring it to each other">
+          <table>
+            <thead><tr><th scope="col">Node</th><th scope="col">Whose</th><th scope="col">Address</th></tr></thead>
+            <tbody>
+              {shown.map((node) => (
+                <tr key={node.key}>
+                  <th scope="row"><code>{node.key.slice(0, 12)}</code></th><td>{node.whose}</td><td>{node.addresses.join(", ")}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {count > shown.length && <p class="hint">And {count - shown.length} more.</p>}
+    </>
+  );
+}
+
 function Chosen({ entry, onClose }: { entry: Entry; onClose: () => void }) {
   const name = shortName(entry.names[0] ?? entry.id);
   const address = `${location.origin}/${name}`;
@@ -60,6 +134,7 @@ function Chosen({ entry, onClose }: { entry: Entry; onClose: () => void }) {
           <Icon name="play" /> Start on this computer
         </a>
       </p>
+      <Swarm id={entry.id} />
     </Dialog>
   );
 }

@@ -18,6 +18,7 @@ import { Help } from "./views/Help";
 import { Launch, type Wish } from "./views/Launch";
 import { MachineView } from "./views/Machine";
 import { Machines } from "./views/Machines";
+import { Swarms } from "./views/Swarms";
 
 function entryOf(image: Image): Entry {
   const facts = [bytes(image.stored_bytes)];
@@ -172,6 +173,7 @@ function App() {
       {live.away && <p class="away" role="status">The node does not answer. Trying again…</p>}
       <main class="page">
         <Machines machines={live.machines} images={live.images ?? []} search={search} onDetails={details} />
+        <Swarms machines={live.machines} images={live.images ?? []} search={search} />
         <Catalogue
           entries={entries}
           search={search}

@@ -361,9 +361,12 @@ pub struct PushRequest {
     /// Let everybody read the image.
     #[serde(default)]
     pub public: bool,
-    /// Then give the image's pieces to the nodes that run it, until [`SwarmLeave`](crate::SwarmLeave); only to a hub.
+    /// Then give the image's pieces to the nodes that run it; only to a hub.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub seed: bool,
+    /// Until so many other nodes have had all of it, as in [`SwarmSeed`](crate::SwarmSeed); only with `seed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed_until: Option<u32>,
 }
 
 /// Body of `POST /v1/images/copy`.

@@ -7,6 +7,8 @@ use utoipa::ToSchema;
 pub const SWARM_ADDRESSES_MAX: usize = 8;
 /// Most members of an image's swarm; the hub lists no further ones.
 pub const SWARM_MEMBERS_MAX: usize = 4096;
+/// Most members in each list of a [`SwarmOverview`].
+pub const SWARM_SHOWN_MAX: usize = 256;
 
 /// A node takes part in the swarm of an image, or goes on doing so: the body of `POST /v1/images/{id}/swarm` of a hub.
 ///
@@ -67,6 +69,21 @@ pub struct SwarmMember {
     pub addresses: Vec<String>,
 }
 
+/// What the owner of an image is told of its swarm: the answer of `GET /v1/images/{id}/swarm` of a hub.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SwarmOverview {
+    /// The owner's nodes that take part; at most [`SWARM_SHOWN_MAX`].
+    pub own: Vec<SwarmMember>,
+    /// Others that are open ([`SwarmJoin::open`]); as many at most. Of all others nobody is told.
+    pub others: Vec<SwarmMember>,
+    /// How many there are of both.
+    pub count: u32,
+    /// Bytes of pieces, with their proofs, that the hub gave to whoever reads the owner's copy, also to members that are not shown.
+    pub hub_bytes: u64,
+    /// For how many seconds that was counted: since the hub started.
+    pub counted_s: u64,
+}
+
 /// What a hub has found of a pack that somebody doubted: the answer of `POST /v1/packs/{id}/damaged`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PackCheck {
@@ -125,6 +142,13 @@ pub struct SwarmInfo {
     pub machines: Vec<String>,
     /// Whether this node gives pieces although no machine of its own needs them.
     pub seeding: bool,
+    /// How many other nodes must have had all of it before that ends; absent if it ends with [`SwarmLeave`] alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed_until: Option<u32>,
+    /// Other nodes that have said since this one takes part that they have all of it, also those that are gone by now. In a large swarm a
+    /// node is told by some fifty others what they have.
+    #[serde(default)]
+    pub complete: u32,
     /// How its pieces come here now.
     pub way: SwarmWay,
     /// Pieces that are here, and how many there are.
@@ -157,6 +181,9 @@ pub struct SwarmPeer {
     pub addresses: Vec<String>,
     /// Whether there is a connection.
     pub linked: bool,
+    /// Pieces that it has, as it says; 0 also of one that has said nothing.
+    #[serde(default)]
+    pub pieces: u32,
     /// Bytes that came from it.
     pub received_bytes: u64,
     /// Bytes that went to it.
@@ -167,12 +194,15 @@ pub struct SwarmPeer {
 }
 
 /// Body of `POST /v1/swarm/seeds`: this node is to have all of an image and to give it to others, also after a restart, until
-/// [`SwarmLeave`].
+/// [`SwarmLeave`] or until enough others have it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwarmSeed {
     /// Address of the image on a hub.
     pub image: String,
+    /// Until so many other nodes have had all of it, 1 to [`SWARM_MEMBERS_MAX`]; by default until [`SwarmLeave`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u32>,
     /// Token for the hub.
     #[serde(default)]
     pub token: Option<String>,

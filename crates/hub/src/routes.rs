@@ -231,6 +231,7 @@ async fn untag(
         files::statically,
         batch::read,
         swarm::join,
+        swarm::overview,
         swarm::leave,
         swarm::proven,
         swarm::damaged,
@@ -285,7 +286,10 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
             get(traces::one).delete(traces::remove),
         )
         .route("/v1/images/{id}/model", get(traces::model))
-        .route("/v1/images/{id}/swarm", post(swarm::join))
+        .route(
+            "/v1/images/{id}/swarm",
+            post(swarm::join).get(swarm::overview),
+        )
         .route("/v1/images/{id}/swarm/{key}", delete(swarm::leave))
         .route("/v1/pool", get(pool::status))
         .route("/v1/pool/substrates", get(pool::list))

@@ -198,9 +198,7 @@ impl Node {
         request: &PushRequest,
         report: &mut report::Report,
     ) -> Result<Outcome, NodeError> {
-        if request.seed {
-            self.swarms.check_seed(&request.to)?;
-        }
+        self.swarms.check_seed(request)?;
         let outcome = self.images.push(request, report)?;
         if let (true, Some(image)) = (request.seed, &outcome.image) {
             self.swarms.seed_pushed(&image.id, request)?;

@@ -33,6 +33,8 @@ pub struct Peer {
     pub key: Key,
     /// Whether there is a connection.
     pub linked: bool,
+    /// Pieces that it has, as it says; 0 of one that tells this host nothing.
+    pub pieces: u32,
     /// Since it was first listed.
     pub traffic: Traffic,
 }
@@ -56,6 +58,9 @@ pub struct Status {
     pub wanted: usize,
     /// Among how many missing pieces of the prediction the next prefetch is picked.
     pub window: usize,
+    /// Hosts that have said that they have all pieces, by their keys, also those that are gone by now; as many as a swarm has members are
+    /// remembered.
+    pub complete: Vec<Key>,
     /// Hosts that were dropped and why, the latest last; some fifty are remembered.
     pub dropped: Vec<(Key, Fault)>,
 }

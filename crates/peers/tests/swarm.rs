@@ -128,6 +128,24 @@ async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_all_is_known_and_stays_so_once_it_has_left() {
+    let image = Image::new(&[5, 3]);
+    let (nodes, members) = nodes(&image, 2).await;
+    let join = |n: usize, packs: &[usize]| nodes[n].join(nodes[n].shelf(packs), None, &members);
+    let (full, half) = (join(0, &[0, 1]), join(1, &[0]));
+    let [full_key, half_key] = [members[0].key, members[1].key];
+    let status = until(&full, |status| status_of(status, half_key).pieces == 5).await;
+    assert_eq!(status.complete, []);
+    let status = until(&half, |status| status_of(status, full_key).pieces == 8).await;
+    assert_eq!(status.complete, [full_key]);
+    soon(half.need(&image.all())).await.unwrap();
+    until(&full, |status| status.complete == [half_key]).await;
+    half.leave().await;
+    let status = until(&full, |status| status_of(status, half_key).pieces == 0).await;
+    assert_eq!(status.complete, [half_key]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hosts_that_dial_each_other_at_once_understand_each_other() {
     let image = Image::new(&[6, 6]);
     for _ in 0..5 {

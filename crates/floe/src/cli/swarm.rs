@@ -36,10 +36,15 @@ pub enum Swarm {
         image: Option<String>,
     },
     /// Bring all of an image here, and give it to the nodes that run it, also after a restart
-    #[command(after_help = "Example:\n  floe swarm seed https://hub.example/team/web")]
+    #[command(
+        after_help = "Example: until it is ended, or until three others have had all of it\n  floe swarm seed https://hub.example/team/web\n  floe swarm seed https://hub.example/team/web --until 3"
+    )]
     Seed {
         /// Address of the image on its hub
         image: String,
+        /// End that once so many other nodes have had all of it; 0, as by default, is for floe swarm leave alone
+        #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+        until: u32,
         #[command(flatten)]
         access: Access,
     },
@@ -143,9 +148,14 @@ impl Swarm {
                 }
                 cx.out.value(&report, peers)
             }
-            Swarm::Seed { image, access } => {
+            Swarm::Seed {
+                image,
+                until,
+                access,
+            } => {
                 let image = args::image(&image)?;
                 let request = SwarmSeed {
+                    until: (until > 0).then_some(until),
                     token: access.token_for(&image)?,
                     ca: access.ca()?,
                     image,
@@ -184,6 +194,7 @@ fn status(report: &SwarmReport) -> String {
         "PIECES FROM",
         ">HERE",
         ">OTHERS",
+        ">HAVE ALL",
         ">FROM THEM",
         ">FROM HUB",
         ">TO THEM",
@@ -222,12 +233,17 @@ fn row(swarm: &SwarmInfo) -> Vec<String> {
         0 => "none".into(),
         all => format!("{linked} of {all} linked"),
     };
+    let complete = match swarm.seed_until {
+        Some(until) => format!("{} of {until}", swarm.complete),
+        None => swarm.complete.to_string(),
+    };
     vec![
         short(&swarm.image),
         machines,
         way.into(),
         here,
         others,
+        complete,
         bytes(swarm.received_bytes),
         bytes(swarm.hub_bytes),
         bytes(swarm.sent_bytes),
@@ -238,6 +254,10 @@ fn peers(report: &SwarmReport) -> String {
     let of = |swarm: &SwarmInfo| {
         let image = short(&swarm.image);
         let row = |peer: &SwarmPeer| {
+            let has = match peer.pieces {
+                0 => "-".into(),
+                pieces => format!("{pieces} of {}", swarm.pieces),
+            };
             let state = match (&peer.dropped, peer.linked) {
                 (Some(why), _) => format!("dropped: {why}"),
                 (None, true) => "linked".into(),
@@ -248,6 +268,7 @@ fn peers(report: &SwarmReport) -> String {
                 short(&peer.key),
                 peer.addresses.join(", "),
                 state,
+                has,
                 bytes(peer.received_bytes),
                 bytes(peer.sent_bytes),
             ]
@@ -258,7 +279,9 @@ fn peers(report: &SwarmReport) -> String {
     if rows.is_empty() {
         return "No other node is known that runs an image of this node's.\n".into();
     }
-    let titles = ["IMAGE", "NODE", "ADDRESS", "STATE", ">FROM IT", ">TO IT"];
+    let titles = [
+        "IMAGE", "NODE", "ADDRESS", "STATE", ">HAS", ">FROM IT", ">TO IT",
+    ];
     table(&titles, &rows)
 }
 
@@ -284,6 +307,7 @@ mod tests {
             key: key.repeat(32),
             addresses: vec!["10.0.0.2:4433".into()],
             linked,
+            pieces: 42,
             received_bytes: 3 << 20,
             sent_bytes: 1 << 20,
             dropped: dropped.map(str::to_owned),
@@ -292,6 +316,8 @@ mod tests {
             image: "ab".repeat(32),
             machines: vec!["web".into()],
             seeding: true,
+            seed_until: Some(5),
+            complete: 3,
             way: SwarmWay::Swarm,
             pieces_here: 7,
             pieces: 90,
@@ -319,6 +345,7 @@ mod tests {
             "web (seeded)",
             "7 of 90",
             "1 of 2 linked",
+            "3 of 5",
             "others and the hub",
             "0.0.0.0:4433",
             "abababababab: the disk is full",
@@ -326,7 +353,12 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = peers(&report());
-        for part in ["linked", "dropped: it sent wrong bytes", "10.0.0.2:4433"] {
+        for part in [
+            "linked",
+            "dropped: it sent wrong bytes",
+            "10.0.0.2:4433",
+            "42 of 90",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

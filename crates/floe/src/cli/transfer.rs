@@ -17,6 +17,8 @@ use super::{Context, args, progress};
 Example: only what the hub lacks is sent; after a cut it goes on where it was
   floe login https://hub.example
   floe push debian-booted https://hub.example --public
+Example: stay until three of those that run it have all of it
+  floe push debian-booted https://hub.example --seed=3
 Example: a directory that any web server can serve
   floe push debian-booted /srv/www/images
 Example: a bucket, with the keys of the node's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION)
@@ -35,9 +37,10 @@ pub struct Push {
     /// Let everybody read it (on a hub; a bucket has a policy of its own)
     #[arg(long)]
     public: bool,
-    /// Then give its pieces to the nodes that run it, until floe swarm leave (on a hub)
-    #[arg(long)]
-    seed: bool,
+    /// Then give its pieces to the nodes that run it (on a hub): until so many others have had all of it (--seed=N), or until floe swarm
+    /// leave (--seed)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "0", value_name = "N")]
+    seed: Option<u32>,
     #[command(flatten)]
     access: Access,
 }
@@ -52,7 +55,8 @@ impl Push {
             name: self.name,
             ca: self.access.ca()?,
             public: self.public,
-            seed: self.seed,
+            seed: self.seed.is_some(),
+            seed_until: self.seed.filter(|others| *others > 0),
         };
         let done = progress::follow(cx.out, cx.client()?.push(&request)?)?;
         report(

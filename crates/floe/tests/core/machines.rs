@@ -343,6 +343,7 @@ fn a_private_guest_goes_on_from_a_hub_that_dies_under_it() {
         ca: None,
         public: false,
         seed: false,
+        seed_until: None,
     };
     finish(here.client().push(&push).unwrap());
 

@@ -59,6 +59,7 @@ fn a_machine_reads_from_two_hubs_each_with_an_authority_of_its_own() {
             ca: Some(hub.ca_file().unwrap().display().to_string()),
             public: true,
             seed: false,
+            seed_until: None,
         };
         finish(here.client().push(&push).unwrap());
         hub

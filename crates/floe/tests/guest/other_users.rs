@@ -58,6 +58,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
         ca: None,
         public: false,
         seed: false,
+        seed_until: None,
     };
     finish(node.client().push(&push).unwrap());
     run(&node, &format!("{url}/live"), "four");
@@ -139,6 +140,7 @@ fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
         ca: None,
         public: false,
         seed: false,
+        seed_until: None,
     };
     finish(node.client().push(&push).unwrap());
     let (lock, tmp) = (images.join("lock"), images.join("tmp"));

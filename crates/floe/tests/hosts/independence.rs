@@ -157,6 +157,7 @@ fn world(dir: &std::path::Path) -> (HubHandle, String) {
         ca: None,
         public: true,
         seed: false,
+        seed_until: None,
     };
     finish(here.client().push(&push).unwrap());
     (hub, sums)

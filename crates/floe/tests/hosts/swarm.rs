@@ -70,6 +70,7 @@ impl World {
             ca: None,
             public: false,
             seed,
+            seed_until: None,
         };
         finish(self.maker.client().push(&push).unwrap());
     }
@@ -430,6 +431,47 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
         2,
         &["push", "web", to.to_str().unwrap(), "--seed"],
     );
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn an_image_is_given_until_so_many_others_have_had_all_of_it_also_over_a_restart() {
+    let mut world = World::new(false);
+    let address = world.address();
+    let token = world.token.clone();
+    let push = ["push", "web", &world.url, "--seed=2", "--token", &token];
+    code(&world.maker, 0, &push);
+    let seed = ["swarm", "seed", &address, "--token", &token];
+    code(&world.maker, 2, &[&seed[..], &["--until", "5000"]].concat());
+    let had = |node: &TestNode| swarm(node).map(|info| (info.seed_until, info.complete));
+    let one = TestNode::start();
+    code(&one, 0, &seed);
+    eventually("one that has all", || {
+        had(&world.maker) == Some((Some(2), 1))
+    });
+    let shown = code(&world.maker, 0, &["swarm", "status"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("1 of 2"));
+    let (list, first) = (world.maker.home().join("swarm/seeds.json"), key(&one));
+    eventually("it is kept", || {
+        let list = fs::read_to_string(&list).unwrap();
+        list.contains(first.as_ref().unwrap())
+    });
+
+    // who has had all counts also once it is gone
+    code(&one, 0, &["swarm", "leave", &address]);
+    world.maker.end(Signal::TERM);
+    world.maker.start_again();
+    eventually("it is given again", || {
+        had(&world.maker) == Some((Some(2), 1))
+    });
+    let two = TestNode::start();
+    code(&two, 0, &seed);
+    eventually("the end of it", || {
+        swarm(&world.maker).is_none() && shelves(world.maker.home()) == 0
+    });
+    code(&world.maker, 3, &["swarm", "leave", "web"]);
+    let info = swarm(&two).unwrap();
+    assert!(info.seeding && info.pieces_here == info.pieces && info.seed_until.is_none());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Hosts learn of each other from the hub, and get pieces of it that prove themselves.
 
 use crate::support::*;
-use floe_api::{SWARM_ADDRESSES_MAX, SwarmJoin, SwarmMembership};
+use floe_api::{SWARM_ADDRESSES_MAX, SwarmJoin, SwarmMember, SwarmMembership, SwarmOverview};
 use floe_hub::Anonymous;
 use floe_image::{Hash, Layout};
 use floe_peers::{Content, PIECE_BYTES, Pack};
@@ -18,6 +18,14 @@ fn wish(n: u8) -> SwarmJoin {
         addresses: vec![format!("0.0.0.0:{}", 7000 + u16::from(n))],
         content: None,
         open: true,
+    }
+}
+
+/// One that other users are not told of.
+fn closed(n: u8) -> SwarmJoin {
+    SwarmJoin {
+        open: false,
+        ..wish(n)
     }
 }
 
@@ -140,10 +148,6 @@ fn users_nodes_are_told_to_other_users_only_if_both_want_that() {
     let world = world();
     let id = some_image(&world, true);
     let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
-    let closed = |n: u8| SwarmJoin {
-        open: false,
-        ..wish(n)
-    };
     join(&world, &id, ann, &closed(1));
     join(&world, &id, bob, &wish(2));
     // what a node says that leaves it out is what one says that does not want it
@@ -160,6 +164,60 @@ fn users_nodes_are_told_to_other_users_only_if_both_want_that() {
     assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(1), key(2)]);
     assert_eq!(keys(&join(&world, &id, ann, &closed(1))), [key(1), key(3)]);
     assert_eq!(keys(&join(&world, &id, bob, &wish(2))), [key(2)]);
+}
+
+#[test]
+fn its_owner_sees_who_takes_part_in_a_swarm_and_what_the_hub_gave_and_nobody_else_does() {
+    let world = world();
+    let id = some_image(&world, true);
+    let (ann, bob) = (Some(&*world.ann), Some(&*world.bob));
+    let path = format!("/v1/images/{id}/swarm");
+    let seen = || -> SwarmOverview {
+        let answer = world.get(&path, ann);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        serde_json::from_slice(&answer.body).unwrap()
+    };
+    let keys = |list: &[SwarmMember]| -> Vec<String> {
+        list.iter().map(|member| member.key.clone()).collect()
+    };
+    assert_eq!((seen().count, seen().hub_bytes), (0, 0));
+    let membership = join(&world, &id, ann, &closed(1));
+    join(&world, &id, bob, &wish(2));
+    join(&world, &id, bob, &closed(3));
+    join(&world, &id, None, &wish(4));
+    join(&world, &id, None, &closed(5));
+    // that a node runs an image is told to its owner if the node's user lets others know
+    let now = seen();
+    assert_eq!(keys(&now.own), [key(1)]);
+    assert_eq!(keys(&now.others), [key(2), key(4)]);
+    assert_eq!(now.others[0].addresses, ["127.0.0.1:7002"]);
+    assert_eq!(now.count, 3);
+    assert_eq!(world.get(&path, bob).code(), "not-yours");
+    assert_eq!(world.get(&path, None).status, 401);
+
+    // what the hub gave counts for the copy that was read
+    let pack = &membership.packs[0].id;
+    let give = |image: &str, token: Option<&str>| {
+        let path = format!("/v1/packs/{pack}/proven?from=0&bytes={PIECE_BYTES}&image={image}");
+        world.get(&path, token)
+    };
+    let first = give(&id.to_string(), bob);
+    assert_eq!(first.status, 200, "{}", first.text());
+    assert_eq!(seen().hub_bytes, first.body.len() as u64);
+    assert_eq!(proven(&world, pack, 0, PIECE_BYTES, None).status, 200);
+    assert_eq!(give(&key(9), ann).status, 200);
+    assert_eq!(give("nothing", ann).code(), "bad-request");
+    assert_eq!(give(&id.to_string(), None).status, 200);
+    assert_eq!(seen().hub_bytes, 2 * first.body.len() as u64);
+
+    // with their right to read it others go off the list
+    let hide = format!("/v1/images/{id}/visibility");
+    let hidden = world.ask("PUT", &hide, ann, Some(b"{\"public\":false}"));
+    assert_eq!(hidden.status, 204, "{}", hidden.text());
+    let now = seen();
+    assert_eq!((keys(&now.own), now.others), (vec![key(1)], vec![]));
+    assert_eq!(world.get(&path, bob).status, 404);
+    assert_eq!(world.get("/v1/images/none/swarm", ann).status, 404);
 }
 
 #[test]

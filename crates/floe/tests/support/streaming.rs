@@ -51,6 +51,7 @@ pub fn world() -> World {
         ca: None,
         public: true,
         seed: false,
+        seed_until: None,
     };
     finish(here.client().push(&push).unwrap());
     World {

@@ -202,6 +202,19 @@ impl Members {
         }
     }
 
+    /// Returns the members of an image's swarms, also those of packs that were replaced, as `who` is told them ([`Members::list`]).
+    pub fn of(
+        &self,
+        now: Duration,
+        image: Hash,
+        who: Who<'_>,
+        may: impl Fn(&Party) -> bool,
+    ) -> Vec<(Key, Vec<SocketAddr>)> {
+        let contents = self.of_image(image).into_iter();
+        let lists = contents.map(|content| self.list(now, image, content, who, &may));
+        lists.flat_map(|list| list.members).collect()
+    }
+
     fn of_image(&self, image: Hash) -> Vec<Content> {
         let of_image = self.swarms.range((image, [0; 32])..=(image, [0xFF; 32]));
         of_image.map(|((_, content), _)| *content).collect()

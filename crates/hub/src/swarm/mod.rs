@@ -6,14 +6,16 @@
 //! - `token`: what members show each other. It changes with the users who may read the image.
 //! - `trees`: BLAKE3 trees of packs, each computed once and kept in `trees/`; `tree_file` is their format.
 //! - `doubts`: when it looks whether a pack is damaged because somebody says so.
+//! - `given`: how much it gave of which image, for the image's owner.
 //! - `routes`: the requests.
 //!
 //! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
 //! names only those who read, at that moment, the copy that the asking user reads; and at which address another user's host runs an image
-//! is told only if both of them want that.
+//! is told only if both of them want that, as the owner of an image does who asks who takes part.
 
 mod addresses;
 mod doubts;
+mod given;
 mod members;
 pub(crate) mod routes;
 mod token;
@@ -23,6 +25,7 @@ mod trees;
 use super::HubError;
 use doubts::Doubts;
 use floe_image::Hash;
+use given::Given;
 use members::Members;
 use parking_lot::Mutex;
 use std::path::Path;
@@ -34,6 +37,7 @@ use trees::Trees;
 pub(crate) struct Swarms {
     members: Mutex<Members>,
     doubts: Mutex<Doubts>,
+    given: Mutex<Given>,
     secret: Secret,
     trees: Trees,
     since: Instant,
@@ -45,6 +49,7 @@ impl Swarms {
         Ok(Swarms {
             members: Mutex::default(),
             doubts: Mutex::default(),
+            given: Mutex::default(),
             secret: Secret::open(dir)?,
             trees: Trees::open(dir)?,
             since: Instant::now(),

@@ -5,10 +5,10 @@ use super::super::batch::count_bytes;
 use super::super::error::{ApiError, ApiResult};
 use super::super::files::missing_pack;
 use super::super::state::{Hub, blocking};
-use super::super::visible::VisibleImage;
+use super::super::visible::{OwnImage, VisibleImage};
 use super::super::wire::{Args, Path, counted, json, parse_id};
 use super::addresses;
-use super::members::{Content, Refused, Who};
+use super::members::{Content, Key, Refused, Who};
 use super::trees;
 use axum::Json;
 use axum::body::Body;
@@ -18,7 +18,9 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use floe_api::hub::ErrorBody;
-use floe_api::{PackCheck, SwarmJoin, SwarmMember, SwarmMembership, SwarmPack};
+use floe_api::{
+    PackCheck, SWARM_SHOWN_MAX, SwarmJoin, SwarmMember, SwarmMembership, SwarmOverview, SwarmPack,
+};
 use floe_front::{Party, Peer};
 use floe_image::{Hash, PackRef};
 use floe_peers::{PIECE_BYTES, Pack};
@@ -26,7 +28,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use utoipa::IntoParams;
@@ -186,16 +188,8 @@ pub(crate) async fn join(
         (still, members.list(now, id, content, who, same))
     };
     let (image, list) = list;
-    let members = list
-        .members
-        .into_iter()
-        .map(|(key, addresses)| SwarmMember {
-            key: Hash::from(key).to_string(),
-            addresses: addresses
-                .into_iter()
-                .map(|address| addresses::seen(address, from, reached).to_string())
-                .collect(),
-        });
+    let members = list.members.into_iter();
+    let members = members.map(|member| told(member, from, reached));
     let membership = SwarmMembership {
         content: Hash::from(content).to_string(),
         token: hub
@@ -213,6 +207,63 @@ pub(crate) async fn join(
     };
     let body = serde_json::to_vec(&membership).map_err(std::io::Error::other)?;
     answer(&hub, &viewer, "application/json", body)
+}
+
+/// Returns a member as one is told of it whose request comes `from` there.
+fn told(
+    (key, addresses): (Key, Vec<SocketAddr>),
+    from: IpAddr,
+    reached: Option<IpAddr>,
+) -> SwarmMember {
+    let seen = |address| addresses::seen(address, from, reached).to_string();
+    SwarmMember {
+        key: Hash::from(key).to_string(),
+        addresses: addresses.into_iter().map(seen).collect(),
+    }
+}
+
+/// Shows the owner of an image who takes part in its swarm, and how much the hub gave.
+///
+/// Of other users' nodes only those are shown that are `open`: they are told to whoever may read the image and takes part like them.
+#[utoipa::path(
+    get, path = "/v1/images/{id}/swarm", tag = "swarm",
+    params(("id" = String, Path, description = "64 hex digits")),
+    responses((status = 200, body = SwarmOverview), (status = 401, body = ErrorBody), (status = 403, body = ErrorBody),
+              (status = 404, body = ErrorBody)))]
+pub(crate) async fn overview(
+    State(hub): State<Arc<Hub>>,
+    viewer: Viewer,
+    Origin { from, reached }: Origin,
+    image: OwnImage,
+) -> Json<SwarmOverview> {
+    let (id, now) = (*image.id(), hub.swarms.now());
+    let same = |party: &Party| reads_same(&hub, &image, party);
+    let (own, mut others) = {
+        let members = hub.swarms.members.lock();
+        let known = |open| {
+            let who = Who {
+                key: [0; 32],
+                party: viewer.party(),
+                open,
+            };
+            members.of(now, id, who, same)
+        };
+        (known(false), known(true))
+    };
+    let count = u32::try_from(others.len()).unwrap_or(u32::MAX);
+    let mine: HashSet<Key> = own.iter().map(|(key, _)| *key).collect();
+    others.retain(|(key, _)| !mine.contains(key));
+    let shown = |members: Vec<(Key, Vec<SocketAddr>)>| -> Vec<SwarmMember> {
+        let members = members.into_iter().take(SWARM_SHOWN_MAX);
+        members.map(|member| told(member, from, reached)).collect()
+    };
+    Json(SwarmOverview {
+        own: shown(own),
+        others: shown(others),
+        count,
+        hub_bytes: hub.swarms.given.lock().of(id, image.owner()),
+        counted_s: now.as_secs(),
+    })
 }
 
 /// Answers with bytes that are counted until they are taken, and that nobody keeps.
@@ -262,9 +313,20 @@ pub(crate) struct ProvenQuery {
     from: u64,
     /// How many: a multiple of 65536, or up to the pack's end; at most 1048576.
     bytes: u64,
+    /// The image for whose swarm they are, 64 hex digits: its owner sees how much the hub gave.
+    image: Option<String>,
 }
 
 impl ProvenQuery {
+    /// Returns the copy of the image that is named, if the viewer may read one.
+    fn image(&self, hub: &Hub, viewer: &Viewer) -> ApiResult<Option<VisibleImage>> {
+        let Some(named) = &self.image else {
+            return Ok(None);
+        };
+        let id = Hash::from(bytes_of(named, "image")?);
+        Ok(hub.catalogue.visible(&id, viewer.name()))
+    }
+
     fn range(&self, pack: &PackRef) -> ApiResult<Range<u64>> {
         let bad = |message: String| {
             let fix = format!("ask for pieces of {PIECE_BYTES} bytes, at most {PROVEN_BYTES_MAX}");
@@ -348,7 +410,12 @@ pub(crate) async fn proven(
 ) -> ApiResult<Response> {
     let pack = readable(&hub, &viewer, &id).await?;
     let range = query.range(&pack)?;
+    let image = query.image(&hub, &viewer)?;
     let proven = trees::prove(&hub, &viewer, pack, range).await?;
     count_bytes(proven.len());
+    if let Some(image) = image {
+        let mut given = hub.swarms.given.lock();
+        given.add(*image.id(), image.owner(), proven.len() as u64);
+    }
     answer(&hub, &viewer, "application/octet-stream", proven)
 }

@@ -392,6 +392,7 @@ impl Node {
             ca: None,
             public: true,
             seed: false,
+            seed_until: None,
         };
         self.client.push(&push)?.finish(|_| {})?;
         Ok(())

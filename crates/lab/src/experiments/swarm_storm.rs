@@ -264,6 +264,7 @@ impl Storm {
         )?);
         let seed: Arc<dyn Seed> = Arc::new(FromHub {
             hub: self.patient_for(number)?,
+            image: self.image,
             packs: ids.clone(),
         });
         let options = Options {
@@ -415,6 +416,7 @@ fn members(listed: &SwarmMembership) -> anyhow::Result<Vec<Member>> {
 /// The hub, as a node asks it for pieces.
 struct FromHub {
     hub: HubClient,
+    image: Hash,
     packs: Vec<Hash>,
 }
 
@@ -422,8 +424,8 @@ impl Seed for FromHub {
     fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_> {
         Box::pin(async move {
             let id = *self.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
-            let hub = self.hub.clone();
-            let asked = spawn_blocking(move || hub.proven(&id, &range)).await;
+            let (hub, image) = (self.hub.clone(), self.image);
+            let asked = spawn_blocking(move || hub.proven(&image, &id, &range)).await;
             let proven = asked.map_err(io::Error::other)?;
             Ok(proven.map_err(io::Error::other)?.into())
         })

@@ -87,6 +87,7 @@ fn push(hosts: &Hosts, image: &str) {
         ca: None,
         public: true,
         seed: false,
+        seed_until: None,
     };
     hosts
         .client()

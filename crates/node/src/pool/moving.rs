@@ -123,6 +123,7 @@ impl Pool {
             ca: request.ca.clone(),
             public: record.visibility == Visibility::Public,
             seed: false,
+            seed_until: None,
         };
         let path = Path::new(&request.to);
         if path.extension().is_none_or(|ending| ending != FILE_ENDING) || !path.is_absolute() {

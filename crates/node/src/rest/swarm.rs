@@ -14,9 +14,9 @@ pub async fn report(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
     answer(move || Ok(node.swarms.report())).await
 }
 
-/// Lets this node have all of an image and give it to others, until it leaves.
+/// Lets this node have all of an image and give it to others, until it leaves or enough of them have had it.
 #[utoipa::path(post, path = "/v1/swarm/seeds", tag = "swarm", request_body = SwarmSeed,
-    responses((status = 200, body = SwarmReport), (status = 404, body = ApiError)))]
+    responses((status = 200, body = SwarmReport), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 pub async fn seed(
     State(node): Floe,
     Input(request): Input<SwarmSeed>,

@@ -90,7 +90,7 @@ impl Swarms {
         let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
         fill(&shelf, &dir, &ids, &self.images.repo);
         let hedge: Arc<Mutex<Hedge>> = Arc::default();
-        let seeds = seeds_of(&place, &others_too, &ids, &hedge)?;
+        let seeds = seeds_of(key.image, &place, &others_too, &ids, &hedge)?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -113,10 +113,11 @@ impl Swarms {
         part.only_pieces = self.core.options.swarm.policy.only_pieces();
         part.always.store(wanted.wish.always, Relaxed);
         part.others.store(others, Relaxed);
-        part.whole.store(wanted.whole, Relaxed);
+        let whole = wanted.given.is_some();
+        part.whole.store(whole, Relaxed);
         let part = Arc::new(part);
         self.active.put(key.clone(), part.clone());
-        if wanted.whole {
+        if whole {
             self.bring_whole(key, &part);
         }
         Ok(part)
@@ -278,6 +279,7 @@ fn fill(shelf: &Shelf, dir: &Path, ids: &[Hash], repo: &Repository) {
 
 /// Makes the seeds of an image's packs: the hub that lists who takes part, and after it others that the image may be read from.
 fn seeds_of(
+    image: Hash,
     place: &Place,
     others: &[Place],
     ids: &[Hash],
@@ -285,7 +287,7 @@ fn seeds_of(
 ) -> Result<Vec<Arc<dyn Seed>>, String> {
     let all = std::iter::once(place).chain(others);
     let seed = |place: &Place| {
-        let seed = place.seed(ids.to_vec(), hedge.clone());
+        let seed = place.seed(image, ids.to_vec(), hedge.clone());
         let seed = seed.map_err(|error| error.to_string())?;
         Ok(Arc::new(seed) as Arc<dyn Seed>)
     };

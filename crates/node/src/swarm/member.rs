@@ -91,11 +91,13 @@ impl Place {
     /// Makes the seed of an image's packs, which tells `hedge` how long the hub takes.
     pub fn seed(
         &self,
+        image: Hash,
         packs: Vec<Hash>,
         hedge: Arc<Mutex<Hedge>>,
     ) -> Result<HubSeed, TransferError> {
         Ok(HubSeed {
             hub: self.client(PIECE_TIMEOUT)?,
+            image,
             packs: packs.into(),
             hedge,
             wrong: Mutex::default(),
@@ -141,6 +143,7 @@ fn doubt(hub: &HubClient, pack: &Hash) {
 /// The hub, as the seed of last resort.
 pub(super) struct HubSeed {
     hub: HubClient,
+    image: Hash,
     /// The packs' names, by their numbers in the content.
     packs: Arc<[Hash]>,
     hedge: Arc<Mutex<Hedge>>,
@@ -168,10 +171,10 @@ impl Seed for HubSeed {
     fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_> {
         Box::pin(async move {
             let id = *self.packs.get(pack).ok_or(io::ErrorKind::NotFound)?;
-            let hub = self.hub.clone();
+            let (hub, image) = (self.hub.clone(), self.image);
             // the client blocks, as all of floe's that a fault may wait for
             let began = Instant::now();
-            let asked = tokio::task::spawn_blocking(move || hub.proven(&id, &range));
+            let asked = tokio::task::spawn_blocking(move || hub.proven(&image, &id, &range));
             let proven = asked.await.map_err(io::Error::other)?;
             let proven = proven.map_err(io::Error::other)?;
             let took = began.elapsed();

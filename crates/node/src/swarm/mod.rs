@@ -3,8 +3,8 @@
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
 //! [`member`] asks hubs, `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
-//! be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the others answer at all. If anything goes wrong here,
-//! machines read their hubs as without all this.
+//! be needed, [`hedge`] how long a machine waits for it, [`reach`] whether the others answer at all, and `give` when an image has been given
+//! to enough of them. If anything goes wrong here, machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
 //! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
@@ -13,6 +13,7 @@
 mod beside;
 mod decide;
 mod enter;
+mod give;
 mod hedge;
 mod identity;
 mod member;
@@ -28,15 +29,14 @@ pub(crate) use pieces::Active;
 use crate::{
     aside,
     core::Core,
-    error::{NodeError, not_found, usage},
-    images::{Images, sources::bind_token},
+    error::{NodeError, not_found},
+    images::Images,
     inventory::{Entry, Inventory, lifecycle::Phase, record::Origin},
     traces::Traces,
 };
 use decide::{Action, Duties, Event, Key, Wish};
 use floe_api::{
-    SwarmJoin, SwarmLeave, SwarmMembership, SwarmReport, SwarmSeed, SwarmUse,
-    credentials::HubAddress,
+    SwarmJoin, SwarmLeave, SwarmMembership, SwarmReport, SwarmUse, credentials::HubAddress,
 };
 use floe_image::Hash;
 use floe_peers::Host;
@@ -114,8 +114,8 @@ struct Wanted {
     place: Place,
     others: Vec<Place>,
     wish: Wish,
-    /// Whether all of it is to be here.
-    whole: bool,
+    /// All of it is to be here, and is given to others, also without a machine.
+    given: Option<Seeded>,
     machines: Vec<String>,
 }
 
@@ -194,69 +194,6 @@ impl Swarms {
         }
     }
 
-    /// Lets this node have all of an image and give it to others.
-    pub fn seed(&self, request: &SwarmSeed) -> Result<SwarmReport, NodeError> {
-        let access = Origin {
-            tokens: bind_token(request.token.as_deref(), [&*request.image])?,
-            ca: request.ca.clone(),
-            ..Default::default()
-        };
-        let found = self
-            .images
-            .sources
-            .find_in(&request.image, &[], access, |_| Ok(()))?;
-        let place = self.places_of(&found.origin).into_iter().next();
-        let place = place.ok_or_else(|| {
-            usage(
-                format!("{:?} is on no hub", request.image),
-                "only a hub knows who else wants an image: name one on a hub, or push it there",
-            )
-        })?;
-        self.seed_at(found.id, &request.image, place)
-    }
-
-    /// Returns an error if there can be no hub at an address to which an image is to be pushed and seeded.
-    pub fn check_seed(&self, to: &str) -> Result<(), NodeError> {
-        match self.images.sources.may_be_hub(to) {
-            true => Ok(()),
-            false => Err(usage(
-                format!("{to} is no hub, and nobody asks there who else has an image"),
-                "push to a hub, or leave --seed out",
-            )),
-        }
-    }
-
-    /// The same of an image that was just pushed to a hub.
-    pub fn seed_pushed(
-        &self,
-        image: &str,
-        request: &floe_api::PushRequest,
-    ) -> Result<SwarmReport, NodeError> {
-        let id = image
-            .parse::<Hash>()
-            .map_err(|_| usage(format!("{image:?} is no image's id"), "push it again"))?;
-        let given = bind_token(request.token.as_deref(), [&*request.to])?;
-        let token = given.into_values().next();
-        let place = Place {
-            token: self.images.sources.token_for(&request.to, token.as_deref()),
-            url: request.to.clone(),
-            ca: request.ca.clone(),
-        };
-        self.seed_at(id, &request.image, place)
-    }
-
-    fn seed_at(&self, image: Hash, name: &str, place: Place) -> Result<SwarmReport, NodeError> {
-        self.seeds.add(Seeded {
-            image,
-            name: name.into(),
-            url: place.url,
-            token: place.token,
-            ca: place.ca,
-        })?;
-        self.wake();
-        Ok(self.report())
-    }
-
     /// Takes this node out of an image's swarm: its machines go on by the hub alone.
     pub fn leave(&self, request: &SwarmLeave) -> Result<SwarmReport, NodeError> {
         let text = request.image.as_str();
@@ -329,7 +266,7 @@ impl Swarms {
                 place,
                 others: places.collect(),
                 wish: Wish::default(),
-                whole: false,
+                given: None,
                 machines: Vec::new(),
             });
             wanted.wish.always |= usage == SwarmUse::On;
@@ -343,10 +280,10 @@ impl Swarms {
                 place: seeded.place(),
                 others: Vec::new(),
                 wish: Wish::default(),
-                whole: true,
+                given: None,
                 machines: Vec::new(),
             });
-            (wanted.wish.always, wanted.whole) = (true, true);
+            (wanted.wish.always, wanted.given) = (true, Some(seeded));
         }
         // a hub knows by the token whose nodes may meet by themselves
         all.retain(|_, wanted| wanted.wish.always || wanted.place.token.is_some());
@@ -389,6 +326,7 @@ impl Swarms {
                 self.doubt(&key, packs);
             }
         }
+        self.look_at_given();
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
         let often = Instant::now() + LOOK_EVERY;
@@ -420,7 +358,9 @@ impl Swarms {
                 continue;
             };
             part.always.store(of.wish.always, Relaxed);
-            if of.whole && !part.whole.swap(true, Relaxed) {
+            let whole = of.given.is_some();
+            let before = part.whole.swap(whole, Relaxed);
+            if whole && !before {
                 self.bring_whole(&key, &part);
             }
         }

@@ -35,10 +35,14 @@ impl Swarms {
         for (at, info) in &mut swarms {
             if let Some(wanted) = wanted.get(at) {
                 info.machines.clone_from(&wanted.machines);
-                info.seeding = wanted.whole;
+                info.seeding = wanted.given.is_some();
             }
             if let Some(part) = self.active.part(at) {
                 self.measured(info, &part);
+            }
+            if let Some(given) = wanted.get(at).and_then(|wanted| wanted.given.as_ref()) {
+                info.seed_until = given.until;
+                info.complete = info.complete.max(count(given.complete.len()));
             }
         }
         SwarmReport {
@@ -71,12 +75,17 @@ impl Swarms {
         }
     }
 
-    fn measured(&self, info: &mut SwarmInfo, part: &Arc<Part>) {
+    /// Asks a swarm how it is; `None` if it doesn't say.
+    pub(super) fn status_of(&self, part: &Part) -> Option<Status> {
         let swarm = part.swarm.clone();
         let status = wait_for(&self.runtime, STATUS_TIMEOUT, async move {
             swarm.status().await
         });
-        if let Some(Ok(status)) = status {
+        status?.ok()
+    }
+
+    fn measured(&self, info: &mut SwarmInfo, part: &Arc<Part>) {
+        if let Some(status) = self.status_of(part) {
             if status.peers.iter().any(|peer| peer.linked) {
                 info.way = SwarmWay::Swarm;
             }
@@ -114,21 +123,26 @@ fn described(at: &Key, known: &Known, me: Option<&str>) -> SwarmInfo {
 fn fill_in(info: &mut SwarmInfo, status: &Status) {
     info.pieces_here = status.pieces_here;
     info.pieces = status.pieces;
-    info.needed = u32::try_from(status.needed).unwrap_or(u32::MAX);
-    info.window = u32::try_from(status.window).unwrap_or(u32::MAX);
+    info.complete = count(status.complete.len());
+    info.needed = count(status.needed);
+    info.window = count(status.window);
     info.hub_bytes = status.seed_bytes;
     info.received_bytes = status.peers.iter().map(|peer| peer.traffic.received).sum();
     info.sent_bytes = status.peers.iter().map(|peer| peer.traffic.sent).sum();
     for peer in &mut info.peers {
         let same = |key: &floe_peers::Key| key_text(key) == peer.key;
         if let Some(known) = status.peers.iter().find(|known| same(&known.key)) {
-            peer.linked = known.linked;
+            (peer.linked, peer.pieces) = (known.linked, known.pieces);
             peer.received_bytes = known.traffic.received;
             peer.sent_bytes = known.traffic.sent;
         }
         let dropped = status.dropped.iter().rev().find(|(key, _)| same(key));
         peer.dropped = dropped.map(|(_, fault)| why(*fault).to_owned());
     }
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
 }
 
 fn why(fault: Fault) -> &'static str {

@@ -8,7 +8,7 @@ use crate::{
 use floe_image::Hash;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 /// Most images that are given at a time.
 const SEEDS_MAX: usize = 1024;
@@ -25,9 +25,21 @@ pub(super) struct Seeded {
     pub url: String,
     pub token: Option<String>,
     pub ca: Option<String>,
+    /// How many other nodes are to have had all of it before it is given no longer; `None`: its user ends that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<u32>,
+    /// The keys of those that have, as they say; not kept where nobody counts them.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub complete: BTreeSet<String>,
 }
 
 impl Seeded {
+    /// Whether enough others have had all of it.
+    fn is_done(&self) -> bool {
+        let enough = |until: u32| self.complete.len() >= until as usize;
+        self.until.is_some_and(enough)
+    }
+
     pub fn place(&self) -> Place {
         Place {
             url: self.url.clone(),
@@ -65,14 +77,41 @@ impl Seeds {
         self.all.lock().clone()
     }
 
-    /// Adds an image, or replaces how it is reached.
-    pub fn add(&self, seeded: Seeded) -> Result<(), NodeError> {
+    /// Adds an image, or replaces how it is reached and until when it is given: who has had all of it stays known.
+    pub fn add(&self, mut seeded: Seeded) -> Result<(), NodeError> {
         self.change(|all| {
-            all.retain(|other| other.key() != seeded.key());
+            let same = |other: &Seeded| other.key() == seeded.key();
+            if let Some(before) = all.iter().position(same) {
+                seeded.complete.extend(all.remove(before).complete);
+            }
             all.push(seeded);
             let excess = all.len().saturating_sub(SEEDS_MAX);
             all.drain(..excess);
         })
+    }
+
+    /// Notes which nodes have had all of an image that is given until so many have. Takes it away once they are enough and all of it is
+    /// `here`, and returns whether it did.
+    pub fn saw(
+        &self,
+        key: &Key,
+        complete: &BTreeSet<String>,
+        here: bool,
+    ) -> Result<bool, NodeError> {
+        let mut done = false;
+        self.change(|all| {
+            all.retain_mut(|one| {
+                if one.until.is_none() || one.key().as_ref() != Some(key) {
+                    return true;
+                }
+                if !one.is_done() {
+                    one.complete.extend(complete.iter().cloned());
+                }
+                done = here && one.is_done();
+                !done
+            });
+        })?;
+        Ok(done)
     }
 
     /// Takes those away that are meant.
@@ -109,6 +148,8 @@ mod tests {
             url: "https://hub".into(),
             token: Some(token.into()),
             ca: None,
+            until: None,
+            complete: BTreeSet::new(),
         };
         let seeds = Seeds::open(file.clone()).unwrap();
         seeds.add(seeded(b"a", "old")).unwrap();
@@ -128,5 +169,40 @@ mod tests {
         std::os::unix::fs::symlink("x".repeat(300), &file).unwrap();
         assert!(Seeds::open(file.clone()).is_err());
         assert!(file.is_symlink());
+    }
+
+    #[test]
+    fn who_has_had_all_is_kept_and_enough_of_them_end_it_once_all_is_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("seeds.json");
+        let seeded = |image: &[u8], until: Option<u32>| Seeded {
+            image: Hash::of(image),
+            name: "web".into(),
+            url: "https://hub".into(),
+            token: None,
+            ca: None,
+            until,
+            complete: BTreeSet::new(),
+        };
+        let nodes = |names: &[&str]| -> BTreeSet<String> {
+            names.iter().map(|&name| name.to_owned()).collect()
+        };
+        let seeds = Seeds::open(file.clone());
+        seeds.add(seeded(b"ends", Some(3))).unwrap();
+        seeds.add(seeded(b"stays", None)).unwrap();
+        let [ends, stays] = [0, 1].map(|at| seeds.all()[at].key().unwrap());
+        let many = nodes(&["a", "b", "c", "d"]);
+        assert!(!seeds.saw(&stays, &many, true).unwrap());
+        assert!(!seeds.saw(&ends, &nodes(&["a"]), true).unwrap());
+        assert!(!seeds.saw(&ends, &nodes(&["a"]), true).unwrap());
+        // after a restart, and with another end
+        let seeds = Seeds::open(file.clone());
+        assert!(!seeds.saw(&ends, &nodes(&["b"]), true).unwrap());
+        seeds.add(seeded(b"ends", Some(2))).unwrap();
+        assert_eq!(seeds.all()[1].complete, nodes(&["a", "b"]));
+        assert!(!seeds.saw(&ends, &nodes(&[]), false).unwrap());
+        assert!(seeds.saw(&ends, &nodes(&[]), true).unwrap());
+        assert_eq!(Seeds::open(file).all(), [seeded(b"stays", None)]);
+        assert!(!seeds.saw(&ends, &many, true).unwrap());
     }
 }

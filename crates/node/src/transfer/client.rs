@@ -431,10 +431,15 @@ impl HubClient {
             .map(drop)
     }
 
-    /// Returns a range of a pack in the form that proves it by the root of the pack's tree.
-    pub fn proven(&self, pack: &Hash, range: &Range<u64>) -> Result<Vec<u8>, TransferError> {
+    /// Returns a range of a pack in the form that proves it by the root of the pack's tree, for the swarm of an image.
+    pub fn proven(
+        &self,
+        image: &Hash,
+        pack: &Hash,
+        range: &Range<u64>,
+    ) -> Result<Vec<u8>, TransferError> {
         let (from, bytes) = (range.start, range.end - range.start);
-        let path = format!("/v1/packs/{pack}/proven?from={from}&bytes={bytes}");
+        let path = format!("/v1/packs/{pack}/proven?from={from}&bytes={bytes}&image={image}");
         self.call("GET", &path, "a piece", Bytes::new(), &|_| ())
     }
 

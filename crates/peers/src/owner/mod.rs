@@ -12,12 +12,12 @@ use crate::members::{Key, Member};
 use crate::seed::Seed;
 use crate::swarm::{Command, Gauges, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
-use floe_swarm::policy::{Action, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use floe_swarm::policy::{Action, Event, Fault, PEERS_MAX, PeerId, PieceId, Policy, Purpose};
 use floe_swarm::roster::{Move, Roster};
 use floe_swarm::seed::SeedQueue;
 use gossip::Gossip;
 use needs::Needs;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -86,6 +86,8 @@ pub(crate) struct Owner {
     seed_bytes: u64,
     seed_wrong: u64,
     pieces_here: u32,
+    /// Who has had all pieces, [`PEERS_MAX`] of them at most.
+    complete: BTreeSet<Key>,
     dropped: VecDeque<(Key, Fault)>,
     since: Instant,
     /// When the shelf was last synced, and whether that is under way.
@@ -128,6 +130,7 @@ impl Owner {
             seed_bytes: 0,
             seed_wrong: 0,
             pieces_here: 0,
+            complete: BTreeSet::new(),
             dropped: VecDeque::new(),
             since: Instant::now(),
             synced_us: 0,
@@ -346,9 +349,12 @@ impl Owner {
 
     fn said(&mut self, peer: PeerId, message: Message) {
         match message {
-            Message::Has(runs) => self.each_of(&runs, |owner, pieces| {
-                owner.tell(Event::Has(peer, pieces));
-            }),
+            Message::Has(runs) => {
+                self.each_of(&runs, |owner, pieces| {
+                    owner.tell(Event::Has(peer, pieces));
+                });
+                self.note_complete(peer);
+            }
             Message::Lacks(runs) => self.each_of(&runs, |owner, pieces| {
                 owner.tell(Event::Lacks(peer, pieces));
             }),
@@ -365,6 +371,16 @@ impl Owner {
             }
             // a second hello
             Message::Hello(_) => self.wire(peer, Wire::Flood),
+        }
+    }
+
+    /// Remembers a host that has all pieces, as it says: it may leave right afterwards.
+    fn note_complete(&mut self, peer: PeerId) {
+        let all = self.policy.pieces_of(peer) == self.shared.shelf.content().pieces();
+        if let Some(member) = self.roster.member(peer).filter(|_| all)
+            && self.complete.len() < PEERS_MAX
+        {
+            self.complete.insert(member.key);
         }
     }
 
@@ -526,6 +542,7 @@ impl Owner {
         let peers = self.roster.members().map(|(id, member)| Peer {
             key: member.key,
             linked: self.links.contains_key(&id),
+            pieces: self.policy.pieces_of(id),
             traffic: self.traffic.get(&id).copied().unwrap_or_default(),
         });
         Status {
@@ -537,6 +554,7 @@ impl Owner {
             needed: self.needs.len(),
             wanted: self.wants.len(),
             window: self.policy.window(),
+            complete: self.complete.iter().copied().collect(),
             dropped: self.dropped.iter().copied().collect(),
         }
     }

@@ -5,6 +5,7 @@ use super::PieceId;
 pub(super) struct Bits {
     words: Vec<u64>,
     pieces: u32,
+    count: u32,
 }
 
 impl Bits {
@@ -12,7 +13,13 @@ impl Bits {
         Bits {
             words: vec![0; pieces.div_ceil(64) as usize],
             pieces,
+            count: 0,
         }
+    }
+
+    /// Returns how many pieces there are in it.
+    pub(super) fn count(&self) -> u32 {
+        self.count
     }
 
     pub(super) fn get(&self, piece: PieceId) -> bool {
@@ -29,6 +36,7 @@ impl Bits {
         let new = piece < self.pieces && !self.get(piece);
         if new {
             self.words[(piece / 64) as usize] |= 1 << (piece % 64);
+            self.count += 1;
         }
         new
     }
@@ -38,6 +46,7 @@ impl Bits {
         let was = self.get(piece);
         if was {
             self.words[(piece / 64) as usize] &= !(1 << (piece % 64));
+            self.count -= 1;
         }
         was
     }
@@ -51,5 +60,26 @@ impl Bits {
                 Some(at as u32 * 64 + bit)
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_counts_once_and_one_that_is_none_of_the_images_never() {
+        let mut bits = Bits::new(70);
+        let counts = [0, 69, 69, 70, u32::MAX].map(|piece| {
+            bits.set(piece);
+            bits.count()
+        });
+        assert_eq!(counts, [1, 2, 2, 2, 2]);
+        let counts = [69, 69, 5, 70].map(|piece| {
+            bits.clear(piece);
+            bits.count()
+        });
+        assert_eq!(counts, [1; 4]);
+        assert!(bits.ones().eq([0]));
     }
 }

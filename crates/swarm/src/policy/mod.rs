@@ -208,6 +208,11 @@ impl Policy {
         self.here.get(piece)
     }
 
+    /// Returns how many pieces a host is known to have: none of one without a map ([`MAPS_MAX`]).
+    pub fn pieces_of(&self, peer: PeerId) -> u32 {
+        self.peers.pieces_of(peer)
+    }
+
     /// Returns the number of questions to others that wait for an answer.
     pub fn asked(&self) -> usize {
         self.downloads.asks()

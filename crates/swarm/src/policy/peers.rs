@@ -229,6 +229,13 @@ impl Peers {
         map.is_some_and(|map| map.get(piece))
     }
 
+    /// Returns how many pieces a host is known to have.
+    pub(super) fn pieces_of(&self, id: PeerId) -> u32 {
+        let peer = self.slots.get(&id).and_then(|place| self.all.get(*place));
+        let map = peer.and_then(|peer| peer.map.as_ref());
+        map.map_or(0, Bits::count)
+    }
+
     /// Returns how many hosts are known to have a piece.
     pub(super) fn holders(&self, piece: PieceId) -> u8 {
         self.count.get(piece as usize).copied().unwrap_or(0)
