@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{Read, Seek, SeekFrom, Write},
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
     process::Command,
@@ -174,6 +174,19 @@ fn becomes_linked(one: &TestNode, other: &TestNode) {
         key.is_some_and(|key| linked(node).contains(&key))
     };
     eventually("a link", || knows(one, other) && knows(other, one));
+}
+
+/// A node's line in a list of members on this host.
+fn member(node: &TestNode) -> SwarmMember {
+    let report = node.client().swarm_listen().unwrap();
+    let here = |at: &String| {
+        let at: SocketAddr = at.parse().unwrap();
+        at.is_ipv4().then(|| format!("127.0.0.1:{}", at.port()))
+    };
+    SwarmMember {
+        key: report.key.unwrap(),
+        addresses: report.addresses.iter().filter_map(here).collect(),
+    }
 }
 
 fn shelves(home: &Path) -> usize {
@@ -574,4 +587,70 @@ fn a_node_that_was_not_told_to_meets_its_own_users_nodes_only() {
     becomes_linked(&asks, &bobs);
     assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
     assert_eq!(swarm(&asks).unwrap().peers.len(), 1);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn nodes_that_their_users_list_bring_an_image_to_each_other_and_the_hub_tells_nobody_of_them() {
+    let world = World::new(false);
+    let (one, mut two, other) = (TestNode::start(), TestNode::start(), TestNode::start());
+    let shown = code(&one, 0, &["swarm", "listen"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    let named = member(&one);
+    assert!(shown.starts_with(&named.key), "{shown}");
+    let members = SwarmMembers::List(vec![named, member(&two)]);
+    let boot = |node: &TestNode, name: &str| {
+        node.run(&RunRequest {
+            swarm_members: members.clone(),
+            ..world.request(name, None)
+        });
+        node.wait_console(name, "floe-guest ready");
+    };
+    boot(&one, "one");
+    boot(&two, "two");
+    becomes_linked(&one, &two);
+    world.reads(&one, "one", 0, DISK_MIB);
+    let before = swarm(&two).unwrap();
+    world.reads(&two, "two", 0, DISK_MIB / 2);
+    let after = swarm(&two).unwrap();
+    let came = after.received_bytes - before.received_bytes;
+    assert!(came > (DISK_MIB << 20) / 4, "{before:?} {after:?}");
+
+    // who may read the image is told of nobody, also one that is told to meet everybody
+    let image: Hash = after.image.parse().unwrap();
+    let hub = world.client(Some(&world.token));
+    let me = SwarmJoin {
+        key: "0b".repeat(32),
+        addresses: vec!["127.0.0.1:9".into()],
+        content: None,
+        open: true,
+    };
+    assert_eq!(hub.join_swarm(&image, &me).unwrap().members.len(), 1);
+    // one that knows them and is not listed by them is not let in
+    boot(&other, "other");
+    world.reads(&other, "other", 0, 4);
+    eventually("it has its list", || {
+        swarm(&other).is_some_and(|swarm| swarm.peers.len() == 2)
+    });
+    assert_eq!(swarm(&other).unwrap().received_bytes, 0);
+    assert!(linked(&other).is_empty());
+
+    // the list is the machine's: a node that starts again has it
+    two.end(Signal::KILL);
+    two.start_again();
+    becomes_linked(&one, &two);
+    world.reads(&two, "two", DISK_MIB / 2, DISK_MIB / 2);
+    let lab = one.home().join("lab");
+    fs::write(&lab, "# nobody\nweb 10.0.0.1:4433\n").unwrap();
+    let run = |image: &str, list: &Path| {
+        let list = list.to_str().unwrap();
+        code(&one, 2, &["run", image, "--swarm-members", list]).stderr
+    };
+    let said = run(&world.address(), &lab);
+    assert!(String::from_utf8_lossy(&said).contains("line 2"));
+    // what none of them has comes from a hub: an image that is on none can't come so
+    fs::write(&lab, format!("{}\n", member(&two))).unwrap();
+    one.import_tiny("mine", None);
+    let said = run("mine", &lab);
+    assert!(String::from_utf8_lossy(&said).contains("is on no hub"));
 }

@@ -107,6 +107,7 @@ pub fn router(node: Arc<Node>) -> Router {
         )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/swarm", get(swarm::report))
+        .route("/v1/swarm/listen", post(swarm::listen))
         .route("/v1/swarm/seeds", post(swarm::seed))
         .route("/v1/swarm/leave", post(swarm::leave))
         .route("/v1/io", get(io::io))
@@ -220,6 +221,7 @@ pub fn router(node: Arc<Node>) -> Router {
         watching::wait,
         system::usage,
         swarm::report,
+        swarm::listen,
         swarm::seed,
         swarm::leave,
         io::io,

@@ -14,6 +14,12 @@ pub async fn report(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
     answer(move || Ok(node.swarms.report())).await
 }
 
+/// Lets this node listen for other nodes, which otherwise begins with its first swarm. The answer has its key and where it listens.
+#[utoipa::path(post, path = "/v1/swarm/listen", tag = "swarm", responses((status = 200, body = SwarmReport), (status = 500, body = ApiError)))]
+pub async fn listen(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
+    answer(move || node.swarms.listen()).await
+}
+
 /// Lets this node have all of an image and give it to others, until it leaves.
 #[utoipa::path(post, path = "/v1/swarm/seeds", tag = "swarm", request_body = SwarmSeed,
     responses((status = 200, body = SwarmReport), (status = 404, body = ApiError)))]
