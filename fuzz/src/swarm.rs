@@ -1,6 +1,9 @@
 //! The targets of swarms: what hosts say to each other, whom a user lists, and what a hub keeps to prove its pieces.
 
-use crate::{SWARM_LIST_MAX, SwarmMember, SwarmMembers};
+use crate::{
+    SWARM_ADDRESSES_MAX, SWARM_LIST_MAX, SWARM_OFFER_PACKS_MAX, SwarmMember, SwarmMembers,
+    SwarmOffer,
+};
 use floe_image::Hash;
 
 #[allow(dead_code)]
@@ -35,6 +38,18 @@ pub fn swarm_list(data: &[u8]) {
         }
         Err(why) => assert!(why.len() < 1000, "{why}"),
     }
+}
+
+/// What a member of a cluster says of its part in a swarm: within bounds, and read alike by those whom it is told again.
+pub fn swarm_offer(data: &[u8]) {
+    let ip = [10, 0, 0, 1].into();
+    let Ok(offer) = SwarmOffer::read(data, ip) else {
+        return;
+    };
+    assert!((1..=SWARM_ADDRESSES_MAX).contains(&offer.member.addresses.len()));
+    assert!(offer.packs.len() <= SWARM_OFFER_PACKS_MAX);
+    let again = serde_json::to_vec(&offer).expect("strings and numbers");
+    assert_eq!(SwarmOffer::read(&again, ip), Ok(offer));
 }
 
 /// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.

@@ -1,7 +1,10 @@
 //! Swarms: hosts that bring one image to each other. What a node and its hub say of them, and what a node tells its users.
 
 use serde::{Deserialize, Serialize};
-use std::{fmt, net::SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
 use utoipa::ToSchema;
 
 /// Most addresses that a member may give.
@@ -12,6 +15,8 @@ pub const SWARM_MEMBERS_MAX: usize = 4096;
 pub const SWARM_LIST_MAX: usize = 512;
 /// Most bytes of such a list's file: each node with long addresses and a remark.
 pub const SWARM_LIST_BYTES_MAX: usize = 512 << 10;
+/// Most packs that a member of a cluster names to another: 128 GiB of an image.
+pub const SWARM_OFFER_PACKS_MAX: usize = 16 << 10;
 /// Digits of a node's key.
 const KEY_DIGITS: usize = 64;
 /// So much of what can't be read is repeated in an error, in characters.
@@ -142,7 +147,7 @@ fn address(word: &str) -> Result<String, String> {
     let at: SocketAddr = word
         .parse()
         .map_err(|_| format!("{shown:?} is no address and port, such as 10.0.0.2:4433"))?;
-    match at.ip().is_unspecified() || at.port() == 0 {
+    match at.ip().to_canonical().is_unspecified() || at.port() == 0 {
         true => Err(format!(
             "nobody can be reached at {shown}: write the host's own address, and the port at which its node listens"
         )),
@@ -162,6 +167,8 @@ pub enum SwarmMembers {
     /// The image's hub: those who run it and may read it.
     #[default]
     Hub,
+    /// The node's cluster: its members that run the image and were told the same. No hub is told of any of them.
+    Cluster,
     /// The user: these nodes, at most [`SWARM_LIST_MAX`], and no others. No hub is told of any of them.
     List(Vec<SwarmMember>),
 }
@@ -182,6 +189,51 @@ impl SwarmMembers {
             Ok(read) if read == *list => Ok(()),
             Ok(_) => Err("the list of its swarm's members has words that are no addresses".into()),
             Err(why) => Err(format!("the list of its swarm's members: {why}")),
+        }
+    }
+}
+
+/// What a member of a cluster tells another of its part in an image's swarm: at the port for members, the answer of `GET
+/// /v1/swarm/{image}`, and of `GET /v1/swarm/{image}/packs`, which has the packs, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SwarmOffer {
+    /// Who it is and where it can be reached. An unspecified address (`0.0.0.0:port`, `[::]:port`) stands for the one at which it answers
+    /// members.
+    pub member: SwarmMember,
+    /// The image's packs as it knows them; none if it does not know them, or more than [`SWARM_OFFER_PACKS_MAX`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packs: Vec<SwarmPack>,
+}
+
+impl SwarmOffer {
+    /// Reads what a member says that is at `ip`, or returns what is wrong with it. Nobody is sent to an address that is not one host's, or
+    /// that is another one's to whoever hears of it.
+    pub fn read(bytes: &[u8], ip: IpAddr) -> Result<SwarmOffer, String> {
+        let mut offer: SwarmOffer =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if offer.packs.len() > SWARM_OFFER_PACKS_MAX {
+            return Err(format!("it names {} packs", offer.packs.len()));
+        }
+        let texts = std::mem::take(&mut offer.member.addresses);
+        let addresses = &mut offer.member.addresses;
+        for text in texts.iter().take(SWARM_ADDRESSES_MAX) {
+            let at = text.parse::<SocketAddr>();
+            let mut at = at.map_err(|_| format!("{:?} is no address", shown(text)))?;
+            let named = at.ip().to_canonical();
+            if named.is_unspecified() {
+                at = SocketAddr::new(ip, at.port());
+            } else if named.is_multicast() || named.is_loopback() && !ip.is_loopback() {
+                continue;
+            }
+            let at = at.to_string();
+            if !addresses.contains(&at) {
+                addresses.push(at);
+            }
+        }
+        match SwarmMember::parse(&offer.member.to_string())? {
+            Some(read) if read == offer.member => Ok(offer),
+            _ => Err("it names no node".into()),
         }
     }
 }
@@ -358,6 +410,34 @@ mod tests {
         assert!(SwarmMember::parse_list(&most).is_ok() && most.len() < SWARM_LIST_BYTES_MAX);
         let error = SwarmMember::parse_list(&(most + &line(SWARM_LIST_MAX))).unwrap_err();
         assert!(error.starts_with("line 513: a list has at most"), "{error}");
+    }
+
+    #[test]
+    fn a_member_of_a_cluster_points_the_others_at_itself() {
+        let key = "0a".repeat(32);
+        let read = |ip: &str, addresses: &[&str]| {
+            let said = serde_json::json!({"member": {"key": key, "addresses": addresses}});
+            let offer = SwarmOffer::read(said.to_string().as_bytes(), ip.parse().unwrap());
+            offer.map(|offer| offer.member.addresses)
+        };
+        let own = ["10.0.0.1:4433".to_owned()];
+        let any = ["0.0.0.0:4433", "[::]:4433", "[::ffff:0.0.0.0]:4433"];
+        assert_eq!(read("10.0.0.1", &any).unwrap(), own);
+        let odd = ["127.0.0.1:22", "239.0.0.1:1", "[::1]:22", "10.0.0.1:4433"];
+        assert_eq!(read("10.0.0.1", &odd).unwrap(), own);
+        assert_eq!(read("127.0.0.1", &odd).unwrap().len(), 3);
+        for bad in [&["10.0.0.1"][..], &["10.0.0.1:0"], &["127.0.0.1:22"], &[]] {
+            assert!(read("10.0.0.1", bad).is_err(), "{bad:?}");
+        }
+        let ip = [10, 0, 0, 1].into();
+        for bad in [
+            "{}",
+            "[",
+            r#"{"member":{"key":"web","addresses":["10.0.0.1:1"]}}"#,
+            r#"{"member":{"key":"","addresses":[]}}"#,
+        ] {
+            assert!(SwarmOffer::read(bad.as_bytes(), ip).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ Example: give an image to all who run it, and end that
 
 Nodes that run the same image of a hub find each other by that hub, and bring each other its pieces over UDP; the hub sends what none
 of them has. Only who may read an image on its hub can take part. By themselves those find each other whose tokens are of one user; with
---swarm, or seeding, a node meets other users' nodes that do the same. floe run --swarm-members FILE names them instead: no hub is told.")]
+--swarm, or seeding, a node meets other users' nodes that do the same. floe run --swarm-members cluster, or FILE, names them instead: no hub is told.")]
 pub enum Swarm {
     /// Show the swarms that this node is in
     #[command(after_help = "Example:\n  floe swarm status")]
@@ -86,9 +86,10 @@ pub(super) struct SwarmRunArgs {
     /// the node was told
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
     swarm: Option<Use>,
-    /// Bring its pieces here from these nodes alone, and give them to these: FILE has on each line a node's key and its addresses, as floe
-    /// swarm listen prints them there. No hub is told of any
-    #[arg(long, value_name = "FILE")]
+    /// Bring its pieces here from these nodes alone, and give them to these: the members of this node's cluster that run it like this
+    /// (cluster), or those in a FILE, which has on each line a node's key and its addresses, as floe swarm listen prints them there. No hub
+    /// is told of any
+    #[arg(long, value_name = "cluster|FILE")]
     swarm_members: Option<PathBuf>,
 }
 
@@ -101,6 +102,7 @@ impl SwarmRunArgs {
     /// Returns who says who takes part.
     pub fn members(&self) -> Result<SwarmMembers, CliError> {
         match &self.swarm_members {
+            Some(cluster) if cluster == Path::new("cluster") => Ok(SwarmMembers::Cluster),
             Some(file) => Ok(SwarmMembers::List(listed(file)?)),
             None => Ok(SwarmMembers::Hub),
         }

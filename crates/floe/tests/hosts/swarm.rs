@@ -1,7 +1,8 @@
 //! Nodes of one hub that bring one image to each other, with real guests: `floe run --swarm`, `floe swarm`, `floe push --seed`.
 
+use crate::support::clusters::{ask_by_hand, stranger};
 use crate::support::command::code;
-use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
+use crate::support::node::{Setup, Signal, TestNode, cluster, eventually, finish};
 use floe_api::*;
 use floe_hub::{HubHandle, HubOptions};
 use floe_image::Hash;
@@ -653,4 +654,74 @@ fn nodes_that_their_users_list_bring_an_image_to_each_other_and_the_hub_tells_no
     one.import_tiny("mine", None);
     let said = run("mine", &lab);
     assert!(String::from_utf8_lossy(&said).contains("is on no hub"));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn members_of_a_cluster_bring_an_image_to_each_other_and_nobody_else_hears_of_it() {
+    let world = World::new(false);
+    let (one, two) = (TestNode::on_the_network(), TestNode::on_the_network());
+    let (idle, outside) = (TestNode::on_the_network(), TestNode::start());
+    cluster(&[&one, &two, &idle]);
+    let request = |name: &str| RunRequest {
+        swarm_members: SwarmMembers::Cluster,
+        ..world.request(name, None)
+    };
+    for (node, name) in [(&one, "one"), (&two, "two")] {
+        node.run(&request(name));
+        node.wait_console(name, "floe-guest ready");
+    }
+    becomes_linked(&one, &two);
+    world.reads(&one, "one", 0, DISK_MIB);
+    let before = swarm(&two).unwrap();
+    world.reads(&two, "two", 0, DISK_MIB / 2);
+    let after = swarm(&two).unwrap();
+    let came = after.received_bytes - before.received_bytes;
+    assert!(came > (DISK_MIB << 20) / 4, "{before:?} {after:?}");
+
+    // a member is told, and of nothing else than what is asked for; a member that takes no part says so
+    let (port, idles) = (
+        one.member_address().unwrap(),
+        idle.member_address().unwrap(),
+    );
+    let pem = two.home().join("cluster/node.pem").display().to_string();
+    let certificate = ["-cert", &*pem, "-key", &*pem];
+    let asked = format!("GET /v1/swarm/{}", after.image);
+    let whose = key(&one).unwrap();
+    let told = ask_by_hand(port, &certificate, &asked, "");
+    assert!(told.contains(&whose) && !told.contains("root"), "{told}");
+    let told = ask_by_hand(port, &certificate, &format!("{asked}/packs"), "");
+    assert!(told.contains(&whose) && told.contains("root"), "{told}");
+    let another = format!("GET /v1/swarm/{}", "0b".repeat(32));
+    for (at, asked) in [(port, &another), (idles, &asked)] {
+        let told = ask_by_hand(at, &certificate, asked, "");
+        assert!(
+            told.contains("404") && told.contains("in no swarm"),
+            "{told}"
+        );
+    }
+    // who is no member gets no answer, the hub knows of nobody, and a node without a cluster is told that it has none
+    assert!(!ask_by_hand(port, &[], &asked, "").contains(&whose));
+    assert!(!stranger(port, &[]).contains("200 OK"));
+    let image: Hash = after.image.parse().unwrap();
+    let me = SwarmJoin {
+        key: "0b".repeat(32),
+        addresses: vec!["127.0.0.1:9".into()],
+        content: None,
+        open: true,
+    };
+    let hub = world.client(Some(&world.token));
+    assert_eq!(hub.join_swarm(&image, &me).unwrap().members.len(), 1);
+    outside.run(&request("outside"));
+    eventually("it is told", || {
+        swarm(&outside).is_some_and(|swarm| swarm.trouble.contains("in no cluster"))
+    });
+
+    // who was removed from the cluster is shown out
+    let removed = ClusterRevoke {
+        name: "node-1".into(),
+    };
+    one.client().cluster_revoke(&removed).unwrap();
+    eventually("the end of the link", || linked(&one).is_empty());
+    world.reads(&two, "two", DISK_MIB / 2, 2);
 }

@@ -1,6 +1,6 @@
 //! Swarms.
 
-use super::answer::{Failure, Input, answer};
+use super::answer::{Failure, Input, Path, answer};
 use crate::Node;
 use axum::{Json, extract::State};
 use floe_api::*;
@@ -38,4 +38,20 @@ pub async fn leave(
     Input(request): Input<SwarmLeave>,
 ) -> Result<Json<SwarmReport>, Failure> {
     answer(move || node.swarms.leave(&request)).await
+}
+
+/// This node's part in the swarm of an image, for a member of its cluster.
+pub async fn offer(
+    State(node): Floe,
+    Path(image): Path<String>,
+) -> Result<Json<SwarmOffer>, Failure> {
+    answer(move || node.swarms.offer(&image, false)).await
+}
+
+/// The same, with the image's packs.
+pub async fn offer_packs(
+    State(node): Floe,
+    Path(image): Path<String>,
+) -> Result<Json<SwarmOffer>, Failure> {
+    answer(move || node.swarms.offer(&image, true)).await
 }

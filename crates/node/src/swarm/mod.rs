@@ -2,7 +2,7 @@
 //!
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
-//! [`ask`] asks who takes part ([`member`]: a hub), `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
+//! [`ask`] asks who takes part ([`member`]: a hub, [`offers`]: a cluster), `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
 //! be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the others answer at all. If anything goes wrong here,
 //! machines read their hubs as without all this.
 //!
@@ -17,6 +17,7 @@ mod enter;
 mod hedge;
 mod identity;
 mod member;
+mod offers;
 mod pieces;
 mod predict;
 mod reach;
@@ -28,6 +29,7 @@ pub(crate) use pieces::Active;
 
 use crate::{
     aside,
+    cluster::Cluster,
     core::Core,
     error::{NodeError, failed, not_found, usage},
     images::{Images, sources::bind_token},
@@ -36,7 +38,7 @@ use crate::{
 };
 use decide::{Action, Duties, Event, Key, Wish};
 use floe_api::{
-    SwarmLeave, SwarmMembers, SwarmMembership, SwarmReport, SwarmSeed, SwarmUse,
+    SwarmLeave, SwarmMember, SwarmMembers, SwarmMembership, SwarmReport, SwarmSeed, SwarmUse,
     credentials::HubAddress,
 };
 use floe_image::Hash;
@@ -74,6 +76,8 @@ struct Known {
     members: SwarmMembers,
     /// Whether other users' nodes may be told of this one.
     open: bool,
+    /// If the cluster says it: those of its members that take part, by their ids.
+    offered: BTreeMap<String, SwarmMember>,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
     /// Why it is not used, if something is wrong.
@@ -104,6 +108,7 @@ impl Known {
 /// The service that takes part in swarms.
 pub(crate) struct Swarms {
     core: Arc<Core>,
+    cluster: Arc<Cluster>,
     images: Arc<Images>,
     inventory: Arc<Inventory>,
     traces: Arc<Traces>,
@@ -133,6 +138,7 @@ impl Swarms {
     /// Creates the service, which makes pieces readable through `active`. Nothing is done yet.
     pub fn open(
         core: Arc<Core>,
+        cluster: Arc<Cluster>,
         images: Arc<Images>,
         inventory: Arc<Inventory>,
         traces: Arc<Traces>,
@@ -144,6 +150,7 @@ impl Swarms {
             identity: Identity::open(&dir)?,
             seeds: Seeds::open(dir.join("seeds.json")),
             core,
+            cluster,
             images,
             inventory,
             traces,
@@ -437,6 +444,7 @@ impl Swarms {
                 place: of.place.clone(),
                 others: Vec::new(),
                 members: SwarmMembers::Hub,
+                offered: BTreeMap::new(),
                 open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
