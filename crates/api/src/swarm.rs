@@ -268,11 +268,11 @@ pub struct SwarmReport {
     pub key: Option<String>,
     /// Where it listens over UDP; empty before its first swarm.
     pub addresses: Vec<String>,
-    /// The swarms that it takes part in, by image.
+    /// The swarms that it takes part in, by image, and after them the forks whose clones here have a multicast group.
     pub swarms: Vec<SwarmInfo>,
 }
 
-/// How a node brings an image's pieces here, as it decided by what it measured.
+/// How a node brings an image here now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmWay {
@@ -281,16 +281,18 @@ pub enum SwarmWay {
     Hub,
     /// From the other hosts, and from the hub what none of them has.
     Swarm,
-    /// From a multicast group on this network segment, and what is missed from the others.
+    /// From a fork's multicast group on this network segment, and what is missed of it from the parent's host.
     Multicast,
+    /// From the host of a fork's parent alone: its multicast does not pass.
+    Parent,
 }
 
-/// A node's part in the swarm of one image.
+/// A node's part in the swarm of one image, or how it reads a fork.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SwarmInfo {
     /// The image's id, 64 hex digits.
     pub image: String,
-    /// The hub that lists the members.
+    /// The hub that the image is on; of a fork the address at its parent's host.
     pub hub: String,
     /// The machines here that run it.
     pub machines: Vec<String>,
@@ -298,6 +300,9 @@ pub struct SwarmInfo {
     pub seeding: bool,
     /// How its pieces come here now.
     pub way: SwarmWay,
+    /// Why they come that way, in words.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
     /// Pieces that are here, and how many there are.
     pub pieces_here: u32,
     /// All pieces.

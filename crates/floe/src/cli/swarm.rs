@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Show which images this node and others bring to each other, and give images to others
+/// Show which images this node and others bring to each other and why they come that way, and give images to others
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example: which images come from other nodes, and how much of them
@@ -234,12 +234,13 @@ fn status(report: &SwarmReport) -> String {
     ];
     text.push('\n');
     text += &table(&titles, &rows);
-    for swarm in report
-        .swarms
-        .iter()
-        .filter(|swarm| !swarm.trouble.is_empty())
-    {
-        text += &format!("{}: {}\n", short(&swarm.image), swarm.trouble);
+    text.push('\n');
+    for swarm in &report.swarms {
+        for said in [&swarm.why, &swarm.trouble] {
+            if !said.is_empty() {
+                text += &format!("{}: {said}\n", short(&swarm.image));
+            }
+        }
     }
     text
 }
@@ -272,7 +273,8 @@ fn row(swarm: &SwarmInfo) -> Vec<String> {
     let way = match swarm.way {
         SwarmWay::Hub => "the hub",
         SwarmWay::Swarm => "others and the hub",
-        SwarmWay::Multicast => "multicast and others",
+        SwarmWay::Multicast => "multicast and the parent",
+        SwarmWay::Parent => "the parent",
     };
     let here = match swarm.pieces {
         0 => "-".into(),
@@ -361,6 +363,7 @@ mod tests {
                 peer("01", true, None),
                 peer("02", false, Some("it sent wrong bytes")),
             ],
+            why: "linked with 1 of 2 other nodes that the hub lists".into(),
             trouble: "the disk is full".into(),
             ..Default::default()
         };
@@ -382,6 +385,7 @@ mod tests {
             "1 of 2 linked",
             "others and the hub",
             "0.0.0.0:4433",
+            "abababababab: linked with 1 of 2 other nodes that the hub lists\n",
             "abababababab: the disk is full",
         ] {
             assert!(text.contains(part), "{part}: {text}");

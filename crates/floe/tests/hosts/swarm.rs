@@ -285,6 +285,8 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     assert!(came > (DISK_MIB << 20) / 3, "{after:?}");
     assert!(after.hub_bytes - before.hub_bytes < came / 4, "{after:?}");
     assert_eq!(after.way, SwarmWay::Swarm);
+    assert!(after.why.contains("linked with 1 of 1"), "{after:?}");
+    assert!(info.why.contains("the hub lists no other node"), "{info:?}");
     assert!(swarm(&first).unwrap().sent_bytes >= came);
     let received = "floe_node_swarm_received_bytes_total{from=\"hosts\"}";
     assert!(metric(&second, received) >= came);
