@@ -2,9 +2,9 @@
 //!
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
-//! [`ask`] asks who takes part ([`member`]: a hub, [`offers`]: a cluster), `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
-//! be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the others answer at all. If anything goes wrong here,
-//! machines read their hubs as without all this.
+//! [`ask`] asks who takes part ([`member`]: a hub, [`offers`]: a cluster), `enter` opens a shelf and joins, [`beside`] reads images out of
+//! what comes ([`pieces`]), [`predict`] says what will be needed, [`hedge`] how long a machine waits for it, and [`reach`] whether the
+//! others answer at all. If anything goes wrong here, machines read their hubs as without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
 //! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is

@@ -15,7 +15,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 const ASKED_AT_A_TIME: usize = 32;
 /// How long one may take to answer: it looks into its own memory.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
-
 /// How many of those that take part are asked for the image's packs, one after the other.
 const ASKED_FOR_PACKS_MAX: usize = 3;
 
