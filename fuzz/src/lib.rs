@@ -150,7 +150,7 @@ pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::io_list;
-pub use swarm::{swarm_message, tree_file};
+pub use swarm::{swarm_list, swarm_message, swarm_offer, tree_file};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
@@ -176,7 +176,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("fuse_request", fuse_request),
     ("guest_message", guest_message),
     ("exec_frame", exec_frame),
+    ("swarm_list", swarm_list),
     ("swarm_message", swarm_message),
+    ("swarm_offer", swarm_offer),
     ("tree_file", tree_file),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),

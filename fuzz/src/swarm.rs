@@ -1,5 +1,9 @@
-//! The targets of swarms: what hosts say to each other, and what a hub keeps to prove its pieces.
+//! The targets of swarms: what hosts say to each other, whom a user lists, and what a hub keeps to prove its pieces.
 
+use crate::{
+    SWARM_ADDRESSES_MAX, SWARM_LIST_MAX, SWARM_OFFER_PACKS_MAX, SwarmMember, SwarmMembers,
+    SwarmOffer,
+};
 use floe_image::Hash;
 
 #[allow(dead_code)]
@@ -20,6 +24,32 @@ pub fn tree_file(data: &[u8]) {
     let hashes = &data[..kept.hashes_bytes as usize];
     assert!(tree::write(&id, &kept.root, kept.pack_bytes, hashes) == file);
     assert!(tree::read(&Hash([8; 32]), &file).is_none());
+}
+
+/// A user's list of members: what is read of it is written as it is read again, and what is wrong is told with its line.
+pub fn swarm_list(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    match SwarmMember::parse_list(text) {
+        Ok(list) => {
+            assert!(!list.is_empty() && list.len() <= SWARM_LIST_MAX);
+            assert_eq!(SwarmMembers::List(list).check(), Ok(()));
+        }
+        Err(why) => assert!(why.len() < 1000, "{why}"),
+    }
+}
+
+/// What a member of a cluster says of its part in a swarm: within bounds, and read alike by those whom it is told again.
+pub fn swarm_offer(data: &[u8]) {
+    let ip = [10, 0, 0, 1].into();
+    let Ok(offer) = SwarmOffer::read(data, ip) else {
+        return;
+    };
+    assert!((1..=SWARM_ADDRESSES_MAX).contains(&offer.member.addresses.len()));
+    assert!(offer.packs.len() <= SWARM_OFFER_PACKS_MAX);
+    let again = serde_json::to_vec(&offer).expect("strings and numbers");
+    assert_eq!(SwarmOffer::read(&again, ip), Ok(offer));
 }
 
 /// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.

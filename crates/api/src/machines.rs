@@ -112,6 +112,9 @@ pub struct RunRequest {
     /// Whether it takes part in its image's swarm; by default as the node's other machines do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<crate::SwarmUse>,
+    /// Who says which nodes make that swarm. Unless that is the hub, [`RunRequest::swarm`] is `on` by default.
+    #[serde(default, skip_serializing_if = "crate::SwarmMembers::is_hub")]
+    pub swarm_members: crate::SwarmMembers,
     /// Load the image's device state whoever made it. QEMU trusts what is in it; a node that does not run as root, whose machines have
     /// no users of their own, refuses somebody else's unless this is set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -106,6 +106,7 @@ fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_
         for host in &hosts[..deaf - 1] {
             let stats = host.group.stats();
             assert!(host.group.passes() && stats.invalid == 0, "{stats:?}");
+            assert_eq!(host.source.multicast(), Some(true));
             // on a busy machine, answers may take longer than a guest may wait
             assert!(
                 host.source.by_unicast() < all / 2,
@@ -121,6 +122,7 @@ fn hosts_share_one_reply_through_losses_and_forgeries_and_do_without_where_none_
         assert!(lost > 0, "nothing was lost");
         let deaf = &hosts[deaf - 1];
         assert!(!deaf.group.passes());
+        assert_eq!(deaf.source.multicast(), Some(false));
         assert_eq!(deaf.source.by_unicast(), all);
     });
     let stats = server.stats();

@@ -297,6 +297,7 @@ fn services(
     let agents = Agents::new(inventory.clone());
     let swarms = Swarms::open(
         core.clone(),
+        cluster.clone(),
         images.clone(),
         inventory.clone(),
         traces.clone(),

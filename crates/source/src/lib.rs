@@ -149,6 +149,11 @@ pub trait Source: Send + Sync {
         false
     }
 
+    /// Whether a multicast group brings items here, as far as is known; `None` if this source is in no group.
+    fn multicast(&self) -> Option<bool> {
+        None
+    }
+
     /// Returns what brings this image's packs here as files, if this source does: who stores the image need not pack it anew then.
     fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
         let _ = image;

@@ -377,6 +377,10 @@ impl Client {
     pub fn swarm(&self) -> Result<SwarmReport, ClientError> {
         self.get("/v1/swarm")
     }
+    /// Lets the node listen for others of its swarms.
+    pub fn swarm_listen(&self) -> Result<SwarmReport, ClientError> {
+        self.post("/v1/swarm/listen", &())
+    }
     /// Lets the node have all of an image and give it to others.
     pub fn swarm_seed(&self, request: &SwarmSeed) -> Result<SwarmReport, ClientError> {
         self.post("/v1/swarm/seeds", request)

@@ -239,6 +239,7 @@ impl Run {
             seed: self.seed.seed()?,
             independent: self.independent.wish(),
             swarm: self.swarm.wish(),
+            swarm_members: self.swarm.members()?,
             trust: self.trust.trust,
         };
         let client = cx.client()?;

@@ -7,11 +7,17 @@ use super::login::Access;
 use super::output::{bytes, fields, short, table};
 use super::{Context, args};
 use floe_api::{
-    ErrorCode, SwarmInfo, SwarmLeave, SwarmPeer, SwarmReport, SwarmSeed, SwarmUse, SwarmWay,
+    ErrorCode, SWARM_LIST_BYTES_MAX, SwarmInfo, SwarmLeave, SwarmMember, SwarmMembers, SwarmPeer,
+    SwarmReport, SwarmSeed, SwarmUse, SwarmWay,
 };
-use std::net::SocketAddr;
+use std::{
+    fs::File,
+    io::Read,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
-/// Show which images this node and others bring to each other, and give images to others
+/// Show which images this node and others bring to each other and why they come that way, and give images to others
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example: which images come from other nodes, and how much of them
@@ -24,7 +30,7 @@ Example: give an image to all who run it, and end that
 
 Nodes that run the same image of a hub find each other by that hub, and bring each other its pieces over UDP; the hub sends what none
 of them has. Only who may read an image on its hub can take part. By themselves those find each other whose tokens are of one user; with
---swarm, or seeding, a node meets other users' nodes that do the same.")]
+--swarm, or seeding, a node meets other users' nodes that do the same. floe run --swarm-members cluster, or FILE, names them instead: no hub is told.")]
 pub enum Swarm {
     /// Show the swarms that this node is in
     #[command(after_help = "Example:\n  floe swarm status")]
@@ -35,6 +41,9 @@ pub enum Swarm {
         /// Only those of this image: its id or the beginning of it
         image: Option<String>,
     },
+    /// Listen for other nodes from now on, and print the line that names this one in a list of members (floe run --swarm-members)
+    #[command(after_help = "Example:\n  floe swarm listen")]
+    Listen,
     /// Bring all of an image here, and give it to the nodes that run it, also after a restart
     #[command(
         after_help = "Example: until it is ended, or until three others have had all of it\n  floe swarm seed https://hub.example/team/web\n  floe swarm seed https://hub.example/team/web --until 3"
@@ -82,6 +91,11 @@ pub(super) struct SwarmRunArgs {
     /// the node was told
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
     swarm: Option<Use>,
+    /// Bring its pieces here from these nodes alone, and give them to these: the members of this node's cluster that run it like this
+    /// (cluster), or those in a FILE, which has on each line a node's key and its addresses, as floe swarm listen prints them there. No hub
+    /// is told of any
+    #[arg(long, value_name = "cluster|FILE")]
+    swarm_members: Option<PathBuf>,
 }
 
 impl SwarmRunArgs {
@@ -89,6 +103,35 @@ impl SwarmRunArgs {
     pub fn wish(&self) -> Option<SwarmUse> {
         self.swarm.map(Use::wish)
     }
+
+    /// Returns who says who takes part.
+    pub fn members(&self) -> Result<SwarmMembers, CliError> {
+        match &self.swarm_members {
+            Some(cluster) if cluster == Path::new("cluster") => Ok(SwarmMembers::Cluster),
+            Some(file) => Ok(SwarmMembers::List(listed(file)?)),
+            None => Ok(SwarmMembers::Hub),
+        }
+    }
+}
+
+/// Reads a list of members.
+fn listed(file: &Path) -> Result<Vec<SwarmMember>, CliError> {
+    let mut text = String::new();
+    let read = File::open(file).and_then(|from| {
+        let most = SWARM_LIST_BYTES_MAX as u64;
+        from.take(most + 1).read_to_string(&mut text)
+    });
+    read.map_err(|error| CliError::file("read", file, error))?;
+    let list = match text.len() > SWARM_LIST_BYTES_MAX {
+        true => Err(format!("it has more than {SWARM_LIST_BYTES_MAX} bytes")),
+        false => SwarmMember::parse_list(&text),
+    };
+    list.map_err(|why| {
+        CliError::usage(
+            format!("{}: {why}", file.display()),
+            "floe swarm listen prints the line of a node",
+        )
+    })
 }
 
 /// Parses a cap of what goes to others: a piece a second at least, or whoever asked for one would wait for nothing.
@@ -148,6 +191,7 @@ impl Swarm {
                 }
                 cx.out.value(&report, peers)
             }
+            Swarm::Listen => cx.out.value(&cx.client()?.swarm_listen()?, line),
             Swarm::Seed {
                 image,
                 until,
@@ -201,14 +245,32 @@ fn status(report: &SwarmReport) -> String {
     ];
     text.push('\n');
     text += &table(&titles, &rows);
-    for swarm in report
-        .swarms
-        .iter()
-        .filter(|swarm| !swarm.trouble.is_empty())
-    {
-        text += &format!("{}: {}\n", short(&swarm.image), swarm.trouble);
+    text.push('\n');
+    for swarm in &report.swarms {
+        for said in [&swarm.why, &swarm.trouble] {
+            if !said.is_empty() {
+                text += &format!("{}: {said}\n", short(&swarm.image));
+            }
+        }
     }
     text
+}
+
+/// The line that names a node in a list of members, and what is to be changed in it.
+fn line(report: &SwarmReport) -> String {
+    let member = SwarmMember {
+        key: report.key.clone().unwrap_or_default(),
+        addresses: report.addresses.clone(),
+    };
+    let anywhere = |at: &String| {
+        let at = at.parse::<SocketAddr>();
+        at.is_ok_and(|at| at.ip().is_unspecified())
+    };
+    let note = match report.addresses.iter().any(anywhere) {
+        true => "# in a list, write this host's own address for 0.0.0.0 and [::]\n",
+        false => "",
+    };
+    format!("{member}\n{note}")
 }
 
 fn row(swarm: &SwarmInfo) -> Vec<String> {
@@ -222,7 +284,8 @@ fn row(swarm: &SwarmInfo) -> Vec<String> {
     let way = match swarm.way {
         SwarmWay::Hub => "the hub",
         SwarmWay::Swarm => "others and the hub",
-        SwarmWay::Multicast => "multicast and others",
+        SwarmWay::Multicast => "multicast and the parent",
+        SwarmWay::Parent => "the parent",
     };
     let here = match swarm.pieces {
         0 => "-".into(),
@@ -326,6 +389,7 @@ mod tests {
                 peer("01", true, None),
                 peer("02", false, Some("it sent wrong bytes")),
             ],
+            why: "linked with 1 of 2 other nodes that the hub lists".into(),
             trouble: "the disk is full".into(),
             ..Default::default()
         };
@@ -348,6 +412,7 @@ mod tests {
             "3 of 5",
             "others and the hub",
             "0.0.0.0:4433",
+            "abababababab: linked with 1 of 2 other nodes that the hub lists\n",
             "abababababab: the disk is full",
         ] {
             assert!(text.contains(part), "{part}: {text}");
@@ -361,6 +426,50 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn the_line_of_a_node_is_one_of_a_list() {
+        let own = line(&report());
+        let (said, note) = own.split_once('\n').unwrap();
+        assert_eq!(said, format!("{} 0.0.0.0:4433", "cd".repeat(32)));
+        assert!(note.starts_with('#'), "{note}");
+        let error = SwarmMember::parse_list(&own).unwrap_err();
+        assert!(
+            error.starts_with("line 1: nobody can be reached"),
+            "{error}"
+        );
+        let own = own.replacen("0.0.0.0", "10.0.0.7", 1);
+        let list = SwarmMember::parse_list(&own).unwrap();
+        assert_eq!(list[0].addresses, ["10.0.0.7:4433"]);
+    }
+
+    #[test]
+    fn a_list_that_makes_no_sense_is_refused_by_file_and_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("lab");
+        let read = |text: &[u8]| {
+            std::fs::write(&file, text).unwrap();
+            listed(&file)
+        };
+        let good = format!("# lab\n{} 10.0.0.1:4433\n", "0a".repeat(32));
+        assert_eq!(read(good.as_bytes()).unwrap().len(), 1);
+        let long = vec![b'\n'; SWARM_LIST_BYTES_MAX + 1];
+        for (text, why) in [
+            (
+                &b"\nweb 10.0.0.1:1"[..],
+                "lab: line 2: \"web\" is no node's key",
+            ),
+            (&b""[..], "lab: it names no node"),
+            (&b"\xff\xfe"[..], "cannot read"),
+            (&long[..], "lab: it has more than"),
+        ] {
+            let CliError(error) = read(text).unwrap_err();
+            assert!(error.message.contains(why), "{error}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        let CliError(error) = listed(&file).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotFound);
     }
 
     #[test]

@@ -196,6 +196,11 @@ fn several_other_hosts_get_a_parents_state_by_multicast_unless_it_is_off() {
     for (node, name) in others.iter().zip(["web.1", "web.2"]) {
         node.type_and_wait(name, "cat /www/mark; echo seen-$((5+5))", "seen-10");
         assert!(node.console(name).contains("before-42"));
+        let read = node.client().swarm().unwrap().swarms;
+        assert_eq!(read.len(), 1, "{read:?}");
+        assert_eq!(read[0].machines, [name]);
+        assert_eq!(read[0].way, SwarmWay::Multicast, "{read:?}");
+        assert!(read[0].why.contains("one network segment"), "{read:?}");
     }
     let all = KillRequest { all: true };
     let killed = here.client().kill("web", &all).unwrap();

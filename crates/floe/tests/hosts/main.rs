@@ -14,6 +14,7 @@ mod forks;
 mod guests;
 mod households;
 mod independence;
+mod members;
 mod mpi;
 mod networks;
 mod placement;

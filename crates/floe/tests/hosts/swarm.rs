@@ -18,25 +18,25 @@ use std::{
 };
 
 /// Size of the guest's disk in MiB: after the first, random bytes, which nothing makes smaller.
-const DISK_MIB: u64 = 16;
+pub const DISK_MIB: u64 = 16;
 
 /// The MD5 sum of 4 MiB of zeros.
 const ZEROS_4_MIB: &str = "b5cfa9d6c8febd618f91ac2843d50a1c";
 
 /// A hub with a private image on it: the tiny guest, with a disk full of random bytes.
-struct World {
+pub struct World {
     /// `None` once it has ended.
     hub: Option<HubHandle>,
     /// Its files.
     dir: tempfile::TempDir,
     url: String,
-    token: String,
+    pub token: String,
     /// Where the image was made.
     maker: TestNode,
 }
 
 impl World {
-    fn new(seed: bool) -> World {
+    pub fn new(seed: bool) -> World {
         let dir = tempfile::tempdir().unwrap();
         let mut options = HubOptions::new(dir.path(), "127.0.0.1:0".parse().unwrap());
         options.limits.training_quiet = Duration::from_millis(100);
@@ -80,15 +80,15 @@ impl World {
         self
     }
 
-    fn client(&self, token: Option<&str>) -> HubClient {
+    pub fn client(&self, token: Option<&str>) -> HubClient {
         HubClient::new(&self.url, token, None, &Cancel::default()).unwrap()
     }
 
-    fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("{}/web", self.url)
     }
 
-    fn request(&self, name: &str, swarm: Option<SwarmUse>) -> RunRequest {
+    pub fn request(&self, name: &str, swarm: Option<SwarmUse>) -> RunRequest {
         RunRequest {
             image: self.address(),
             name: Some(name.into()),
@@ -105,7 +105,7 @@ impl World {
     }
 
     /// Asserts that the guest reads what is on the disk, from a MiB on and so many.
-    fn reads(&self, node: &TestNode, name: &str, from: u64, count: u64) {
+    pub fn reads(&self, node: &TestNode, name: &str, from: u64, count: u64) {
         let disk = self.maker.home().join("disk.raw");
         let dd = |path: &str| format!("dd if={path} bs=1048576 skip={from} count={count} | md5sum");
         let on_host = dd(disk.to_str().unwrap());
@@ -137,13 +137,13 @@ fn told(args: &[&str]) -> TestNode {
 }
 
 /// The only swarm of a node.
-fn swarm(node: &TestNode) -> Option<SwarmInfo> {
+pub fn swarm(node: &TestNode) -> Option<SwarmInfo> {
     let report = node.client().swarm().unwrap();
     assert!(report.swarms.len() <= 1, "{report:?}");
     report.swarms.into_iter().next()
 }
 
-fn key(node: &TestNode) -> Option<String> {
+pub fn key(node: &TestNode) -> Option<String> {
     node.client().swarm().unwrap().key
 }
 
@@ -162,14 +162,14 @@ fn metric(node: &TestNode, name: &str) -> u64 {
 }
 
 /// The keys of those that a node is linked with.
-fn linked(node: &TestNode) -> Vec<String> {
+pub fn linked(node: &TestNode) -> Vec<String> {
     let peers = swarm(node).map(|swarm| swarm.peers).unwrap_or_default();
     let linked = peers.into_iter().filter(|peer| peer.linked);
     linked.map(|peer| peer.key).collect()
 }
 
 /// Waits until both are linked: one that was killed stands in the other's list for a while.
-fn becomes_linked(one: &TestNode, other: &TestNode) {
+pub fn becomes_linked(one: &TestNode, other: &TestNode) {
     let knows = |node: &TestNode, with: &TestNode| {
         let key = key(with);
         key.is_some_and(|key| linked(node).contains(&key))
@@ -272,6 +272,8 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     assert!(came > (DISK_MIB << 20) / 3, "{after:?}");
     assert!(after.hub_bytes - before.hub_bytes < came / 4, "{after:?}");
     assert_eq!(after.way, SwarmWay::Swarm);
+    assert!(after.why.contains("linked with 1 of 1"), "{after:?}");
+    assert!(info.why.contains("the hub lists no other node"), "{info:?}");
     assert!(swarm(&first).unwrap().sent_bytes >= came);
     let received = "floe_node_swarm_received_bytes_total{from=\"hosts\"}";
     assert!(metric(&second, received) >= came);

@@ -1,21 +1,26 @@
 //! `mcast`: how many bytes leave the parent's node when n hosts read the same 64 MB of its state, by multicast and by
-//! unicast in the same run, and by multicast while each host loses 1 % of all packets.
+//! unicast in the same run, and by multicast while each host loses 1 % of all packets; and how many when the same state is an image of the
+//! parent's hub, which the hosts bring each other by a swarm.
 //!
 //! Each host is a network namespace at a switch, with its own cache, fetcher and sockets, like a node but without its
 //! other parts. It reads like a clone with a prefetcher: chunk by chunk on demand, and some way ahead of that.
 use super::live::Hub;
 use super::local::LocalRam;
+use super::swarm_storm::{FromHub, content_of, digits, members};
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Namespace, Segment};
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
+use floe_api::SwarmJoin;
 use floe_image::datagram::GroupKey;
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
-use floe_node::transfer::{PushOptions, push};
+use floe_node::transfer::{Cancel, HubClient, PushOptions, push};
+use floe_peers::{Config, Host, Options, PieceId, Seed, Shelf, Swarm};
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
 use floe_source::{
     Directory, FetchOptions, Fetcher, Purpose, Registry, Retry, RetryOptions, Source, Who,
 };
 use floe_store::{Cache, Repository};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -62,14 +67,18 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let hosts = context.pick(HOSTS.len(), 3);
     let most = HOSTS[hosts - 1];
     let segment = Segment::new(1 + most).context("hosts of our own need root")?;
-    segment.as_gigabit(0)?;
+    for host in 0..=most {
+        segment.as_gigabit(host)?;
+    }
     let bytes = context.pick(64 << 20, 4 << 20);
     let parent = Parent::new(context, &segment, bytes)?;
     let mut uplinks = vec![Samples::default(); hosts];
     let mut unicasts = vec![Samples::default(); hosts];
+    let mut swarms = vec![Samples::default(); hosts];
     let (mut lossy, mut by_unicast, mut lossy_by_unicast) =
         (Samples::default(), Samples::default(), Samples::default());
     let (mut seconds, mut unicast_seconds) = (Samples::default(), Samples::default());
+    let mut swarm_seconds = Samples::default();
     for _ in 0..context.pick(3, 1) {
         for (index, n) in HOSTS[..hosts].iter().enumerate() {
             let reading = parent.read(context, &segment, *n, true)?;
@@ -82,6 +91,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             unicasts[index].push(reading.uplink_bytes as f64 / 1e6);
             if *n == most {
                 unicast_seconds.push(reading.seconds);
+            }
+            let reading = parent.by_swarm(context, &segment, *n)?;
+            swarms[index].push(reading.uplink_bytes as f64 / 1e6);
+            if *n == most {
+                swarm_seconds.push(reading.seconds);
             }
         }
         for host in 1..=most {
@@ -99,6 +113,9 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         let unicast = unicasts[index].median();
         let figure = report.add(&format!("uplink_mb_n{n}"), "MB", &uplinks[index]);
         figure.against("the same by unicast", "MB", unicast);
+        let multicast = uplinks[index].median();
+        let figure = report.add(&format!("swarm_uplink_mb_n{n}"), "MB", &swarms[index]);
+        figure.against("the same by multicast", "MB", multicast);
     }
     let first = &uplinks[0];
     let last = &uplinks[hosts - 1];
@@ -125,8 +142,17 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report
         .add(&format!("seconds_n{most}"), "s", &seconds)
         .against("the same by unicast", "s", unicast_seconds.median());
+    let by_swarm = &swarms[hosts - 1];
+    report.add(
+        &format!("swarm_over_multicast_n{most}"),
+        "x",
+        &by_swarm.over(last),
+    );
+    report
+        .add(&format!("swarm_seconds_n{most}"), "s", &swarm_seconds)
+        .against("the same by multicast", "s", seconds.median());
     report.note(format!(
-        "{} MB of noise; the parent's link is limited to 1 Gbit/s; bytes are those of its device, headers included; every chunk \
+        "{} MB of noise; each host's link is limited to 1 Gbit/s; bytes are those of its device, headers included; every chunk \
          was checked by its hash, and the list of hashes against what was made",
         bytes / 1_000_000
     ));
@@ -238,6 +264,186 @@ impl Parent {
         })?;
         std::fs::remove_dir_all(dir)?;
         result
+    }
+}
+
+/// Where the hosts of a swarm wait for each other: until the hub lists all of them, until all are about to begin, and until all have
+/// everything, so that none goes while it has something to give.
+struct Meet {
+    known: Barrier,
+    ready: Barrier,
+    go: Barrier,
+    done: Barrier,
+}
+
+impl Parent {
+    /// Lets the first `n` hosts bring the same state at the same time as an image of the hub's, by a swarm.
+    fn by_swarm(&self, context: &Context, segment: &Segment, n: usize) -> anyhow::Result<Reading> {
+        let meet = Meet {
+            known: Barrier::new(n),
+            ready: Barrier::new(n + 1),
+            go: Barrier::new(n + 1),
+            done: Barrier::new(n),
+        };
+        let (before, seconds) = std::thread::scope(|scope| {
+            let hosts: Vec<_> = (1..=n)
+                .map(|number| {
+                    let (meet, host) = (&meet, segment.host(number));
+                    let address = segment.address(number);
+                    let dir = context.scratch.join(format!("swarm{number}"));
+                    scope.spawn(move || self.in_swarm(host, address, &dir, meet))
+                })
+                .collect();
+            meet.ready.wait();
+            let before = segment.sent_bytes(0);
+            meet.go.wait();
+            let seconds: anyhow::Result<Vec<f64>> = hosts
+                .into_iter()
+                .map(|host| {
+                    host.join()
+                        .unwrap_or_else(|_| anyhow::bail!("a host panicked"))
+                })
+                .collect();
+            (before, seconds)
+        });
+        let seconds = seconds?;
+        std::thread::sleep(QUIET);
+        tracing::info!(n, ?seconds, "brought by a swarm");
+        Ok(Reading {
+            uplink_bytes: segment.sent_bytes(0)? - before?,
+            seconds: seconds.iter().copied().fold(0.0, f64::max),
+            by_unicast: 0,
+            asked_again: 0,
+        })
+    }
+
+    /// Runs one host of a swarm; returns the seconds until it had everything. If it fails, the others need not wait for it.
+    fn in_swarm(
+        &self,
+        host: &Namespace,
+        address: Ipv4Addr,
+        dir: &Path,
+        meet: &Meet,
+    ) -> anyhow::Result<f64> {
+        let seconds = host.run(|| {
+            let known = Member::announce(self, address);
+            meet.known.wait();
+            let member = known.and_then(|member| member.enter(self, dir));
+            meet.ready.wait();
+            meet.go.wait();
+            let brought = member.and_then(|member| Ok((member.bring()?, member)));
+            meet.done.wait();
+            let (seconds, member) = brought?;
+            member.end(self)?;
+            anyhow::Ok(seconds)
+        })??;
+        std::fs::remove_dir_all(dir)?;
+        Ok(seconds)
+    }
+}
+
+/// What a host of a swarm uses: dropped in this order.
+struct Member {
+    swarm: Option<Swarm>,
+    host: Host,
+    hub: HubClient,
+    me: SwarmJoin,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Member {
+    /// Listens at this address, and lets the hub list it.
+    fn announce(parent: &Parent, address: Ipv4Addr) -> anyhow::Result<Member> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let mut secret = [1; 32];
+        secret[0] = address.octets()[3];
+        let host = runtime.block_on(Host::listen(secret, &[SocketAddr::from((address, 0))]))?;
+        let (url, token) = (&parent.hub.url, Some(&*parent.hub.token));
+        let hub = HubClient::new(url, token, None, &Cancel::default())?;
+        let me = SwarmJoin {
+            key: Hash(host.key().0).to_string(),
+            addresses: host.addresses().iter().map(ToString::to_string).collect(),
+            content: None,
+            open: false,
+        };
+        hub.join_swarm(&parent.image, &me)?;
+        Ok(Member {
+            swarm: None,
+            host,
+            hub,
+            me,
+            runtime,
+        })
+    }
+
+    /// Joins those whom the hub lists now.
+    fn enter(mut self, parent: &Parent, dir: &Path) -> anyhow::Result<Member> {
+        let listed = self.hub.join_swarm(&parent.image, &self.me)?;
+        let (content, packs) = content_of(&listed)?;
+        let shelf = Arc::new(Shelf::open(dir, content)?);
+        let hub = self.hub.clone();
+        let seed: Arc<dyn Seed> = Arc::new(FromHub {
+            hub,
+            image: parent.image,
+            packs,
+        });
+        let options = Options {
+            config: Config::ours(),
+            token: digits(&listed.token)?,
+            members: members(&listed)?,
+        };
+        let within = self.runtime.enter();
+        let swarm = self.host.join(shelf, Some(seed), options)?;
+        drop(within);
+        self.swarm = Some(swarm);
+        Ok(self)
+    }
+
+    fn swarm(&self) -> anyhow::Result<&Swarm> {
+        let swarm = self.swarm.as_ref();
+        swarm.ok_or_else(|| anyhow!("it is in no swarm"))
+    }
+
+    /// Needs every piece in order, with all of them known beforehand; returns the seconds that takes.
+    fn bring(&self) -> anyhow::Result<f64> {
+        let (swarm, started) = (self.swarm()?, Instant::now());
+        let order: Vec<PieceId> = (0..swarm.shelf().content().pieces()).collect();
+        self.runtime.block_on(async {
+            swarm.predict(&order, &[]).await?;
+            for piece in &order {
+                swarm.need(&[*piece]).await?;
+            }
+            anyhow::Ok(())
+        })?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Holds what has come to the roots that the hub names, and goes.
+    fn end(mut self, parent: &Parent) -> anyhow::Result<()> {
+        let shelf = self.swarm()?.shelf().clone();
+        for (number, pack) in shelf.content().packs().iter().enumerate() {
+            let bytes = shelf.read(number, 0..pack.bytes)?;
+            ensure!(Hash::of(&bytes).0 == pack.root, "pack {number} is wrong");
+        }
+        let swarm = self.swarm.take();
+        let Member {
+            host,
+            hub,
+            me,
+            runtime,
+            ..
+        } = self;
+        runtime.block_on(async move {
+            if let Some(swarm) = swarm {
+                swarm.leave().await;
+            }
+            host.close().await;
+        });
+        hub.leave_swarm(&parent.image, &me.key)?;
+        Ok(())
     }
 }
 

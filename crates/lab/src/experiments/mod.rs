@@ -125,7 +125,7 @@ pub const ALL: &[Experiment] = &[
     },
     Experiment {
         name: "mcast",
-        about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast and by unicast",
+        about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast, by unicast and by a swarm",
         run: mcast::run,
     },
     Experiment {

@@ -381,13 +381,14 @@ async fn ask(hub: &HubClient, image: Hash, me: &SwarmJoin) -> anyhow::Result<Swa
     Ok(asked.await??)
 }
 
-fn digits(text: &str) -> anyhow::Result<[u8; 32]> {
+/// Reads 64 hexadecimal digits.
+pub(super) fn digits(text: &str) -> anyhow::Result<[u8; 32]> {
     let hash: Hash = text.parse()?;
     Ok(*hash.as_bytes())
 }
 
 /// Returns the packs as the hosts of a swarm know them, and their names at the hub.
-fn content_of(listed: &SwarmMembership) -> anyhow::Result<(Arc<Content>, Vec<Hash>)> {
+pub(super) fn content_of(listed: &SwarmMembership) -> anyhow::Result<(Arc<Content>, Vec<Hash>)> {
     let (mut packs, mut ids) = (Vec::new(), Vec::new());
     for pack in &listed.packs {
         ids.push(Hash(digits(&pack.id)?));
@@ -399,7 +400,8 @@ fn content_of(listed: &SwarmMembership) -> anyhow::Result<(Arc<Content>, Vec<Has
     Ok((Arc::new(Content::new(packs)?), ids))
 }
 
-fn members(listed: &SwarmMembership) -> anyhow::Result<Vec<Member>> {
+/// Returns the hosts that a hub lists.
+pub(super) fn members(listed: &SwarmMembership) -> anyhow::Result<Vec<Member>> {
     let one = |member: &floe_api::SwarmMember| -> anyhow::Result<Member> {
         let addresses = member
             .addresses
@@ -414,10 +416,11 @@ fn members(listed: &SwarmMembership) -> anyhow::Result<Vec<Member>> {
 }
 
 /// The hub, as a node asks it for pieces.
-struct FromHub {
-    hub: HubClient,
-    image: Hash,
-    packs: Vec<Hash>,
+pub(super) struct FromHub {
+    pub hub: HubClient,
+    pub image: Hash,
+    /// Their names, in the order of the content.
+    pub packs: Vec<Hash>,
 }
 
 impl Seed for FromHub {

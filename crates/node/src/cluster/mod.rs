@@ -138,6 +138,21 @@ impl Cluster {
         Some(listen)
     }
 
+    /// Returns the other members, if this node is one.
+    pub fn others(&self) -> Vec<Member> {
+        let Some(place) = self.place() else {
+            return Vec::new();
+        };
+        let own = place.membership.read().id.clone();
+        let members = place.trust.roster().members.into_iter();
+        members.filter(|member| member.id != own).collect()
+    }
+
+    /// Returns the SHA-256 of the certificate of the cluster's authority, if this node is a member.
+    pub fn fingerprint(&self) -> Option<[u8; 32]> {
+        Some(self.place()?.trust.fingerprint())
+    }
+
     /// Finds a member by its name or by `https://ADDRESS:PORT`.
     pub fn find(&self, text: &str) -> Option<Member> {
         let roster = self.place()?.trust.roster();

@@ -351,6 +351,13 @@ impl Sources {
         Ok(fetcher)
     }
 
+    /// The fetcher for these sources, if anybody uses it.
+    pub(crate) fn fetcher_in_use(&self, origin: &Origin) -> Option<Arc<Fetcher>> {
+        let places = origin.urls.iter().map(|url| self.place(url, origin));
+        let places = places.collect::<Result<Vec<_>, _>>().ok()?;
+        self.fetchers.lock().get(&places).and_then(Weak::upgrade)
+    }
+
     /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their
     /// chunks. What the cache has costs none.
     pub fn read_small(&self, found: &Found, names: &[&str]) -> Result<Vec<Vec<u8>>, NodeError> {

@@ -8,7 +8,7 @@ use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
-    RestartPolicy, Size, SwarmUse,
+    RestartPolicy, Size, SwarmMembers, SwarmUse,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_http::Url;
@@ -313,6 +313,9 @@ pub struct Origin {
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
+    /// Who says which other nodes its pieces come from, too.
+    #[serde(default, skip_serializing_if = "SwarmMembers::is_hub")]
+    pub swarm: SwarmMembers,
 }
 
 impl Origin {
@@ -398,6 +401,7 @@ impl Record {
         if !household.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(format!("{household:?} is no household"));
         }
+        record.origin.swarm.check()?;
         Ok(record)
     }
 
@@ -445,6 +449,7 @@ pub(crate) mod tests {
                 ca: None,
                 cas: Authorities::default(),
                 multicast: None,
+                swarm: SwarmMembers::Hub,
             },
             config: MachineConfig {
                 cpus: Some(2),
@@ -492,6 +497,22 @@ pub(crate) mod tests {
         let text = serde_json::to_string(&odd).unwrap();
         assert!(text.contains(r#""pauses":["user","capture"]"#), "{text}");
         assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn whom_a_machines_user_lists_for_its_swarm_is_in_its_record_and_is_looked_at() {
+        let text = serde_json::to_string(&record()).unwrap();
+        assert!(!text.contains("swarm"), "as a node without lists wrote it");
+        let mut listed = record();
+        let member = floe_api::SwarmMember {
+            key: "0a".repeat(32),
+            addresses: vec!["10.0.0.1:4433".into()],
+        };
+        listed.origin.swarm = SwarmMembers::List(vec![member.clone()]);
+        assert_eq!(Record::parse(&listed.bytes()).unwrap(), listed);
+        listed.origin.swarm = SwarmMembers::List(vec![member.clone(), member]);
+        let error = Record::parse(&listed.bytes()).unwrap_err();
+        assert!(error.contains("is listed before"), "{error}");
     }
 
     #[test]

@@ -33,8 +33,8 @@ use utoipa::OpenApi;
 /// Largest request body in bytes: labels and command lines are small.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Returns the routes for the members of a cluster: to run clones, and to ask about them. The rest of the interface is not
-/// for members.
+/// Returns the routes for the members of a cluster: to run clones, to ask about them, and who takes part in an image's swarm. The rest of
+/// the interface is not for members.
 pub fn members_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/clones", post(forks::receive))
@@ -43,6 +43,8 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/family", get(forks::family))
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .route("/v1/swarm/{image}", get(swarm::offer))
+        .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(axum::extract::DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -107,6 +109,7 @@ pub fn router(node: Arc<Node>) -> Router {
         )
         .route("/v1/machines/{name}/wait", get(watching::wait))
         .route("/v1/swarm", get(swarm::report))
+        .route("/v1/swarm/listen", post(swarm::listen))
         .route("/v1/swarm/seeds", post(swarm::seed))
         .route("/v1/swarm/leave", post(swarm::leave))
         .route("/v1/io", get(io::io))
@@ -220,6 +223,7 @@ pub fn router(node: Arc<Node>) -> Router {
         watching::wait,
         system::usage,
         swarm::report,
+        swarm::listen,
         swarm::seed,
         swarm::leave,
         io::io,

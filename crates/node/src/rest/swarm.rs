@@ -1,6 +1,6 @@
 //! Swarms.
 
-use super::answer::{Failure, Input, answer};
+use super::answer::{Failure, Input, Path, answer};
 use crate::Node;
 use axum::{Json, extract::State};
 use floe_api::*;
@@ -12,6 +12,12 @@ type Floe = State<Arc<Node>>;
 #[utoipa::path(get, path = "/v1/swarm", tag = "swarm", responses((status = 200, body = SwarmReport)))]
 pub async fn report(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
     answer(move || Ok(node.swarms.report())).await
+}
+
+/// Lets this node listen for other nodes, which otherwise begins with its first swarm. The answer has its key and where it listens.
+#[utoipa::path(post, path = "/v1/swarm/listen", tag = "swarm", responses((status = 200, body = SwarmReport), (status = 500, body = ApiError)))]
+pub async fn listen(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
+    answer(move || node.swarms.listen()).await
 }
 
 /// Lets this node have all of an image and give it to others, until it leaves or enough of them have had it.
@@ -32,4 +38,20 @@ pub async fn leave(
     Input(request): Input<SwarmLeave>,
 ) -> Result<Json<SwarmReport>, Failure> {
     answer(move || node.swarms.leave(&request)).await
+}
+
+/// This node's part in the swarm of an image, for a member of its cluster.
+pub async fn offer(
+    State(node): Floe,
+    Path(image): Path<String>,
+) -> Result<Json<SwarmOffer>, Failure> {
+    answer(move || node.swarms.offer(&image, false)).await
+}
+
+/// The same, with the image's packs.
+pub async fn offer_packs(
+    State(node): Floe,
+    Path(image): Path<String>,
+) -> Result<Json<SwarmOffer>, Failure> {
+    answer(move || node.swarms.offer(&image, true)).await
 }

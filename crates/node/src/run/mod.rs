@@ -37,8 +37,8 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Happened, Outcome, RestartRequest, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait,
-    authorities,
+    Happened, Outcome, RestartRequest, RunRequest, StartRequest, SwarmUse, WAIT_TIMEOUT_S_DEFAULT,
+    Wait, authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{DiskModel, Status, console::ConsoleLog};
@@ -71,6 +71,7 @@ impl Runs {
             .transpose();
         let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
+        check_swarm(request)?;
         if request.remove && !request.restart.is_no() {
             return Err(usage(
                 "a machine that is removed once it has ended can't be started again",
@@ -86,7 +87,24 @@ impl Runs {
             access_of(request)?,
             |name| report.stage(name),
         )?;
+        self.check_on_a_hub(request, &found)?;
         self.run_found(wanted, request, found, report)
+    }
+
+    /// Refuses to bring an image by a list of nodes that nobody can give what none of them has.
+    fn check_on_a_hub(&self, request: &RunRequest, found: &Found) -> Result<(), NodeError> {
+        let mut places = found.origin.urls.iter();
+        let may = places.any(|place| self.images.sources.may_be_hub(place));
+        match may || request.swarm_members.is_hub() {
+            true => Ok(()),
+            false => Err(usage(
+                format!(
+                    "{:?} is on no hub, from which comes what no member of a swarm has",
+                    request.image
+                ),
+                "name the image on a hub, or leave --swarm-members out",
+            )),
+        }
     }
 
     /// Does the same with an image that was found; the request's image is only shown.
@@ -212,7 +230,7 @@ impl Runs {
                 resizing: None,
                 independence: independent,
                 ensemble: None,
-                swarm: request.swarm,
+                swarm: swarm_of(request),
             };
             (self.core.home.machine(place), record)
         };
@@ -477,12 +495,33 @@ fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
     Ok(())
 }
 
+/// Refuses members of a swarm that can't be meant.
+fn check_swarm(request: &RunRequest) -> Result<(), NodeError> {
+    let members = &request.swarm_members;
+    let checked = members.check();
+    checked.map_err(|why| usage(why, "floe swarm listen prints the line of a node"))?;
+    match request.swarm {
+        Some(SwarmUse::Off) if !members.is_hub() => Err(usage(
+            "the machine is to take no part in a swarm, and is told of members",
+            "leave --swarm=off out, or --swarm-members",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a machine takes part in its image's swarm: always, if its user has said with whom.
+fn swarm_of(request: &RunRequest) -> Option<SwarmUse> {
+    let told = !request.swarm_members.is_hub();
+    request.swarm.or(told.then_some(SwarmUse::On))
+}
+
 /// As whom the places of a request are asked, and by which authorities they are believed.
 fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
     Ok(Origin {
         tokens: tokens_of(request)?,
         ca: request.ca.clone(),
         cas: authorities_of(request)?,
+        swarm: request.swarm_members.clone(),
         ..Default::default()
     })
 }
@@ -525,6 +564,7 @@ fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_api::{SwarmMember, SwarmMembers};
 
     #[test]
     fn authorities_of_a_request_are_read_and_refused_by_name() {
@@ -574,5 +614,38 @@ mod tests {
         twice.cas.insert("https://one.example:443/".into(), good);
         let error = access_of(&twice).unwrap_err().to_string();
         assert!(error.contains("two files"), "{error}");
+    }
+
+    #[test]
+    fn who_names_the_members_of_a_swarm_takes_part_in_it() {
+        let listed = RunRequest {
+            swarm_members: SwarmMembers::List(vec![SwarmMember {
+                key: "0a".repeat(32),
+                addresses: vec!["10.0.0.1:4433".into()],
+            }]),
+            ..Default::default()
+        };
+        check_swarm(&listed).unwrap();
+        assert_eq!(swarm_of(&listed), Some(SwarmUse::On));
+        assert_eq!(access_of(&listed).unwrap().swarm, listed.swarm_members);
+        let auto = RunRequest {
+            swarm: Some(SwarmUse::Auto),
+            ..listed.clone()
+        };
+        assert_eq!(swarm_of(&auto), Some(SwarmUse::Auto));
+        assert_eq!(swarm_of(&RunRequest::default()), None);
+        for odd in [
+            RunRequest {
+                swarm: Some(SwarmUse::Off),
+                ..listed
+            },
+            RunRequest {
+                swarm_members: SwarmMembers::List(Vec::new()),
+                ..Default::default()
+            },
+        ] {
+            let error = check_swarm(&odd).unwrap_err().to_api();
+            assert_eq!(error.code, floe_api::ErrorCode::Usage, "{error}");
+        }
     }
 }

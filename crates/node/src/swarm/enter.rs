@@ -12,7 +12,7 @@ use crate::{files::make_private_dir, inventory::record::Origin};
 use floe_api::SwarmMembership;
 use floe_image::{Hash, Layout, PackRef};
 use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, ShelfError, Swarm};
-use floe_source::{PackReader, Request};
+use floe_source::{PackReader, Request, SourceError};
 use floe_store::Repository;
 use parking_lot::Mutex;
 use std::{
@@ -32,6 +32,9 @@ const BRING_PIECES: usize = 256;
 const BRING_TIMEOUT: Duration = Duration::from_secs(400);
 /// How long a few pieces may take that are brought for others.
 const LATER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why an image has no swarm that is in no packs.
+pub(super) const NO_PACKS: &str = "the hub does not keep it in packs";
 
 impl Swarms {
     /// Enters a swarm as its hub described it last, and tells how that went.
@@ -124,6 +127,17 @@ impl Swarms {
     }
 
     fn layout(&self, key: &Key, place: &Place) -> Result<Layout, String> {
+        let layout = self.layout_at(key, place);
+        let layout = layout.map_err(|error| error.to_string())?;
+        layout.ok_or_else(|| NO_PACKS.into())
+    }
+
+    /// Asks a hub where an image's packs end; `None` if it does not keep the image in packs.
+    pub(super) fn layout_at(
+        &self,
+        key: &Key,
+        place: &Place,
+    ) -> Result<Option<Layout>, SourceError> {
         let origin = Origin {
             urls: vec![place.url.clone()],
             token: place.token.clone(),
@@ -134,9 +148,7 @@ impl Swarms {
             .images
             .sources
             .ask_one(&place.url, &origin, LAYOUT_TIMEOUT);
-        let layout = source.and_then(|source| source.layout(&key.image));
-        let layout = layout.map_err(|error| error.to_string())?;
-        layout.ok_or_else(|| "the hub does not keep it in packs".into())
+        source.and_then(|source| source.layout(&key.image))
     }
 
     /// Brings all pieces here, in the background.

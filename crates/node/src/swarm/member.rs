@@ -2,9 +2,11 @@
 
 use super::{decide::Key, hedge::Hedge};
 use crate::transfer::{Cancel, HubClient, TransferError};
-use floe_api::{SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembership};
-use floe_image::Hash;
-use floe_peers::{Fetching, Key as PeerKey, Member, Seed};
+use floe_api::{
+    SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembers, SwarmMembership,
+};
+use floe_image::{Hash, PackRef};
+use floe_peers::{Fetching, Key as PeerKey, Member, PIECE_BYTES, Seed};
 use parking_lot::Mutex;
 use std::{
     io,
@@ -60,14 +62,22 @@ impl Place {
                 membership.members.truncate(SWARM_MEMBERS_MAX);
                 Answer::Listed(membership)
             }
-            Err(
-                error @ TransferError::Refused {
-                    status: 400..=407 | 409..=428 | 501,
-                    ..
-                },
-            ) => Answer::Refused(error.to_string()),
-            Err(error) => Answer::Silent(error.to_string()),
+            Err(error) => failed(&error),
         }
+    }
+
+    /// Asks for the first piece of packs one by one, as long as `go_on` says so: a hub knows a pack's root once it has given one.
+    pub fn show(&self, packs: &[&PackRef], go_on: impl Fn() -> bool) -> Result<(), Answer> {
+        let hub = self.client(ASK_TIMEOUT).map_err(|error| failed(&error))?;
+        for pack in packs {
+            if !go_on() {
+                return Err(Answer::Silent("the node is ending".into()));
+            }
+            let first = 0..pack.file_bytes.min(PIECE_BYTES);
+            let shown = hub.proven(&pack.id, &first);
+            shown.map_err(|error| failed(&error))?;
+        }
+        Ok(())
     }
 
     /// Asks to be forgotten.
@@ -102,6 +112,32 @@ impl Place {
             hedge,
             wrong: Mutex::default(),
         })
+    }
+}
+
+/// What a hub's error means: that it has answered, or that it may yet.
+fn failed(error: &TransferError) -> Answer {
+    match error {
+        TransferError::Refused {
+            status: 400..=407 | 409..=428 | 501,
+            ..
+        } => Answer::Refused(error.to_string()),
+        _ => Answer::Silent(error.to_string()),
+    }
+}
+
+/// Adds what a further machine of the same image was told. Whoever names nodes goes before the hub, and several lists are one.
+pub(super) fn add_members(members: &mut SwarmMembers, more: &SwarmMembers) {
+    if members.is_hub() {
+        return members.clone_from(more);
+    }
+    if let (SwarmMembers::List(list), SwarmMembers::List(more)) = (members, more) {
+        for member in more {
+            let is_new = list.iter().all(|other| other.key != member.key);
+            if is_new && list.len() < SWARM_MEMBERS_MAX {
+                list.push(member.clone());
+            }
+        }
     }
 }
 
@@ -187,6 +223,27 @@ impl Seed for HubSeed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_several_machines_are_one_and_go_before_the_hub() {
+        let list = |numbers: &[u8]| {
+            let member = |number: &u8| SwarmMember {
+                key: format!("{number:064x}"),
+                addresses: vec!["10.0.0.1:1".into()],
+            };
+            SwarmMembers::List(numbers.iter().map(member).collect())
+        };
+        let mut members = SwarmMembers::Hub;
+        for (more, then) in [
+            (SwarmMembers::Hub, SwarmMembers::Hub),
+            (list(&[1, 2]), list(&[1, 2])),
+            (SwarmMembers::Hub, list(&[1, 2])),
+            (list(&[2, 3]), list(&[1, 2, 3])),
+        ] {
+            add_members(&mut members, &more);
+            assert_eq!(members, then);
+        }
+    }
 
     #[test]
     fn members_that_make_no_sense_are_passed_over() {

@@ -2,14 +2,16 @@
 //!
 //! What is wanted follows from the records of machines and from the list of what is seeded ([`seeds`]), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; [`decide`] says what comes next.
-//! [`member`] asks hubs, `enter` opens a shelf and joins, [`beside`] reads images out of what comes ([`pieces`]), [`predict`] says what will
-//! be needed, [`hedge`] how long a machine waits for it, [`reach`] whether the others answer at all, and `give` when an image has been given
-//! to enough of them. If anything goes wrong here, machines read their hubs as without all this.
+//! [`ask`] asks who takes part ([`member`]: a hub, [`offers`]: a cluster), `enter` opens a shelf and joins, [`beside`] reads images out of
+//! what comes ([`pieces`]), [`predict`] says what will be needed, [`hedge`] how long a machine waits for it, [`reach`] whether the others
+//! answer at all, and `give` when an image has been given to enough of them. If anything goes wrong here, machines read their hubs as
+//! without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
 //! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
 //! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
 
+mod ask;
 mod beside;
 mod decide;
 mod enter;
@@ -17,6 +19,7 @@ mod give;
 mod hedge;
 mod identity;
 mod member;
+mod offers;
 mod pieces;
 mod predict;
 mod reach;
@@ -28,20 +31,22 @@ pub(crate) use pieces::Active;
 
 use crate::{
     aside,
+    cluster::Cluster,
     core::Core,
-    error::{NodeError, not_found},
+    error::{NodeError, failed, not_found},
     images::Images,
     inventory::{Entry, Inventory, lifecycle::Phase, record::Origin},
     traces::Traces,
 };
 use decide::{Action, Duties, Event, Key, Wish};
 use floe_api::{
-    SwarmJoin, SwarmLeave, SwarmMembership, SwarmReport, SwarmUse, credentials::HubAddress,
+    SwarmLeave, SwarmMember, SwarmMembers, SwarmMembership, SwarmReport, SwarmUse,
+    credentials::HubAddress,
 };
 use floe_image::Hash;
 use floe_peers::Host;
 use identity::Identity;
-use member::{Answer, Place, digits, key_text, members};
+use member::{Place, add_members, key_text};
 use parking_lot::Mutex;
 use pieces::wait_for;
 use seeds::{Seeded, Seeds};
@@ -69,8 +74,12 @@ struct Known {
     place: Place,
     /// Other hubs that may have the image, for what the first does not give.
     others: Vec<Place>,
+    /// Who says who takes part.
+    members: SwarmMembers,
     /// Whether other users' nodes may be told of this one.
     open: bool,
+    /// If the cluster says it: those of its members that take part, by their ids.
+    offered: BTreeMap<String, SwarmMember>,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
     /// Why it is not used, if something is wrong.
@@ -86,15 +95,22 @@ impl Known {
         *content == self.membership.content && *times >= SPOILT_MAX
     }
 
-    /// Whether the hub lists this node, or did.
+    /// Whether this node has heard who takes part.
     fn is_listed(&self) -> bool {
         !self.membership.content.is_empty()
+    }
+
+    /// Forgets that, and returns the hub that is to forget this node.
+    fn unlist(&mut self) -> Option<Place> {
+        self.membership = SwarmMembership::default();
+        self.members.is_hub().then(|| self.place.clone())
     }
 }
 
 /// The service that takes part in swarms.
 pub(crate) struct Swarms {
     core: Arc<Core>,
+    cluster: Arc<Cluster>,
     images: Arc<Images>,
     inventory: Arc<Inventory>,
     traces: Arc<Traces>,
@@ -113,6 +129,7 @@ pub(crate) struct Swarms {
 struct Wanted {
     place: Place,
     others: Vec<Place>,
+    members: SwarmMembers,
     wish: Wish,
     /// All of it is to be here, and is given to others, also without a machine.
     given: Option<Seeded>,
@@ -123,6 +140,7 @@ impl Swarms {
     /// Creates the service, which makes pieces readable through `active`. Nothing is done yet.
     pub fn open(
         core: Arc<Core>,
+        cluster: Arc<Cluster>,
         images: Arc<Images>,
         inventory: Arc<Inventory>,
         traces: Arc<Traces>,
@@ -134,6 +152,7 @@ impl Swarms {
             identity: Identity::open(&dir)?,
             seeds: Seeds::open(dir.join("seeds.json"))?,
             core,
+            cluster,
             images,
             inventory,
             traces,
@@ -183,9 +202,11 @@ impl Swarms {
         }
         let me = self.key();
         let known: Vec<_> = self.known.lock().drain().collect();
-        for (key, known) in known {
-            if let Some(me) = me.as_ref().filter(|_| known.is_listed()) {
-                known.place.leave(&key, me);
+        for (key, mut known) in known {
+            if let Some(me) = me.as_ref().filter(|_| known.is_listed())
+                && let Some(hub) = known.unlist()
+            {
+                hub.leave(&key, me);
             }
         }
         let host = self.endpoint.lock().take();
@@ -217,6 +238,18 @@ impl Swarms {
                 "see floe swarm status",
             )),
         }
+    }
+
+    /// Lets this node listen for others from now on, so that its user can tell them where it is.
+    pub fn listen(&self) -> Result<SwarmReport, NodeError> {
+        let listens = self.host();
+        listens.map_err(|why| {
+            failed(
+                format!("this node can't listen for others: {why}"),
+                "name an address and a port of this host: floe node --swarm-listen",
+            )
+        })?;
+        Ok(self.report())
     }
 
     fn use_of(&self, of_machine: Option<SwarmUse>) -> SwarmUse {
@@ -265,10 +298,12 @@ impl Swarms {
             let wanted = all.entry(Key { hub, image }).or_insert_with(|| Wanted {
                 place,
                 others: places.collect(),
+                members: SwarmMembers::Hub,
                 wish: Wish::default(),
                 given: None,
                 machines: Vec::new(),
             });
+            add_members(&mut wanted.members, &record.origin.swarm);
             wanted.wish.always |= usage == SwarmUse::On;
             wanted.machines.push(entry.name.to_string());
         }
@@ -279,6 +314,7 @@ impl Swarms {
             let wanted = all.entry(key).or_insert_with(|| Wanted {
                 place: seeded.place(),
                 others: Vec::new(),
+                members: SwarmMembers::Hub,
                 wish: Wish::default(),
                 given: None,
                 machines: Vec::new(),
@@ -286,7 +322,10 @@ impl Swarms {
             (wanted.wish.always, wanted.given) = (true, Some(seeded));
         }
         // a hub knows by the token whose nodes may meet by themselves
-        all.retain(|_, wanted| wanted.wish.always || wanted.place.token.is_some());
+        all.retain(|_, wanted| {
+            let is_known = wanted.place.token.is_some() || !wanted.members.is_hub();
+            wanted.wish.always || is_known
+        });
         all
     }
 
@@ -344,6 +383,8 @@ impl Swarms {
             let known = known.entry(key.clone()).or_insert_with(|| Known {
                 place: of.place.clone(),
                 others: Vec::new(),
+                members: SwarmMembers::Hub,
+                offered: BTreeMap::new(),
                 open: false,
                 membership: SwarmMembership::default(),
                 trouble: String::new(),
@@ -351,6 +392,7 @@ impl Swarms {
             });
             (known.place, known.open) = (of.place.clone(), of.wish.always);
             known.others.clone_from(&of.others);
+            known.members.clone_from(&of.members);
         }
         drop(known);
         for (key, part) in self.active.all() {
@@ -428,101 +470,12 @@ impl Swarms {
         endpoint.as_ref().map(|host| key_text(&host.key()))
     }
 
-    /// Asks a hub to list this node, and who else is listed.
-    fn ask(&self, key: &Key) {
-        let event = match self.asked(key) {
-            Ok(event) => event,
-            Err(why) => {
-                self.trouble(key, why);
-                Event::Silent(key.clone())
-            }
-        };
-        let listed = matches!(event, Event::Listed { .. });
-        self.tell(event);
-        if listed {
-            self.predict_if_new(key);
-        }
-    }
-
-    fn asked(&self, key: &Key) -> Result<Event, String> {
-        let host = self.host()?;
-        let known = self.known.lock().get(key).map(|known| {
-            let packs = !known.membership.packs.is_empty();
-            let content = packs.then(|| known.membership.content.clone());
-            (known.place.clone(), known.open, content)
-        });
-        let Some((place, open, content)) = known else {
-            return Ok(Event::Silent(key.clone()));
-        };
-        let me = SwarmJoin {
-            key: key_text(&host.key()),
-            addresses: host.addresses().iter().map(ToString::to_string).collect(),
-            content,
-            open,
-        };
-        match place.ask(key, &me) {
-            Answer::Listed(membership) => self.listed(key, &me.key, membership),
-            Answer::Refused(why) => {
-                self.trouble(key, why);
-                Ok(Event::Refused(key.clone()))
-            }
-            Answer::Silent(why) => Err(why),
-        }
-    }
-
-    /// Takes a hub's answer.
-    fn listed(
-        &self,
-        key: &Key,
-        me: &str,
-        mut membership: SwarmMembership,
-    ) -> Result<Event, String> {
-        if !self.core.options.swarm.policy.config().peers {
-            membership.members.clear(); // the hub alone is asked
-        }
-        let others = membership.members.iter().any(|member| member.key != me);
-        let content = membership.content.clone();
-        let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
-        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
-        let now = members(&membership.members);
-        let part = self.active.part(key);
-        if let Some(known) = self.known.lock().get_mut(key) {
-            let same = known.membership.content == content;
-            if membership.packs.is_empty() && same {
-                membership.packs = std::mem::take(&mut known.membership.packs);
-            }
-            if membership.packs.is_empty() {
-                return Err("the hub names no packs of the image".into());
-            }
-            known.membership = membership;
-            if part.is_some() {
-                known.trouble.clear();
-            }
-        }
-        if let Some(part) = part.filter(|part| part.content == content) {
-            part.others.store(others, Relaxed);
-            let swarm = part.swarm.clone();
-            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                let _ = swarm.members(now, token).await; // it may be ending
-            });
-        }
-        Ok(Event::Listed {
-            key: key.clone(),
-            others,
-            content,
-            ask_again_us,
-        })
-    }
-
     /// Takes no part in a swarm any more, in order.
     fn leave_one(&self, key: &Key) {
         self.end_part(key);
-        let place = self.known.lock().get_mut(key).map(|known| {
-            known.membership = SwarmMembership::default();
-            known.place.clone()
-        });
-        if let (Some(place), Some(me)) = (place, self.key()) {
-            place.leave(key, &me);
+        let hub = self.known.lock().get_mut(key).and_then(Known::unlist);
+        if let (Some(hub), Some(me)) = (hub, self.key()) {
+            hub.leave(key, &me);
         }
         self.remove_shelf(key);
         self.tell(Event::Left(key.clone()));

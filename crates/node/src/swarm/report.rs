@@ -5,20 +5,77 @@ use super::{
     decide::Key,
     member::key_text,
     pieces::{Part, wait_for},
+    uses,
 };
-use floe_api::{SwarmInfo, SwarmPeer, SwarmReport, SwarmWay};
+use floe_api::{SwarmInfo, SwarmMembers, SwarmPeer, SwarmReport, SwarmWay};
+use floe_image::Hash;
 use floe_peers::{Fault, Status};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 /// How long a swarm may take to say how it is.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// What is told where no other node has ever answered.
 const BLOCKED: &str = "no other node answers over UDP (a firewall, here or there?); the image comes from the hub alone";
+/// The same of nodes that a user has listed, of which nobody knows whether they run it.
+const NONE_OF_LIST: &str = "no node of its list answers over UDP: none runs the image with this one on its list, or a firewall drops it; the \
+                            image comes from the hub alone";
+
+/// What is known of a swarm without its pieces.
+#[derive(Clone, Copy)]
+struct Heard {
+    by: By,
+    /// Whether other users' nodes may be met.
+    open: bool,
+    /// Whether this node has heard who takes part.
+    listed: bool,
+}
+
+/// Who says who takes part.
+#[derive(Clone, Copy)]
+enum By {
+    Hub,
+    Cluster,
+    List,
+}
+
+impl Heard {
+    fn of(known: &Known) -> Heard {
+        Heard {
+            by: match known.members {
+                SwarmMembers::Hub => By::Hub,
+                SwarmMembers::Cluster => By::Cluster,
+                SwarmMembers::List(_) => By::List,
+            },
+            open: known.open,
+            listed: known.is_listed(),
+        }
+    }
+
+    /// Says in words why a swarm's pieces come as they do.
+    fn why(self, info: &SwarmInfo) -> String {
+        let linked = info.peers.iter().filter(|peer| peer.linked).count();
+        let others = info.peers.len();
+        let nodes = if others == 1 { "node" } else { "nodes" };
+        let of = match self.by {
+            By::Hub => "that the hub lists",
+            By::Cluster => "of the cluster that run it",
+            By::List => "of its list",
+        };
+        match (others, linked, self.by) {
+            _ if !self.listed => "who takes part is not known yet".into(),
+            (0, _, By::Hub) if self.open => "the hub lists no other node for it".into(),
+            (0, _, By::Hub) => "no other node of the same user runs it".into(),
+            (0, _, By::Cluster) => "no other member of the cluster runs it by the cluster".into(),
+            (0, _, By::List) => "its list names no other node".into(),
+            (_, 0, _) => format!("not linked with any of {others} other {nodes} {of}"),
+            _ => format!("linked with {linked} of {others} other {nodes} {of}"),
+        }
+    }
+}
 
 impl Swarms {
     /// Returns in which swarms this node takes part, and how they are.
     pub fn report(&self) -> SwarmReport {
-        let wanted = self.wanted();
         let (key, addresses) = match &*self.endpoint.lock() {
             Some(host) => (
                 Some(key_text(&host.key())),
@@ -26,36 +83,74 @@ impl Swarms {
             ),
             None => (None, Vec::new()),
         };
+        let mut swarms = self.swarms(key.as_deref());
+        swarms.extend(self.forks());
+        SwarmReport {
+            usage: self.core.options.swarm.usage,
+            key,
+            addresses,
+            swarms,
+        }
+    }
+
+    /// Returns the swarms alone. `me` is this node's key.
+    fn swarms(&self, me: Option<&str>) -> Vec<SwarmInfo> {
+        let wanted = self.wanted();
         let known = self.known.lock();
-        let mut swarms: BTreeMap<Key, SwarmInfo> = BTreeMap::new();
+        let mut swarms: BTreeMap<Key, (SwarmInfo, Heard)> = BTreeMap::new();
         for (at, known) in known.iter().filter(|(at, _)| wanted.contains_key(at)) {
-            swarms.insert(at.clone(), described(at, known, key.as_deref()));
+            let both = (described(at, known, me), Heard::of(known));
+            swarms.insert(at.clone(), both);
         }
         drop(known);
-        for (at, info) in &mut swarms {
+        for (at, (info, heard)) in &mut swarms {
             if let Some(wanted) = wanted.get(at) {
                 info.machines.clone_from(&wanted.machines);
                 info.seeding = wanted.given.is_some();
             }
             if let Some(part) = self.active.part(at) {
-                self.measured(info, &part);
+                self.measured(info, *heard, &part);
             }
             if let Some(given) = wanted.get(at).and_then(|wanted| wanted.given.as_ref()) {
                 info.seed_until = given.until;
                 info.complete = info.complete.max(count(given.complete.len()));
             }
+            info.why = heard.why(info);
         }
-        SwarmReport {
-            usage: self.core.options.swarm.usage,
-            key,
-            addresses,
-            swarms: swarms.into_values().collect(),
+        swarms.into_values().map(|(info, _)| info).collect()
+    }
+
+    /// Returns the forks whose clones here have a multicast group, and whether it brings anything.
+    fn forks(&self) -> Vec<SwarmInfo> {
+        let mut forks: BTreeMap<(Hash, String), SwarmInfo> = BTreeMap::new();
+        for entry in self.inventory.all() {
+            let record = entry.record();
+            let group = record.origin.multicast.filter(|_| uses(&entry));
+            let (Some(group), Some(parent)) = (group, record.origin.urls.first()) else {
+                continue;
+            };
+            let fork = forks
+                .entry((record.image, parent.clone()))
+                .or_insert_with(|| {
+                    let fetcher = self.images.sources.fetcher_in_use(&record.origin);
+                    let passes = fetcher.and_then(|fetcher| fetcher.source().multicast());
+                    let (way, why) = fork_way(passes, group.group.ip());
+                    SwarmInfo {
+                        image: record.image.to_string(),
+                        hub: parent.clone(),
+                        way,
+                        why,
+                        ..Default::default()
+                    }
+                });
+            fork.machines.push(entry.name.to_string());
         }
+        forks.into_values().collect()
     }
 
     /// Brings the metrics up to date.
     pub fn record_metrics(&self) {
-        let swarms = self.report().swarms;
+        let swarms = self.swarms(self.key().as_deref());
         super::traffic::show(&swarms);
         swarms.iter().for_each(|info| self.counted.add(info));
         self.counted.keep(&swarms);
@@ -67,10 +162,10 @@ impl Swarms {
         let known = self.known.lock();
         let info = known
             .get(at)
-            .map(|known| described(at, known, me.as_deref()));
+            .map(|known| (described(at, known, me.as_deref()), Heard::of(known)));
         drop(known);
-        if let Some(mut info) = info {
-            self.measured(&mut info, part);
+        if let Some((mut info, heard)) = info {
+            self.measured(&mut info, heard, part);
             self.counted.add(&info);
         }
     }
@@ -84,7 +179,7 @@ impl Swarms {
         status?.ok()
     }
 
-    fn measured(&self, info: &mut SwarmInfo, part: &Arc<Part>) {
+    fn measured(&self, info: &mut SwarmInfo, heard: Heard, part: &Arc<Part>) {
         if let Some(status) = self.status_of(part) {
             if status.peers.iter().any(|peer| peer.linked) {
                 info.way = SwarmWay::Swarm;
@@ -98,8 +193,33 @@ impl Swarms {
             }
         }
         if info.trouble.is_empty() && part.is_blocked() {
-            info.trouble = BLOCKED.into();
+            info.trouble = match heard.by {
+                By::Hub | By::Cluster => BLOCKED.into(),
+                By::List => NONE_OF_LIST.into(),
+            };
         }
+    }
+}
+
+/// Says how clones of a fork on another host are read: `passes` is what their source knows of the group, whose address is `ip`.
+fn fork_way(passes: Option<bool>, ip: &Ipv4Addr) -> (SwarmWay, String) {
+    match passes {
+        Some(true) => (
+            SwarmWay::Multicast,
+            format!(
+                "a clone of a fork that has several other hosts on one network segment: what one of them asks for is sent once to all ({ip})"
+            ),
+        ),
+        Some(false) => (
+            SwarmWay::Parent,
+            format!(
+                "a clone of a fork whose multicast ({ip}) does not pass between its parent's host and this one"
+            ),
+        ),
+        None => (
+            SwarmWay::Parent,
+            format!("a clone of a fork whose multicast group ({ip}) this host could not join"),
+        ),
     }
 }
 
@@ -151,5 +271,79 @@ fn why(fault: Fault) -> &'static str {
         Fault::Stalled => "it sent nothing of what it was asked for",
         Fault::Lied => "it does not have what it said",
         Fault::Flooded => "it asked for far too much",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_pieces_come_as_they_do_is_said_in_words() {
+        let info = |others: usize, linked: usize| SwarmInfo {
+            peers: (0..others)
+                .map(|number| SwarmPeer {
+                    linked: number < linked,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        let heard = |by: By, open: bool| Heard {
+            by,
+            open,
+            listed: true,
+        };
+        for (heard, others, linked, why) in [
+            (heard(By::Hub, false), 0, 0, "of the same user runs it"),
+            (heard(By::Hub, true), 0, 0, "the hub lists no other node"),
+            (
+                heard(By::Cluster, true),
+                0,
+                0,
+                "no other member of the cluster",
+            ),
+            (heard(By::List, true), 0, 0, "its list names no other node"),
+            (
+                heard(By::Hub, true),
+                3,
+                0,
+                "not linked with any of 3 other nodes that the hub lists",
+            ),
+            (
+                heard(By::Cluster, true),
+                3,
+                2,
+                "linked with 2 of 3 other nodes of the cluster",
+            ),
+            (
+                heard(By::List, true),
+                1,
+                1,
+                "linked with 1 of 1 other node of its list",
+            ),
+        ] {
+            let said = heard.why(&info(others, linked));
+            assert!(said.contains(why), "{said}");
+        }
+        let unheard = Heard {
+            listed: false,
+            ..heard(By::List, true)
+        };
+        assert!(unheard.why(&info(0, 0)).contains("not known yet"));
+    }
+
+    #[test]
+    fn a_clone_is_read_by_multicast_only_where_that_passes() {
+        let ip = Ipv4Addr::new(239, 1, 2, 3);
+        let (way, why) = fork_way(Some(true), &ip);
+        assert_eq!(way, SwarmWay::Multicast);
+        assert!(
+            why.contains("one network segment") && why.contains("239.1.2.3"),
+            "{why}"
+        );
+        for passes in [Some(false), None] {
+            assert_eq!(fork_way(passes, &ip).0, SwarmWay::Parent);
+        }
     }
 }

@@ -194,6 +194,11 @@ impl Source for Failover {
             .any(|member| member.source.merges(image))
     }
 
+    fn multicast(&self) -> Option<bool> {
+        let mut sources = self.sources.iter();
+        sources.find_map(|member| member.source.multicast())
+    }
+
     fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
         let mut sources = self.sources.iter();
         sources.find_map(|member| member.source.whole_packs(image))

@@ -118,6 +118,10 @@ impl Source for Multicast {
         format!("{}, {}", self.group.describe(), self.inner.describe())
     }
 
+    fn multicast(&self) -> Option<bool> {
+        Some(self.group.passes())
+    }
+
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
         self.inner.resolve(name)
     }
