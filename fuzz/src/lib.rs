@@ -150,7 +150,7 @@ pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::io_list;
-pub use swarm::{swarm_message, tree_file};
+pub use swarm::{swarm_message, swarm_numbers, tree_file};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
@@ -177,6 +177,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("guest_message", guest_message),
     ("exec_frame", exec_frame),
     ("swarm_message", swarm_message),
+    ("swarm_numbers", swarm_numbers),
     ("tree_file", tree_file),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),

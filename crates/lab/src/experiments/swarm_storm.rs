@@ -268,6 +268,7 @@ impl Storm {
         });
         let options = Options {
             config: Config::ours(),
+            image: self.image.0,
             token: digits(&listed.token)?,
             members: members(&listed)?,
         };

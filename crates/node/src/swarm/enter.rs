@@ -94,6 +94,7 @@ impl Swarms {
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
+            image: key.image.0,
             token,
             members: members(&membership.members),
         };
