@@ -335,6 +335,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        layout: None,
         open: false,
     };
     let image: Hash = again.image.parse().unwrap();
@@ -517,6 +518,7 @@ fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
         key: "0b".repeat(32),
         addresses: vec![silent.local_addr().unwrap().to_string()],
         content: None,
+        layout: None,
         open: false,
     };
     let hub = world.client(Some(&world.token));

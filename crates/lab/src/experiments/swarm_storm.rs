@@ -252,6 +252,7 @@ impl Storm {
             key: Hash(host.key().0).to_string(),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content: None,
+            layout: None,
             // each is another user's
             open: true,
         };

@@ -518,6 +518,7 @@ impl Swarms {
             key: key_text(&host.key()),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content,
+            layout: None,
             open,
         };
         match place.ask(key, &me) {
