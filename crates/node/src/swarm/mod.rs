@@ -43,7 +43,7 @@ use floe_peers::Host;
 use identity::Identity;
 use member::{Answer, Place, digits, key_text, members};
 use parking_lot::Mutex;
-use pieces::wait_for;
+use pieces::{Part, wait_for};
 use seeds::{Seeded, Seeds};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -73,6 +73,8 @@ struct Known {
     open: bool,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
+    /// What the hub calls the packs of the layout by which the image is read here.
+    layout: Option<String>,
     /// Why it is not used, if something is wrong.
     trouble: String,
     /// The content of which pieces were not the image's though they fit, and how often.
@@ -408,6 +410,7 @@ impl Swarms {
                 others: Vec::new(),
                 open: false,
                 membership: SwarmMembership::default(),
+                layout: None,
                 trouble: String::new(),
                 spoilt: (String::new(), 0),
             });
@@ -509,16 +512,21 @@ impl Swarms {
         let known = self.known.lock().get(key).map(|known| {
             let packs = !known.membership.packs.is_empty();
             let content = packs.then(|| known.membership.content.clone());
-            (known.place.clone(), known.open, content)
+            // while there is one layout, the content says it
+            let layout = known
+                .layout
+                .clone()
+                .filter(|layout| content.as_ref() != Some(layout));
+            (known.place.clone(), known.open, content, layout)
         });
-        let Some((place, open, content)) = known else {
+        let Some((place, open, content, layout)) = known else {
             return Ok(Event::Silent(key.clone()));
         };
         let me = SwarmJoin {
             key: key_text(&host.key()),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content,
-            layout: None,
+            layout,
             open,
         };
         match place.ask(key, &me) {
@@ -560,7 +568,8 @@ impl Swarms {
                 known.trouble.clear();
             }
         }
-        if let Some(part) = part.filter(|part| part.content == content) {
+        // also one that knows other packs than the hub lists now: it is of the same swarm
+        if let Some(part) = part {
             part.others.store(others, Relaxed);
             let swarm = part.swarm.clone();
             wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
@@ -580,6 +589,7 @@ impl Swarms {
         self.end_part(key);
         let place = self.known.lock().get_mut(key).map(|known| {
             known.membership = SwarmMembership::default();
+            known.layout = None;
             known.place.clone()
         });
         if let (Some(place), Some(me)) = (place, self.key()) {
@@ -589,15 +599,15 @@ impl Swarms {
         self.tell(Event::Left(key.clone()));
     }
 
-    /// Ends the exchange of pieces of an image, and tells the others.
-    fn end_part(&self, key: &Key) {
-        if let Some(part) = self.active.take(key) {
-            self.count_last(key, &part);
-            let swarm = part.swarm.clone();
-            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                swarm.leave().await;
-            });
-        }
+    /// Ends the exchange of pieces of an image, and tells the others. Returns what has ended.
+    fn end_part(&self, key: &Key) -> Option<Arc<Part>> {
+        let part = self.active.take(key)?;
+        self.count_last(key, &part);
+        let swarm = part.swarm.clone();
+        wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
+            swarm.leave().await;
+        });
+        Some(part)
     }
 
     fn shelf_of(&self, image: &Hash) -> PathBuf {
