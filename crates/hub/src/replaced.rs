@@ -33,7 +33,7 @@ fn same_readers(db: &Connection, new: &Publication<'_>) -> Rows<bool> {
     let public = "SELECT public FROM images WHERE id = ?1 AND owner = ?2";
     let public: Option<bool> = db.query_row(public, of, |row| row.get(0)).optional()?;
     let mut rows = db.prepare("SELECT user FROM readers WHERE image = ?1 AND owner = ?2")?;
-    let readers = rows.query_map(of, |row| row.get(0))?;
+    let readers = rows.query_map(of, |row| row.get::<_, String>(0))?;
     let mut readers = readers.collect::<Rows<Vec<String>>>()?;
     let mut named = new.readers.to_vec();
     for users in [&mut readers, &mut named] {
