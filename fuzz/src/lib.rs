@@ -150,7 +150,7 @@ pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::io_list;
-pub use swarm::{swarm_list, swarm_message, swarm_offer, tree_file};
+pub use swarm::{swarm_list, swarm_message, swarm_numbers, swarm_offer, tree_file};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);
@@ -179,6 +179,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("swarm_list", swarm_list),
     ("swarm_message", swarm_message),
     ("swarm_offer", swarm_offer),
+    ("swarm_numbers", swarm_numbers),
     ("tree_file", tree_file),
     ("copy_archive", copy_archive),
     ("video_memory", video_memory),

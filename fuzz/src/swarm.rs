@@ -8,7 +8,10 @@ use floe_image::Hash;
 
 #[allow(dead_code)]
 #[path = "../../crates/peers/src/wire/message.rs"]
-mod pieces;
+mod message;
+#[allow(dead_code)]
+#[path = "../../crates/peers/src/wire/numbers.rs"]
+mod numbers;
 #[path = "../../crates/hub/src/swarm/tree_file.rs"]
 mod tree;
 
@@ -55,7 +58,7 @@ pub fn swarm_offer(data: &[u8]) {
 /// What hosts of a swarm say: read alike in whatever parts it comes, and in one form each.
 pub fn swarm_message(data: &[u8]) {
     let read = |step: usize| {
-        let (mut frames, mut messages) = (pieces::Frames::default(), Vec::new());
+        let (mut frames, mut messages) = (message::Frames::default(), Vec::new());
         for part in data.chunks(step) {
             frames.put(part);
             loop {
@@ -72,13 +75,54 @@ pub fn swarm_message(data: &[u8]) {
     assert_eq!(whole, read(1));
     assert_eq!(whole, read(1000));
     let mut rest = data;
-    for message in whole.0 {
+    for said in whole.0 {
         // a long list would be said in several
-        let [frame] = &pieces::frames_of(&message)[..] else {
+        let [frame] = &message::frames_of(&said)[..] else {
             return;
         };
         rest = rest
             .strip_prefix(&frame[..])
             .expect("a message has one form");
+    }
+}
+
+/// A host that numbers pieces in a way of its own: what it lists and asks for is translated there and back, and bounded by what both know.
+pub fn swarm_numbers(data: &[u8]) {
+    const PIECE_BYTES: u64 = 64 << 10;
+    let mut frames = message::Frames::default();
+    frames.put(data);
+    let (mut packs, mut lists) = (Vec::new(), Vec::new());
+    while let Ok(Some(said)) = frames.next() {
+        match said {
+            message::Message::Packs(more) => packs.push(more),
+            message::Message::Has(runs) | message::Message::Lacks(runs) => lists.push(runs),
+            message::Message::Ask(piece, _) | message::Message::Withdraw(piece) => {
+                lists.push(vec![(piece, 1)]);
+            }
+            _ => {}
+        }
+    }
+    // the first message is what this host knows
+    let mut packs = packs.into_iter();
+    let mine = packs.next().unwrap_or_default();
+    let theirs: Vec<_> = packs.flatten().collect();
+    let Ok(both) = numbers::Numbers::new(&mine, &theirs, PIECE_BYTES) else {
+        return;
+    };
+    let pieces: u64 = mine
+        .iter()
+        .map(|pack| pack.bytes.div_ceil(PIECE_BYTES))
+        .sum();
+    for runs in lists {
+        let (found, steps) = both.runs_to_mine(&runs);
+        assert!(steps as usize <= runs.len() + theirs.len());
+        assert!(found.len() as u64 <= steps);
+        for (first, count) in found {
+            assert!(count > 0 && u64::from(first) + u64::from(count) <= pieces);
+            for mine in [first, first + (count - 1)] {
+                let their = both.to_theirs(mine).expect("both know it");
+                assert_eq!(both.to_mine(their), Some(mine));
+            }
+        }
     }
 }

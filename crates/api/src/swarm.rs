@@ -38,6 +38,10 @@ pub struct SwarmJoin {
     /// The [`SwarmMembership::content`] that the node knows already: its packs are left out of the answer if nothing has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// Name of the packs of the layout by which the node reads the image, in their order, 64 hex digits, if that is not all of
+    /// [`SwarmMembership::content`]: they are kept for a while after the image's packs were laid out anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
     /// Whether other users' nodes that are open, too, are told of this one, and it of them. Otherwise it meets those alone whose token is of
     /// the same user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -47,12 +51,13 @@ pub struct SwarmJoin {
 /// A hub's answer to a node that takes part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwarmMembership {
-    /// Name of the packs in their order, 64 hex digits: it changes when the image's packs are laid out anew. Those who know the same content
-    /// make one swarm.
+    /// Name of the packs in their order, 64 hex digits: it changes when the image's packs are laid out anew, and when nobody reads by an
+    /// earlier layout any more.
     pub content: String,
     /// What members show each other, 64 hex digits. Only those who may read the image get it.
     pub token: String,
-    /// The packs that hold the image, in the order that numbers their pieces; empty if the request named this content.
+    /// The packs that hold the image, and those of earlier layouts that members still read by, in the order that numbers their pieces; empty if
+    /// the request named this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packs: Vec<SwarmPack>,
     /// The members that the asking node may meet: those of its own user, itself among them, and others if it is open and they are.

@@ -11,12 +11,12 @@
 
 use super::quota::{Opened, Used, enter_files, on_disk, used};
 use super::visible::VisibleImage;
-use super::{HubError, Quota, names, readers};
+use super::{HubError, Quota, names, readers, replaced};
 use floe_image::{Hash, ImageName, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -69,6 +69,8 @@ pub(crate) struct Publication<'a> {
     pub upload: Option<&'a str>,
     /// What its owner may store, this image included.
     pub quota: Quota,
+    /// The layouts that members of the image's swarm read by, by their names.
+    pub named: &'a HashSet<[u8; 32]>,
 }
 
 /// An unfinished upload.
@@ -279,14 +281,17 @@ impl Catalogue {
         rows.collect()
     }
 
-    /// Returns the pack if `viewer` may read all of it: it belongs to a public image or to one of the viewer's own.
+    /// Returns the pack if `viewer` may read all of it: it belongs to a public image or to one of the viewer's own, or did and is kept for its
+    /// swarm.
     pub fn pack_readable(&self, pack: &Hash, viewer: Option<&str>) -> Rows<Option<PackRef>> {
         self.reads
             .lock()
             .prepare_cached(
                 "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root FROM packs p WHERE p.id = ?1 AND EXISTS
-                 (SELECT 1 FROM image_packs ip JOIN images i ON i.id = ip.image AND i.owner = ip.owner
-                  WHERE ip.pack = p.id AND (i.public OR i.owner = ?2 OR (i.id, i.owner, ?2) IN readers))",
+                 (SELECT 1 FROM (SELECT image, owner FROM image_packs WHERE pack = ?1 UNION ALL
+                                 SELECT image, owner FROM replaced_packs WHERE pack = ?1) ip
+                  JOIN images i ON i.id = ip.image AND i.owner = ip.owner
+                  WHERE i.public OR i.owner = ?2 OR (i.id, i.owner, ?2) IN readers)",
             )?
             .query_row(params![pack.as_bytes(), viewer], |row| pack_ref(row, 0))
             .optional()
@@ -323,6 +328,7 @@ impl Catalogue {
             let mut db = self.db.lock();
             let db = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             let before = used(&db, new.owner)?;
+            replaced::keep(&db, new, now as u64)?;
             db.execute(
                 "INSERT INTO images VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
                  ON CONFLICT DO UPDATE SET public = ?3, stored_bytes = ?7",
@@ -363,6 +369,7 @@ impl Catalogue {
             if more_bytes || more_images {
                 return Ok(Err(after)); // dropping the transaction undoes it
             }
+            replaced::make_room(&db, new.owner, new.quota.bytes, || Ok(after.bytes))?;
             db.commit()?;
             self.stored.lock().clear();
         }
@@ -383,12 +390,13 @@ impl Catalogue {
         Ok(changed > 0)
     }
 
-    /// Deletes the rows of packs that no image and no upload needs, and returns the packs so that their files can be
+    /// Deletes the rows of packs that no image, no swarm and no upload needs, and returns the packs so that their files can be
     /// removed.
     pub fn forget_unused_packs(&self) -> Rows<Vec<Hash>> {
         self.change(|db| {
             let mut rows = db.prepare(
                 "DELETE FROM packs WHERE NOT EXISTS (SELECT 1 FROM image_packs WHERE pack = packs.id)
+                 AND NOT EXISTS (SELECT 1 FROM replaced_packs WHERE pack = packs.id)
                  AND NOT EXISTS (SELECT 1 FROM upload_packs WHERE pack = packs.id) RETURNING id",
             )?;
             let rows = rows.query_map([], |row| hash(row, 0))?;
@@ -560,7 +568,7 @@ pub(super) fn hash(row: &Row<'_>, column: usize) -> Rows<Hash> {
     Ok(Hash(row.get::<_, [u8; 32]>(column)?))
 }
 
-fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
+pub(super) fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
     Ok(PackRef {
         id: hash(row, from)?,
         file_bytes: row.get::<_, i64>(from + 1)? as u64,

@@ -22,6 +22,7 @@ mod pool;
 mod publish;
 mod quota;
 mod readers;
+mod replaced;
 mod routes;
 mod schema;
 mod shelf;

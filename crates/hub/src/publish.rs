@@ -291,6 +291,7 @@ pub(crate) fn publish(
         name: wish.name,
         upload: wish.upload,
         quota,
+        named: &hub.swarms.named(id),
     })?;
     published.map_err(|used| quota::exceeded(wish.owner, &used, &quota))?;
     hub.shelf.forget_scope(id, wish.owner);

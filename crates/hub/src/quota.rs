@@ -2,6 +2,7 @@
 
 use super::catalogue::{Catalogue, Rows, Upload, enter_pack, hash};
 use super::error::{ApiError, ApiResult, HubError};
+use super::replaced;
 use super::state::Hub;
 use super::{Limits, Quota, QuotaWish};
 use axum::http::StatusCode;
@@ -58,7 +59,7 @@ impl QuotaWish {
 }
 
 /// What files take on the disk is counted in blocks of this size, as file systems give it: many small files are not cheap.
-const BLOCK_BYTES: u64 = 4096;
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// Returns what a file of this size takes on the disk.
 pub(crate) fn on_disk(file_bytes: u64) -> u64 {
@@ -192,6 +193,9 @@ impl Catalogue {
             let placed = fits.and_then(|()| Ok(place()?));
             if placed.is_ok() {
                 enter_pack(db, &upload.key, pack, true)?;
+                replaced::make_room(db, &upload.owner, room.quota.bytes, || {
+                    Ok(self.stored_bytes(db, &upload.owner)? + staged(db, &upload.owner)?)
+                })?;
             }
             Ok(placed)
         })?

@@ -4,7 +4,7 @@ use super::catalogue::Rows;
 use rusqlite::Connection;
 
 /// Version of the schema, in SQLite's `user_version`.
-pub(super) const VERSION: i64 = 6;
+pub(super) const VERSION: i64 = 7;
 
 const SCHEMA: &str = "
 CREATE TABLE users (name TEXT PRIMARY KEY, created INTEGER NOT NULL) STRICT;
@@ -62,9 +62,18 @@ const SCHEMA_6: &str = "
 ALTER TABLE packs ADD COLUMN root BLOB;
 ";
 
+/// What version 7 adds: packs of layouts that were replaced, by the name that swarms know a layout by, and when that was.
+const SCHEMA_7: &str = "
+CREATE TABLE replaced_packs (image BLOB NOT NULL, owner TEXT NOT NULL, layout BLOB NOT NULL, seq INTEGER NOT NULL,
+    pack BLOB NOT NULL REFERENCES packs(id), replaced INTEGER NOT NULL, PRIMARY KEY (image, owner, layout, seq),
+    FOREIGN KEY (image, owner) REFERENCES images(id, owner) ON DELETE CASCADE) STRICT;
+CREATE INDEX replaced_packs_by_pack ON replaced_packs(pack);
+";
+
 /// All versions' changes, in their order.
-const SCHEMAS: [&str; VERSION as usize] =
-    [SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6];
+const SCHEMAS: [&str; VERSION as usize] = [
+    SCHEMA, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6, SCHEMA_7,
+];
 
 fn version(db: &Connection) -> Rows<i64> {
     db.query_row("PRAGMA user_version", [], |row| row.get(0))
@@ -101,7 +110,14 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(bring_up(&mut db).unwrap(), VERSION);
             }
-            for table in ["images", "quotas", "readers", "published", "upload_files"] {
+            for table in [
+                "images",
+                "quotas",
+                "readers",
+                "published",
+                "upload_files",
+                "replaced_packs",
+            ] {
                 let count = format!("SELECT count(*) FROM {table}");
                 let rows: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
                 assert_eq!(rows, 0);

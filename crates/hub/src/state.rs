@@ -31,7 +31,7 @@ const LONG_SLOTS: usize = 4;
 const STRANGERS_SHARE: f64 = 0.125;
 /// Time between two copies of the catalogue.
 const BACKUP_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Time between two searches for stale uploads.
+/// Time between two searches for stale uploads and unused packs.
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(600);
 /// Most uploads whose scopes are kept in memory.
 const UPLOADS_REMEMBERED_MAX: usize = 8;
@@ -290,6 +290,14 @@ impl Hub {
         Ok(())
     }
 
+    /// Gives up layouts that were replaced, of one image or of all, and that no member of a swarm reads by any more. The files of their packs go
+    /// with the next sweep.
+    pub fn retire(&self, image: Option<&Hash>) -> ApiResult<()> {
+        let is_used = |image: &Hash, layout: &[u8; 32]| self.swarms.named(image).contains(layout);
+        self.catalogue.retire(image, now_unix_s(), is_used)?;
+        Ok(())
+    }
+
     /// Returns an error unless the disk has room for this many bytes beyond the reserve.
     pub fn check_room(&self, bytes: u64) -> ApiResult<()> {
         let disk = rustix::fs::statvfs(&self.dir).map_err(std::io::Error::from)?;
@@ -445,7 +453,7 @@ pub(crate) async fn apart<T: Send + 'static>(
     tokio::task::spawn_blocking(move || work(&hub)).await?
 }
 
-/// Searches for stale uploads every `HOUSEKEEPING_INTERVAL`, until the runtime ends.
+/// Searches for stale uploads and for packs that nobody needs any more every `HOUSEKEEPING_INTERVAL`, until the runtime ends.
 pub(crate) async fn housekeeping(hub: Arc<Hub>) {
     let mut interval = tokio::time::interval(HOUSEKEEPING_INTERVAL.min(hub.limits.upload_expiry));
     let mut copied = std::time::Instant::now();
@@ -453,6 +461,10 @@ pub(crate) async fn housekeeping(hub: Arc<Hub>) {
         interval.tick().await;
         if let Err(error) = apart(&hub, Hub::expire_uploads).await {
             tracing::warn!(error = %error.body.message, "cannot drop stale uploads");
+        }
+        let swept = apart(&hub, |hub| hub.retire(None).and_then(|()| hub.sweep()));
+        if let Err(error) = swept.await {
+            tracing::warn!(error = %error.body.message, "cannot remove packs that nobody needs");
         }
         if copied.elapsed() >= BACKUP_INTERVAL {
             copied = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! What a swarm brings: the packs of one image, cut into numbered pieces.
+//! What a host of a swarm brings: the packs of one image that it knows, cut into numbered pieces.
 use crate::tree::Pack;
 use floe_swarm::policy::{PIECES_MAX, PieceId};
 use std::collections::HashSet;
@@ -9,7 +9,8 @@ use std::ops::Range;
 /// questions than they save bytes: frames of a pack are up to 64 KiB.
 pub const PIECE_BYTES: u64 = 64 << 10;
 
-/// The packs of an image in their order, which all hosts of a swarm must agree on: it numbers the pieces.
+/// The packs of an image in an order, which numbers the pieces. Most hosts of a swarm agree on it; those that don't, because the image was
+/// laid out anew, exchange the packs that both know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     packs: Vec<Pack>,

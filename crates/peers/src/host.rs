@@ -34,8 +34,8 @@ pub enum HostError {
     /// No address could be listened at.
     #[error("can't listen at {0:?}: {1}")]
     Listen(Vec<SocketAddr>, String),
-    /// The host takes part in this content's swarm already.
-    #[error("this host is in the swarm of this content already")]
+    /// The host takes part in this image's swarm already.
+    #[error("this host is in the swarm of this image already")]
     Twice,
 }
 
@@ -92,8 +92,8 @@ impl Host {
         self.cap.set(bytes_per_s);
     }
 
-    /// Takes part in the swarm of a shelf's content. Pieces come to the shelf, and the others get what is on it. Of several seeds the first
-    /// is asked, and the next ones while that fails.
+    /// Takes part in the swarm of an image, of which the shelf's content has the packs that this host knows. Pieces come to the shelf, and
+    /// the others get what is on it. Of several seeds the first is asked, and the next ones while that fails.
     pub fn join(
         &self,
         shelf: Arc<Shelf>,
@@ -101,6 +101,7 @@ impl Host {
         options: Options,
     ) -> Result<Swarm, HostError> {
         let hello = Hello {
+            image: options.image,
             content: shelf.content().id(),
             token: options.token,
             session: rand::random(),
@@ -131,7 +132,7 @@ impl Host {
     }
 }
 
-/// Where strangers knock: the swarms of a host, by content.
+/// Where strangers knock: the swarms of a host, by image.
 #[derive(Debug, Default)]
 pub(crate) struct Doors(Mutex<HashMap<[u8; 32], Inside>>);
 
@@ -145,7 +146,7 @@ struct Inside {
 /// One swarm's place among the doors; closed when dropped.
 pub(crate) struct Door {
     doors: Arc<Doors>,
-    content: [u8; 32],
+    image: [u8; 32],
 }
 
 impl Doors {
@@ -160,13 +161,13 @@ impl Doors {
             notes,
         };
         let mut all = self.all();
-        if all.contains_key(&hello.content) {
+        if all.contains_key(&hello.image) {
             return Err(HostError::Twice);
         }
-        all.insert(hello.content, inside);
+        all.insert(hello.image, inside);
         Ok(Door {
             doors: self.clone(),
-            content: hello.content,
+            image: hello.image,
         })
     }
 
@@ -178,7 +179,7 @@ impl Doors {
     /// Returns whom to tell of a host that wants in, if it may.
     fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
         let all = self.all();
-        let inside = all.get(&hello.content)?;
+        let inside = all.get(&hello.image)?;
         // compared in constant time
         let right = inside.token == blake3::Hash::from_bytes(hello.token);
         (right && inside.members.contains(&key)).then(|| inside.notes.clone())
@@ -187,7 +188,7 @@ impl Doors {
 
 impl Door {
     pub(crate) fn set_members(&self, members: HashSet<Key>, token: [u8; 32]) {
-        if let Some(inside) = self.doors.all().get_mut(&self.content) {
+        if let Some(inside) = self.doors.all().get_mut(&self.image) {
             inside.members = members;
             inside.token = blake3::Hash::from_bytes(token);
         }
@@ -196,7 +197,7 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.doors.all().remove(&self.content);
+        self.doors.all().remove(&self.image);
     }
 }
 

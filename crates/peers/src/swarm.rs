@@ -1,4 +1,4 @@
-//! A content's swarm as its host sees it.
+//! An image's swarm as its host sees it.
 use crate::members::{Key, Member};
 use crate::shelf::Shelf;
 use floe_swarm::policy::{Config, Fault, PieceId};
@@ -11,6 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 pub struct Options {
     /// Who is asked for what.
     pub config: Config,
+    /// Name of what is brought, by which members find each other. They need not know the same packs of it.
+    pub image: [u8; 32],
     /// What the hub has given to all members of this swarm and to nobody else. A member of the list without it is refused.
     pub token: [u8; 32],
     /// Who takes part; this host may be among them. Whoever is not listed is refused.
@@ -95,7 +97,7 @@ pub(crate) enum Command {
     Leave(oneshot::Sender<()>),
 }
 
-/// A host's part in the swarm of one content. Dropped without [`Swarm::leave`] it is gone without a word, and others find out.
+/// A host's part in the swarm of one image. Dropped without [`Swarm::leave`] it is gone without a word, and others find out.
 #[derive(Debug)]
 pub struct Swarm {
     pub(crate) commands: mpsc::Sender<Command>,

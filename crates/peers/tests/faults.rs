@@ -32,7 +32,7 @@ impl Scene {
 
     fn join(&self, change: impl FnOnce(&mut Config)) -> Swarm {
         let members = [self.node.member(), self.rogue.member()];
-        let mut options = options(&members);
+        let mut options = options(self.image.content.id(), &members);
         change(&mut options.config);
         let shelf = self.node.shelf(&[]);
         self.node.join_as(shelf, Some(&self.shop), options)
@@ -43,6 +43,14 @@ impl Scene {
         let talk = self.rogue.boast(&self.node.member(), &self.image).await;
         until(swarm, |status| status.peers[0].linked).await;
         talk
+    }
+
+    /// The rogue is dropped for what it said, and the image comes from the seed.
+    async fn is_dropped_and_done_without(&self, swarm: &Swarm) {
+        let status = until(swarm, |status| !status.dropped.is_empty()).await;
+        assert_eq!(status.dropped, [(self.rogue.member().key, Fault::Flooded)]);
+        soon(swarm.need(&self.image.all())).await.unwrap();
+        self.image.assert_here(swarm.shelf());
     }
 
     /// Needs the image piece by piece until the rogue is dropped for a fault, and then the rest.
@@ -223,6 +231,89 @@ async fn who_sends_what_nobody_wants_is_dropped_and_others_are_served() {
     is_dropped(Flood::Pieces).await;
 }
 
+/// A member that knows other packs of the image than the scene's host. It has named none yet.
+async fn other_packs(scene: &Scene) -> Talk {
+    let (host, image) = (scene.node.member(), scene.image.content.id());
+    let talk = scene.rogue.dial_as(&host, image, [1; 32], TOKEN).await;
+    talk.ok().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_names_packs_that_nobody_can_number_is_dropped() {
+    let pack = |n: u32| Pack {
+        root: *blake3::hash(&n.to_le_bytes()).as_bytes(),
+        bytes: 1,
+    };
+    let empty = Pack {
+        bytes: 0,
+        ..pack(1)
+    };
+    let endless = Pack {
+        bytes: u64::MAX,
+        ..pack(1)
+    };
+    let many: Vec<Pack> = (0..=1 << 16).map(pack).collect();
+    let ways = [vec![pack(1), pack(1)], vec![empty], vec![endless], many];
+    for (way, named) in ways.iter().enumerate() {
+        let scene = Scene::new(20).await;
+        let swarm = scene.join(|_| {});
+        let mut talk = other_packs(&scene).await;
+        for some in named.chunks(400) {
+            talk.say(&rogue::packs(some)).await;
+        }
+        talk.say(&rogue::ask(0)).await;
+        assert_eq!(rogue::code(&talk.connection).await, 6, "way {way}");
+        scene.is_dropped_and_done_without(&swarm).await;
+    }
+    // nor need anybody name packs who has said that they are the other's
+    let scene = Scene::new(20).await;
+    let swarm = scene.join(|_| {});
+    let mut talk = scene.boast(&swarm).await;
+    talk.say(&rogue::packs(scene.image.content.packs())).await;
+    scene.is_dropped_and_done_without(&swarm).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_knows_other_packs_is_understood_and_refused_what_a_host_does_not_know() {
+    let scene = Scene::new(20).await;
+    let swarm = scene.join(|_| {});
+    let mut talk = other_packs(&scene).await;
+    let other = Pack {
+        root: [1; 32],
+        bytes: 3 * PIECE_BYTES,
+    };
+    let named = [&[other][..], scene.image.content.packs()].concat();
+    talk.say(&rogue::packs(&named)).await;
+    // nobody has it here, nor knows it
+    talk.say(&rogue::ask(2)).await;
+    talk.say(&rogue::ask(u32::from(u16::MAX))).await;
+    for unknown in [2, u32::from(u16::MAX)] {
+        let refused = loop {
+            let body = soon(talk.hear()).await.unwrap();
+            if body[0] == rogue::REFUSE {
+                break body;
+            }
+        };
+        assert_eq!(refused[1..], rogue::number(unknown));
+    }
+    // of the one pack that both know it has the first half, which is asked for by the host's own numbers
+    let shut = scene.shop.gate.write().await;
+    talk.say(&rogue::has(3, 10)).await;
+    let image = scene.image.clone();
+    tokio::spawn(async move {
+        while let Some(piece) = talk.asked().await {
+            talk.send(piece, rogue::right(&image, piece)).await;
+        }
+    });
+    let half: Vec<PieceId> = (0..10).collect();
+    soon(swarm.need(&half)).await.unwrap();
+    let status = swarm.status().await.unwrap();
+    let traffic = status_of(&status, scene.rogue.member().key).traffic;
+    assert!(traffic.received > 9 * PIECE_BYTES && status.seed_bytes == 0);
+    assert_nobody_is_blamed(&status);
+    drop(shut);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_nothing_holds_nobody_up() {
     let image = Image::new(&[30]);
@@ -396,8 +487,11 @@ async fn what_a_seed_sends_wrong_is_not_kept_and_comes_from_another_one() {
     let (nodes, members) = nodes(&image, 2).await;
     let seeds = [&lies, &honest].map(|shop| shop.clone() as Arc<dyn Seed>);
     let join = |node: &Node| {
-        node.host
-            .join(node.shelf(&[]), seeds.clone(), options(&members))
+        node.host.join(
+            node.shelf(&[]),
+            seeds.clone(),
+            options(image.content.id(), &members),
+        )
     };
     let swarms = [&nodes[0], &nodes[1]].map(|node| join(node).unwrap());
     for swarm in &swarms {

@@ -114,7 +114,7 @@ async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_t
     }
     let options = Options {
         token,
-        ..options(&readers)
+        ..options(image.content.id(), &readers)
     };
     let late = nodes[3].join_as(nodes[3].shelf(&[]), None, options);
     soon(late.need(&image.all())).await.unwrap();
@@ -291,7 +291,8 @@ async fn a_host_is_once_in_a_swarm_and_calls_end_with_it() {
     let node = Node::new(&image, 1).await;
     let shelf = node.shelf(&[]);
     let swarm = node.join(shelf.clone(), None, &[]);
-    let twice = node.host.join(shelf.clone(), None, options(&[]));
+    let id = image.content.id();
+    let twice = node.host.join(shelf.clone(), None, options(id, &[]));
     assert!(matches!(twice, Err(HostError::Twice)));
     assert_eq!(swarm.need(&[]).await, Ok(()));
     let many: Vec<PieceId> = (0..2).collect();
@@ -303,6 +304,57 @@ async fn a_host_is_once_in_a_swarm_and_calls_end_with_it() {
     let elsewhere = tempfile::tempdir().unwrap();
     let other = Arc::new(Shelf::open(elsewhere.path(), other.content.clone()).unwrap());
     // the door of the one that was left is free again, and others were free all the time
-    let both = [shelf, other].map(|shelf| node.host.join(shelf, None, options(&[])).unwrap());
+    let both = [shelf, other].map(|shelf| node.join(shelf, None, &[]));
     drop(both);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_layouts_that_share_packs_are_one_swarm() {
+    let old = Image::new(&[6, 5, 7]);
+    // its pieces have other numbers, and there are others
+    let new = old.anew(&[4, 9], &[2, 0]);
+    let mut nodes = Vec::new();
+    for (number, image) in (1..).zip([&old, &new, &old, &new]) {
+        nodes.push(Node::new(image, number).await);
+    }
+    let all: Vec<Member> = nodes.iter().map(Node::member).collect();
+    let join = |n: usize, packs: &[usize], shop: Option<&Arc<Shop>>, members: &[Member]| {
+        let options = options(old.content.id(), members);
+        nodes[n].join_as(nodes[n].shelf(packs), shop, options)
+    };
+    let pieces_of = |image: &Image, packs: &[usize]| -> Vec<PieceId> {
+        let of = |pack: &usize| {
+            let bytes = image.packs[*pack].len() as u64;
+            image.content.pieces_of(*pack, 0..bytes)
+        };
+        packs.iter().flat_map(of).collect()
+    };
+    let is_here = |swarm: &Swarm, image: &Image, packs: &[usize]| {
+        for pack in packs {
+            let bytes = image.packs[*pack].len() as u64;
+            assert!(swarm.shelf().read(*pack, 0..bytes).unwrap() == image.packs[*pack]);
+        }
+    };
+    // what one has that knows the old layout, the next gets that knows the new one, and from there who knows the old one again
+    let first = join(0, &[0, 1, 2], None, &all[..2]);
+    let second = join(1, &[], None, &all[..2]);
+    soon(second.need(&pieces_of(&new, &[3, 2]))).await.unwrap();
+    is_here(&second, &new, &[2, 3]);
+    first.leave().await;
+    second.members(all[1..].to_vec(), TOKEN).await.unwrap();
+    let third = join(2, &[], None, &all[1..]);
+    soon(third.need(&pieces_of(&old, &[0, 2]))).await.unwrap();
+    is_here(&third, &old, &[0, 2]);
+    // who is asked for what it does not know says so, and is not blamed for it
+    let shop = Shop::new(&new);
+    let fourth = join(3, &[], Some(&shop), &all[1..]);
+    soon(fourth.need(&new.all())).await.unwrap();
+    new.assert_here(fourth.shelf());
+    for swarm in [&second, &third, &fourth] {
+        let status = until(swarm, |status| {
+            let linked = status.peers.iter().filter(|peer| peer.linked);
+            linked.count() == 2
+        });
+        assert_nobody_is_blamed(&status.await);
+    }
 }

@@ -55,6 +55,7 @@ fn nodes_that_their_users_list_bring_an_image_to_each_other_and_the_hub_tells_no
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        layout: None,
         open: true,
     };
     assert_eq!(hub.join_swarm(&image, &me).unwrap().members.len(), 1);
@@ -139,6 +140,7 @@ fn members_of_a_cluster_bring_an_image_to_each_other_and_nobody_else_hears_of_it
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        layout: None,
         open: true,
     };
     let hub = world.client(Some(&world.token));

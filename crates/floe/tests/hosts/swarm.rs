@@ -2,10 +2,12 @@
 
 use crate::support::command::code;
 use crate::support::node::{Setup, Signal, TestNode, eventually, finish};
+use floe_api::hub::CommitRequest;
 use floe_api::*;
 use floe_hub::{HubHandle, HubOptions};
 use floe_image::Hash;
 use floe_node::transfer::{Cancel, HubClient};
+use floe_store::Repository;
 use std::{
     collections::BTreeSet,
     fs,
@@ -73,6 +75,26 @@ impl World {
             seed_until: None,
         };
         finish(self.maker.client().push(&push).unwrap());
+    }
+
+    /// Lays the image out anew where it was made, as if the beginning of each MiB of its disk were touched at once, and sends the packs to
+    /// the hub in place of those that it has.
+    fn lay_out_anew(&self, image: &Hash) {
+        let disk = fs::read(self.maker.home().join("disk.raw")).unwrap();
+        let touched = disk.chunks(1 << 20).skip(1);
+        let touched = touched.map(|mib| Hash::of(&mib[..4096])).collect();
+        let repository = Repository::open(&self.maker.home().join("repo")).unwrap();
+        let ready = repository.rearrange(image, &[touched], &mut |_, _| true);
+        ready.unwrap().publish().unwrap();
+        let hub = self.client(Some(&self.token));
+        let manifest = repository.manifest_bytes(image).unwrap();
+        let upload = hub.open_upload(&manifest).unwrap().id;
+        for pack in repository.layout(image).unwrap().packs {
+            let bytes = fs::read(repository.pack_path(&pack.id)).unwrap();
+            let sent = hub.put_pack(&upload, &pack.id, bytes.into(), &|_| ());
+            sent.unwrap();
+        }
+        hub.commit(&upload, &CommitRequest::default()).unwrap();
     }
 
     fn without_hub(mut self) -> World {
@@ -338,6 +360,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
         key: "0b".repeat(32),
         addresses: vec!["127.0.0.1:9".into()],
         content: None,
+        layout: None,
         open: false,
     };
     let image: Hash = again.image.parse().unwrap();
@@ -517,6 +540,58 @@ fn a_captured_machine_that_goes_on_elsewhere_takes_its_memory_from_others_too() 
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn an_image_that_is_laid_out_anew_while_two_nodes_run_it_stays_one_swarm() {
+    let world = World::new(false);
+    let nodes = [(); 2].map(|()| told(&["--swarm"]));
+    for (node, name) in nodes.iter().zip(["one", "two"]) {
+        world.boot(node, name, None);
+        world.reads(node, name, 1, 6);
+    }
+    let [one, two] = &nodes;
+    becomes_linked(one, two);
+    let here = || nodes.each_ref().map(|node| swarm(node).unwrap());
+    eventually("pieces", || here().iter().all(|info| info.pieces_here > 0));
+    let before = here();
+    let image: Hash = before[0].image.parse().unwrap();
+    world.lay_out_anew(&image);
+    // both learn of the new packs, keep what they have of the old ones, and go on by these
+    eventually("the packs of both layouts", || {
+        let now = here();
+        let mut pairs = now.iter().zip(&before);
+        pairs.all(|(now, before)| now.pieces > before.pieces)
+    });
+    becomes_linked(one, two);
+    for (now, before) in here().iter().zip(&before) {
+        assert!(now.pieces_here >= before.pieces_here, "{before:?} {now:?}");
+    }
+    // who comes now finds them
+    let three = told(&["--swarm"]);
+    world.boot(&three, "three", None);
+    for node in &nodes {
+        becomes_linked(&three, node);
+    }
+    world.reads(&three, "three", 1, 6);
+    world.reads(one, "one", 8, 4);
+    world.reads(two, "two", 8, 4);
+    let both = swarm(&three).unwrap();
+    for info in here().iter().chain([&both]) {
+        assert_eq!((info.pieces, &*info.trouble), (both.pieces, ""));
+        assert!(
+            info.peers.iter().all(|peer| peer.dropped.is_none()),
+            "{info:?}"
+        );
+    }
+    // the old layout goes with those who use it
+    one.client().remove_machine("one", true).unwrap();
+    two.client().remove_machine("two", true).unwrap();
+    eventually("the present layout alone", || {
+        swarm(&three).is_some_and(|info| (1..both.pieces).contains(&info.pieces))
+    });
+    world.reads(&three, "three", 8, 4);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn who_may_read_no_longer_is_shown_out_and_who_comes_later_finds_the_others() {
     let world = World::new(false);
     let anns = told(&["--swarm"]);
@@ -561,6 +636,7 @@ fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
         key: "0b".repeat(32),
         addresses: vec![silent.local_addr().unwrap().to_string()],
         content: None,
+        layout: None,
         open: false,
     };
     let hub = world.client(Some(&world.token));

@@ -5,6 +5,7 @@ use floe_api::{SWARM_ADDRESSES_MAX, SwarmJoin, SwarmMember, SwarmMembership, Swa
 use floe_hub::Anonymous;
 use floe_image::{Hash, Layout};
 use floe_peers::{Content, PIECE_BYTES, Pack};
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 /// A host's key that no other test's host has.
@@ -17,6 +18,7 @@ fn wish(n: u8) -> SwarmJoin {
         key: key(n),
         addresses: vec![format!("0.0.0.0:{}", 7000 + u16::from(n))],
         content: None,
+        layout: None,
         open: true,
     }
 }
@@ -381,6 +383,88 @@ fn a_layout_names_the_roots_of_its_packs_once_a_swarm_has_asked_for_them() {
     assert_eq!(roots(), named.collect::<Vec<_>>());
 }
 
+/// The image of [`some_image`] in other packs, as far as its pages are touched by nobody.
+fn laid_out_anew(world: &World, id: &Hash) -> Parts {
+    let touched = (1..600).step_by(97).map(|n| Hash::of(&page(n)));
+    let clusters = [touched.collect::<Vec<_>>()];
+    let repository = &world.repository;
+    let ready = repository.rearrange(id, &clusters, &mut |_, _| true);
+    ready.unwrap().publish().unwrap();
+    let packs = repository.layout(id).unwrap().packs.into_iter();
+    let packs = packs.map(|pack| {
+        let bytes = std::fs::read(repository.pack_path(&pack.id)).unwrap();
+        (pack, bytes)
+    });
+    let parts = Parts {
+        packs: packs.collect(),
+        ..image_parts(&(1..600).collect::<Vec<_>>(), &[])
+    };
+    assert_eq!(parts.id(), *id);
+    parts
+}
+
+#[test]
+fn a_layout_that_was_replaced_is_given_until_nobody_uses_it() {
+    let world = world();
+    let id = some_image(&world, false);
+    let ann = Some(&*world.ann);
+    let before = join(&world, &id, ann, &wish(1));
+    join(&world, &id, ann, &wish(2));
+    let anew = laid_out_anew(&world, &id);
+    let upload = world.stage(&anew, &world.ann);
+    let done = world.commit(&upload, &world.ann, "{}");
+    assert_eq!(done.status, 200, "{}", done.text());
+    let present: HashSet<String> = anew
+        .packs
+        .iter()
+        .map(|(pack, _)| pack.id.to_string())
+        .collect();
+    let ids = |membership: &SwarmMembership| -> Vec<String> {
+        let packs = membership.packs.iter();
+        packs.map(|pack| pack.id.clone()).collect()
+    };
+    let old = before.packs.iter();
+    let old: Vec<_> = old.filter(|pack| !present.contains(&pack.id)).collect();
+    assert!(!old.is_empty());
+    let given = |viewer| {
+        let pieces = old.iter().map(|pack| {
+            let bytes = pack.bytes.min(PIECE_BYTES);
+            proven(&world, &pack.id, 0, bytes, viewer).status
+        });
+        pieces.collect::<HashSet<u16>>()
+    };
+    let knows = |n: u8, content: &str, layout: Option<&str>| SwarmJoin {
+        content: Some(content.into()),
+        layout: layout.map(Into::into),
+        ..wish(n)
+    };
+    // who knew the old layout and who comes now are told of both, and of each other
+    let both = join(&world, &id, ann, &knows(1, &before.content, None));
+    assert_eq!(ids(&both)[..before.packs.len()], ids(&before));
+    let mut all = present.clone();
+    all.extend(ids(&before));
+    assert_eq!(ids(&both).into_iter().collect::<HashSet<_>>(), all);
+    let content = Content::new(packs(&both)).unwrap();
+    assert_eq!(both.content, Hash(content.id()).to_string());
+    let late = join(&world, &id, ann, &wish(3));
+    assert_eq!((&late.content, &late.token), (&both.content, &before.token));
+    assert_eq!(keys(&late), [key(1), key(2), key(3)]);
+    assert_eq!(given(ann), HashSet::from([200]));
+    for viewer in [None, Some(&*world.bob)] {
+        assert_eq!(given(viewer), HashSet::from([404]));
+    }
+    // for as long as one of them reads by it
+    let reads = knows(1, &both.content, Some(&before.content));
+    assert!(join(&world, &id, ann, &reads).packs.is_empty());
+    let done = knows(2, &both.content, None);
+    assert!(join(&world, &id, ann, &done).packs.is_empty());
+    assert_eq!(given(ann), HashSet::from([200]));
+    assert_eq!(leave(&world, &id, ann, &key(1)).status, 204);
+    let after = join(&world, &id, ann, &done);
+    assert_eq!(ids(&after).into_iter().collect::<HashSet<_>>(), present);
+    assert_eq!(given(ann), HashSet::from([404]));
+}
+
 #[test]
 fn whoever_doubts_a_pack_has_the_hub_look_and_the_list_says_what_it_found() {
     let world = world();
@@ -494,6 +578,13 @@ fn bad_requests_are_refused_with_what_is_wrong_and_what_to_do() {
     bad(
         SwarmJoin {
             content: Some("x".repeat(64)),
+            ..wish(2)
+        },
+        ann,
+    );
+    bad(
+        SwarmJoin {
+            layout: Some("12".into()),
             ..wish(2)
         },
         ann,

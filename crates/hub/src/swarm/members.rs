@@ -6,13 +6,13 @@
 use floe_api::SWARM_MEMBERS_MAX;
 use floe_front::Party;
 use floe_image::Hash;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// A member's public key.
 pub(super) type Key = [u8; 32];
-/// Name of the packs that a swarm brings.
+/// Name of packs in their order.
 pub(super) type Content = [u8; 32];
 
 /// How long a member stays on the list without a word.
@@ -38,6 +38,8 @@ struct Member {
     /// Whether it may be told of to other users.
     open: bool,
     addresses: Vec<SocketAddr>,
+    /// The layout by which it reads the image.
+    layout: Content,
     expires: Duration,
 }
 
@@ -57,6 +59,8 @@ pub(super) struct Who<'a> {
     pub party: &'a Party,
     /// Whether it meets other users' members that are open, too.
     pub open: bool,
+    /// The layout by which it reads the image.
+    pub layout: Content,
 }
 
 /// Why somebody is not taken onto a list.
@@ -81,8 +85,8 @@ pub(super) struct List {
 /// All swarms' members.
 #[derive(Debug, Default)]
 pub(super) struct Members {
-    /// By image and content.
-    swarms: BTreeMap<(Hash, Content), Swarm>,
+    /// By image: whoever runs it is a member, whatever layout it knows.
+    swarms: BTreeMap<Hash, Swarm>,
     parties: HashMap<Party, usize>,
     all: usize,
     strangers: usize,
@@ -90,34 +94,32 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Takes a member onto the list of a swarm, or keeps it there; one of another content of the same image it is no more.
+    /// Takes a member onto the list of an image's swarm, or keeps it there.
     pub fn join(
         &mut self,
         now: Duration,
         image: Hash,
-        content: Content,
-        Who { key, party, open }: Who<'_>,
+        Who {
+            key,
+            party,
+            open,
+            layout,
+        }: Who<'_>,
         addresses: Vec<SocketAddr>,
     ) -> Result<(), Refused> {
         self.sweep(now, image);
         let known = |swarm: &Swarm| swarm.members.get(&key).map(|m| m.party == *party);
-        let here = self.swarms.get(&(image, content)).and_then(known);
-        match here {
+        match self.swarms.get(&image).and_then(known) {
             Some(false) => return Err(Refused::Taken),
-            None => self.has_room(image, content, party)?,
+            None => self.has_room(image, party)?,
             Some(true) => {}
         }
-        let others = self.of_image(image);
-        for other in others.into_iter().filter(|other| *other != content) {
-            self.remove((image, other), now, |of, member| {
-                *of == key && member.party == *party
-            });
-        }
-        let swarm = self.swarms.entry((image, content)).or_default();
+        let swarm = self.swarms.entry(image).or_default();
         let member = Member {
             party: party.clone(),
             open,
             addresses,
+            layout,
             expires: now + life(swarm.members.len()),
         };
         let addresses = member.addresses.clone();
@@ -137,9 +139,17 @@ impl Members {
         Ok(())
     }
 
-    fn has_room(&self, image: Hash, content: Content, party: &Party) -> Result<(), Refused> {
+    /// Returns the layouts by which members of an image's swarm read it.
+    pub fn named(&self, now: Duration, image: Hash) -> HashSet<Content> {
+        let swarm = self.swarms.get(&image).into_iter();
+        let members = swarm.flat_map(|swarm| swarm.members.values());
+        let here = members.filter(|member| member.expires > now);
+        here.map(|member| member.layout).collect()
+    }
+
+    fn has_room(&self, image: Hash, party: &Party) -> Result<(), Refused> {
         let strange = !party.is_user();
-        if let Some(swarm) = self.swarms.get(&(image, content)) {
+        if let Some(swarm) = self.swarms.get(&image) {
             let many = swarm.members.len() >= SWARM_MEMBERS_MAX;
             if many || strange && swarm.strangers >= SWARM_MEMBERS_MAX / 2 {
                 return Err(Refused::Full);
@@ -154,7 +164,7 @@ impl Members {
         }
     }
 
-    /// Takes a member off the lists of an image. Refused if somebody else has registered it.
+    /// Takes a member off the list of an image. Refused if somebody else has registered it.
     pub fn leave(
         &mut self,
         now: Duration,
@@ -164,12 +174,10 @@ impl Members {
     ) -> Result<(), Refused> {
         self.sweep(now, image);
         let mut foreign = false;
-        for content in self.of_image(image) {
-            self.remove((image, content), now, |of, member| {
-                foreign |= *of == key && member.party != *party;
-                *of == key && member.party == *party
-            });
-        }
+        self.remove(image, now, |of, member| {
+            foreign |= *of == key && member.party != *party;
+            *of == key && member.party == *party
+        });
         match foreign {
             true => Err(Refused::Taken),
             false => Ok(()),
@@ -181,11 +189,10 @@ impl Members {
         &'a self,
         now: Duration,
         image: Hash,
-        content: Content,
         who: Who<'_>,
         may: impl Fn(&Party) -> bool,
     ) -> List {
-        let swarm = self.swarms.get(&(image, content));
+        let swarm = self.swarms.get(&image);
         let mut known: HashMap<&'a Party, bool> = HashMap::new();
         let mut may = |party: &'a Party| *known.entry(party).or_insert_with(|| may(party));
         let members = swarm.into_iter().flat_map(|swarm| &swarm.members);
@@ -202,34 +209,12 @@ impl Members {
         }
     }
 
-    /// Returns the members of an image's swarms, also those of packs that were replaced, as `who` is told them ([`Members::list`]).
-    pub fn of(
-        &self,
-        now: Duration,
-        image: Hash,
-        who: Who<'_>,
-        may: impl Fn(&Party) -> bool,
-    ) -> Vec<(Key, Vec<SocketAddr>)> {
-        let contents = self.of_image(image).into_iter();
-        let lists = contents.map(|content| self.list(now, image, content, who, &may));
-        lists.flat_map(|list| list.members).collect()
-    }
-
-    fn of_image(&self, image: Hash) -> Vec<Content> {
-        let of_image = self.swarms.range((image, [0; 32])..=(image, [0xFF; 32]));
-        of_image.map(|((_, content), _)| *content).collect()
-    }
-
-    /// Forgets who has not said anything for too long: in the swarms of an image, and now and then in all.
+    /// Forgets who has not said anything for too long: in the swarm of an image, and now and then in all.
     fn sweep(&mut self, now: Duration, image: Hash) {
         let all = now >= self.swept + SELDOM;
-        let places: Vec<(Hash, Content)> = match all {
+        let places: Vec<Hash> = match all {
             true => self.swarms.keys().copied().collect(),
-            false => self
-                .of_image(image)
-                .into_iter()
-                .map(|c| (image, c))
-                .collect(),
+            false => vec![image],
         };
         if all {
             self.swept = now;
@@ -247,12 +232,7 @@ impl Members {
         }
     }
 
-    fn remove(
-        &mut self,
-        place: (Hash, Content),
-        now: Duration,
-        mut goes: impl FnMut(&Key, &Member) -> bool,
-    ) {
+    fn remove(&mut self, place: Hash, now: Duration, mut goes: impl FnMut(&Key, &Member) -> bool) {
         let Some(swarm) = self.swarms.get_mut(&place) else {
             return;
         };
@@ -302,7 +282,7 @@ mod tests {
     use super::*;
 
     const IMAGE: Hash = Hash([1; 32]);
-    const CONTENT: Content = [2; 32];
+    const LAYOUT: Content = [2; 32];
 
     fn user(name: &str) -> Party {
         Party::User(name.into())
@@ -331,17 +311,18 @@ mod tests {
             key: key(n),
             party,
             open: true,
+            layout: LAYOUT,
         }
     }
 
     impl Members {
         fn enter(&mut self, now: Duration, n: u32, party: &Party) -> Result<(), Refused> {
-            self.join(now, IMAGE, CONTENT, who(n, party), at(7))
+            self.join(now, IMAGE, who(n, party), at(7))
         }
 
         /// The list that everybody is told who is open.
         fn open_list(&self, now: Duration) -> List {
-            self.list(now, IMAGE, CONTENT, who(99, &stranger(99)), |_| true)
+            self.list(now, IMAGE, who(99, &stranger(99)), |_| true)
         }
 
         fn keys(&self, now: Duration) -> Vec<Key> {
@@ -374,7 +355,7 @@ mod tests {
         assert_eq!(members.keys(s(46)), [key(1), key(2)]);
         // with nobody left there is no swarm
         members
-            .join(s(200), Hash([9; 32]), CONTENT, who(9, &ann), at(1))
+            .join(s(200), Hash([9; 32]), who(9, &ann), at(1))
             .unwrap();
         assert_eq!(members.swarms.len(), 1);
         members.assert_counted();
@@ -389,7 +370,7 @@ mod tests {
         members.enter(s(20), 1, &user("ann")).unwrap();
         assert_eq!(ask(&members, 20), SELDOM);
         // another address is news, and so is who comes and who goes
-        let moved = members.join(s(30), IMAGE, CONTENT, who(1, &user("ann")), at(8));
+        let moved = members.join(s(30), IMAGE, who(1, &user("ann")), at(8));
         assert_eq!(
             (moved, ask(&members, 30), ask(&members, 45)),
             (Ok(()), SOON, SELDOM)
@@ -428,15 +409,33 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_in_the_swarm_of_the_content_that_it_knows_last() {
+    fn members_of_one_image_are_one_swarm_whatever_layout_they_name_and_for_as_long_as_they_do() {
         let (mut members, ann) = (Members::default(), user("ann"));
-        members.enter(s(0), 1, &ann).unwrap();
-        members
-            .join(s(1), IMAGE, [3; 32], who(1, &ann), at(7))
-            .unwrap();
-        assert!(members.keys(s(1)).is_empty());
-        let list = members.list(s(1), IMAGE, [3; 32], who(1, &ann), |_| true);
-        assert_eq!(list.members, [(key(1), at(7))]);
+        let by = |n, layout: u8| Who {
+            layout: [layout; 32],
+            ..who(n, &ann)
+        };
+        let named = |members: &Members, now| {
+            let named = members.named(s(now), IMAGE);
+            let mut named: Vec<u8> = named.iter().map(|name| name[0]).collect();
+            named.sort_unstable();
+            named
+        };
+        for (n, layout) in [(1, 7), (2, 7), (3, 8)] {
+            members.join(s(0), IMAGE, by(n, layout), at(7)).unwrap();
+        }
+        assert_eq!(members.keys(s(0)), [key(1), key(2), key(3)]);
+        assert_eq!(named(&members, 0), [7, 8]);
+        assert!(members.named(s(0), Hash([9; 32])).is_empty());
+        // another layout is no news to the others
+        members.join(s(20), IMAGE, by(1, 8), at(7)).unwrap();
+        assert_eq!(members.open_list(s(20)).ask_again, SELDOM);
+        assert_eq!(
+            (named(&members, 44), named(&members, 45)),
+            (vec![7, 8], vec![8])
+        );
+        members.leave(s(46), IMAGE, key(1), &ann).unwrap();
+        assert!(members.named(s(46), IMAGE).is_empty());
         members.assert_counted();
     }
 
@@ -447,7 +446,7 @@ mod tests {
             members.enter(s(0), n as u32, &user(name)).unwrap();
         }
         let (ann, may) = (user("ann"), |party: &Party| *party == user("ann"));
-        let list = members.list(s(0), IMAGE, CONTENT, who(0, &ann), may);
+        let list = members.list(s(0), IMAGE, who(0, &ann), may);
         let keys: Vec<Key> = list.members.into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, [key(0), key(2)]);
     }
@@ -469,10 +468,10 @@ mod tests {
             closed(5, &nobody),
         ];
         for one in all {
-            members.join(s(0), IMAGE, CONTENT, one, at(7)).unwrap();
+            members.join(s(0), IMAGE, one, at(7)).unwrap();
         }
         let met = all.map(|one| {
-            let list = members.list(s(0), IMAGE, CONTENT, one, |_| true);
+            let list = members.list(s(0), IMAGE, one, |_| true);
             let of = |n: &u32| list.members.iter().any(|(of, _)| *of == key(*n));
             (0..6).filter(of).collect::<Vec<u32>>()
         });
@@ -488,14 +487,12 @@ mod tests {
         ];
         assert_eq!(met.each_ref().map(|met| &met[..]), told);
         // who becomes open is news
-        let opens = members.join(s(100), IMAGE, CONTENT, closed(1, &ann), at(7));
+        let opens = members.join(s(100), IMAGE, closed(1, &ann), at(7));
         assert_eq!(
             (opens, members.open_list(s(120)).ask_again),
             (Ok(()), SELDOM)
         );
-        members
-            .join(s(120), IMAGE, CONTENT, who(1, &ann), at(7))
-            .unwrap();
+        members.join(s(120), IMAGE, who(1, &ann), at(7)).unwrap();
         assert_eq!(members.open_list(s(120)).ask_again, SOON);
     }
 
@@ -516,7 +513,7 @@ mod tests {
         );
         assert_eq!(members.enter(s(0), n + 1, &stranger(0)), Err(Refused::Full));
         let elsewhere = |members: &mut Members, party: &Party| {
-            members.join(s(0), Hash([5; 32]), CONTENT, who(0, party), at(7))
+            members.join(s(0), Hash([5; 32]), who(0, party), at(7))
         };
         assert_eq!(elsewhere(&mut members, &stranger(0)), Err(Refused::TooMany));
         assert_eq!(elsewhere(&mut members, &stranger(99)), Ok(()));
@@ -537,7 +534,7 @@ mod tests {
                     let n = n + 10_000 * name.len() as u32;
                     let user = user(name);
                     let who = who(n, &user);
-                    let joined = members.join(s(0), Hash([image; 32]), CONTENT, who, at(7));
+                    let joined = members.join(s(0), Hash([image; 32]), who, at(7));
                     taken += usize::from(joined.is_ok());
                 }
             }

@@ -1,7 +1,8 @@
 //! Swarms: hosts that bring an image to each other. The hub tells those who may read an image of each other, names the packs and
 //! the roots by which every piece of them is verified, and proves the pieces that it gives itself.
 //!
-//! - `members`: who takes part. A state machine without I/O and clock.
+//! - `members`: who takes part, and by which layout of the image. A state machine without I/O and clock. Packs of a layout that was replaced
+//!   stay while a member names it (`crate::replaced`).
 //! - `addresses`: where a member may say that it can be reached, so that nobody can send a swarm to somebody else.
 //! - `token`: what members show each other. It changes with the users who may read the image.
 //! - `trees`: BLAKE3 trees of packs, each computed once and kept in `trees/`; `tree_file` is their format.
@@ -28,6 +29,7 @@ use floe_image::Hash;
 use given::Given;
 use members::Members;
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use token::Secret;
@@ -64,6 +66,11 @@ impl Swarms {
     /// Removes trees of packs that are no longer there.
     pub fn clear_litter(&self, knows: impl Fn(&Hash) -> bool) -> Result<(), HubError> {
         self.trees.clear_litter(knows)
+    }
+
+    /// Returns the names of the layouts that members of an image's swarm read by.
+    pub fn named(&self, image: &Hash) -> HashSet<[u8; 32]> {
+        self.members.lock().named(self.now(), *image)
     }
 
     fn now(&self) -> Duration {

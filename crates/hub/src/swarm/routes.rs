@@ -83,18 +83,33 @@ fn refused(why: Refused) -> ApiError {
     }
 }
 
+/// The code of the error for an image that has too much for a swarm.
+const NO_SWARM: &str = "no-swarm";
+
 /// The packs of a swarm, and their name.
 struct Packs {
     content: Content,
     packs: Vec<SwarmPack>,
 }
 
-/// Returns the packs of a copy of an image as its swarm knows them.
+/// Returns the packs that whoever reads a copy of an image may bring others: those of its layout, and as far as a swarm can take them those
+/// of other layouts that its members read by.
 async fn packs_of(hub: &Arc<Hub>, viewer: &Viewer, image: VisibleImage) -> ApiResult<Packs> {
-    let mut packs: Vec<PackRef> = blocking(hub, viewer.party(), move |hub| {
-        Ok(hub.catalogue.packs(&image)?)
-    })
-    .await?;
+    let both = blocking(hub, viewer.party(), move |hub| {
+        hub.retire(Some(image.id()))?;
+        let catalogue = &hub.catalogue;
+        Ok((catalogue.swarm_packs(&image)?, catalogue.packs(&image)?))
+    });
+    let (all, own) = both.await?;
+    let more = all.len() > own.len();
+    match named(hub, viewer, all).await {
+        Err(error) if more && error.body.code == NO_SWARM => named(hub, viewer, own).await,
+        packs => packs,
+    }
+}
+
+/// Names packs as swarms do, each once.
+async fn named(hub: &Arc<Hub>, viewer: &Viewer, mut packs: Vec<PackRef>) -> ApiResult<Packs> {
     let mut known = HashSet::new();
     packs.retain(|pack| known.insert(pack.id));
     let roots = packs.iter().map(|pack| trees::root_of(hub, viewer, *pack));
@@ -111,7 +126,7 @@ async fn packs_of(hub: &Arc<Hub>, viewer: &Viewer, image: VisibleImage) -> ApiRe
     let content = floe_peers::Content::new(roots).map_err(|error| {
         ApiError::new(
             StatusCode::UNPROCESSABLE_ENTITY,
-            "no-swarm",
+            NO_SWARM,
             format!("this image makes no swarm: {error}"),
             "read it from the hub alone",
         )
@@ -158,13 +173,11 @@ pub(crate) async fn join(
 ) -> ApiResult<Response> {
     let id = *image.id();
     let wish: SwarmJoin = json(&hub, &viewer, body, &headers).await?;
-    let who = Who {
-        key: bytes_of(&wish.key, "key")?,
-        party: viewer.party(),
-        open: wish.open,
-    };
+    let key = bytes_of(&wish.key, "key")?;
     let knows = wish.content.as_deref();
     let knows = knows.map(|text| bytes_of(text, "content")).transpose()?;
+    let reads = wish.layout.as_deref();
+    let reads = reads.map(|text| bytes_of(text, "layout")).transpose()?;
     let stranger = !viewer.party().is_user();
     let addresses = addresses::read(&wish.addresses, from, stranger).map_err(|wrong| {
         ApiError::bad(
@@ -175,6 +188,13 @@ pub(crate) async fn join(
     // who may read what may change while the hub reads packs: what is known at the end counts
     let image = VisibleImage::check(&hub, &id, &viewer)?;
     let Packs { content, packs } = packs_of(&hub, &viewer, image.clone()).await?;
+    let who = Who {
+        key,
+        party: viewer.party(),
+        open: wish.open,
+        // while there is one layout, it is all that is listed
+        layout: reads.or(knows).unwrap_or(content),
+    };
     let now = hub.swarms.now();
     let list = {
         let mut members = hub.swarms.members.lock();
@@ -182,21 +202,17 @@ pub(crate) async fn join(
         if !same_copy(&still, &image) {
             return Err(ApiError::busy("this image was published anew meanwhile"));
         }
-        let joined = members.join(now, id, content, who, addresses);
+        let joined = members.join(now, id, who, addresses);
         joined.map_err(refused)?;
         let same = |party: &Party| reads_same(&hub, &image, party);
-        (still, members.list(now, id, content, who, same))
+        (still, members.list(now, id, who, same))
     };
     let (image, list) = list;
     let members = list.members.into_iter();
     let members = members.map(|member| told(member, from, reached));
     let membership = SwarmMembership {
         content: Hash::from(content).to_string(),
-        token: hub
-            .swarms
-            .secret
-            .token(&id, &content, image.holding())
-            .to_string(),
+        token: hub.swarms.secret.token(&id, image.holding()).to_string(),
         packs: match knows == Some(content) {
             true => Vec::new(),
             false => packs,
@@ -246,7 +262,7 @@ pub(crate) async fn overview(
                 party: viewer.party(),
                 open,
             };
-            members.of(now, id, who, same)
+            members.list(now, id, who, same).members
         };
         (known(false), known(true))
     };

@@ -1,4 +1,4 @@
-//! What the members of a swarm show each other: a keyed hash of the image, its content and the users who may read it.
+//! What the members of a swarm show each other: a keyed hash of the image and the users who may read it.
 //!
 //! It says nothing to those who don't have the hub's secret, and it is another one as soon as other users may read the image. Whoever
 //! knows that of an earlier set of readers was one of them, so it does no harm that it is valid again once the set is the same.
@@ -6,7 +6,6 @@
 use super::super::HubError;
 use super::super::catalogue::Holding;
 use super::super::state::write_durably;
-use super::members::Content;
 use floe_image::Hash;
 use rand::TryRngCore;
 use std::path::Path;
@@ -37,9 +36,9 @@ impl Secret {
     }
 
     /// Returns the token of those who read this copy of an image.
-    pub fn token(&self, image: &Hash, content: &Content, holding: &Holding) -> Hash {
+    pub fn token(&self, image: &Hash, holding: &Holding) -> Hash {
         let mut hash = blake3::Hasher::new_keyed(&self.0);
-        hash.update(image.as_bytes()).update(content);
+        hash.update(image.as_bytes());
         hash.update(&[u8::from(holding.public)]);
         if !holding.public {
             let mut readers: Vec<&str> = holding.readers.iter().map(|user| &**user).collect();
@@ -67,31 +66,30 @@ mod tests {
     }
 
     #[test]
-    fn each_hub_image_content_and_set_of_readers_has_a_token_of_its_own() {
+    fn each_hub_image_and_set_of_readers_has_a_token_of_its_own() {
         let (image, other) = (Hash([1; 32]), Hash([2; 32]));
-        let of = |secret: u8, image: &Hash, content: u8, holding: &Holding| {
-            Secret([secret; 32]).token(image, &[content; 32], holding)
+        let of = |secret: u8, image: &Hash, holding: &Holding| {
+            Secret([secret; 32]).token(image, holding)
         };
         let ann = copy(false, "ann", &["bob", "eve"]);
         let tokens = [
-            of(1, &image, 1, &ann),
-            of(2, &image, 1, &ann),
-            of(1, &other, 1, &ann),
-            of(1, &image, 2, &ann),
-            of(1, &image, 1, &copy(false, "ann", &["bob"])),
-            of(1, &image, 1, &copy(false, "ann", &["bobeve"])),
-            of(1, &image, 1, &copy(false, "annbob", &["eve"])),
-            of(1, &image, 1, &copy(false, "eve", &["ann", "bob"])),
-            of(1, &image, 1, &copy(true, "ann", &[])),
+            of(1, &image, &ann),
+            of(2, &image, &ann),
+            of(1, &other, &ann),
+            of(1, &image, &copy(false, "ann", &["bob"])),
+            of(1, &image, &copy(false, "ann", &["bobeve"])),
+            of(1, &image, &copy(false, "annbob", &["eve"])),
+            of(1, &image, &copy(false, "eve", &["ann", "bob"])),
+            of(1, &image, &copy(true, "ann", &[])),
         ];
         let different: std::collections::HashSet<&Hash> = tokens.iter().collect();
         assert_eq!(different.len(), tokens.len());
         assert_eq!(
-            of(1, &image, 1, &copy(false, "ann", &["eve", "bob"])),
+            of(1, &image, &copy(false, "ann", &["eve", "bob"])),
             tokens[0]
         );
         // a public image is everybody's, whoever holds it
-        assert_eq!(of(1, &image, 1, &copy(true, "bob", &["eve"])), tokens[8]);
+        assert_eq!(of(1, &image, &copy(true, "bob", &["eve"])), tokens[7]);
     }
 
     #[test]

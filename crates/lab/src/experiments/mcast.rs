@@ -367,6 +367,7 @@ impl Member {
             key: Hash(host.key().0).to_string(),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content: None,
+            layout: None,
             open: false,
         };
         hub.join_swarm(&parent.image, &me)?;

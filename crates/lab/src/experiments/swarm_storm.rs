@@ -252,6 +252,7 @@ impl Storm {
             key: Hash(host.key().0).to_string(),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content: None,
+            layout: None,
             // each is another user's
             open: true,
         };
@@ -269,6 +270,7 @@ impl Storm {
         });
         let options = Options {
             config: Config::ours(),
+            image: self.image.0,
             token: digits(&listed.token)?,
             members: members(&listed)?,
         };

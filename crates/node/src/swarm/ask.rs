@@ -46,16 +46,20 @@ impl Swarms {
         let known = self.known.lock().get(key).map(|known| {
             let packs = !known.membership.packs.is_empty();
             let content = packs.then(|| known.membership.content.clone());
+            // while there is one layout, the content says it
+            let layout = known.layout.clone();
+            let layout = layout.filter(|layout| content.as_ref() != Some(layout));
             let members = known.members.clone();
-            (known.place.clone(), members, known.open, content)
+            (known.place.clone(), members, known.open, content, layout)
         });
-        let Some((place, who, open, content)) = known else {
+        let Some((place, who, open, content, layout)) = known else {
             return Ok(Event::Silent(key.clone()));
         };
         let me = SwarmJoin {
             key: key_text(&host.key()),
             addresses: host.addresses().iter().map(ToString::to_string).collect(),
             content,
+            layout,
             open,
         };
         let answer = match who {
@@ -110,7 +114,8 @@ impl Swarms {
                 known.trouble.clear();
             }
         }
-        if let Some(part) = part.filter(|part| part.content == content) {
+        // also one that knows other packs than are listed now: it is of the same swarm
+        if let Some(part) = part {
             part.others.store(others, Relaxed);
             let swarm = part.swarm.clone();
             wait_for(&self.runtime, TELL_TIMEOUT, async move {

@@ -393,6 +393,7 @@ mod tests {
         });
         let options = Options {
             config: Config::ours(),
+            image: [1; 32],
             token: [7; 32],
             members: members.collect(),
         };

@@ -16,6 +16,7 @@ use floe_source::{PackReader, Request, SourceError};
 use floe_store::Repository;
 use parking_lot::Mutex;
 use std::{
+    collections::HashMap,
     io,
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -60,7 +61,7 @@ impl Swarms {
     }
 
     fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
-        self.end_part(key);
+        let before = self.end_part(key);
         let all = self.active.all();
         if all.iter().any(|(other, _)| other.image == key.image) {
             return Err("its pieces are exchanged by way of another hub already".into());
@@ -82,21 +83,28 @@ impl Swarms {
         let known = known.ok_or("nobody wants it any more")?;
         let (place, others_too, membership) =
             known.ok_or("the hub's pieces are not the image's")?;
-        let layout = self.layout(key, &place)?;
-        let (content, ids) = content_of(&membership, &layout)?;
+        let wanted = self.wanted();
+        let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
+        // who only gives goes over to the present layout, and gives what is here of others as well
+        let before = before.filter(|_| !wanted.machines.is_empty());
+        let before = before.map(|part| part.reader.layout().clone());
+        let (layout, packs) = self.packs_of(key, &place, &membership, before)?;
+        let Packs { content, ids, name } = packs;
+        if let Some(known) = self.known.lock().get_mut(key) {
+            known.layout = Some(name);
+        }
         let dir = self.shelf_of(&key.image);
         let shelf = make_private_dir(&dir)
             .map_err(|error| error.to_string())
             .and_then(|()| Shelf::open(&dir, content).map_err(|error| error.to_string()))?;
         let shelf = Arc::new(shelf);
-        let wanted = self.wanted();
-        let wanted = wanted.get(key).ok_or("nobody wants it any more")?;
         fill(&shelf, &dir, &ids, &self.images.repo);
         let hedge: Arc<Mutex<Hedge>> = Arc::default();
         let seeds = seeds_of(key.image, &place, &others_too, &ids, &hedge)?;
         let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
+            image: key.image.0,
             token,
             members: members(&membership.members),
         };
@@ -126,6 +134,25 @@ impl Swarms {
         Ok(part)
     }
 
+    /// Returns the layout by which the image is read here, and the hub's packs: the layout by which it was read `before`, while the hub has
+    /// those packs, since of them there is much here and with the others.
+    fn packs_of(
+        &self,
+        key: &Key,
+        place: &Place,
+        membership: &SwarmMembership,
+        before: Option<Layout>,
+    ) -> Result<(Layout, Packs), String> {
+        if let Some(layout) = before
+            && let Ok(packs) = content_of(membership, &layout)
+        {
+            return Ok((layout, packs));
+        }
+        let layout = self.layout(key, place)?;
+        let packs = content_of(membership, &layout)?;
+        Ok((layout, packs))
+    }
+
     fn layout(&self, key: &Key, place: &Place) -> Result<Layout, String> {
         let layout = self.layout_at(key, place);
         let layout = layout.map_err(|error| error.to_string())?;
@@ -151,15 +178,16 @@ impl Swarms {
         source.and_then(|source| source.layout(&key.image))
     }
 
-    /// Brings all pieces here, in the background.
+    /// Brings all pieces of the image's layout here, in the background.
     pub(super) fn bring_whole(self: &Arc<Self>, key: &Key, part: &Arc<Part>) {
         let (here, key) = (Arc::downgrade(self), key.clone());
         let (part, over) = (Arc::downgrade(part), self.core.threads.over().clone());
         let work = move || {
             while let (Some(swarms), Some(part)) = (here.upgrade(), part.upgrade()) {
                 let shelf = part.swarm.shelf();
-                let all = 0..shelf.content().pieces();
-                let lacking = all.filter(|piece| !shelf.has(*piece));
+                let (packs, bytes) = (&part.reader.layout().packs, part.reader.bytes());
+                let of = |pack: &PackRef| bytes.pieces_of(&pack.id, &(0..pack.file_bytes));
+                let lacking = packs.iter().flat_map(of).filter(|piece| !shelf.has(*piece));
                 let lacking: Vec<PieceId> = lacking.take(BRING_PIECES).collect();
                 let same = swarms.active.part(&key);
                 let same = same.is_some_and(|same| Arc::ptr_eq(&same, &part));
@@ -312,11 +340,17 @@ fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {
     });
 }
 
-/// Numbers an image's packs as its hub does, which must be those of the layout. Returns their names in that order, too.
-fn content_of(
-    membership: &SwarmMembership,
-    layout: &Layout,
-) -> Result<(Arc<Content>, Vec<Hash>), String> {
+/// The packs that a hub lists of an image.
+struct Packs {
+    content: Arc<Content>,
+    /// Their names, in that order.
+    ids: Vec<Hash>,
+    /// What the hub calls those of the layout alone.
+    name: String,
+}
+
+/// Numbers an image's packs as its hub does. Those of the layout must be among them.
+fn content_of(membership: &SwarmMembership, layout: &Layout) -> Result<Packs, String> {
     let (mut packs, mut ids) = (Vec::new(), Vec::new());
     for pack in &membership.packs {
         let root = digits(&pack.root).ok_or("the hub names a pack by no 64 digits")?;
@@ -327,19 +361,24 @@ fn content_of(
             bytes: pack.bytes,
         });
     }
-    let known = |of: &PackRef| {
-        let mut both = ids.iter().zip(&packs);
+    let known: HashMap<Hash, Pack> = ids.iter().copied().zip(packs.iter().copied()).collect();
+    let listed = |of: &PackRef| {
+        let pack = known.get(&of.id).copied();
         let same_root = |pack: &Pack| of.root.is_none_or(|root| root.0 == pack.root);
-        both.any(|(id, pack)| *id == of.id && pack.bytes == of.file_bytes && same_root(pack))
+        pack.filter(|pack| pack.bytes == of.file_bytes && same_root(pack))
     };
-    if !layout.packs.iter().all(known) {
-        return Err("the hub has laid the image's packs out anew".into());
-    }
-    let content = Content::new(packs).map_err(|error| error.to_string())?;
-    if digits(&membership.content) != Some(content.id()) {
+    let read: Option<Vec<Pack>> = layout.packs.iter().map(listed).collect();
+    let read = read.ok_or("the hub has laid the image's packs out anew")?;
+    let content = |packs| Content::new(packs).map_err(|error| error.to_string());
+    let (all, read) = (content(packs)?, content(read)?);
+    if digits(&membership.content) != Some(all.id()) {
         return Err("the hub's packs are not what it calls them".into());
     }
-    Ok((Arc::new(content), ids))
+    Ok(Packs {
+        content: Arc::new(all),
+        ids,
+        name: Hash(read.id()).to_string(),
+    })
 }
 
 #[cfg(test)]
@@ -491,10 +530,16 @@ mod tests {
                 ..Default::default()
             }
         };
-        let (content, ids) =
-            content_of(&membership(vec![listed(&b), listed(&a)]), &layout).unwrap();
-        assert_eq!(ids, [b.id, a.id]);
-        assert_eq!(content.packs()[0].bytes, b.file_bytes);
+        let both = membership(vec![listed(&b), listed(&a)]);
+        let packs = content_of(&both, &layout).unwrap();
+        assert_eq!(packs.ids, [b.id, a.id]);
+        assert_eq!(packs.content.packs()[0].bytes, b.file_bytes);
+        // the layout has a name of its own, and is read as well where the hub lists others beside it
+        let alone = membership(vec![listed(&a), listed(&b)]);
+        assert_eq!(packs.name, alone.content);
+        let more = membership(vec![listed(&pack(b"ccc")), listed(&a), listed(&b)]);
+        let packs = content_of(&more, &layout).unwrap();
+        assert_eq!((packs.ids.len(), packs.name), (3, alone.content));
         assert!(content_of(&membership(vec![listed(&a)]), &layout).is_err());
         let mut short = listed(&b);
         short.bytes -= 1;

@@ -48,7 +48,7 @@ use floe_peers::Host;
 use identity::Identity;
 use member::{Place, add_members, key_text};
 use parking_lot::Mutex;
-use pieces::wait_for;
+use pieces::{Part, wait_for};
 use seeds::{Seeded, Seeds};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -82,6 +82,8 @@ struct Known {
     offered: BTreeMap<String, SwarmMember>,
     /// What the hub said last, with the packs of its content.
     membership: SwarmMembership,
+    /// What the hub calls the packs of the layout by which the image is read here.
+    layout: Option<String>,
     /// Why it is not used, if something is wrong.
     trouble: String,
     /// The content of which pieces were not the image's though they fit, and how often.
@@ -103,6 +105,7 @@ impl Known {
     /// Forgets that, and returns the hub that is to forget this node.
     fn unlist(&mut self) -> Option<Place> {
         self.membership = SwarmMembership::default();
+        self.layout = None;
         self.members.is_hub().then(|| self.place.clone())
     }
 }
@@ -387,6 +390,7 @@ impl Swarms {
                 offered: BTreeMap::new(),
                 open: false,
                 membership: SwarmMembership::default(),
+                layout: None,
                 trouble: String::new(),
                 spoilt: (String::new(), 0),
             });
@@ -481,15 +485,15 @@ impl Swarms {
         self.tell(Event::Left(key.clone()));
     }
 
-    /// Ends the exchange of pieces of an image, and tells the others.
-    fn end_part(&self, key: &Key) {
-        if let Some(part) = self.active.take(key) {
-            self.count_last(key, &part);
-            let swarm = part.swarm.clone();
-            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                swarm.leave().await;
-            });
-        }
+    /// Ends the exchange of pieces of an image, and tells the others. Returns what has ended.
+    fn end_part(&self, key: &Key) -> Option<Arc<Part>> {
+        let part = self.active.take(key)?;
+        self.count_last(key, &part);
+        let swarm = part.swarm.clone();
+        wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
+            swarm.leave().await;
+        });
+        Some(part)
     }
 
     fn shelf_of(&self, image: &Hash) -> PathBuf {

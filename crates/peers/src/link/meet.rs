@@ -21,6 +21,8 @@ pub(crate) struct Meeting {
     pub(crate) key: Key,
     /// Of the other.
     pub(crate) session: u64,
+    /// How the other numbers pieces.
+    pub(super) content: [u8; 32],
     /// Whether this host has dialled.
     pub(crate) dialled: bool,
 }
@@ -67,8 +69,8 @@ async fn meet(endpoints: &Endpoints, member: &Member, hello: Hello) -> Result<Me
     let Some(theirs) = first(&mut recv, &mut frames).await else {
         return Err(why(&connection));
     };
-    if theirs.content != hello.content || theirs.token != hello.token {
-        connection.close(CLOSED_STRANGER, b"another content");
+    if theirs.image != hello.image || theirs.token != hello.token {
+        connection.close(CLOSED_STRANGER, b"another image");
         return Err(Unmet::Failed);
     }
     Ok(Meeting {
@@ -78,6 +80,7 @@ async fn meet(endpoints: &Endpoints, member: &Member, hello: Hello) -> Result<Me
         frames,
         key: member.key,
         session: theirs.session,
+        content: theirs.content,
         dialled: true,
     })
 }
@@ -98,6 +101,7 @@ pub(crate) async fn hear(connection: Connection, key: Key) -> Option<(Hello, Mee
         recv,
         frames,
         session: hello.session,
+        content: hello.content,
         dialled: false,
     };
     Some((hello, meeting))

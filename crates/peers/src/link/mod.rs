@@ -1,5 +1,6 @@
-//! A connection to one host for one content, and the tasks that read and write it. Nothing is decided here: what comes is told to the
+//! A connection to one host for one image, and the tasks that read and write it. Nothing is decided here: what comes is told to the
 //! one who decides ([`Note`]), and what he wants is sent.
+mod ear;
 mod expected;
 mod meet;
 mod pieces;
@@ -12,7 +13,8 @@ pub(crate) use queue::ShortQueue;
 use crate::cap::Cap;
 use crate::members::Key;
 use crate::shelf::Shelf;
-use crate::wire::{Budget, Frames, Hello, Message, frames_of};
+use crate::wire::{Budget, Frames, Hello, Message, PACKS_MAX, frames_of};
+use ear::{Ear, Heard, Theirs, names_of};
 use expected::Expected;
 use floe_swarm::policy::{PieceId, Purpose};
 use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
@@ -105,13 +107,15 @@ pub(crate) struct Link {
     pub(crate) session: u64,
     pub(crate) dialled: bool,
     connection: Connection,
+    /// As the other understands them.
     out: mpsc::Sender<Message>,
+    theirs: Theirs,
     expected: Arc<Mutex<Expected>>,
     sending: Arc<AtomicUsize>,
 }
 
 impl Link {
-    /// Takes a connection into use. `hello` is said first if this host was dialled.
+    /// Takes a connection into use. `hello` is said first if this host was dialled, and then which packs it knows, if the other knows others.
     pub(crate) fn start(number: u64, meeting: Meeting, hello: Hello, shared: &Shared) -> Link {
         let (out, messages) = mpsc::channel(OUT_MAX);
         let expected = Arc::new(Mutex::new(Expected::default()));
@@ -121,12 +125,29 @@ impl Link {
             recv,
             frames,
             session,
+            content,
             dialled,
             ..
         } = meeting;
-        let first = (!dialled).then_some(Message::Hello(hello));
+        let same = content == hello.content;
+        let theirs = Theirs::new(same);
+        let mut first = Vec::new();
+        if !dialled {
+            first.push(Message::Hello(hello));
+        }
+        if !same {
+            first.push(Message::Packs(names_of(shared.shelf.content())));
+        }
         tokio::spawn(write(send, first, messages, connection.clone()));
-        tokio::spawn(read(number, recv, frames, shared.clone()));
+        let says = read(
+            number,
+            recv,
+            frames,
+            theirs.clone(),
+            out.clone(),
+            shared.clone(),
+        );
+        tokio::spawn(says);
         let incoming =
             pieces::receive(number, connection.clone(), expected.clone(), shared.clone());
         tokio::spawn(incoming);
@@ -136,6 +157,7 @@ impl Link {
             dialled,
             connection,
             out,
+            theirs,
             expected,
             sending: Arc::default(),
         }
@@ -143,6 +165,13 @@ impl Link {
 
     /// Says something. Returns whether the other reads at all.
     pub(crate) fn say(&self, message: Message) -> bool {
+        let message = match message {
+            Message::Refuse(piece) => match self.theirs.called(piece) {
+                Some(piece) => Message::Refuse(piece),
+                None => return true, // it can't have asked
+            },
+            message => message,
+        };
         match message {
             Message::Ask(piece, _) => self.expected().ask(piece),
             Message::Withdraw(piece) => self.expected().withdraw(piece),
@@ -158,6 +187,9 @@ impl Link {
 
     /// Sends a piece; two notes tell of it. Returns whether it is begun: a host that is slow already gets no more.
     pub(crate) fn send(&self, piece: PieceId, purpose: Purpose, shared: &Shared) -> bool {
+        let Some(called) = self.theirs.called(piece) else {
+            return false;
+        };
         let before = self.sending.fetch_add(1, Ordering::Relaxed);
         if before >= SENDING_MAX {
             self.sending.fetch_sub(1, Ordering::Relaxed);
@@ -166,7 +198,8 @@ impl Link {
         let (connection, shared) = (self.connection.clone(), shared.clone());
         let (sending, number) = (self.sending.clone(), self.number);
         tokio::spawn(async move {
-            let outcome = pieces::send(number, &connection, piece, purpose, &shared).await;
+            let sent = pieces::send(number, &connection, (piece, called), purpose, &shared);
+            let outcome = sent.await;
             sending.fetch_sub(1, Ordering::Relaxed);
             let _ = shared.notes.send(Note::Sent(number, piece, outcome)).await;
         });
@@ -192,14 +225,14 @@ impl Drop for Link {
 
 async fn write(
     mut send: SendStream,
-    first: Option<Message>,
+    first: Vec<Message>,
     mut messages: mpsc::Receiver<Message>,
     connection: Connection,
 ) {
     let _ = send.set_priority(MESSAGES_FIRST);
-    let mut next = first;
+    let mut first = first.into_iter();
     loop {
-        let message = match next.take() {
+        let message = match first.next() {
             Some(message) => message,
             None => tokio::select! {
                 message = messages.recv() => match message {
@@ -217,23 +250,38 @@ async fn write(
     }
 }
 
-/// Reads messages. A host that says too much is not read any more until it is dropped.
-async fn read(link: u64, mut recv: RecvStream, mut frames: Frames, shared: Shared) {
+/// Reads messages. A host that says too much is not read any more until it is dropped. `out` is for what is answered without a decision.
+async fn read(
+    link: u64,
+    mut recv: RecvStream,
+    mut frames: Frames,
+    theirs: Theirs,
+    out: mpsc::Sender<Message>,
+    shared: Shared,
+) {
     let since = Instant::now();
-    let mut budget = Budget::new(shared.shelf.content().pieces(), 0);
+    let mine = shared.shelf.content().clone();
+    // packs are told once, and looked at whenever pieces of them are
+    let mut budget = Budget::new(mine.pieces() + PACKS_MAX as u32, 0);
+    let mut ear = Ear::new(theirs);
     let mut buffer = [0; meet::READ_BYTES];
     loop {
         loop {
-            let wire = match frames.next() {
+            let heard = match frames.next() {
                 Ok(None) => break,
-                Ok(Some(message)) => {
-                    let work = work_of(&message);
-                    match budget.pay(work, since.elapsed().as_micros() as u64) {
-                        true => Wire::Said(message),
-                        false => Wire::Flood,
-                    }
-                }
-                Err(_) => Wire::Flood,
+                Ok(Some(message)) => ear.hear(message, &mine),
+                Err(malformed) => Err(malformed),
+            };
+            let now_us = since.elapsed().as_micros() as u64;
+            let heard = heard.ok().filter(|(_, work)| budget.pay(*work, now_us));
+            let wire = match heard {
+                Some((Heard::Said(message), _)) => Wire::Said(message),
+                Some((Heard::Nothing, _)) => continue,
+                Some((Heard::Unknown(piece), _)) => match out.try_send(Message::Refuse(piece)) {
+                    Ok(()) => continue,
+                    Err(_) => Wire::Flood, // it does not read
+                },
+                None => Wire::Flood,
             };
             let over = matches!(wire, Wire::Flood);
             let told = shared.notes.send(Note::Link(link, wire)).await;
@@ -246,16 +294,6 @@ async fn read(link: u64, mut recv: RecvStream, mut frames: Frames, shared: Share
             // the end of the connection is told by those who wait for pieces
             _ => return,
         }
-    }
-}
-
-/// Returns how many steps a message makes its reader take.
-fn work_of(message: &Message) -> u64 {
-    match message {
-        Message::Has(runs) | Message::Lacks(runs) => {
-            1 + runs.iter().map(|(_, count)| u64::from(*count)).sum::<u64>()
-        }
-        _ => 1,
     }
 }
 

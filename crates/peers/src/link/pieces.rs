@@ -127,15 +127,16 @@ async fn name(stream: &mut RecvStream) -> Option<PieceId> {
     }
 }
 
-/// Sends a piece. Tells when the next may be sent: once this one is with the receiver, or takes so long that others need not wait.
+/// Sends a piece, which the receiver calls by the second number. Tells when the next may be sent: once this one is with the receiver, or
+/// takes so long that others need not wait.
 pub(super) async fn send(
     link: u64,
     connection: &Connection,
-    piece: PieceId,
+    (piece, called): (PieceId, PieceId),
     purpose: Purpose,
     shared: &Shared,
 ) -> Outcome {
-    let sent = timeout(SENDING, carry(connection, piece, purpose, shared));
+    let sent = timeout(SENDING, carry(connection, (piece, called), purpose, shared));
     tokio::pin!(sent);
     let quick = timeout(PASSING, &mut sent).await;
     let _ = shared.notes.send(Note::Passed(link, piece)).await;
@@ -156,7 +157,7 @@ pub(super) async fn send(
 
 async fn carry(
     connection: &Connection,
-    piece: PieceId,
+    (piece, called): (PieceId, PieceId),
     purpose: Purpose,
     shared: &Shared,
 ) -> io::Result<u64> {
@@ -174,7 +175,7 @@ async fn carry(
     let stream = &mut guard.0;
     let _ = stream.set_priority(i32::from(purpose == Purpose::Demand));
     let mut head = Vec::new();
-    put_number(piece, &mut head);
+    put_number(called, &mut head);
     stream.write_all(&head).await?;
     stream.write_chunk(proven).await?;
     stream.finish()?;

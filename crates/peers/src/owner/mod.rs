@@ -369,8 +369,8 @@ impl Owner {
                 }
                 self.tell(Event::Failed(peer, piece));
             }
-            // a second hello
-            Message::Hello(_) => self.wire(peer, Wire::Flood),
+            // a second hello; packs are no news to who has the link
+            Message::Hello(_) | Message::Packs(_) => self.wire(peer, Wire::Flood),
         }
     }
 

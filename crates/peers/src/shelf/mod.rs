@@ -54,8 +54,8 @@ pub enum ShelfError {
 }
 
 impl Shelf {
-    /// Opens the shelf in a directory that is made if need be and that is for shelves alone, one at a time. What an earlier run has left is
-    /// here if its record is whole and of this content; files of anything else are removed.
+    /// Opens the shelf in a directory that is made if need be and that is for shelves alone, one at a time. What an earlier run has left of
+    /// the content's packs is here if its record is whole, however that run numbered them; files of anything else are removed.
     pub fn open(dir: &Path, content: Arc<Content>) -> io::Result<Shelf> {
         std::fs::create_dir_all(dir)?;
         let words = record::load(dir, &content)?;
@@ -71,7 +71,7 @@ impl Shelf {
         Ok(shelf)
     }
 
-    /// Removes packs of another content, and names that a kill has left: each of them would keep a whole file.
+    /// Removes packs that the content does not have, and names that a kill has left: each of them would keep a whole file.
     fn tidy(&self) -> io::Result<()> {
         let packs = 0..self.content.packs().len();
         let files = packs.flat_map(|pack| ["pack", "tree"].map(|kind| self.path(pack, kind)));
@@ -85,7 +85,7 @@ impl Shelf {
             }
         }
         if !litter.is_empty() {
-            self.sync()?; // no record of another content may outlive its packs
+            self.sync()?; // no record may promise packs that are gone
         }
         litter.iter().try_for_each(std::fs::remove_file)
     }
@@ -315,6 +315,7 @@ fn is_same(file: &File, name: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
     use crate::PIECE_BYTES;
+    use crate::tree::Pack;
 
     const LENGTH: usize = 5 * PIECE_BYTES as usize + 77;
 
@@ -468,7 +469,7 @@ mod tests {
             again.read(0, PIECE_BYTES * 4..PIECE_BYTES * 5).unwrap(),
             packs[0][4 << 16..5 << 16]
         );
-        // a damaged record, and another content in the same place
+        // a damaged record, and a content that lacks a pack in the same place
         let path = dir.path().join("have");
         let mut bytes = std::fs::read(&path).unwrap();
         for at in 0..bytes.len() {
@@ -486,9 +487,38 @@ mod tests {
         file(dir.path(), b"left by a kill").keep().unwrap();
         assert_eq!(here(&content), 5);
         assert_eq!(names(dir.path()).len(), 1 + 2 * 2);
+        // what a content lacks is gone for good, and nothing else
         let other = Arc::new(Content::new(content.packs()[1..].to_vec()).unwrap());
-        assert_eq!((here(&other), here(&content)), (0, 0));
+        assert_eq!((here(&other), here(&content)), (1, 1));
         assert_eq!(names(dir.path()).len(), 1 + 2);
+    }
+
+    #[test]
+    fn pieces_outlive_a_content_that_numbers_their_packs_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let (packs, shelf) = full(dir.path());
+        shelf.remove(&[1, 3]).unwrap();
+        let mut known = shelf.content().packs().to_vec();
+        drop(shelf);
+        let absent = Pack {
+            root: [9; 32],
+            bytes: 3 * PIECE_BYTES,
+        };
+        known.insert(0, absent);
+        known.swap(1, 2);
+        let anew = Arc::new(Content::new(known).unwrap());
+        let shelf = Shelf::open(dir.path(), anew).unwrap();
+        // three of the pack that is not here, one of the short pack, and then those of the long one
+        assert_eq!(shelf.pieces().collect::<Vec<_>>(), [3, 4, 6, 8, 9]);
+        assert_eq!(shelf.read(1, 0..100).unwrap(), packs[1]);
+        let range = 4 * PIECE_BYTES..LENGTH as u64;
+        let right = &packs[0][range.start as usize..];
+        assert_eq!(shelf.read(2, range).unwrap(), right);
+        assert!(
+            [3, 4, 6, 8, 9]
+                .iter()
+                .all(|piece| shelf.prove(*piece).is_ok())
+        );
     }
 
     #[test]

@@ -1,50 +1,76 @@
-//! The record of what a shelf has: a file `have` that is replaced as a whole (docs/format.md, "Pieces of a swarm").
-use crate::content::Content;
+//! The record of what a shelf has: a file `have` that is replaced as a whole (docs/format.md, "Pieces of a swarm"). It names packs by their
+//! roots, so that what is here outlives a content that lists them in another order, or with others.
+use crate::content::{Content, PIECE_BYTES};
+use crate::tree::Pack;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
 pub(super) const NAME: &str = "have";
 const MAGIC: &[u8; 8] = b"FLOEHAVE";
-const VERSION: u32 = 1;
-const HEAD_BYTES: usize = 44;
+const VERSION: u32 = 2;
 
-fn words(content: &Content) -> usize {
-    content.pieces().div_ceil(64) as usize
-}
-
-/// Reads the record, as words of 64 pieces. One that is not there, not whole or not of this content says that nothing is here.
+/// Reads the record, as words of 64 pieces. One that is not there or not whole says that nothing is here; of packs that the content does
+/// not have it is passed over what it says.
 pub(super) fn load(dir: &Path, content: &Content) -> io::Result<Vec<u64>> {
     let bytes = match std::fs::read(dir.join(NAME)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
         bytes => bytes?,
     };
-    Ok(parse(&bytes, content).unwrap_or_else(|| vec![0; words(content)]))
+    let nothing = || vec![0; content.pieces().div_ceil(64) as usize];
+    Ok(parse(&bytes, content).unwrap_or_else(nothing))
 }
 
 fn parse(bytes: &[u8], content: &Content) -> Option<Vec<u64>> {
     let (body, hash) = bytes.split_last_chunk::<32>()?;
-    let (head, bits) = body.split_at_checked(HEAD_BYTES)?;
-    let fits = head[..8] == *MAGIC
-        && head[8..12] == VERSION.to_le_bytes()
-        && head[12..] == content.id()
-        && bits.len() == 8 * words(content)
-        && blake3::hash(body) == blake3::Hash::from_bytes(*hash);
-    let word = |word: &[u8]| word.try_into().map(u64::from_le_bytes).ok();
-    let mut words: Vec<u64> = bits.chunks(8).filter_map(word).collect();
-    if let (Some(last), used @ 1..) = (words.last_mut(), content.pieces() % 64) {
-        *last &= (1 << used) - 1;
+    if blake3::hash(body) != blake3::Hash::from_bytes(*hash) {
+        return None;
     }
-    fits.then_some(words)
+    let rest = body.strip_prefix(MAGIC)?;
+    let mut rest = rest.strip_prefix(&VERSION.to_le_bytes())?;
+    let numbers = content.packs().iter().enumerate();
+    let numbers: HashMap<Pack, usize> = numbers.map(|(number, pack)| (*pack, number)).collect();
+    let mut words = vec![0; content.pieces().div_ceil(64) as usize];
+    while !rest.is_empty() {
+        let (root, after) = rest.split_first_chunk::<32>()?;
+        let (bytes, after) = after.split_first_chunk::<8>()?;
+        let bytes = u64::from_le_bytes(*bytes);
+        let length = usize::try_from(bytes.div_ceil(PIECE_BYTES).div_ceil(8)).ok()?;
+        let (bits, after) = after.split_at_checked(length)?;
+        rest = after;
+        let pack = Pack { root: *root, bytes };
+        let Some(number) = numbers.get(&pack) else {
+            continue;
+        };
+        for (at, piece) in content.pieces_of(*number, 0..bytes).enumerate() {
+            if bits[at / 8] >> (at % 8) & 1 == 1 {
+                words[(piece / 64) as usize] |= 1 << (piece % 64);
+            }
+        }
+    }
+    Some(words)
 }
 
 /// Replaces the record, for good.
 pub(super) fn store(dir: &Path, content: &Content, words: &[u64]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(HEAD_BYTES + 8 * words.len() + 32);
+    let has = |piece: u32| words[(piece / 64) as usize] >> (piece % 64) & 1 == 1;
+    let mut bytes = Vec::new();
     bytes.extend_from_slice(MAGIC);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
-    bytes.extend_from_slice(&content.id());
-    bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    for (number, pack) in content.packs().iter().enumerate() {
+        let pieces = content.pieces_of(number, 0..pack.bytes);
+        if !pieces.clone().any(has) {
+            continue;
+        }
+        bytes.extend_from_slice(&pack.root);
+        bytes.extend_from_slice(&pack.bytes.to_le_bytes());
+        let mut bits = vec![0u8; pieces.len().div_ceil(8)];
+        for (at, _) in pieces.enumerate().filter(|(_, piece)| has(*piece)) {
+            bits[at / 8] |= 1 << (at % 8);
+        }
+        bytes.extend_from_slice(&bits);
+    }
     let hash = blake3::hash(&bytes);
     bytes.extend_from_slice(hash.as_bytes());
     let mut file = tempfile::NamedTempFile::new_in(dir)?;

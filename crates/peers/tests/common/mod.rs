@@ -42,7 +42,10 @@ impl Image {
                 .fill(&mut bytes);
             bytes
         };
-        let packs: Vec<Vec<u8>> = pieces.iter().enumerate().map(pack).collect();
+        Image::of(pieces.iter().enumerate().map(pack).collect())
+    }
+
+    fn of(packs: Vec<Vec<u8>>) -> Arc<Image> {
         let tree = |pack: &Vec<u8>| Tree::of(&pack[..], pack.len() as u64).unwrap();
         let trees: Vec<Tree> = packs.iter().map(tree).collect();
         let known = trees.iter().map(Tree::pack).collect();
@@ -52,6 +55,14 @@ impl Image {
             trees,
             content,
         })
+    }
+
+    /// The image laid out anew: packs of so many pieces that nobody has seen, and then some of those that it had.
+    pub fn anew(&self, pieces: &[u64], kept: &[usize]) -> Arc<Image> {
+        let new = Image::new(&[&vec![1; self.packs.len()][..], pieces].concat());
+        let new = new.packs[self.packs.len()..].iter();
+        let kept = kept.iter().map(|number| &self.packs[*number]);
+        Image::of(new.chain(kept).cloned().collect())
     }
 
     pub fn all(&self) -> Vec<PieceId> {
@@ -181,7 +192,8 @@ impl Node {
     }
 
     pub fn join(&self, shelf: Arc<Shelf>, seed: Option<&Arc<Shop>>, members: &[Member]) -> Swarm {
-        self.join_as(shelf, seed, options(members))
+        let options = options(shelf.content().id(), members);
+        self.join_as(shelf, seed, options)
     }
 
     pub fn join_as(&self, shelf: Arc<Shelf>, seed: Option<&Arc<Shop>>, options: Options) -> Swarm {
@@ -190,9 +202,11 @@ impl Node {
     }
 }
 
-pub fn options(members: &[Member]) -> Options {
+/// How hosts take part. An image that was never laid out anew is called as its packs are.
+pub fn options(image: [u8; 32], members: &[Member]) -> Options {
     Options {
         config: Config::ours(),
+        image,
         token: TOKEN,
         members: members.to_vec(),
     }

@@ -4,7 +4,7 @@ mod tls;
 
 use super::{Image, TOKEN, soon};
 use bytes::Bytes;
-use floe_peers::{Key, Member};
+use floe_peers::{Key, Member, Pack};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::rustls::server::{ServerSessionMemoryCache, StoresServerSessions};
 use quinn::{
@@ -18,7 +18,7 @@ use tls::Identity;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
-const ALPN: &[u8] = b"floe/pieces/1";
+const ALPN: &[u8] = b"floe/pieces/2";
 /// A name that TLS wants to have.
 const NAME: &str = "rogue";
 
@@ -26,6 +26,7 @@ const NAME: &str = "rogue";
 pub const HAS: u8 = 1;
 pub const ASK: u8 = 3;
 pub const REFUSE: u8 = 5;
+pub const PACKS: u8 = 6;
 
 pub fn number(mut n: u32) -> Vec<u8> {
     let mut out = Vec::new();
@@ -41,12 +42,27 @@ pub fn frame(body: &[u8]) -> Vec<u8> {
     [&number(body.len() as u32), body].concat()
 }
 
-pub fn hello(content: [u8; 32], token: [u8; 32]) -> Vec<u8> {
-    frame(&[&[0][..], &content, &token, &[9; 8]].concat())
+pub fn hello(image: [u8; 32], content: [u8; 32], token: [u8; 32]) -> Vec<u8> {
+    frame(&[&[0][..], &image, &content, &token, &[9; 8]].concat())
+}
+
+/// Names packs, each by its root and length.
+pub fn packs(named: &[Pack]) -> Vec<u8> {
+    let mut body = vec![PACKS];
+    for pack in named {
+        body.extend_from_slice(&pack.root);
+        body.extend_from_slice(&pack.bytes.to_le_bytes());
+    }
+    frame(&body)
 }
 
 pub fn has_all(pieces: u32) -> Vec<u8> {
-    frame(&[vec![HAS, 0], number(pieces - 1)].concat())
+    has(0, pieces)
+}
+
+/// Says that it has so many pieces from one on.
+pub fn has(first: u32, pieces: u32) -> Vec<u8> {
+    frame(&[vec![HAS], number(first), number(pieces - 1)].concat())
 }
 
 pub fn ask(piece: u32) -> Vec<u8> {
@@ -151,7 +167,7 @@ impl Rogue {
     }
 
     /// Takes the next host in that dials, and answers its hello.
-    pub async fn welcome(&self, content: [u8; 32], token: [u8; 32]) -> Talk {
+    pub async fn welcome(&self, image: [u8; 32], token: [u8; 32]) -> Talk {
         let connection = self.accept().await;
         let (send, recv) = soon(connection.accept_bi()).await.unwrap();
         let mut talk = Talk {
@@ -161,14 +177,20 @@ impl Rogue {
             bytes: Vec::new(),
         };
         assert_eq!(soon(talk.hear()).await.unwrap()[0], 0);
-        talk.say(&hello(content, token)).await;
+        talk.say(&hello(image, image, token)).await;
         talk
     }
 
-    /// Dials a host and says hello. An error is what the host closed the connection with.
-    pub async fn dial(
+    /// Dials a host and says hello, as one that knows the image as it was first laid out. An error is what the host closed the connection with.
+    pub async fn dial(&self, host: &Member, image: [u8; 32], token: [u8; 32]) -> Result<Talk, u64> {
+        self.dial_as(host, image, image, token).await
+    }
+
+    /// The same, as one that knows some packs of the image.
+    pub async fn dial_as(
         &self,
         host: &Member,
+        image: [u8; 32],
         content: [u8; 32],
         token: [u8; 32],
     ) -> Result<Talk, u64> {
@@ -178,7 +200,7 @@ impl Rogue {
         let Ok((mut send, recv)) = connection.open_bi().await else {
             return Err(code(&connection).await);
         };
-        let _ = send.write_all(&hello(content, token)).await;
+        let _ = send.write_all(&hello(image, content, token)).await;
         let mut talk = Talk {
             connection,
             send,

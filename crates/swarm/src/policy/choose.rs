@@ -121,8 +121,7 @@ impl Policy {
         let Some(peer) = self.peers.get(from) else {
             return;
         };
-        // a warden may refuse what it never said it had
-        if peer.has_failed(now_us) && flight.sure {
+        if peer.has_failed(now_us, flight.sure) {
             self.drop_peer(from, Fault::Lied, out);
         }
     }

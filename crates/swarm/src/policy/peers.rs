@@ -385,10 +385,11 @@ impl Peer {
         self.wrong = self.wrong.saturating_add(1);
     }
 
-    /// Returns whether it has failed too often.
-    pub(super) fn has_failed(&mut self, now_us: u64) -> bool {
+    /// It does not give a piece; `sure`: although it said that it has it. A warden may refuse what it never said it had, and a host that knows
+    /// another layout of the image has to. Returns whether it has failed too often.
+    pub(super) fn has_failed(&mut self, now_us: u64, sure: bool) -> bool {
         self.was_heard(now_us);
-        self.failures += 1;
-        self.failures > FAILURES_MAX
+        self.failures += u32::from(sure);
+        sure && self.failures > FAILURES_MAX
     }
 }

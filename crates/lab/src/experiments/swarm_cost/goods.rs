@@ -11,6 +11,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What they bring.
+const IMAGE: [u8; 32] = [1; 32];
 /// What the hosts of one measurement show each other.
 const TOKEN: [u8; 32] = [7; 32];
 /// How often what is awaited is looked at.
@@ -65,6 +67,7 @@ impl Seed for Goods {
 pub(super) fn options(members: &[Member]) -> Options {
     Options {
         config: Config::ours(),
+        image: IMAGE,
         token: TOKEN,
         members: members.to_vec(),
     }
