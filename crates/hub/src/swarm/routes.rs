@@ -261,6 +261,7 @@ pub(crate) async fn overview(
                 key: [0; 32],
                 party: viewer.party(),
                 open,
+                layout: [0; 32],
             };
             members.list(now, id, who, same).members
         };

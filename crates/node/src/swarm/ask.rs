@@ -187,7 +187,7 @@ impl Swarms {
             asked.extend(first);
         }
         let over = self.core.threads.over();
-        place.show(&asked, || !over.is_cancelled())?;
+        place.show(&key.image, &asked, || !over.is_cancelled())?;
         let no_roots = "the hub does not say what proves the image's packs";
         let layout = self.layout_now(key, place, told)?;
         named(&layout)?.ok_or_else(|| Answer::Silent(no_roots.into()))

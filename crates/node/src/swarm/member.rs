@@ -66,15 +66,20 @@ impl Place {
         }
     }
 
-    /// Asks for the first piece of packs one by one, as long as `go_on` says so: a hub knows a pack's root once it has given one.
-    pub fn show(&self, packs: &[&PackRef], go_on: impl Fn() -> bool) -> Result<(), Answer> {
+    /// Asks for the first piece of an image's packs one by one, as long as `go_on` says so: a hub knows a pack's root once it has given one.
+    pub fn show(
+        &self,
+        image: &Hash,
+        packs: &[&PackRef],
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), Answer> {
         let hub = self.client(ASK_TIMEOUT).map_err(|error| failed(&error))?;
         for pack in packs {
             if !go_on() {
                 return Err(Answer::Silent("the node is ending".into()));
             }
             let first = 0..pack.file_bytes.min(PIECE_BYTES);
-            let shown = hub.proven(&pack.id, &first);
+            let shown = hub.proven(image, &pack.id, &first);
             shown.map_err(|error| failed(&error))?;
         }
         Ok(())
