@@ -392,6 +392,7 @@ impl Member {
             packs,
         });
         let options = Options {
+            image: parent.image.0,
             config: Config::ours(),
             token: digits(&listed.token)?,
             members: members(&listed)?,
