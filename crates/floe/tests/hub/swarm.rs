@@ -485,7 +485,7 @@ fn whoever_doubts_a_pack_has_the_hub_look_and_the_list_says_what_it_found() {
     assert_eq!((lie.status, &lie.json()["damaged"]), (200, &false.into()));
     assert_eq!(doubt(pack, ann).code(), "busy");
     assert_eq!(doubt(&key(9), bob).status, 404);
-    assert_eq!(doubt("nonsense", bob).code(), "bad-request");
+    assert_eq!(doubt("nonsense", bob).code(), "not-found");
     assert!(!listed());
     spoil(&world.hub_dir(), &pack.parse().unwrap());
     let right = doubt(pack, bob);
