@@ -1,6 +1,6 @@
 //! Swarms whose members no hub lists, with real guests: `floe run --swarm-members`, `floe swarm listen`.
 
-use super::swarm::{DISK_MIB, World, becomes_linked, key, linked, swarm};
+use super::swarm::{DISK_MIB, World, becomes_linked, by_hand, key, linked, swarm};
 use crate::support::clusters::{ask_by_hand, stranger};
 use crate::support::command::code;
 use crate::support::node::{Signal, TestNode, cluster, eventually};
@@ -19,6 +19,18 @@ fn member(node: &TestNode) -> SwarmMember {
         key: report.key.unwrap(),
         addresses: report.addresses.iter().filter_map(here).collect(),
     }
+}
+
+/// Looks whether a machine reads its disk out of what another node has read, and returns what its node says of the swarm then.
+fn comes_from_the_other(world: &World, one: &TestNode, two: &TestNode) -> SwarmInfo {
+    becomes_linked(one, two);
+    world.reads(one, "one", 0, DISK_MIB);
+    let before = swarm(two).unwrap();
+    world.reads(two, "two", 0, DISK_MIB / 2);
+    let after = swarm(two).unwrap();
+    let came = after.received_bytes - before.received_bytes;
+    assert!(came > (DISK_MIB << 20) / 4, "{before:?} {after:?}");
+    after
 }
 
 #[test]
@@ -40,25 +52,18 @@ fn nodes_that_their_users_list_bring_an_image_to_each_other_and_the_hub_tells_no
     };
     boot(&one, "one");
     boot(&two, "two");
-    becomes_linked(&one, &two);
-    world.reads(&one, "one", 0, DISK_MIB);
-    let before = swarm(&two).unwrap();
-    world.reads(&two, "two", 0, DISK_MIB / 2);
-    let after = swarm(&two).unwrap();
-    let came = after.received_bytes - before.received_bytes;
-    assert!(came > (DISK_MIB << 20) / 4, "{before:?} {after:?}");
+    let after = comes_from_the_other(&world, &one, &two);
 
     // who may read the image is told of nobody, also one that is told to meet everybody
     let image: Hash = after.image.parse().unwrap();
     let hub = world.client(Some(&world.token));
-    let me = SwarmJoin {
-        key: "0b".repeat(32),
-        addresses: vec!["127.0.0.1:9".into()],
-        content: None,
-        layout: None,
-        open: true,
-    };
-    assert_eq!(hub.join_swarm(&image, &me).unwrap().members.len(), 1);
+    assert_eq!(
+        hub.join_swarm(&image, &by_hand(true))
+            .unwrap()
+            .members
+            .len(),
+        1
+    );
     // one that knows them and is not listed by them is not let in
     boot(&other, "other");
     world.reads(&other, "other", 0, 4);
@@ -103,13 +108,7 @@ fn members_of_a_cluster_bring_an_image_to_each_other_and_nobody_else_hears_of_it
         node.run(&request(name));
         node.wait_console(name, "floe-guest ready");
     }
-    becomes_linked(&one, &two);
-    world.reads(&one, "one", 0, DISK_MIB);
-    let before = swarm(&two).unwrap();
-    world.reads(&two, "two", 0, DISK_MIB / 2);
-    let after = swarm(&two).unwrap();
-    let came = after.received_bytes - before.received_bytes;
-    assert!(came > (DISK_MIB << 20) / 4, "{before:?} {after:?}");
+    let after = comes_from_the_other(&world, &one, &two);
 
     // a member is told, and of nothing else than what is asked for; a member that takes no part says so
     let (port, idles) = (
@@ -136,15 +135,14 @@ fn members_of_a_cluster_bring_an_image_to_each_other_and_nobody_else_hears_of_it
     assert!(!ask_by_hand(port, &[], &asked, "").contains(&whose));
     assert!(!stranger(port, &[]).contains("200 OK"));
     let image: Hash = after.image.parse().unwrap();
-    let me = SwarmJoin {
-        key: "0b".repeat(32),
-        addresses: vec!["127.0.0.1:9".into()],
-        content: None,
-        layout: None,
-        open: true,
-    };
     let hub = world.client(Some(&world.token));
-    assert_eq!(hub.join_swarm(&image, &me).unwrap().members.len(), 1);
+    assert_eq!(
+        hub.join_swarm(&image, &by_hand(true))
+            .unwrap()
+            .members
+            .len(),
+        1
+    );
     outside.run(&request("outside"));
     eventually("it is told", || {
         swarm(&outside).is_some_and(|swarm| swarm.trouble.contains("in no cluster"))

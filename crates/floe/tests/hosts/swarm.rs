@@ -158,6 +158,17 @@ fn told(args: &[&str]) -> TestNode {
     })
 }
 
+/// What somebody says who asks a hub without a node.
+pub fn by_hand(open: bool) -> SwarmJoin {
+    SwarmJoin {
+        key: "0b".repeat(32),
+        addresses: vec!["127.0.0.1:9".into()],
+        content: None,
+        layout: None,
+        open,
+    }
+}
+
 /// The only swarm of a node.
 pub fn swarm(node: &TestNode) -> Option<SwarmInfo> {
     let report = node.client().swarm().unwrap();
@@ -356,13 +367,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
 
     // who may not read the image is told of no swarm
     let bob = floe_hub::create_token(world.dir.path(), "bob").unwrap();
-    let me = SwarmJoin {
-        key: "0b".repeat(32),
-        addresses: vec!["127.0.0.1:9".into()],
-        content: None,
-        layout: None,
-        open: false,
-    };
+    let me = by_hand(false);
     let image: Hash = again.image.parse().unwrap();
     let tokens = [Some(&bob), None, Some(&world.token)];
     let asked = tokens.map(|token| {
@@ -633,11 +638,8 @@ fn where_no_other_node_answers_the_hub_is_read_and_that_is_told() {
     // a member whose host's packets are dropped on the way
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let other = SwarmJoin {
-        key: "0b".repeat(32),
         addresses: vec![silent.local_addr().unwrap().to_string()],
-        content: None,
-        layout: None,
-        open: false,
+        ..by_hand(false)
     };
     let hub = world.client(Some(&world.token));
     let mut looks = 0;

@@ -184,12 +184,13 @@ impl Members {
         }
     }
 
-    /// Returns the list of a swarm as `who` is told it: those members that it may meet, and whose party `may` be on it.
+    /// Returns the list of a swarm as a party is told it, with other users' members only if it is `open` too: those members that it may
+    /// meet, and whose party `may` be on it.
     pub fn list<'a>(
         &'a self,
         now: Duration,
         image: Hash,
-        who: Who<'_>,
+        (party, open): (&Party, bool),
         may: impl Fn(&Party) -> bool,
     ) -> List {
         let swarm = self.swarms.get(&image);
@@ -197,7 +198,8 @@ impl Members {
         let mut may = |party: &'a Party| *known.entry(party).or_insert_with(|| may(party));
         let members = swarm.into_iter().flat_map(|swarm| &swarm.members);
         let members: Vec<(Key, Vec<SocketAddr>)> = members
-            .filter(|(_, member)| member.expires > now && meets(who, member) && may(&member.party))
+            .filter(|(_, member)| member.expires > now && meets(party, open, member))
+            .filter(|(_, member)| may(&member.party))
             .map(|(key, member)| (*key, member.addresses.clone()))
             .collect();
         let news = swarm.is_some_and(|swarm| now < swarm.changed + NEWS);
@@ -267,9 +269,9 @@ impl Members {
 
 /// Whether somebody is told of a member. Users' hosts know each other; whoever else learns that one runs an image, and at which address, is
 /// somebody whom its user lets know.
-fn meets(who: Who<'_>, member: &Member) -> bool {
-    let own = *who.party == member.party && who.party.is_user();
-    own || who.open && member.open
+fn meets(party: &Party, open: bool, member: &Member) -> bool {
+    let own = *party == member.party && party.is_user();
+    own || open && member.open
 }
 
 /// Returns how long a member of a swarm of so many stays on the list without a word: it may miss three times to ask.
@@ -322,7 +324,7 @@ mod tests {
 
         /// The list that everybody is told who is open.
         fn open_list(&self, now: Duration) -> List {
-            self.list(now, IMAGE, who(99, &stranger(99)), |_| true)
+            self.list(now, IMAGE, (&stranger(99), true), |_| true)
         }
 
         fn keys(&self, now: Duration) -> Vec<Key> {
@@ -446,7 +448,7 @@ mod tests {
             members.enter(s(0), n as u32, &user(name)).unwrap();
         }
         let (ann, may) = (user("ann"), |party: &Party| *party == user("ann"));
-        let list = members.list(s(0), IMAGE, who(0, &ann), may);
+        let list = members.list(s(0), IMAGE, (&ann, true), may);
         let keys: Vec<Key> = list.members.into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, [key(0), key(2)]);
     }
@@ -471,7 +473,7 @@ mod tests {
             members.join(s(0), IMAGE, one, at(7)).unwrap();
         }
         let met = all.map(|one| {
-            let list = members.list(s(0), IMAGE, one, |_| true);
+            let list = members.list(s(0), IMAGE, (one.party, one.open), |_| true);
             let of = |n: &u32| list.members.iter().any(|(of, _)| *of == key(*n));
             (0..6).filter(of).collect::<Vec<u32>>()
         });

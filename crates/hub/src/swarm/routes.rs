@@ -205,7 +205,7 @@ pub(crate) async fn join(
         let joined = members.join(now, id, who, addresses);
         joined.map_err(refused)?;
         let same = |party: &Party| reads_same(&hub, &image, party);
-        (still, members.list(now, id, who, same))
+        (still, members.list(now, id, (who.party, who.open), same))
     };
     let (image, list) = list;
     let members = list.members.into_iter();
@@ -256,15 +256,7 @@ pub(crate) async fn overview(
     let same = |party: &Party| reads_same(&hub, &image, party);
     let (own, mut others) = {
         let members = hub.swarms.members.lock();
-        let known = |open| {
-            let who = Who {
-                key: [0; 32],
-                party: viewer.party(),
-                open,
-                layout: [0; 32],
-            };
-            members.list(now, id, who, same).members
-        };
+        let known = |open| members.list(now, id, (viewer.party(), open), same).members;
         (known(false), known(true))
     };
     let count = u32::try_from(others.len()).unwrap_or(u32::MAX);

@@ -23,6 +23,7 @@ use floe_store::{Cache, Repository};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// The numbers of hosts that are measured.
@@ -226,13 +227,7 @@ impl Parent {
             let before = segment.sent_bytes(0);
             let started = Instant::now();
             go.wait();
-            let told: anyhow::Result<Vec<Told>> = hosts
-                .into_iter()
-                .map(|host| {
-                    host.join()
-                        .unwrap_or_else(|_| anyhow::bail!("a host panicked"))
-                })
-                .collect();
+            let told = of_all(hosts);
             (before, told, started.elapsed().as_secs_f64())
         });
         let told = told?;
@@ -267,6 +262,15 @@ impl Parent {
     }
 }
 
+/// Waits for all hosts. Returns what each did, or the first error.
+fn of_all<T>(hosts: Vec<ScopedJoinHandle<'_, anyhow::Result<T>>>) -> anyhow::Result<Vec<T>> {
+    let ends = hosts.into_iter().map(|host| {
+        host.join()
+            .unwrap_or_else(|_| anyhow::bail!("a host panicked"))
+    });
+    ends.collect()
+}
+
 /// Where the hosts of a swarm wait for each other: until the hub lists all of them, until all are about to begin, and until all have
 /// everything, so that none goes while it has something to give.
 struct Meet {
@@ -297,13 +301,7 @@ impl Parent {
             meet.ready.wait();
             let before = segment.sent_bytes(0);
             meet.go.wait();
-            let seconds: anyhow::Result<Vec<f64>> = hosts
-                .into_iter()
-                .map(|host| {
-                    host.join()
-                        .unwrap_or_else(|_| anyhow::bail!("a host panicked"))
-                })
-                .collect();
+            let seconds = of_all(hosts);
             (before, seconds)
         });
         let seconds = seconds?;
