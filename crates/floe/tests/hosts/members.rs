@@ -24,8 +24,9 @@ fn member(node: &TestNode) -> SwarmMember {
 /// Looks whether a machine reads its disk out of what another node has read, and returns what its node says of the swarm then.
 fn comes_from_the_other(world: &World, one: &TestNode, two: &TestNode) -> SwarmInfo {
     becomes_linked(one, two);
-    world.reads(one, "one", 0, DISK_MIB);
+    // from here on: what one has read, two may have before its own machine asks for it
     let before = swarm(two).unwrap();
+    world.reads(one, "one", 0, DISK_MIB);
     world.reads(two, "two", 0, DISK_MIB / 2);
     let after = swarm(two).unwrap();
     let came = after.received_bytes - before.received_bytes;
