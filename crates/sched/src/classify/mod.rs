@@ -95,7 +95,7 @@ pub enum Scope {
 pub enum Source {
     /// The guest's agent has named the program.
     Agent,
-    /// The caller has: the file that the block belongs to, or an address space.
+    /// The caller has: the file that the block belongs to.
     Caller,
     /// Nothing is known.
     #[default]
