@@ -4,7 +4,7 @@ use super::limits::NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// An image, by the hash that names it.
+/// An image, or a disk, by the hash that names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageId(pub [u8; 32]);
 

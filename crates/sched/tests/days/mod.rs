@@ -6,7 +6,7 @@ use floe_sched::{Class, MachineId, Op};
 
 const SECOND: u64 = 1_000_000;
 const OF: Owned = Owned {
-    image: ImageId([1; 32]),
+    disk: ImageId([1; 32]),
     uid: 1000,
 };
 /// What is on the disk from here on was written by the machine itself, and is at other places in each.
@@ -386,7 +386,7 @@ fn live(classifier: &mut Classifier, machine: u32, day: &Day, view: View) -> Sco
             View::File | View::Told => Some(Program::File {
                 // the machine's own disk is not the image's
                 image: if *inode < OWN_FILES {
-                    OF.image
+                    OF.disk
                 } else {
                     ImageId([2; 32])
                 },
