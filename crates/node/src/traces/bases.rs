@@ -118,7 +118,8 @@ impl Traces {
             let base = match self.base_of(image, None) {
                 Ok(base) => base,
                 Err(error) => {
-                    tracing::warn!(image = image.short(), %error, "it is not known which disk it stands on");
+                    // whoever uses the image is told
+                    tracing::debug!(image = image.short(), %error, "it is not known which disk it stands on");
                     continue;
                 }
             };

@@ -110,7 +110,9 @@ impl Traces {
                 .and_then(|base| self.keep_programs_of(&base));
             match kept {
                 Ok(list) if list == List::default() => {}
-                Ok(_) => drop(taught.insert(image)),
+                Ok(_) => {
+                    taught.insert(image);
+                }
                 Err(error) => {
                     tracing::warn!(image = image.short(), %error, "what was learned of its programs is not stored");
                 }
