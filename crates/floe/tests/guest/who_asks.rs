@@ -278,7 +278,11 @@ fn a_list_belongs_to_a_disk_and_captures_inherit_it_and_one_of_an_earlier_versio
 
     // what is said of an image, is said of what is captured of its machines, and the other way round
     run(&node, "desk", "web");
-    code(&node, 0, &["capture", "web", "--name", "child", "--rehearse", "0"]);
+    code(
+        &node,
+        0,
+        &["capture", "web", "--name", "child", "--rehearse", "0"],
+    );
     code(&node, 0, &["io", "allow", "desk", "mplayer"]);
     code(&node, 0, &["io", "forbid", "child", "updatedb"]);
     let child = learned(&node, "child");

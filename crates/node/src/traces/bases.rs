@@ -11,7 +11,7 @@ use crate::{
     error::{NodeError, at, failed, not_found},
     files::load_manifest,
 };
-use floe_image::{Hash, Manifest, lineage};
+use floe_image::{Hash, LineageError, Manifest, lineage};
 use floe_store::StoreError;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
@@ -57,11 +57,9 @@ impl Traces {
             has_parents |= found.parent.is_some();
             Ok(found.parent)
         });
-        lineage.map_err(|error| {
-            failed(
-                format!("the parents of image {image} cannot be followed: {error}"),
-                "pull it again, or remove it",
-            )
+        lineage.map_err(|error| match error {
+            LineageError::Lookup(_, error) => error,
+            endless => failed(endless.to_string(), "pull it again, or remove it"),
         })?;
         let base = own.ok_or_else(|| {
             not_found(
