@@ -60,11 +60,11 @@ impl Screens {
         }
     }
 
-    /// Opens the socket of a machine's screen, in place of one that an earlier node has left. One that is open already stays as it is.
+    /// Opens the socket of a machine's screen, in place of one that is there, or that an earlier node has left.
     pub fn open(&self, path: &Path, machine: &Arc<Entry>) -> io::Result<()> {
         let mut open = self.open.lock();
-        if open.contains_key(path) {
-            return Ok(());
+        if let Some(before) = open.remove(path) {
+            before.abort();
         }
         let listener = bind(path)?;
         listener.set_nonblocking(true)?;

@@ -133,7 +133,7 @@ impl Traces {
                 return Ok(());
             }
             let used = self.bases_in_use()?;
-            for base in stored.iter().filter(|base| !used.contains(base)) {
+            for base in stored.iter().filter(|base| !used.contains(*base)) {
                 let removed = self.kept.store.remove_programs(base, LOCAL);
                 removed.map_err(at("cannot remove a list of interactive programs"))?;
             }
