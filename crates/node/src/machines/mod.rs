@@ -86,6 +86,10 @@ pub(crate) struct Machines {
 
 impl Machines {
     /// Creates the service. `arrivals` gets each machine whose QEMU starts running.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "each is one of the services above"
+    )]
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
