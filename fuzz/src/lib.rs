@@ -149,7 +149,7 @@ pub use extents::extents;
 pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;
-pub use scheduling::io_list;
+pub use scheduling::{io_list, vnc_client};
 pub use swarm::{swarm_list, swarm_message, swarm_numbers, swarm_offer, tree_file};
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
@@ -202,6 +202,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("cluster_record", cluster_record),
     ("invitation", invitation),
     ("io_list", io_list),
+    ("vnc_client", vnc_client),
 ];
 
 /// What floe-mpirun, its launcher and its clones say to each other.

@@ -1,4 +1,4 @@
-//! What is read of stored lists of programs.
+//! What is read of stored lists of programs, and of what VNC clients send.
 
 /// A list of interactive programs is bounded, and what is read of it, written again, is read as the same.
 pub fn io_list(data: &[u8]) {
@@ -21,4 +21,25 @@ pub fn io_list(data: &[u8]) {
     classifier.import(Owned::default(), list.clone());
     classifier.import(Owned::default(), list.clone());
     assert_eq!(classifier.export(Owned::default()), list);
+}
+
+/// However a VNC client's bytes are cut, the same presses are found in them: the first byte says where.
+pub fn vnc_client(data: &[u8]) {
+    use floe_sched::Presses;
+    let Some((cut, bytes)) = data.split_first() else {
+        return;
+    };
+    let mut whole = Presses::default();
+    let pressed = whole.are_in(bytes);
+    let mut pieces = Presses::default();
+    let (first, second) = bytes.split_at(usize::from(*cut).min(bytes.len()));
+    let in_pieces = [first, second].map(|piece| pieces.are_in(piece));
+    assert_eq!(in_pieces.contains(&true), pressed);
+    assert_eq!(pieces, whole);
+    let mut bytewise = Presses::default();
+    let each = bytes.iter().map(|byte| bytewise.are_in(&[*byte]));
+    // each message has a byte at which it is known that something goes down
+    let number = each.filter(|pressed| *pressed).count();
+    assert_eq!((number > 0, bytewise), (pressed, whole));
+    assert!(number <= bytes.len() / 2);
 }

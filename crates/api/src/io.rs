@@ -182,11 +182,15 @@ pub struct IoSayRequest {
     pub say: IoSaying,
 }
 
-/// Which programs of an image are interactive.
+/// Which programs of an image are interactive, and of all that stand on the same disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoList {
     /// The image's id.
     pub image: String,
+    /// The hash of the disk that the image stands on. The list is that of all images and clones that stand on it; empty from a node that
+    /// has one for each image.
+    #[serde(default)]
+    pub disk: String,
     /// Programs that somebody has allowed.
     pub allowed: Vec<String>,
     /// Programs that somebody has forbidden.
@@ -195,7 +199,7 @@ pub struct IoList {
     pub learned: Vec<IoLearned>,
 }
 
-/// What machines of an image have shown of a program.
+/// What machines have shown of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoLearned {
     /// Its name.

@@ -399,10 +399,11 @@ pub struct ConsoleInfo {
     pub socket: String,
     /// File with the last output of the guest, at most 4 MiB; earlier output is in the file with `.1` appended.
     pub log: String,
-    /// Unix socket of the screen (VNC).
+    /// Unix socket of the screen, for VNC clients of the node's user: the node's own, which counts keys and buttons that go down and passes
+    /// them on to QEMU. That of QEMU if the node has none.
     pub vnc: Option<String>,
-    /// The process that listens at both, as the peer's credentials of a connection say; absent if it is not running. Both are in a
-    /// directory of the user that this process runs as: a client that finds another one there speaks with somebody else.
+    /// The process that listens at the console's socket, as the peer's credentials of a connection say; absent if it is not running. That
+    /// socket is in a directory of the user that this process runs as: a client that finds another one there speaks with somebody else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Where the guest shows itself; absent as long as it shows nothing, and if it is not running.

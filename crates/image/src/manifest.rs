@@ -314,6 +314,30 @@ pub fn memory_block(name: &str) -> Option<usize> {
 }
 
 impl Manifest {
+    /// Returns a hash that identifies the content of the disk that the machine boots from, or of its first disk; `None` without any.
+    /// Images that were made of the same disk have the same one, whenever and with whatever hardware they were made.
+    pub fn boot_disk(&self) -> Option<Hash> {
+        let region = self
+            .config
+            .disks
+            .iter()
+            .find_map(|name| self.region(name))?;
+        let mut bytes = Vec::with_capacity(
+            64 + region.segments.len() * 32 + region.patches.len() * PATCH_BYTES,
+        );
+        bytes.extend_from_slice(b"floe boot disk\0");
+        bytes.extend_from_slice(&region.size.to_le_bytes());
+        bytes.extend_from_slice(&(region.segments.len() as u64).to_le_bytes());
+        for segment in &region.segments {
+            bytes.extend_from_slice(&segment.0);
+        }
+        for patch in &region.patches {
+            bytes.extend_from_slice(&patch.chunk.to_le_bytes());
+            bytes.extend_from_slice(&patch.hash.0);
+        }
+        Some(Hash::of(&bytes))
+    }
+
     /// Returns the bytes whose hash names the image. Call [`Manifest::check`] before, on a manifest that you made.
     ///
     /// # Panics

@@ -92,6 +92,42 @@ fn manifest_of_version_1() {
 }
 
 #[test]
+fn a_boot_disk_is_known_by_its_content_alone() {
+    let mut same = manifest();
+    let place = same.regions.iter().position(|r| r.name == "disk0").unwrap();
+    same.regions[place].size = 4 << 20;
+    same.regions[place].segments = vec![segment().id()];
+    let disk = same.boot_disk().unwrap();
+    // lists are stored by this: it stays what it is
+    assert_eq!(disk.short(), "DISKHASH");
+    same.parent = None;
+    same.created_unix_s += 1;
+    same.config.cpus = Some(9);
+    same.regions.swap(0, 1);
+    assert_eq!(same.boot_disk(), Some(disk));
+    let mut changed = Vec::new();
+    let change = |with: fn(&mut Region)| {
+        let mut other = same.clone();
+        with(&mut other.regions[place]);
+        other.boot_disk().unwrap()
+    };
+    changed.push(change(|disk| disk.size += 4096));
+    changed.push(change(|disk| disk.segments[0] = Hash::of(b"other")));
+    changed.push(change(|disk| disk.segments.push(Hash::ZERO)));
+    let hash = Hash::of(b"other");
+    let patched = Patch { chunk: 3, hash };
+    let mut other = same.clone();
+    other.regions[place].patches.push(patched);
+    changed.push(other.boot_disk().unwrap());
+    changed.push(disk);
+    changed.sort_unstable();
+    changed.dedup();
+    assert_eq!(changed.len(), 5);
+    same.config.disks.clear();
+    assert_eq!(same.boot_disk(), None);
+}
+
+#[test]
 fn manifest_of_version_2() {
     let mut patched = manifest();
     patched.regions[0].patches = vec![

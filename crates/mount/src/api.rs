@@ -404,6 +404,7 @@ impl Mount {
             .collect();
         let disks = RwLock::new(disks?);
         let trace = Trace::open(&spec.dir, image.id, &spec.name)?;
+        let base = spec.base.unwrap_or(image.id);
         let machine = Arc::new(Machine {
             id: self.core.next_machine(),
             class: Mutex::default(),
@@ -441,7 +442,7 @@ impl Mount {
         self.core
             .tree
             .add(entries, Some((machine.uid, machine.gid)))?;
-        self.core.classes.began(&machine);
+        self.core.classes.began(&machine, base);
         self.core
             .machines
             .write()

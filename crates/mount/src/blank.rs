@@ -166,6 +166,9 @@ impl Mount {
         self.core.machines.write().remove(&name);
         let gone = Message::Machine(Stir::Gone(old.id));
         self.core.queues.inbox.call(gone);
+        // it comes back with another number
+        self.core.classes.gone(old.id);
+        self.core.io_gone(old.id);
         let bind = || -> Result<MachineHandle, MountError> {
             // nothing was written to them: the record says that they stand on the blank
             old.disks().iter().for_each(|disk| disk.close());

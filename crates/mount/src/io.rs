@@ -76,7 +76,7 @@ pub struct IoProgram {
     pub since: Duration,
 }
 
-/// What is said by hand of the programs of an image.
+/// What is said by hand of the programs on a base disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoSaid {
     /// It is waited for by a person, whatever it does.
@@ -116,10 +116,10 @@ impl Classes {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// A machine is on the mount from now on.
-    pub(crate) fn began(&self, machine: &Machine) {
+    /// A machine is on the mount from now on; it shares the list of this base disk.
+    pub(crate) fn began(&self, machine: &Machine, base: Hash) {
         let now_us = self.now_us();
-        let of = owned(machine.image.id);
+        let of = owned(base);
         self.classifier.lock().began(now_us, machine.id, of);
         if let Some(verdicts) = &self.verdicts {
             verdicts.began(machine.id, &machine.name);
@@ -214,10 +214,10 @@ impl Classes {
     }
 }
 
-/// Returns whose lists those of an image's machines are: this process's user has all machines of the mount.
-fn owned(image: Hash) -> Owned {
+/// Returns whose lists those of a base disk's machines are: this process's user has all machines of the mount.
+fn owned(base: Hash) -> Owned {
     Owned {
-        image: ImageId(*image.as_bytes()),
+        disk: ImageId(*base.as_bytes()),
         uid: rustix::process::geteuid().as_raw(),
     }
 }
@@ -288,26 +288,26 @@ impl Classes {
     }
 }
 
-/// The lists of interactive programs, by image.
+/// The lists of interactive programs, by base disk ([`crate::MachineSpec::base`]).
 impl Mount {
     /// Takes a list that was stored earlier.
-    pub fn import_io_list(&self, image: Hash, list: List) {
+    pub fn import_io_list(&self, base: Hash, list: List) {
         let mut classifier = self.core.classes.classifier.lock();
-        classifier.import(owned(image), list);
+        classifier.import(owned(base), list);
     }
 
-    /// Returns an image's list, as it is now.
-    pub fn io_list(&self, image: Hash) -> List {
-        self.core.classes.classifier.lock().export(owned(image))
+    /// Returns a base disk's list, as it is now.
+    pub fn io_list(&self, base: Hash) -> List {
+        self.core.classes.classifier.lock().export(owned(base))
     }
 
-    /// Says something by hand of a program in all machines of an image. Returns whether that changed anything.
-    pub fn say_of_io(&self, image: Hash, name: Name, said: IoSaid) -> Result<bool, ListError> {
+    /// Says something by hand of a program in all machines with a base disk. Returns whether that changed anything.
+    pub fn say_of_io(&self, base: Hash, name: Name, said: IoSaid) -> Result<bool, ListError> {
         let mut classifier = self.core.classes.classifier.lock();
-        let (of, before) = (owned(image), classifier.export(owned(image)));
+        let (of, before) = (owned(base), classifier.export(owned(base)));
         match said {
-            IoSaid::Allowed => classifier.allow(Scope::Image(of), name)?,
-            IoSaid::Forbidden => classifier.forbid(Scope::Image(of), name)?,
+            IoSaid::Allowed => classifier.allow(Scope::Disk(of), name)?,
+            IoSaid::Forbidden => classifier.forbid(Scope::Disk(of), name)?,
             IoSaid::Nothing => classifier.forget(of, name),
         }
         Ok(classifier.export(of) != before)

@@ -77,6 +77,9 @@ pub struct MachineSpec {
     pub dir: PathBuf,
     /// Its disks.
     pub disks: Vec<DiskSpec>,
+    /// The base disk whose list of interactive programs it has and teaches, together with all machines of that one; `None` for a list of
+    /// its image alone.
+    pub base: Option<Hash>,
 }
 
 /// A machine's disk.

@@ -32,6 +32,7 @@ fn spec(place: &Place, name: &str, image: &ImageHandle) -> MachineSpec {
         image: image.clone(),
         dir: place.root.join("machines").join(name),
         disks: vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)],
+        base: None,
     }
 }
 

@@ -33,6 +33,7 @@ fn a_machine_has_a_file_for_each_block_of_its_memory() {
         image: node.image.clone().unwrap(),
         dir: dir.path().join("machines").join(name),
         disks,
+        base: None,
     };
     let machine = node.mount.add_machine(spec("grown", Vec::new())).unwrap();
     let paths = machine.memory_paths();

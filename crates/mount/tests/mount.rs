@@ -575,6 +575,7 @@ fn names_come_and_go_with_their_machines() {
         image: node.image.clone().unwrap(),
         dir: dir.path().into(),
         disks: vec![],
+        base: None,
     };
     assert!(node.mount.add_machine(bad).is_err());
 }

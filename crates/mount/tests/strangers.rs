@@ -93,6 +93,7 @@ fn machine(place: &Place, node: &common::Node, name: &str, user: u32) -> Machine
         image: node.image.clone().unwrap(),
         dir: place.root.join("machines").join(name),
         disks: vec![],
+        base: None,
     };
     node.mount.add_machine(spec).unwrap()
 }

@@ -65,6 +65,7 @@ fn waiting_spec(place: &Place, image: ImageHandle) -> MachineSpec {
         image,
         dir: place.root.join("machines/waiting"),
         disks: vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)],
+        base: None,
     }
 }
 

@@ -22,6 +22,7 @@ fn machine_of(place: &Place, node: &Node, name: &str, uid: u32) -> MachineHandle
         image: node.image.clone().unwrap(),
         dir: place.root.join("machines").join(name),
         disks: vec![DiskSpec::of_region("disk0", DISK_BYTES as u64)],
+        base: None,
     };
     node.mount.add_machine(spec).unwrap()
 }

@@ -81,7 +81,7 @@ fn program(known: &floe_mount::IoProgram) -> IoProgram {
         name: known.name.clone(),
         source: match status.program {
             Program::Task(_) => IoSource::Agent,
-            Program::File { .. } | Program::Folder { .. } | Program::Space(_) => IoSource::File,
+            Program::File { .. } | Program::Folder { .. } => IoSource::File,
         },
         class: match status.class {
             Class::Interactive => IoUrgency::Interactive,

@@ -14,6 +14,7 @@
 //! traces                      what machines touched, models made of that
 //! swarm                       images' pieces from other nodes, and to them
 //! agents                      what agents in guests do for their host
+//! screens                     machines' screens for VNC clients
 //! machines                    start, stop, restore, wait, notice an end
 //! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
@@ -70,6 +71,7 @@ mod resize;
 mod resources;
 mod rest;
 mod run;
+mod screens;
 mod seed;
 mod serve;
 mod shrink;

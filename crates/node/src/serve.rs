@@ -26,6 +26,7 @@ use crate::{
     resources::Resources,
     rest,
     run::Runs,
+    screens::Screens,
     shrink::Shrinks,
     swarm::{Active, Swarms},
     traces::Traces,
@@ -93,8 +94,8 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let (arrivals, arrived) = mpsc::channel();
     let runtime = threads("node-rest", REST_THREADS)?;
     let swarms = threads("swarm-pieces", SWARM_THREADS)?;
-    let carry = swarms.handle().clone();
-    let node = services(core, repo, cache, mount, wishes, arrivals, carry)?;
+    let handles = (swarms.handle().clone(), runtime.handle().clone());
+    let node = services(core, repo, cache, mount, wishes, arrivals, handles)?;
     begin(&node, machines, wished, arrived)?;
     // first, so that whoever makes this node a member through the interface finds it answering members
     let members = rest::members_router(node.clone())
@@ -263,7 +264,7 @@ fn services(
     mount: Serving,
     wishes: mpsc::SyncSender<Wish>,
     arrivals: mpsc::Sender<Arc<Entry>>,
-    swarms: tokio::runtime::Handle,
+    (swarms, clients): (tokio::runtime::Handle, tokio::runtime::Handle),
 ) -> Result<Arc<Node>, NodeError> {
     let home = &core.home;
     let cluster = Arc::new(cluster::Cluster::open(home)?);
@@ -311,6 +312,7 @@ fn services(
         networks.clone(),
         inventory.clone(),
         resources,
+        Screens::new(clients),
         arrivals,
     )?;
     let shrinks = Arc::new(Shrinks {

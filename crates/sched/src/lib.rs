@@ -10,11 +10,13 @@
 //! - [`Fifo`] is a policy: first come, first served.
 //! - [`Vsip`] is another: what a person waits for goes first, and each machine has its share.
 //! - [`classify`] decides how urgent a request is, by what a person in front of the machine did before.
+//! - [`Presses`] finds in what a VNC client sends that a person did something.
 //! - [`writeback`] bounds what a machine has written and its disk hasn't, and divides flushes into pieces.
 
 pub mod classify;
 mod fifo;
 mod policy;
+mod presses;
 mod status;
 mod vsip;
 mod who;
@@ -22,6 +24,7 @@ pub mod writeback;
 
 pub use fifo::Fifo;
 pub use policy::{Full, Op, Policy};
+pub use presses::Presses;
 pub use status::{ClassStatus, Limit, MachineStatus, Status};
 pub use vsip::{Vsip, VsipConfig};
 pub use who::{Class, MachineId, Purpose, Who};

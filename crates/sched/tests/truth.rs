@@ -28,11 +28,6 @@ fn with_files_most_requests_are_judged_right() {
 }
 
 #[test]
-fn with_address_spaces_most_requests_are_judged_right() {
-    at_least(scores(View::Space, &List::default()), 0.85, 0.8);
-}
-
-#[test]
 fn without_any_name_it_is_better_than_to_guess() {
     at_least(scores(View::Nothing, &List::default()), 0.5, 0.5);
 }

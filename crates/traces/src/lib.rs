@@ -16,6 +16,7 @@
 )]
 
 mod list;
+mod programs;
 mod store;
 mod train;
 

@@ -3,7 +3,8 @@
 //! ```text
 //! <root>/<image id>/<owner>/<received, ms>~<uploader>~<BLAKE3>.trace
 //! <root>/<image id>/<owner>/<method>~<version>~<BLAKE3 of the traces' names>.model
-//! <root>/<image id>/<owner>/programs.json                  which of its programs are interactive
+//! <root>/<image id>/<owner>/base                           the hash of the disk that it stands on
+//! <root>/disks/<hash of a base disk>/<owner>.programs.json which programs on it are interactive
 //! ```
 //!
 //! A file is there whole or not at all (temporary name, fsync, rename). Everything about a file that isn't in it is in its
@@ -20,7 +21,7 @@ use floe_store::private;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// How many versions of a model are kept, the newest ones: a model that is being read must stay until the training after the
@@ -30,9 +31,6 @@ const MODEL_VERSIONS: usize = 2;
 const SEPARATOR: char = '~';
 /// The name for senders without a name. No user's name begins like this.
 const NOBODY: &str = "-";
-/// The list of an image's interactive programs, and its most bytes.
-const PROGRAMS: &str = "programs.json";
-const PROGRAMS_BYTES_MAX: u64 = 1 << 20;
 /// How the name of an unfinished file begins.
 const UNFINISHED: &str = ".new-";
 
@@ -76,9 +74,9 @@ pub struct StoredModel {
 /// Stores traces and models in a folder; see the module's documentation.
 #[derive(Debug)]
 pub struct TraceStore {
-    root: PathBuf,
+    pub(super) root: PathBuf,
     /// Held while files are added, synced, or removed. It only orders changes: who reads takes the folder as it is.
-    changing: Mutex<()>,
+    pub(super) changing: Mutex<()>,
     /// How many traces are stored of each named sender.
     authors: Mutex<HashMap<String, u64>>,
 }
@@ -150,7 +148,7 @@ impl TraceStore {
         counting
     }
 
-    fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
+    pub(super) fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
         self.root.join(image.to_string()).join(owner)
     }
 
@@ -208,11 +206,7 @@ impl TraceStore {
             hash,
             bytes: bytes.len() as u64,
         };
-        if !folder.try_exists()? {
-            private::make_dirs(&folder)?;
-            sync(&self.root.join(image.to_string()))?;
-            sync(&self.root)?;
-        }
+        self.make_folder(&folder)?;
         write(&folder, &file_name(&new), bytes)?;
         if let Some(author) = uploader {
             *self.authors.lock().entry(author.to_owned()).or_default() += 1;
@@ -304,30 +298,14 @@ impl TraceStore {
         Ok(version)
     }
 
-    /// Returns the list of an image's interactive programs, if one is stored: not longer than a list may be, and not checked further.
-    pub fn programs(&self, image: &Hash, owner: &str) -> io::Result<Option<Vec<u8>>> {
-        let file = match File::open(self.folder(image, owner).join(PROGRAMS)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        let mut bytes = Vec::new();
-        file.take(PROGRAMS_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 > PROGRAMS_BYTES_MAX {
-            true => Err(io::ErrorKind::FileTooLarge.into()),
-            false => Ok(Some(bytes)),
-        }
-    }
-
-    /// Stores that list in place of an earlier one. It is durable when this returns.
-    pub fn set_programs(&self, image: &Hash, owner: &str, bytes: &[u8]) -> io::Result<()> {
-        let _changing = self.changing.lock();
-        let folder = self.folder(image, owner);
+    /// Makes a folder two levels below the root, if it is missing.
+    pub(super) fn make_folder(&self, folder: &Path) -> io::Result<()> {
         if !folder.try_exists()? {
-            private::make_dirs(&folder)?;
-            sync(&self.root.join(image.to_string()))?;
+            private::make_dirs(folder)?;
+            folder.parent().map_or(Ok(()), sync)?;
             sync(&self.root)?;
         }
-        write(&folder, PROGRAMS, bytes)
+        Ok(())
     }
 
     /// Removes everything that is stored for an owner's image.
@@ -436,7 +414,7 @@ fn models(folder: &Path, method: &str) -> io::Result<Vec<StoredModel>> {
 }
 
 /// Writes a file that is there whole or not at all.
-fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(UNFINISHED)
         .tempfile_in(folder)?;
@@ -451,12 +429,12 @@ fn sync(folder: &Path) -> io::Result<()> {
     synced.map_err(at(folder))
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove(path: &Path) -> io::Result<()> {
     if_there(path, fs::remove_file).map(drop)
 }
 
 /// Asks the system something about a file; `None` if the file is not there, and on no other error.
-fn if_there<'a, T>(
+pub(super) fn if_there<'a, T>(
     path: &'a Path,
     ask: impl FnOnce(&'a Path) -> io::Result<T>,
 ) -> io::Result<Option<T>> {
@@ -467,11 +445,11 @@ fn if_there<'a, T>(
 }
 
 /// Names in an error the file that it is about.
-fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+pub(super) fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-fn name_of(path: &Path) -> Option<&str> {
+pub(super) fn name_of(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()
 }
 
@@ -488,7 +466,7 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
+pub(super) fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for (_, path) in files(folder)? {
         if if_there(&path, fs::metadata)?.is_some_and(|found| found.is_dir()) {

@@ -38,12 +38,17 @@ pub enum Io {
         machine: String,
     },
     /// Show which programs of an image a person waits for: said by hand, and learned from its machines
-    #[command(after_help = "Example:\n  floe io learned desktop")]
+    #[command(after_help = "\
+Example:
+  floe io learned desktop
+
+The list belongs to the disk that the image stands on. So it is also that of images that were captured of its machines, and of clones:
+what is said or learned of one of them holds for all.")]
     Learned {
         /// The image
         image: String,
     },
-    /// Say that a person waits for a program, whatever it does, in all machines of an image
+    /// Say that a person waits for a program, whatever it does, in all machines on an image's disk
     #[command(after_help = "Example:\n  floe io allow desktop mplayer")]
     Allow(Saying),
     /// Say that nobody waits for a program, whatever it does
@@ -99,12 +104,12 @@ fn learned(list: &IoList) -> String {
     };
     let mut text = fields(&[
         ("image", short(&list.image)),
+        ("disk", short(&list.disk)),
         ("allowed", by_hand(&list.allowed)),
         ("forbidden", by_hand(&list.forbidden)),
     ]);
     if list.learned.is_empty() {
-        return text
-            + "Nothing was learned yet: machines of the image teach it while somebody uses them.\n";
+        return text + "Nothing was learned yet: machines teach it while somebody uses them.\n";
     }
     let rows = list.learned.iter().map(|row| {
         let believed = match row.believed {

@@ -2,15 +2,13 @@
 
 use crate::support::command::{floe_by, run};
 use crate::support::node::{Signal, TestNode, eventually};
+use crate::support::terminal::Terminal;
 use floe_guest::copy::pieces;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
-use std::fs::{self, File};
+use rustix::termios::LocalModes;
+use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Child;
 
 fn signal(child: &Child, signal: Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
@@ -18,62 +16,6 @@ fn signal(child: &Child, signal: Signal) {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A terminal on this host.
-struct Terminal {
-    keys: File,
-    line: OwnedFd,
-    seen: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    fn open(columns: u16, rows: u16) -> Terminal {
-        let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&keys).unwrap();
-        unlockpt(&keys).unwrap();
-        let path = ptsname(&keys, Vec::new()).unwrap();
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
-        let line = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
-        let terminal = Terminal {
-            keys: keys.into(),
-            line,
-            seen: Arc::default(),
-        };
-        terminal.resize(columns, rows);
-        let (mut screen, seen) = (terminal.keys.try_clone().unwrap(), terminal.seen.clone());
-        std::thread::spawn(move || {
-            let mut bytes = [0; 1024];
-            while let Ok(count) = screen.read(&mut bytes) {
-                seen.lock().unwrap().push_str(&text(&bytes[..count]));
-            }
-        });
-        terminal
-    }
-
-    fn resize(&self, columns: u16, rows: u16) {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        tcsetwinsize(&self.keys, size).unwrap();
-    }
-
-    fn stream(&self) -> Stdio {
-        self.line.try_clone().unwrap().into()
-    }
-
-    fn mode(&self) -> Termios {
-        tcgetattr(&self.line).unwrap()
-    }
-
-    fn wait(&self, wanted: &str) {
-        eventually(&format!("{wanted:?}"), || {
-            self.seen.lock().unwrap().contains(wanted)
-        });
-    }
 }
 
 #[test]

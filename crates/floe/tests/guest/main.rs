@@ -13,6 +13,7 @@ mod exec;
 mod grow;
 mod households;
 mod imports;
+mod inputs;
 mod left_alone;
 mod life;
 mod machines;

@@ -163,8 +163,8 @@ fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
 fn who_puts_a_socket_in_qemus_place_hears_nothing_of_a_machines_users() {
     let node = TestNode::start();
     node.boot_tiny("web");
-    let run = node.client().console("web").unwrap().socket;
-    let run = Path::new(&run).parent().unwrap();
+    let console = node.client().console("web").unwrap();
+    let run = Path::new(&console.socket).parent().unwrap();
     // as a QEMU that its guest has taken over could do: the directory is its user's
     let others = ["console.sock", "vnc.sock"].map(|name| {
         fs::remove_file(run.join(name)).unwrap();
@@ -182,6 +182,13 @@ fn who_puts_a_socket_in_qemus_place_hears_nothing_of_a_machines_users() {
     let mut answer = String::new();
     BufReader::new(browser).read_line(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 5"), "{answer}");
+    // a VNC client's way leads through the node, whose socket is not in that directory
+    let screen = console.vnc.unwrap();
+    assert!(!Path::new(&screen).starts_with(run), "{screen}");
+    let mut viewer = UnixStream::connect(&screen).unwrap();
+    let mut shown = Vec::new();
+    viewer.read_to_end(&mut shown).unwrap();
+    assert_eq!(shown, b"");
     for other in others {
         let mut heard = Vec::new();
         let (mut stream, _) = other.accept().unwrap();

@@ -231,18 +231,90 @@ fn what_is_said_of_an_images_programs_outlives_a_killed_node_and_can_be_taken_ba
     let long = "x".repeat(49);
     code(&node, 2, &["io", "allow", "desk", &long]);
 
-    // a list that was damaged is left alone, and the node starts without it
+    // a list that was damaged is left alone: its machines start without it, and nothing is written over it
     node.end(Signal::KILL);
-    let traces = node.home().join("traces");
-    let stored = walk(&traces).find(|path| path.ends_with("programs.json"));
-    let stored = stored.unwrap();
-    std::fs::write(&stored, "{\"version\":1,\"allowed\":[\"a\",\"a\"]}").unwrap();
+    let stored = lists(&node);
+    let damaged = "{\"version\":1,\"allowed\":[\"a\",\"a\"]}";
+    std::fs::write(&stored[0], damaged).unwrap();
     node.start_again();
-    let list = node.client().io_list(&floe_api::IoListRequest {
-        image: "desk".into(),
-    });
-    assert_eq!(list.unwrap().forbidden, [""; 0]);
+    let told = said(&code(&node, 1, &["io", "learned", "desk"]));
+    assert!(told.contains(stored[0].to_str().unwrap()), "{told}");
+    code(&node, 1, &["io", "allow", "desk", "mplayer"]);
+    run(&node, "desk", "web");
     assert!(node.log().contains("interactive programs is not used"));
+    node.end(Signal::TERM);
+    assert_eq!(std::fs::read_to_string(&stored[0]).unwrap(), damaged);
+}
+
+/// The stored lists of interactive programs.
+fn lists(node: &TestNode) -> Vec<PathBuf> {
+    let all = walk(&node.home().join("traces"));
+    let is_list = |path: &PathBuf| path.to_string_lossy().ends_with("programs.json");
+    all.filter(is_list).collect()
+}
+
+fn learned(node: &TestNode, image: &str) -> floe_api::IoList {
+    let list = said(&code(node, 0, &["io", "learned", image, "--json"]));
+    serde_json::from_str(&list).unwrap()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_list_belongs_to_a_disk_and_captures_inherit_it_and_one_of_an_earlier_version_is_taken_over() {
+    let mut node = TestNode::start();
+    let first = disk(node.home());
+    node.import_tiny("desk", Some(&first.path));
+    let desk = learned(&node, "desk");
+    // the list that an earlier version has stored for the image
+    node.end(Signal::TERM);
+    let old = node.home().join("traces").join(&desk.image).join("local");
+    std::fs::create_dir_all(&old).unwrap();
+    let text = "{\"version\":1,\"allowed\":[\"old\"],\"learned\":[{\"name\":\"dd\",\"machines\":3,\"seen\":9,\"interactive\":9}]}";
+    std::fs::write(old.join("programs.json"), text).unwrap();
+    node.start_again();
+    assert_eq!(learned(&node, "desk").allowed, ["old"]);
+    assert_eq!(lists(&node).len(), 1, "{:?}", lists(&node));
+    assert!(std::fs::metadata(old.join("programs.json")).is_err());
+
+    // what is said of an image, is said of what is captured of its machines, and the other way round
+    run(&node, "desk", "web");
+    code(
+        &node,
+        0,
+        &["capture", "web", "--name", "child", "--rehearse", "0"],
+    );
+    code(&node, 0, &["io", "allow", "desk", "mplayer"]);
+    code(&node, 0, &["io", "forbid", "child", "updatedb"]);
+    let child = learned(&node, "child");
+    assert_ne!(child.image, desk.image);
+    assert_eq!(child.disk, desk.disk);
+    assert_eq!((child.allowed.len(), child.learned.len()), (2, 1));
+    assert_eq!(learned(&node, "desk").forbidden, ["updatedb"]);
+    // as it is of the same disk, however often it is imported, and not of another one
+    node.import_tiny("again", Some(&first.path));
+    assert_eq!(learned(&node, "again").allowed, ["mplayer", "old"]);
+    let mut bytes = std::fs::read(&first.path).unwrap();
+    bytes[1 << 20] ^= 1;
+    let other = node.home().join("other.raw");
+    std::fs::write(&other, bytes).unwrap();
+    node.import_tiny("other", Some(&other));
+    assert_eq!(learned(&node, "other").allowed, [""; 0]);
+
+    // it is known to belong to the captured image when the others are gone, also to a node that never saw them
+    for args in [
+        &["rm", "--force", "web"][..],
+        &["image", "rm", "--force", "desk"],
+        &["image", "rm", "--force", "again"],
+    ] {
+        code(&node, 0, args);
+    }
+    node.end(Signal::KILL);
+    node.start_again();
+    assert_eq!(learned(&node, "child").disk, desk.disk);
+    assert_eq!(learned(&node, "child").allowed, ["mplayer", "old"]);
+    // and goes with the last of them, as it tells what was done there
+    code(&node, 0, &["image", "rm", "--force", "child"]);
+    assert_eq!(lists(&node), [""; 0].map(PathBuf::from));
 }
 
 fn walk(dir: &Path) -> Box<dyn Iterator<Item = PathBuf>> {

@@ -21,4 +21,5 @@ pub mod sniff;
 pub mod standing;
 pub mod strangers;
 pub mod streaming;
+pub mod terminal;
 pub mod verbs;

@@ -77,6 +77,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         image,
         dir: context.scratch.join("machine"),
         disks: vec![disk("disk0"), disk("disk1")],
+        base: None,
     })?;
     // Reads use the image's own chunks, writes go to another disk of the same image, so that neither affects the other.
     let path = |name: &str| machine.disk_path(name).context("the machine has this disk");

@@ -147,6 +147,7 @@ impl Bench {
                     image: image.clone(),
                     dir: dir.join(format!("machines-{name}/{number}")),
                     disks: vec![DiskSpec::of_region("disk0", bytes as u64)],
+                    base: None,
                 })
             };
             let machines = (0..most).map(machine).collect::<Result<_, _>>()?;

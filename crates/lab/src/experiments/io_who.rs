@@ -89,7 +89,6 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         (View::Agent, "simulated.agent"),
         (View::Told, "simulated.told"),
         (View::File, "simulated.file"),
-        (View::Space, "space"),
         (View::Nothing, "simulated.nothing"),
     ] {
         let score = days::scores(view, &List::default());
@@ -101,8 +100,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_value("simulated.learned.recall", "ratio", learned.recall());
     report.note(
         "`agent` and `file` are of a real guest; reads that were answered from the host's memory are not in them, since nobody queues for those, \
-         nor are reads of no file's blocks. `file` is the same day without the agent. QEMU tells no address space with a request, so `space` is of simulated \
-         days, as is all that is called simulated",
+         nor are reads of no file's blocks. `file` is the same day without the agent. All that is called simulated is of days that are made up",
     );
     Ok(report)
 }

@@ -168,6 +168,7 @@ impl Place {
                 image,
                 dir: dir.to_owned(),
                 disks,
+                base: None,
             })
             .unwrap()
     }

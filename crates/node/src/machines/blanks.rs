@@ -368,8 +368,10 @@ impl Machines {
         let manifest = found.manifest.clone();
         let disks = disk_specs(record, &manifest);
         let fetcher = found.fetcher.clone();
+        let base = self.traces.base_for(&record.image, &manifest);
         let image = self.images.show_image(record.image, manifest, fetcher)?;
-        let spec = self.mount_spec(record, image.clone(), disks)?;
+        let mut spec = self.mount_spec(record, image.clone(), disks)?;
+        spec.base = Some(base);
         let bind = |mount: &Mount| mount.bind_machine(spec);
         Ok(Attached {
             images: vec![image],

@@ -2,7 +2,7 @@
 
 use super::{
     Machines,
-    launch::{CONSOLE_LOG, CONSOLE_SOCKET, VNC_SOCKET},
+    launch::{CONSOLE_LOG, CONSOLE_SOCKET, SCREEN_SOCKET, VNC_SOCKET},
 };
 use crate::{
     error::{NodeError, at},
@@ -29,11 +29,17 @@ impl Machines {
             Shown::Guest if drawn_by_firmware(&vram) => Shown::Early,
             shown => shown,
         });
+        // as long as the node answers for it, so that a person's inputs are known
+        let screen = vm.join(SCREEN_SOCKET);
+        let screen = match self.screens.is_open(&screen) {
+            true => screen,
+            false => vm.join(VNC_SOCKET),
+        };
         let has_spoken = ConsoleLog::position(&self.console_dir(&record)) != (0, 0);
         Ok(ConsoleInfo {
             socket: vm.join(CONSOLE_SOCKET).display().to_string(),
             log: vm.join(CONSOLE_LOG).display().to_string(),
-            vnc: Some(vm.join(VNC_SOCKET).display().to_string()),
+            vnc: Some(screen.display().to_string()),
             // also of one that has not answered this node yet
             pid: self
                 .qemu_of(&entry)

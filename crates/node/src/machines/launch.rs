@@ -36,8 +36,10 @@ pub(crate) const RUN_DIR: &str = "run";
 pub(crate) const CONSOLE_LOG: &str = "run/console.log";
 /// The console's socket in that directory.
 pub(crate) const CONSOLE_SOCKET: &str = "run/console.sock";
-/// The screen's socket in that directory.
+/// The screen's socket of QEMU in that directory,
 pub(crate) const VNC_SOCKET: &str = "run/vnc.sock";
+/// and the node's, which leads there: not in the directory of the machine's user.
+pub(crate) const SCREEN_SOCKET: &str = "screen.sock";
 
 /// A machine's images and disks on the mount.
 pub(crate) struct Attached {
@@ -97,6 +99,7 @@ impl Machines {
             let recorded = recorded.get(&disk.name).copied();
             disk.size = disk.size.max(recorded.unwrap_or_default());
         }
+        let base = self.traces.base_for(&record.image, &manifest);
         let image = self.images.show_image(record.image, manifest, fetcher)?;
         if self.images.repo.contains(&record.image)? {
             image.is_on_this_host();
@@ -109,7 +112,8 @@ impl Machines {
                 self.images.sources.fetcher(&Origin::default())?,
             )?);
         }
-        let spec = self.mount_spec(record, image, disks)?;
+        let mut spec = self.mount_spec(record, image, disks)?;
+        spec.base = Some(base);
         let disks = self.images.with_mount(|mount| mount.add_machine(spec))?;
         Ok(Attached { images, disks })
     }
@@ -136,12 +140,15 @@ impl Machines {
             image,
             dir,
             disks,
+            base: None,
         })
     }
 
     /// Takes a machine off the mount; after that its disks' content is durable.
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
         let (record, attached) = (entry.record(), entry.is_detached());
+        self.screens
+            .close(&self.vm_dir(&record).join(SCREEN_SOCKET));
         self.networks.close_inbound(&record.name, None);
         self.resources.ended(&record);
         match attached {
@@ -275,6 +282,10 @@ impl Machines {
         entry.has_qemu(machine);
         if let Err(error) = self.ends.watch(machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
+        }
+        let screen = self.vm_dir(&entry.record()).join(SCREEN_SOCKET);
+        if let Err(error) = self.screens.open(&screen, &entry.entry) {
+            tracing::error!(machine = %entry.name, %error, "what VNC clients send is not counted");
         }
         self.open_ports(entry);
         let config = machine.config();

@@ -47,6 +47,7 @@ use crate::{
     keyboard::Keyboards,
     network::Networks,
     resources::Resources,
+    screens::Screens,
     traces::Traces,
 };
 use floe_image::Hash;
@@ -74,6 +75,7 @@ pub(crate) struct Machines {
     blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
+    screens: Screens,
     faces: faces::Faces,
     /// Held while the limits of a household are changed.
     limiting: Mutex<()>,
@@ -84,6 +86,10 @@ pub(crate) struct Machines {
 
 impl Machines {
     /// Creates the service. `arrivals` gets each machine whose QEMU starts running.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "each is one of the services above"
+    )]
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
@@ -91,6 +97,7 @@ impl Machines {
         networks: Arc<Networks>,
         inventory: Arc<Inventory>,
         resources: Arc<Resources>,
+        screens: Screens,
         arrivals: mpsc::Sender<Arc<Entry>>,
     ) -> Result<Arc<Machines>, NodeError> {
         let ends = ends::Ends::new().map_err(at("cannot ask the kernel which QEMUs end"))?;
@@ -105,6 +112,7 @@ impl Machines {
             blanks: blanks::Blanks::default(),
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),
+            screens,
             faces: faces::Faces::default(),
             limiting: Mutex::default(),
             arrivals,

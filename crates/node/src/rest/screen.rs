@@ -13,6 +13,7 @@ use axum::{
 use bytes::Bytes;
 use floe_api::ApiError;
 use floe_front::page::thumbnail::{self, Keep};
+use floe_sched::Presses;
 use futures::{SinkExt, StreamExt};
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
@@ -183,31 +184,6 @@ async fn relay(
     tokio::select! { () = down => (), () = up => () }
 }
 
-/// Tells keys and buttons that go down from those that go up and from movements of the pointer. Their meaning is not looked at.
-#[derive(Default)]
-struct Presses {
-    /// The pointer's buttons that are down, a bit each.
-    buttons: u8,
-}
-
-impl Presses {
-    /// Returns whether a browser's message has a key or a button that goes down, or a text to paste.
-    fn are_in(&mut self, message: &[u8]) -> bool {
-        match message {
-            [KEY, down, ..] => *down != 0,
-            [POINTER, buttons, ..] => {
-                let pressed = buttons & !self.buttons != 0;
-                self.buttons = *buttons;
-                pressed
-            }
-            // QEMU's own: its first kind is a key, and then comes whether it goes down, in two bytes
-            [QEMU, 0, high, low, ..] => (*high, *low) != (0, 0),
-            [TEXT, ..] => true,
-            _ => false,
-        }
-    }
-}
-
 /// Input for a machine that stands still, in the order in which it arrived.
 #[derive(Default)]
 struct Held(VecDeque<Bytes>);
@@ -349,26 +325,6 @@ pub(super) mod tests {
         }
         let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
         assert_eq!(held.0, way);
-    }
-
-    #[test]
-    fn a_press_counts_once_and_neither_its_end_nor_a_movement() {
-        let mut presses = Presses::default();
-        let sent: [(&[u8], bool); 10] = [
-            (b"\x04\x01\0\0\0\0\0a", true),
-            (b"\x04\x00\0\0\0\0\0a", false),
-            (b"\x05\x00\0\x01\0\x01", false),
-            (b"\x05\x01\0\x01\0\x01", true),
-            (b"\x05\x01\0\x02\0\x02", false),
-            (b"\x05\x00\0\x02\0\x02", false),
-            (b"\xff\x00\x00\x01\0\0\0a\0\0\0\x1e", true),
-            (b"\xff\x00\x00\x00\0\0\0a\0\0\0\x1e", false),
-            (b"\x03\x01\0\0\0\0\x04\0\x03\0", false),
-            (b"", false),
-        ];
-        for (message, press) in sent {
-            assert_eq!(presses.are_in(message), press, "{message:?}");
-        }
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@
 //! cache, and a later machine's accesses to them are not seen. So a machine is traced only if almost nothing of its
 //! image was touched before.
 
+mod bases;
 pub(crate) mod models;
 mod optimize;
 pub(crate) mod outbox;
@@ -20,6 +21,7 @@ use crate::{
     files::{beside, load_manifest, put_in_place, read_bounded},
     images::{ImageUser, Images, address::is_address},
     inventory::{Entry, Inventory, record::Wanted},
+    traces::bases::Bases,
     traces::outbox::{Destination, Outbox},
     transfer::Cancel,
 };
@@ -28,7 +30,7 @@ use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
 use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io::Write,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
@@ -83,11 +85,19 @@ pub(crate) struct Traces {
     kept: Arc<Kept>,
     /// Sizes in bytes of the compressed images that machines run, if known.
     image_bytes: Mutex<HashMap<Hash, u64>>,
+    /// On which base disk each image stands.
+    bases: Bases,
 }
 
 impl ImageUser for Traces {
     fn removed(&self, image: &Hash) {
+        // before it is forgotten: others may stand on it
+        if let Err(error) = self.keep_bases(&BTreeSet::new()) {
+            tracing::warn!(%error, "it is not stored on which disks images stand");
+        }
         self.forget_traces(image);
+        self.forget_base(image);
+        self.drop_unused_programs();
     }
 }
 
@@ -104,6 +114,7 @@ impl Traces {
             images,
             inventory,
             image_bytes: Mutex::default(),
+            bases: Bases::default(),
         });
         let user: Weak<Traces> = Arc::downgrade(&traces);
         traces.images.ask_too(user);
@@ -123,7 +134,7 @@ impl Traces {
 
     /// Starts the threads that read traces and send them.
     pub(crate) fn start_tracing(self: &Arc<Self>) -> Result<(), NodeError> {
-        self.load_programs();
+        self.take_over_programs();
         let taken = Instant::now();
         self.core
             .threads

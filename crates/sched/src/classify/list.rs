@@ -1,4 +1,4 @@
-//! Which programs of an image are interactive: said by hand, or learned from its machines.
+//! Which programs on a base disk are interactive: said by hand, or learned from its machines.
 
 use super::limits::{
     CREDIBLE_MACHINES, CREDIBLE_PERCENT, CREDIBLE_SEEN, HAND_MAX, INCREDIBLE_PERCENT, LEARNED_MAX,
@@ -44,7 +44,7 @@ pub(super) enum Hand {
     Forbidden,
 }
 
-/// What somebody has said by hand of an image's or a machine's programs.
+/// What somebody has said by hand of a base disk's or a machine's programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said(BTreeMap<Name, Hand>);
 
@@ -78,8 +78,8 @@ impl Said {
     }
 }
 
-/// The list of an image's interactive programs. It belongs to one user, because it tells what was done in the machines. Whoever has
-/// the classifier stores it beside the image's model.
+/// The list of the interactive programs on a base disk. It belongs to one user, because it tells what was done in the machines. Whoever has
+/// the classifier stores it beside the images' models.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]
 pub struct List {

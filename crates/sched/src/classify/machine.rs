@@ -394,7 +394,7 @@ fn name(program: &Program) -> Option<&Name> {
     match program {
         Program::Task(name) => Some(name),
         // An application's files are not learned: a launch is found without that, and a scan reads the same files.
-        Program::File { .. } | Program::Folder { .. } | Program::Space(_) => None,
+        Program::File { .. } | Program::Folder { .. } => None,
     }
 }
 

@@ -4,12 +4,12 @@
 //! was one, never which) and of requests, with whatever is known of who in the guest asked, and answers with a
 //! [`Class`]. The first rule that fits decides; [`Rule`] tells a user which one it was:
 //!
-//! 1. by hand: the program is allowed or forbidden, in this machine or in all of its image;
+//! 1. by hand: the program is allowed or forbidden, in this machine or in all with its base disk;
 //! 2. the exception for multimedia: it started on an input and reads like a player (`pace`);
 //! 3. a long, fast sequential stream is bulk, whoever reads it (`streams`);
-//! 4. learned: several machines of the same image and owner found it interactive;
+//! 4. learned: several machines with the same base disk and owner found it interactive;
 //! 5. its counts before and after inputs (`counts`), and how its runs begin, as long as this run isn't longer than anybody waits;
-//! 6. too little is known of it, machines of its image didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
+//! 6. too little is known of it, other machines didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
 //!    isn't taken for one, all programs (or files) of which too little is known are counted together as well, and if these
 //!    strangers asked for as much before the input none of them is believed. Of a file that was never read before, more is asked: the
 //!    strangers must have begun promptly after the input, or it lies in a directory whose files are known to be read on inputs; in one
@@ -46,11 +46,12 @@ use list::{Hand, Said};
 use machine::Machine;
 use std::collections::BTreeMap;
 
-/// An image, and the user whose machines run it. They learn from each other, and from nobody else's.
+/// A base disk, and the user whose machines stand on it: those of its image, of the images that were captured from them, and clones.
+/// They learn from each other, and from nobody else's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owned {
-    /// The image.
-    pub image: ImageId,
+    /// The lowest layer of the disk.
+    pub disk: ImageId,
     /// The number of the user on this host.
     pub uid: u32,
 }
@@ -86,8 +87,8 @@ pub struct Seen<'a> {
 pub enum Scope {
     /// In this machine, until it is gone.
     Machine(MachineId),
-    /// In all machines of an image and owner; it is part of their list.
-    Image(Owned),
+    /// In all machines of an owner with one base disk; it is part of their list.
+    Disk(Owned),
 }
 
 /// By what it is known who in a guest asks.
@@ -95,7 +96,7 @@ pub enum Scope {
 pub enum Source {
     /// The guest's agent has named the program.
     Agent,
-    /// The caller has: the file that the block belongs to, or an address space.
+    /// The caller has: the file that the block belongs to.
     Caller,
     /// Nothing is known.
     #[default]
@@ -115,7 +116,7 @@ pub struct Verdict {
     pub program: Option<Program>,
 }
 
-/// An image's list, and its machines here.
+/// A base disk's list, and its machines here.
 #[derive(Debug, Default)]
 struct Kept {
     list: List,
@@ -152,7 +153,7 @@ impl Classifier {
         self.kept(of).machines += 1;
     }
 
-    /// A machine is gone. What it has taught remains in its image's list.
+    /// A machine is gone. What it has taught remains in its base disk's list.
     pub fn gone(&mut self, machine: MachineId) {
         let Some(machine) = self.machines.remove(&machine) else {
             return;
@@ -212,7 +213,7 @@ impl Classifier {
         Ok(self.said(scope)?.forget(&name))
     }
 
-    /// Forgets all that an image's list has of this name, said by hand or learned.
+    /// Forgets all that a base disk's list has of this name, said by hand or learned.
     pub fn forget(&mut self, of: Owned, name: Name) {
         self.kept(of).list.forget(&name);
     }
@@ -223,7 +224,7 @@ impl Classifier {
         self.kept(of).list.merge(list);
     }
 
-    /// Returns an image's list, to be stored. Without one, an empty list.
+    /// Returns a base disk's list, to be stored. Without one, an empty list.
     pub fn export(&self, of: Owned) -> List {
         let kept = self.lists.get(&of);
         kept.map(|kept| kept.list.clone()).unwrap_or_default()
@@ -240,11 +241,11 @@ impl Classifier {
                 let machine = self.machines.get_mut(&machine);
                 Ok(&mut machine.ok_or(ListError::NoMachine)?.said)
             }
-            Scope::Image(of) => Ok(&mut self.kept(of).list.said),
+            Scope::Disk(of) => Ok(&mut self.kept(of).list.said),
         }
     }
 
-    /// Returns the list of an image, made now if there was none. If there are too many, one without machines gives way: the one
+    /// Returns the list of a base disk, made now if there was none. If there are too many, one without machines gives way: the one
     /// that was used longest ago. There is always one, because there are more lists than machines.
     fn kept(&mut self, of: Owned) -> &mut Kept {
         if !self.lists.contains_key(&of) && self.lists.len() >= LISTS_MAX {

@@ -4,7 +4,7 @@ use super::limits::NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// An image, by the hash that names it.
+/// An image, or a disk, by the hash that names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageId(pub [u8; 32]);
 
@@ -104,8 +104,6 @@ pub enum Program {
         /// The directory's number in that file system.
         inode: u64,
     },
-    /// The address space that the virtual CPU was in when it asked. The guest may use the number for another one later.
-    Space(u64),
 }
 
 impl fmt::Display for Program {
@@ -120,7 +118,6 @@ impl fmt::Display for Program {
                 let [a, b, c, d, ..] = image.0;
                 write!(f, "directory {inode} of {a:02x}{b:02x}{c:02x}{d:02x}")
             }
-            Program::Space(number) => write!(f, "address space {number:#x}"),
         }
     }
 }

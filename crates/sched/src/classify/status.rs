@@ -11,7 +11,7 @@ pub enum Rule {
     Allowed,
     /// Somebody has said by hand that the program is not.
     Forbidden,
-    /// Other machines of the image have shown whether the program is interactive.
+    /// Other machines with the same base disk have shown whether the program is interactive.
     Learned,
     /// It started on an input, and reads on as steadily and modestly as a film is shown.
     Player,
@@ -34,7 +34,7 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Rule::Allowed => "allowed by hand",
             Rule::Forbidden => "forbidden by hand",
-            Rule::Learned => "learned from machines of its image",
+            Rule::Learned => "learned from machines with its base disk",
             Rule::Player => "reads like a player",
             Rule::Counts => "requests after inputs against requests before",
             Rule::Launch => "started on an input just now",
@@ -68,7 +68,7 @@ pub struct ProgramStatus {
 /// Who is interactive in a machine, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Its image, and whose it is.
+    /// Its base disk, and whose it is.
     pub of: Owned,
     /// Inputs so far.
     pub inputs: u64,

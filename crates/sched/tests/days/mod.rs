@@ -6,7 +6,7 @@ use floe_sched::{Class, MachineId, Op};
 
 const SECOND: u64 = 1_000_000;
 const OF: Owned = Owned {
-    image: ImageId([1; 32]),
+    disk: ImageId([1; 32]),
     uid: 1000,
 };
 /// What is on the disk from here on was written by the machine itself, and is at other places in each.
@@ -37,8 +37,6 @@ enum Event {
     Input,
     Read {
         name: &'static str,
-        /// The number of the process, in place of its address space.
-        process: u64,
         inode: u64,
         offset: u64,
         bytes: u64,
@@ -51,7 +49,6 @@ enum Event {
 struct Day {
     random: Random,
     events: Vec<(u64, Event)>,
-    processes: u64,
 }
 
 /// What runs beside what the user waits for.
@@ -90,7 +87,6 @@ impl Day {
         let mut day = Day {
             random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
             events: Vec::new(),
-            processes: 100,
         };
         day.boot();
         match noise {
@@ -116,7 +112,7 @@ impl Day {
     /// `number` reads of files around the first one, over so long, more of them in the beginning.
     fn reads(
         &mut self,
-        (name, process): (&'static str, u64),
+        name: &'static str,
         files: (u64, u64),
         (at, us): (u64, u64),
         number: u64,
@@ -128,7 +124,6 @@ impl Day {
             let offset = (inode << 24) + (self.random.below(256) << 16);
             let read = Event::Read {
                 name,
-                process,
                 inode,
                 offset,
                 bytes: self.random.between(1, 32) << 12,
@@ -138,56 +133,48 @@ impl Day {
         }
     }
 
-    fn process(&mut self) -> u64 {
-        self.processes += 1;
-        self.processes
-    }
-
     fn boot(&mut self) {
-        self.reads(("systemd", 1), (1, 400), (0, 20 * SECOND), 900, false);
+        self.reads("systemd", (1, 400), (0, 20 * SECOND), 900, false);
     }
 
     /// What a user does, every 5 to 25 seconds, and waits for.
     fn work(&mut self) {
         let mut at = 40 * SECOND;
-        let mut started: Vec<(&str, u64)> = Vec::new();
+        let mut started: Vec<&str> = Vec::new();
         while at < 1800 * SECOND {
             let (name, files) = PROGRAMS[self.random.below(5) as usize];
-            let running = started.iter().find(|(n, _)| *n == name).map(|(_, p)| *p);
-            match (running, self.random.below(10)) {
-                (None, _) => {
-                    let process = self.process();
-                    started.push((name, process));
+            match (started.contains(&name), self.random.below(10)) {
+                (false, _) => {
+                    started.push(name);
                     self.input(at);
                     let us = self.random.between(2 * SECOND, 6 * SECOND);
-                    self.reads((name, process), (files, 200), (at, us), 350, true);
-                    self.reads((name, process), (500, 60), (at, us), 60, true);
+                    self.reads(name, (files, 200), (at, us), 350, true);
+                    self.reads(name, (500, 60), (at, us), 60, true);
                     at += us;
                 }
-                (Some(process), 0..=4) => {
+                (true, 0..=4) => {
                     // a page, a document, a menu
                     self.input(at);
                     let us = self.random.between(SECOND / 2, 2 * SECOND);
                     let number = self.random.between(5, 40);
-                    self.reads((name, process), (files + 200, 300), (at, us), number, true);
+                    self.reads(name, (files + 200, 300), (at, us), number, true);
                     at += us;
                 }
-                (Some(process), 5..=7) => {
+                (true, 5..=7) => {
                     for _ in 0..self.random.between(5, 40) {
                         self.input(at);
                         at += self.random.between(100_000, 350_000);
                     }
-                    self.reads((name, process), (files + 200, 300), (at, SECOND), 4, true);
+                    self.reads(name, (files + 200, 300), (at, SECOND), 4, true);
                 }
-                (Some(_), 8) => {
-                    let process = self.process();
+                (true, 8) => {
                     self.input(at);
-                    self.reads(("bash", process), (600, 40), (at, SECOND), 30, true);
+                    self.reads("bash", (600, 40), (at, SECOND), 30, true);
                 }
-                (Some(process), _) => {
+                (true, _) => {
                     // by itself, while nobody looks
                     let quiet = at + 4 * SECOND;
-                    self.reads((name, process), (OWN_FILES, 50), (quiet, SECOND), 3, false);
+                    self.reads(name, (OWN_FILES, 50), (quiet, SECOND), 3, false);
                 }
             }
             at += self.random.between(5 * SECOND, 25 * SECOND);
@@ -198,23 +185,23 @@ impl Day {
     /// Two minutes with hardly a pause: an input every few seconds starts or uses one of five programs, which also read by themselves.
     fn hurry(&mut self) {
         let mut at = 40 * SECOND;
-        let mut started = [0; PROGRAMS.len()];
+        let mut started = [false; PROGRAMS.len()];
         while at < 150 * SECOND {
             at += self.random.between(2 * SECOND, 6 * SECOND);
             self.input(at);
             let which = self.random.below(5) as usize;
             let (name, files) = PROGRAMS[which];
-            if started[which] == 0 || self.random.below(4) == 0 {
-                started[which] = self.process();
-                at = self.walk((name, started[which]), (files, 60), at, true);
+            if !started[which] || self.random.below(4) == 0 {
+                started[which] = true;
+                at = self.walk(name, (files, 60), at, true);
             } else {
                 let first = files + 200 + self.random.below(108);
-                at = self.walk((name, started[which]), (first, 12), at, true);
+                at = self.walk(name, (first, 12), at, true);
             }
             if self.random.below(4) == 0 {
                 let first = files + 400 + self.random.below(27);
                 let later = at + 6 * SECOND;
-                self.walk((name, started[which]), (first, 3), later, false);
+                self.walk(name, (first, 3), later, false);
             }
         }
     }
@@ -222,7 +209,7 @@ impl Day {
     /// Reads files of a directory one after the other. Returns when the last one was read.
     fn walk(
         &mut self,
-        (name, process): (&'static str, u64),
+        name: &'static str,
         (first, number): (u64, u64),
         at: u64,
         is_waited_for: bool,
@@ -231,7 +218,6 @@ impl Day {
         for inode in first..first + number {
             let read = Event::Read {
                 name,
-                process,
                 inode,
                 offset: inode * (44 << 10),
                 bytes: self.random.between(1, 12) << 12,
@@ -247,12 +233,10 @@ impl Day {
     fn video(&mut self) {
         let start = self.random.between(1820, 1840) * SECOND;
         self.input(start);
-        let process = self.process();
         let inode = OWN_FILES + 77;
         for number in 0..2400 {
             let read = Event::Read {
                 name: "mplayer",
-                process,
                 inode,
                 offset: (inode << 24) + number * (128 << 10),
                 bytes: 128 << 10,
@@ -267,12 +251,10 @@ impl Day {
         for round in 0..3 {
             let start = (300 + 500 * round) * SECOND;
             self.input(start);
-            let process = self.process();
             let inode = OWN_FILES + 1000 + round;
             for number in 0..65536 {
                 let read = Event::Read {
                     name: "dd",
-                    process,
                     inode,
                     offset: (inode << 36) + number * (128 << 10),
                     bytes: 128 << 10,
@@ -288,7 +270,7 @@ impl Day {
         for number in 0..18_000 {
             let at = 600 * SECOND + number * 33_000 + self.random.below(10_000);
             let files = (number / 3 + 1, 1);
-            self.reads(("tracker-miner-f", 50), files, (at, 1), 1, false);
+            self.reads("tracker-miner-f", files, (at, 1), 1, false);
         }
     }
 
@@ -298,11 +280,10 @@ impl Day {
             let start = (200 + 400 * round) * SECOND;
             self.input(start);
             for step in 0..240 {
-                let process = self.process();
                 let at = start + step * SECOND / 2;
                 let name = if step % 10 == 9 { "ld" } else { "cc1" };
                 let files = (OWN_FILES + 5000 + step * 5, 30);
-                self.reads((name, process), files, (at, SECOND / 2), 20, false);
+                self.reads(name, files, (at, SECOND / 2), 20, false);
             }
         }
     }
@@ -312,7 +293,7 @@ impl Day {
         let mut at = 60 * SECOND;
         while at < 1800 * SECOND {
             let us = 6 * SECOND;
-            self.reads(("apt-get", 60), (700, 200), (at, us), 300, false);
+            self.reads("apt-get", (700, 200), (at, us), 300, false);
             at += self.random.between(40 * SECOND, 120 * SECOND);
         }
     }
@@ -326,14 +307,13 @@ impl Day {
             ("updated", 21_000, 7 * SECOND, 10),
             ("backupd", 22_000, 15 * SECOND, 60),
         ];
-        for (process, (name, inode, every, files)) in (70..).zip(daemons) {
+        for (name, inode, every, files) in daemons {
             let start = 30 * SECOND + self.random.below(SECOND);
             self.input(start);
             for number in 0..(1770 * SECOND / every) * files {
                 let file = number % 300;
                 let read = Event::Read {
                     name,
-                    process,
                     inode: inode + file,
                     offset: (inode << 24) + file * FILE_BYTES,
                     bytes: self.random.between(1, 12) << 12,
@@ -355,8 +335,6 @@ pub enum View {
     Told,
     /// By the file that is read.
     File,
-    /// By its address space.
-    Space,
     /// Not at all.
     Nothing,
 }
@@ -394,7 +372,6 @@ fn live(classifier: &mut Classifier, machine: u32, day: &Day, view: View) -> Sco
         }
         let Event::Read {
             name,
-            process,
             inode,
             offset,
             bytes,
@@ -409,13 +386,12 @@ fn live(classifier: &mut Classifier, machine: u32, day: &Day, view: View) -> Sco
             View::File | View::Told => Some(Program::File {
                 // the machine's own disk is not the image's
                 image: if *inode < OWN_FILES {
-                    OF.image
+                    OF.disk
                 } else {
                     ImageId([2; 32])
                 },
                 inode: *inode,
             }),
-            View::Space => Some(Program::Space(*process)),
             View::Nothing => None,
         };
         let folder = match program {

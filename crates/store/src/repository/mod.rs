@@ -262,7 +262,7 @@ impl Repository {
     }
 
     /// Returns the ids of all images, in no particular order.
-    pub(crate) fn image_ids(&self) -> Result<Vec<Hash>, StoreError> {
+    pub fn image_ids(&self) -> Result<Vec<Hash>, StoreError> {
         let dir = self.inner.dir.join("images");
         let mut ids = Vec::new();
         for entry in std::fs::read_dir(&dir).map_err(|e| StoreError::io("list", &dir, e))? {

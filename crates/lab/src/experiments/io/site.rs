@@ -230,6 +230,7 @@ impl Site {
                     base: None,
                     size: disk_bytes(number),
                 }],
+                base: None,
             })?;
             let file = handle.disk_path("disk0").context("it has this disk")?;
             fill(&file, disk_bytes(number))?;

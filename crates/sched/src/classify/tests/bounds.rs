@@ -82,11 +82,7 @@ fn run(calls: &[(u64, u32, Call)]) -> (Vec<Class>, Vec<Option<Status>>, List) {
                 classifier.began(now, machine, OF);
             }
             Call::Ask(who, at, bytes, op) => {
-                let named = [
-                    task(&format!("t{who}")),
-                    file(*who as u64),
-                    Program::Space(*at),
-                ];
+                let named = [task(&format!("t{who}")), file(*who as u64), file(*at)];
                 let folders = [folder(*at), folder(7)];
                 let seen = Seen {
                     machine,

@@ -7,7 +7,7 @@ fn hands_come_before_counts_and_the_machines_own_before_its_images() {
     let mut scene = Scene::new();
     let (player, dd) = (task("mplayer"), task("dd"));
     let name = |text: &str| Name::new(text).expect("a name");
-    let (machine, image) = (Scope::Machine(MACHINE), Scope::Image(OF));
+    let (machine, image) = (Scope::Machine(MACHINE), Scope::Disk(OF));
     scene
         .classifier
         .allow(image, name("mplayer"))

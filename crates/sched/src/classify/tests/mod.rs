@@ -9,7 +9,7 @@ use super::*;
 const SECOND: u64 = 1_000_000;
 const MACHINE: MachineId = MachineId(1);
 const OF: Owned = Owned {
-    image: ImageId([7; 32]),
+    disk: ImageId([7; 32]),
     uid: 1000,
 };
 
@@ -19,14 +19,14 @@ fn task(name: &str) -> Program {
 
 fn file(inode: u64) -> Program {
     Program::File {
-        image: OF.image,
+        image: OF.disk,
         inode,
     }
 }
 
 fn folder(inode: u64) -> Program {
     Program::Folder {
-        image: OF.image,
+        image: OF.disk,
         inode,
     }
 }
