@@ -180,6 +180,22 @@ pub(crate) fn card(number: usize, mac: &str, place: u32) -> String {
     )
 }
 
+/// The size of a disk's sectors in bytes, where nothing else is said.
+pub const SECTOR_BYTES: u32 = 512;
+/// The other size that disks have.
+pub(crate) const SECTOR_BYTES_LARGE: u32 = 4096;
+
+/// Gives a disk's device sectors of this size, if it is another than the usual one. A guest that sees others than those in which the disk's
+/// partition table counts finds no partitions.
+pub(crate) fn with_sector(device: String, sector: Option<u32>) -> String {
+    match sector.filter(|sector| *sector != SECTOR_BYTES) {
+        Some(sector) if property(&device, "logical_block_size").is_none() => {
+            format!("{device},logical_block_size={sector},physical_block_size={sector}")
+        }
+        _ => device,
+    }
+}
+
 /// Returns the device for an additional disk.
 pub(crate) fn disk(number: usize, place: u32) -> String {
     format!(
@@ -226,9 +242,14 @@ pub(crate) fn arguments(device: &str) -> Value {
     let is_memory = device.starts_with("pc-dimm,");
     for (key, value) in parts.filter_map(|part| part.split_once('=')) {
         let number = match key {
-            "socket-id" | "core-id" | "thread-id" | "slot" | "scsi-id" | "lun" => {
-                value.parse::<u64>().ok()
-            }
+            "socket-id"
+            | "core-id"
+            | "thread-id"
+            | "slot"
+            | "scsi-id"
+            | "lun"
+            | "logical_block_size"
+            | "physical_block_size" => value.parse::<u64>().ok(),
             // a device's address on its bus is text, a memory block's is a number
             "addr" if is_memory => u64::from_str_radix(value.trim_start_matches("0x"), 16).ok(),
             _ => None,
@@ -350,6 +371,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "rerror",
             "bus",
             "addr",
+            "logical_block_size",
+            "physical_block_size",
         ],
     ),
     ("virtio-scsi-pci", &["id", "bus", "addr"]),
@@ -365,6 +388,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "bus",
             "scsi-id",
             "lun",
+            "logical_block_size",
+            "physical_block_size",
         ],
     ),
     ("piix3-ide", &["id", "bus", "addr"]),
@@ -384,7 +409,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ide-cd", &["id", "drive", "bootindex", "bus", "unit"]),
     (
         "nvme",
-        &["id", "drive", "serial", "bootindex", "bus", "addr"],
+        &[
+            "id",
+            "drive",
+            "serial",
+            "bootindex",
+            "bus",
+            "addr",
+            "logical_block_size",
+            "physical_block_size",
+        ],
     ),
     ("e1000", NETWORK_PROPERTIES),
     ("e1000e", NETWORK_PROPERTIES),
@@ -637,6 +671,19 @@ mod tests {
         let devices = canonical(&odd, MAC, Profile::Growable, models);
         let drives: Vec<&str> = values(&devices, "drive").collect();
         assert_eq!(drives, ["disk0", "disk1", "disk2"]);
+    }
+
+    #[test]
+    fn a_disk_has_the_sectors_in_which_its_table_counts() {
+        let large = Some(SECTOR_BYTES_LARGE);
+        for device in [disk(1, 10), scsi_disk(4, 2)] {
+            assert_eq!(with_sector(device.clone(), None), device);
+            assert_eq!(with_sector(device.clone(), Some(SECTOR_BYTES)), device);
+            let large = with_sector(device, large);
+            assert_eq!(arguments(&large)["logical_block_size"], 4096);
+            assert_eq!(with_sector(large.clone(), Some(SECTOR_BYTES_LARGE)), large);
+            check(&[large], "Nehalem").unwrap();
+        }
     }
 
     #[test]

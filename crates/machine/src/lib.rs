@@ -72,7 +72,7 @@ pub use buffers::MemoryFile;
 pub use capture::{Capture, CaptureOptions, Pause};
 pub use clock::{AGENT_WAIT_MAX, ClockSync, PendingClock};
 pub use command::{RamBacking, give_mac, hardware_of, renew_mac};
-pub use devices::{VGA_MEMORY_MIB, added_card_ids, has_network_card};
+pub use devices::{SECTOR_BYTES, VGA_MEMORY_MIB, added_card_ids, has_network_card};
 pub use disk_size::disk_model;
 pub use error::{GrowError, MachineError};
 pub use exec::User;

@@ -8,6 +8,7 @@ use crate::{
     images::{
         confined::{self, Ended},
         disk_format::Format,
+        disk_vhd,
     },
     report::ProgressLine,
 };
@@ -35,19 +36,30 @@ pub struct DiskImage {
     pub(crate) shown: String,
     /// The node's own temporary file that it was unpacked into; it is deleted with this value.
     pub(crate) unpacked: Option<NamedTempFile>,
+    /// The disk's length in bytes, where its format tells it: less must not come out of it.
+    pub(crate) bytes: Option<u64>,
+    /// The size of its sectors in bytes, where its format tells it.
+    pub(crate) sector: Option<u64>,
 }
 
 impl DiskImage {
+    /// A disk of which nothing is known yet.
+    pub(crate) fn new(file: File, shown: String, unpacked: Option<NamedTempFile>) -> DiskImage {
+        DiskImage {
+            file,
+            format: Format::Raw,
+            shown,
+            unpacked,
+            bytes: None,
+            sector: None,
+        }
+    }
+
     /// Opens a file of the node's own as raw disk, whatever its bytes look like.
     pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
         let shown = path.display().to_string();
         let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
-        Ok(DiskImage {
-            file,
-            format: Format::Raw,
-            shown,
-            unpacked: None,
-        })
+        Ok(DiskImage::new(file, shown, None))
     }
 }
 
@@ -64,14 +76,25 @@ pub fn convert(
         format,
         shown,
         unpacked: _unpacked,
+        ..
     } = from;
     let limit = confined::time_limit(file.metadata().map_or(0, |m| m.len()));
-    let mut args = vec!["convert", "-p", "-f", format.name(), "-O", to_format.name()];
+    let mut args = vec!["convert", "-p", "-O", to_format.name()];
     match to_format {
         Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
         _ => args.extend(["-c", "-W", "-m", "8"]),
     };
-    args.extend([INPUT, OUTPUT]);
+    let vhd;
+    match format {
+        Format::Vpc => {
+            let mut head = [0; disk_vhd::FOOTER_BYTES as usize];
+            let got = read_up_to(&file, 0, &mut head);
+            let got = got.map_err(at(format!("cannot read {shown}")))?;
+            vhd = vhd_options(&head[..got]);
+            args.extend(["--image-opts", &vhd, OUTPUT]);
+        }
+        _ => args.extend(["-f", format.name(), INPUT, OUTPUT]),
+    }
     let empty = || to.set_len(0).map_err(at("cannot empty a file"));
     empty()?;
     let tool = Tool {
@@ -88,6 +111,12 @@ pub fn convert(
         empty()?;
     }
     result
+}
+
+/// Returns how `qemu-img` is to open a VHD that begins so: otherwise it would cut the disks of most programs to their geometry.
+fn vhd_options(head: &[u8]) -> String {
+    let by = disk_vhd::calculation(head);
+    format!("driver=vpc,file.driver=file,file.filename={INPUT},force_size_calc={by}")
 }
 
 fn judge(ended: Ended, said: &[u8], shown: &str, limit: Duration) -> Result<(), NodeError> {
