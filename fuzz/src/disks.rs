@@ -8,7 +8,10 @@ pub fn disk_header(data: &[u8]) {
     let _ = disk_format::examine_bytes(data);
     let _ = disk_vhd::calculation(data);
     let text = disk_format::descriptor(&disk_format::reader(data)).unwrap_or_default();
-    for extent in text.and_then(|text| disk_vmdk::parse(&text).ok()).unwrap_or_default() {
+    for extent in text
+        .and_then(|text| disk_vmdk::parse(&text).ok())
+        .unwrap_or_default()
+    {
         let name = extent.form.name().unwrap_or("zero.vmdk");
         assert!(!name.contains('/') && name.to_ascii_lowercase().ends_with(".vmdk"));
     }
@@ -17,7 +20,9 @@ pub fn disk_header(data: &[u8]) {
 /// The description of a stranger's appliance.
 pub fn appliance(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let disks = images::ovf::disks(&text).unwrap_or_default().unwrap_or_default();
+    let disks = images::ovf::disks(&text)
+        .unwrap_or_default()
+        .unwrap_or_default();
     let ids: std::collections::HashSet<_> = disks.iter().map(|disk| &disk.id).collect();
     assert_eq!(ids.len(), disks.len(), "a disk is named twice");
 }

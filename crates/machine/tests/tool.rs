@@ -137,12 +137,27 @@ fn a_disk_is_opened_by_options_as_well() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("raw"), vec![7; 3 << 20]).unwrap();
     let (raw, vhd) = (path("raw"), path("vhd"));
-    qemu_img(&["convert", "-f", "raw", "-O", "vpc", "-o", "force_size=on", &raw, &vhd]);
-    let input = format!("driver=vpc,file.driver=file,file.filename={INPUT},force_size_calc=current_size");
+    qemu_img(&[
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "vpc",
+        "-o",
+        "force_size=on",
+        &raw,
+        &vhd,
+    ]);
+    let input =
+        format!("driver=vpc,file.driver=file,file.filename={INPUT},force_size_calc=current_size");
     let args = ["convert", "-p", "-O", "raw", "--image-opts", &input, OUTPUT];
     let (status, said, written) = run(&program("qemu-img"), &args, Path::new(&vhd));
     assert!(status.success(), "{said}");
-    assert!(written == vec![7; 3 << 20], "{} bytes: {said}", written.len());
+    assert!(
+        written == vec![7; 3 << 20],
+        "{} bytes: {said}",
+        written.len()
+    );
 }
 
 #[test]

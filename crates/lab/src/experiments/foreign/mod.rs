@@ -20,7 +20,11 @@ pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let dir = context.scratch.join("foreign");
     fs::create_dir(&dir)?;
     let cases = files::make(&dir)?;
-    ensure!(cases.len() >= FILES_LEAST, "{} files are too few", cases.len());
+    ensure!(
+        cases.len() >= FILES_LEAST,
+        "{} files are too few",
+        cases.len()
+    );
     let node = Node::start(None, &context.scratch.join("foreign-node"), false)?;
     let mut right = 0;
     for case in &cases {
@@ -29,8 +33,14 @@ pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             Err(error) => report.note(format!("{}: {error:#}", case.name)),
         }
     }
-    report.add_value("foreign_equal_ratio", "x", f64::from(right) / cases.len() as f64);
-    let refused = cases.iter().filter(|case| matches!(case.expect, Expect::Refused(_)));
+    report.add_value(
+        "foreign_equal_ratio",
+        "x",
+        f64::from(right) / cases.len() as f64,
+    );
+    let refused = cases
+        .iter()
+        .filter(|case| matches!(case.expect, Expect::Refused(_)));
     report.note(format!(
         "{} files of other programs, of which {} must be refused by name",
         cases.len(),
@@ -47,21 +57,37 @@ fn judge(node: &Node, dir: &Path, case: &Case) -> anyhow::Result<()> {
         labels: [("from".to_owned(), case.name.clone())].into(),
         ..Default::default()
     };
-    let imported = node.client.import(&request).and_then(|events| events.finish(|_| {}));
+    let imported = node
+        .client
+        .import(&request)
+        .and_then(|events| events.finish(|_| {}));
     let disks = match (&case.expect, imported) {
         (Expect::Refused(word), Err(error)) => {
             let said = error.to_string();
-            ensure!(said.contains(word) && !said.contains(UNNAMED), "refused, but as this: {said}");
+            ensure!(
+                said.contains(word) && !said.contains(UNNAMED),
+                "refused, but as this: {said}"
+            );
             return Ok(());
         }
         (Expect::Refused(_), Ok(_)) => anyhow::bail!("it was imported"),
         (Expect::Equal(_), Err(error)) => return Err(error.into()),
-        (Expect::Equal(disks), Ok(outcome)) => (disks, outcome.image.map(|image| image.id).unwrap_or_default()),
+        (Expect::Equal(disks), Ok(outcome)) => (
+            disks,
+            outcome.image.map(|image| image.id).unwrap_or_default(),
+        ),
     };
     let (disks, image) = disks;
     let regions = node.client.image(&image)?.regions;
-    let found = regions.iter().filter(|region| region.name.starts_with("disk")).count();
-    ensure!(found == disks.len(), "{found} disks instead of {}", disks.len());
+    let found = regions
+        .iter()
+        .filter(|region| region.name.starts_with("disk"))
+        .count();
+    ensure!(
+        found == disks.len(),
+        "{found} disks instead of {}",
+        disks.len()
+    );
     for (number, disk) in disks.iter().enumerate() {
         let to = dir.join("exported");
         let request = ExportRequest {
