@@ -12,6 +12,7 @@ use crate::error::MachineError;
 use crate::hardware::{self, Profile};
 use crate::host::{CPU_MODEL_DEFAULT, Host};
 use crate::models::{DiskModel, Models};
+use crate::sectors;
 use crate::spec::{
     CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, Spec,
@@ -124,7 +125,7 @@ pub fn complete(
     for device in &mut config.devices {
         let disk = devices::property(device, "drive").unwrap_or_default();
         let sector = config.disk_sectors.get(disk).copied();
-        *device = devices::with_sector(std::mem::take(device), sector);
+        *device = sectors::with_sector(std::mem::take(device), sector);
     }
     config.devices.extend(added);
     Ok(config)
@@ -139,7 +140,7 @@ fn check_disks(config: &MachineConfig, models: Models) -> Result<(), MachineErro
     if let (DiskModel::Sata | DiskModel::Ide, Some(disk)) = (models.disk, large) {
         let what = format!(
             "{disk} has sectors of {} bytes, which no disk of the model {} has; use virtio, scsi or nvme",
-            devices::SECTOR_BYTES_LARGE,
+            sectors::SECTOR_BYTES_LARGE,
             models.disk
         );
         return Err(MachineError::Spec { what });

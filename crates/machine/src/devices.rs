@@ -14,6 +14,7 @@ use crate::command::NETDEV;
 use crate::error::MachineError;
 use crate::hardware::Profile;
 use crate::models::{DiskModel, Models, NetworkModel};
+use crate::sectors;
 use crate::spec::DISKS_MAX;
 
 /// Size of the video memory in MiB: 1920 x 1200 in 32 bits fits. It is not 8 MiB, the size of a thread's stack, because
@@ -180,22 +181,6 @@ pub(crate) fn card(number: usize, mac: &str, place: u32) -> String {
     )
 }
 
-/// The size of a disk's sectors in bytes, where nothing else is said.
-pub const SECTOR_BYTES: u32 = 512;
-/// The other size that disks have.
-pub(crate) const SECTOR_BYTES_LARGE: u32 = 4096;
-
-/// Gives a disk's device sectors of this size, if it is another than the usual one. A guest that sees others than those in which the disk's
-/// partition table counts finds no partitions.
-pub(crate) fn with_sector(device: String, sector: Option<u32>) -> String {
-    match sector.filter(|sector| *sector != SECTOR_BYTES) {
-        Some(sector) if property(&device, "logical_block_size").is_none() => {
-            format!("{device},logical_block_size={sector},physical_block_size={sector}")
-        }
-        _ => device,
-    }
-}
-
 /// Returns the device for an additional disk.
 pub(crate) fn disk(number: usize, place: u32) -> String {
     format!(
@@ -205,7 +190,7 @@ pub(crate) fn disk(number: usize, place: u32) -> String {
 
 /// Returns the device for an additional disk behind the machine's SCSI controller. Unlike those of a cold start it has no place in the
 /// order in which disks are tried at boot.
-fn scsi_disk(number: usize, scsi_id: u32) -> String {
+pub(crate) fn scsi_disk(number: usize, scsi_id: u32) -> String {
     format!(
         "scsi-hd,id=sd{number},drive=disk{number},serial=disk{number},werror=stop,rerror=report,bus={SCSI}.0,scsi-id={scsi_id},lun=0"
     )
@@ -371,8 +356,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "rerror",
             "bus",
             "addr",
-            "logical_block_size",
-            "physical_block_size",
         ],
     ),
     ("virtio-scsi-pci", &["id", "bus", "addr"]),
@@ -388,8 +371,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "bus",
             "scsi-id",
             "lun",
-            "logical_block_size",
-            "physical_block_size",
         ],
     ),
     ("piix3-ide", &["id", "bus", "addr"]),
@@ -409,16 +390,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ide-cd", &["id", "drive", "bootindex", "bus", "unit"]),
     (
         "nvme",
-        &[
-            "id",
-            "drive",
-            "serial",
-            "bootindex",
-            "bus",
-            "addr",
-            "logical_block_size",
-            "physical_block_size",
-        ],
+        &["id", "drive", "serial", "bootindex", "bus", "addr"],
     ),
     ("e1000", NETWORK_PROPERTIES),
     ("e1000e", NETWORK_PROPERTIES),
@@ -479,7 +451,7 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("{part:?} is not key=value"))?;
-        if !properties.contains(&key) {
+        if !properties.contains(&key) && !sectors::is_property(driver, key) {
             return Err(format!("property {key:?} of {driver} is none of floe's"));
         }
         if !given.insert(key) {
@@ -671,19 +643,6 @@ mod tests {
         let devices = canonical(&odd, MAC, Profile::Growable, models);
         let drives: Vec<&str> = values(&devices, "drive").collect();
         assert_eq!(drives, ["disk0", "disk1", "disk2"]);
-    }
-
-    #[test]
-    fn a_disk_has_the_sectors_in_which_its_table_counts() {
-        let large = Some(SECTOR_BYTES_LARGE);
-        for device in [disk(1, 10), scsi_disk(4, 2)] {
-            assert_eq!(with_sector(device.clone(), None), device);
-            assert_eq!(with_sector(device.clone(), Some(SECTOR_BYTES)), device);
-            let large = with_sector(device, large);
-            assert_eq!(arguments(&large)["logical_block_size"], 4096);
-            assert_eq!(with_sector(large.clone(), Some(SECTOR_BYTES_LARGE)), large);
-            check(&[large], "Nehalem").unwrap();
-        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ use crate::host::CPU_MODEL_DEFAULT;
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 use crate::record::Record;
+use crate::sectors;
 use crate::spec::DISKS_MAX;
 
 /// How often QEMU is asked whether the guest's driver has set a device up: QEMU has no event for that.
@@ -251,7 +252,7 @@ impl Machine {
             Some(device) => device,
             None => devices::disk(number, self.free_place()?),
         };
-        let device = devices::with_sector(device, sector);
+        let device = sectors::with_sector(device, sector);
         let direct = json!({"direct": true});
         let file_node = json!({"driver": "file", "cache": direct, "discard": "unmap", "aio": "threads",
             "filename": file});

@@ -21,6 +21,7 @@ use crate::accel::Accel;
 use crate::devices;
 use crate::host::Incompatible;
 use crate::models::Models;
+use crate::sectors;
 use crate::spec::{CPUS_MAX, DISKS_MAX};
 
 /// Number of memory blocks that can be added to a machine of profile 2.
@@ -139,7 +140,7 @@ pub fn give_disk(
     }
     // one without a device gets a place of its own at the start
     let device = devices::added_disk(&config.devices, number);
-    let device = device.map(|device| devices::with_sector(device, sector));
+    let device = device.map(|device| sectors::with_sector(device, sector));
     config.devices.extend(device);
     config.disks.push(disk.to_owned());
     let sector = sector.map(|sector| (disk.to_owned(), sector));
@@ -229,7 +230,7 @@ pub(crate) fn check(config: &MachineConfig) -> Result<(), String> {
             room.memory_bytes, room.memory_bytes_max
         ));
     }
-    let known = [devices::SECTOR_BYTES, devices::SECTOR_BYTES_LARGE];
+    let known = [sectors::SECTOR_BYTES, sectors::SECTOR_BYTES_LARGE];
     let odd = config
         .disk_sectors
         .iter()

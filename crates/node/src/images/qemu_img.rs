@@ -79,22 +79,9 @@ pub fn convert(
         ..
     } = from;
     let limit = confined::time_limit(file.metadata().map_or(0, |m| m.len()));
-    let mut args = vec!["convert", "-p", "-O", to_format.name()];
-    match to_format {
-        Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
-        _ => args.extend(["-c", "-W", "-m", "8"]),
-    };
-    let vhd;
-    match format {
-        Format::Vpc => {
-            let mut head = [0; disk_vhd::FOOTER_BYTES as usize];
-            let got = read_up_to(&file, 0, &mut head);
-            let got = got.map_err(at(format!("cannot read {shown}")))?;
-            vhd = vhd_options(&head[..got]);
-            args.extend(["--image-opts", &vhd, OUTPUT]);
-        }
-        _ => args.extend(["-f", format.name(), INPUT, OUTPUT]),
-    }
+    let mut head = [0; disk_vhd::FOOTER_BYTES as usize];
+    let got = read_up_to(&file, 0, &mut head).map_err(at(format!("cannot read {shown}")))?;
+    let args = arguments(format, &head[..got], to_format);
     let empty = || to.set_len(0).map_err(at("cannot empty a file"));
     empty()?;
     let tool = Tool {
@@ -113,10 +100,27 @@ pub fn convert(
     result
 }
 
-/// Returns how `qemu-img` is to open a VHD that begins so: otherwise it would cut the disks of most programs to their geometry.
-fn vhd_options(head: &[u8]) -> String {
-    let by = disk_vhd::calculation(head);
-    format!("driver=vpc,file.driver=file,file.filename={INPUT},force_size_calc={by}")
+/// Returns what `qemu-img` is to do with a file of a format that begins so.
+fn arguments(from: Format, head: &[u8], to: Format) -> Vec<String> {
+    let how = match to {
+        Format::Raw => ["-S", "4k"].as_slice(),
+        _ => &["-c"],
+    };
+    let input = match from {
+        // otherwise it would cut the disks of most programs to their geometry
+        Format::Vpc => {
+            let by = disk_vhd::calculation(head);
+            let options = "driver=vpc,file.driver=file,file.filename=";
+            vec![
+                "--image-opts".to_owned(),
+                format!("{options}{INPUT},force_size_calc={by}"),
+            ]
+        }
+        _ => vec!["-f".to_owned(), from.name().to_owned(), INPUT.to_owned()],
+    };
+    let words = ["convert", "-p", "-O", to.name(), "-W", "-m", "8"];
+    let words = words.iter().chain(how).map(|word| (*word).to_owned());
+    words.chain(input).chain([OUTPUT.to_owned()]).collect()
 }
 
 fn judge(ended: Ended, said: &[u8], shown: &str, limit: Duration) -> Result<(), NodeError> {
