@@ -4,6 +4,7 @@
 use crate::{
     error::{NodeError, refused},
     images::{
+        DISKS_MAX,
         disk_vmdk::{self, MARK},
         ovf,
         unpack::Archive,
@@ -71,6 +72,15 @@ fn in_order(
     described: Vec<ovf::Described>,
 ) -> Result<Disks, NodeError> {
     let shown = archive.shown();
+    if described.len() > DISKS_MAX {
+        return Err(refused(
+            format!(
+                "{shown} describes {} disks, and an image has at most {DISKS_MAX}",
+                described.len()
+            ),
+            "take those that you want out of it (tar -xf), and import them",
+        ));
+    }
     let mut found = Disks {
         disks: Vec::new(),
         notes: Vec::new(),

@@ -6,7 +6,7 @@ use crate::{
     images::{
         disk_extent::{self, Facts, Fault},
         disk_format::{self, Format, Refused},
-        disk_import::not_alone,
+        disk_import::{faulty, length_of, not_alone},
         disk_vmdk::{Extent, Form},
         qemu_img::read_up_to,
         unpack::check_space,
@@ -64,7 +64,7 @@ impl<'a> Layout<'a> {
         })
     }
 
-    /// Copies so many bytes of a file to a place of the disk. What is zero becomes a hole.
+    /// Copies so many bytes of a file to a place of the disk. What is zero becomes a hole, and holes are passed over.
     pub fn copy(
         &mut self,
         from: &File,
@@ -73,33 +73,48 @@ impl<'a> Layout<'a> {
         to: u64,
     ) -> Result<(), NodeError> {
         let what = || at(format!("cannot lay out {}", self.shown));
-        let end = to.saturating_add(bytes).min(self.len);
-        let mut place = to;
-        while place < end {
-            // as large a part as a file system gives holes, and no more than one block
-            let most = (end - place).min(BLOCK_BYTES as u64) as usize;
-            let from_file = at_file.saturating_add(place - to);
-            let got = read_up_to(from, from_file, &mut self.block[..most]).map_err(what())?;
-            if got < most {
-                return Err(cut_off(self.shown, from_file + most as u64));
-            }
-            let mut part_at = place;
-            for part in self.block[..got].chunks(HOLE_BYTES) {
-                if part.iter().any(|byte| *byte != 0) {
-                    self.to.write_all_at(part, part_at).map_err(what())?;
-                    self.written += part.len() as u64;
+        let needs = at_file.saturating_add(bytes);
+        if needs > length_of(from, self.shown)? {
+            return Err(cut_off(self.shown, needs));
+        }
+        let end = at_file + bytes.min(self.len.saturating_sub(to));
+        let mut place = at_file;
+        while let Some((start, data_end)) =
+            floe_store::next_data(from, place, end).map_err(what())?
+        {
+            place = start;
+            while place < data_end.min(end) {
+                let most = (data_end.min(end) - place).min(BLOCK_BYTES as u64) as usize;
+                let got = read_up_to(from, place, &mut self.block[..most]).map_err(what())?;
+                if got < most {
+                    return Err(cut_off(self.shown, needs)); // it has become shorter
                 }
-                part_at += part.len() as u64;
+                self.write(got, to + (place - at_file))?;
+                place += got as u64;
             }
-            place += got as u64;
-            self.done += got as u64;
-            if self.written >= SPACE_EVERY_BYTES {
-                self.written = 0;
-                check_space(self.to, self.shown)?;
-            }
-            if !self.progress.at(self.done.min(self.len), self.len) {
+            let done = self.done + (place - at_file);
+            if !self.progress.at(done.min(self.len), self.len) {
                 return Err(NodeError::Cancelled);
             }
+        }
+        self.done += bytes;
+        Ok(())
+    }
+
+    /// Writes so many bytes of the block to a place of the disk.
+    fn write(&mut self, len: usize, to: u64) -> Result<(), NodeError> {
+        let mut place = to;
+        for part in self.block[..len].chunks(HOLE_BYTES) {
+            if part.iter().any(|byte| *byte != 0) {
+                let written = self.to.write_all_at(part, place);
+                written.map_err(at(format!("cannot lay out {}", self.shown)))?;
+                self.written += part.len() as u64;
+            }
+            place += part.len() as u64;
+        }
+        if self.written >= SPACE_EVERY_BYTES {
+            self.written = 0;
+            check_space(self.to, self.shown)?;
         }
         Ok(())
     }
@@ -114,7 +129,7 @@ impl<'a> Layout<'a> {
         bytes: u64,
     ) -> Result<Facts, NodeError> {
         let read = |offset: u64, buffer: &mut [u8]| read_up_to(from, offset, buffer);
-        let len = crate::images::disk_import::length_of(from, name)?;
+        let len = length_of(from, name)?;
         let cancel = self.progress.cancel().clone();
         let failed = RefCell::new(None);
         let layout = RefCell::new(&mut *self);
@@ -136,9 +151,7 @@ impl<'a> Layout<'a> {
         );
         match (failed.into_inner(), walked) {
             (Some(error), _) => Err(error),
-            (None, walked) => {
-                walked.map_err(|fault| crate::images::disk_import::faulty(name, format, len, fault))
-            }
+            (None, walked) => walked.map_err(|fault| faulty(name, format, len, fault)),
         }
     }
 
