@@ -79,8 +79,9 @@ impl<'a> Layout<'a> {
         }
         let end = at_file + bytes.min(self.len.saturating_sub(to));
         let mut place = at_file;
-        while let Some((start, data_end)) =
-            floe_store::next_data(from, place, end).map_err(what())?
+        while place < end
+            && let Some((start, data_end)) =
+                floe_store::next_data(from, place, end).map_err(what())?
         {
             place = start;
             while place < data_end.min(end) {
