@@ -72,10 +72,11 @@ impl<'a> Layout<'a> {
         bytes: u64,
         to: u64,
     ) -> Result<(), NodeError> {
-        let what = || at(format!("cannot lay out {}", self.shown));
+        let shown = self.shown;
+        let what = || at(format!("cannot lay out {shown}"));
         let needs = at_file.saturating_add(bytes);
-        if needs > length_of(from, self.shown)? {
-            return Err(cut_off(self.shown, needs));
+        if needs > length_of(from, shown)? {
+            return Err(cut_off(shown, needs));
         }
         let end = at_file + bytes.min(self.len.saturating_sub(to));
         let mut place = at_file;
@@ -88,7 +89,7 @@ impl<'a> Layout<'a> {
                 let most = (data_end.min(end) - place).min(BLOCK_BYTES as u64) as usize;
                 let got = read_up_to(from, place, &mut self.block[..most]).map_err(what())?;
                 if got < most {
-                    return Err(cut_off(self.shown, needs)); // it has become shorter
+                    return Err(cut_off(shown, needs)); // it has become shorter
                 }
                 self.write(got, to + (place - at_file))?;
                 place += got as u64;
