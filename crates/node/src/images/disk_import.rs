@@ -469,7 +469,10 @@ fn refuse_foreign(shown: &str, foreign: Foreign) -> NodeError {
     let Foreign { what, fix } = foreign;
     match what.starts_with("encrypted ") {
         true => refused(format!("{shown} is {what}"), fix),
-        false => refused(format!("{shown} is no disk: it is {what}"), fix),
+        false => refused(
+            format!("{shown} is no disk that floe reads: it is {what}"),
+            fix,
+        ),
     }
 }
 

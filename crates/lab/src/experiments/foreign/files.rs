@@ -168,7 +168,7 @@ const PACKED: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "disk.sparse.tar",
-        &["tar", "--format=gnu", "-Sc", "disk.raw"],
+        &["tar", "--format=gnu", "-Sc", "holes.raw"],
         &["disk.raw"],
     ),
     ("disk.tar.gz", &["tar", "-cz", "disk.raw"], &["disk.raw"]),
@@ -215,7 +215,7 @@ const REFUSED: &[(&str, &[&str], &str)] = &[
     ),
     (
         "pax-sparse.tar",
-        &["tar", "--format=posix", "-Sc", "disk.raw"],
+        &["tar", "--format=posix", "-Sc", "holes.raw"],
         "without its holes",
     ),
     (
@@ -421,6 +421,7 @@ pub fn make(dir: &Path) -> anyhow::Result<Vec<Case>> {
     files.write("disk.raw", &disk(512, SECTORS, 1))?;
     files.write("second.raw", &disk(512, 8_192, 2))?;
     files.write("large.raw", &disk(4096, SECTORS_LARGE, 3))?;
+    files.run(&["cp", "--sparse=always", "disk.raw", "holes.raw"])?;
     let short = disk(512, SECTORS, 1);
     files.write("short.bin", &short[..short.len() - 128 * 512])?;
     let mut cases = vec![
