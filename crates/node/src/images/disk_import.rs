@@ -28,8 +28,8 @@ use tempfile::NamedTempFile;
 const PACKINGS_MAX: usize = 4;
 const TAKE_AS_RAW: &str = "if these are a disk's bytes all the same, import them with --format raw";
 /// What a user can do with a file that is only a layer over others, which a stranger may have chosen.
-const STAND_ALONE: &str = "have whoever made it send one file that stands alone. Only if you trust it: `qemu-img convert -O qcow2 IN OUT` makes \
-     such a file, and copies whatever files of this host it names into it";
+const STAND_ALONE: &str = "have whoever made it send one file that stands alone. Only if you trust it: `qemu-img convert -O qcow2 IN OUT` \
+     makes one, and copies whatever files of this host it names into that";
 
 /// Creates an empty temporary file of the node's.
 pub type Scratch<'a> = dyn Fn() -> Result<NamedTempFile, NodeError> + 'a;
@@ -488,7 +488,7 @@ pub(super) fn not_alone(shown: &str, why: &Refused) -> NodeError {
         ),
         Refused::Part => refused(
             format!("{shown} is one of several files of a split VMDK"),
-            "import the small file that describes them, with all of them beside it, or a tar archive of them all",
+            "import the small file that describes them, with them all beside it, or a tar archive of all",
         ),
         Refused::Damaged(what) => refused(
             format!("{shown} can't be read: {what}"),

@@ -88,6 +88,19 @@ pub(super) fn sector(
     Ok(sector.filter(|sector| *sector != floe_machine::SECTOR_BYTES))
 }
 
+/// Tells the user of a disk with sectors of another size, and returns what the image's configuration says of it.
+pub(super) fn note_sector(
+    region: &str,
+    sector: Option<u32>,
+    report: &Report,
+) -> Option<(String, u32)> {
+    let sector = sector?;
+    report.note(format!(
+        "{region} has sectors of {sector} bytes, and so have its machines' disks"
+    ));
+    Some((region.to_owned(), sector))
+}
+
 /// Writes an image's hardware into its configuration, and stores the firmware that it needs if this host has it.
 pub(super) fn settle(
     ingest: &mut Ingest,
@@ -116,7 +129,7 @@ pub(super) fn settle(
         ));
     }
     if found.windows && !config.disk_sectors.is_empty() {
-        report.note("Windows is on this disk, whose sectors of 4096 bytes rule SATA out: it needs the VirtIO drivers, or --disk-model nvme");
+        report.note("Windows is on a disk with sectors of 4096 bytes, which rule SATA out: it needs VirtIO drivers, or --disk-model nvme");
     } else if found.windows && wanted.disk_model.is_none() && wanted.network_model.is_none() {
         hardware.disk_model = Some(DiskModel::Sata);
         hardware.network_model = Some(NetworkModel::E1000);

@@ -220,7 +220,7 @@ impl Images {
                 let region = format!("disk{}", disks.len());
                 let mut raw = self.raw(disk, report)?;
                 let boot = hardware::examine(&raw.file, path)?;
-                sectors.extend(raw.sector.map(|sector| (region.clone(), sector)));
+                sectors.extend(hardware::note_sector(&region, raw.sector, report));
                 if disks.is_empty() && request.kernel.is_none() {
                     found = boot;
                 }
@@ -240,19 +240,10 @@ impl Images {
             }
         }
         report.stage("read and hash")?;
-        let cmdline = request.cmdline.clone().or_else(|| {
-            request.kernel.as_ref().map(|_| match disks.is_empty() {
-                true => CMDLINE_DEFAULT.to_owned(),
-                false => {
-                    let root = hardware::first_disk(request.hardware.disk_model);
-                    format!("{CMDLINE_DEFAULT} root={root} rw")
-                }
-            })
-        });
         let mut config = MachineConfig {
             cpus: request.cpus,
             memory_bytes: request.memory_bytes,
-            cmdline,
+            cmdline: cmdline(request),
             disks,
             disk_sectors: sectors,
             labels: request.labels.clone(),
@@ -564,6 +555,21 @@ pub(crate) fn finish(
         zero_chunks: stats.zero_chunks,
     };
     Ok((id, stored))
+}
+
+/// Returns the command line of the kernel that is imported, if one is.
+fn cmdline(request: &ImportRequest) -> Option<String> {
+    let default = || {
+        request.kernel.as_ref()?;
+        Some(match request.disks.is_empty() {
+            true => CMDLINE_DEFAULT.to_owned(),
+            false => {
+                let root = hardware::first_disk(request.hardware.disk_model);
+                format!("{CMDLINE_DEFAULT} root={root} rw")
+            }
+        })
+    };
+    request.cmdline.clone().or_else(default)
 }
 
 fn check_disks(count: usize) -> Result<(), NodeError> {

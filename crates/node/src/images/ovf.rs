@@ -1,4 +1,5 @@
-//! The description of an appliance (OVF, DSP0243): which files are its disks, and in what order its machine has them. Hostile bytes. No I/O.
+//! The description of an appliance (OVF, DSP0243): which files are its disks, and in what order its machine has them. Hostile bytes.
+//! No I/O.
 //!
 //! Only tags, attributes and texts are looked at, whatever stands before their colons: writers choose those prefixes.
 
