@@ -449,7 +449,7 @@ pub fn hold(file: &File, shown: &str, header: Option<u64>) -> Result<(), NodeErr
             format!(
                 "the disk in {shown} is cut off: it has {len} bytes, and its {by} tells of {needs}"
             ),
-            "make the image anew where it is from. If it is meant to be so: qemu-img convert -O raw IN OUT, and import that with --format raw",
+            "make the image anew at its source. If it is meant so: qemu-img convert -O raw IN OUT, and import that with --format raw",
         )),
     }
 }
