@@ -64,7 +64,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let fault = context.pick(FAULT, QUICK_FAULT);
     let mut faults = Faults::default();
     let pulls = pull_all(context, fault, &mut faults)?;
-    let modes: &[Mode] = context.pick(&Mode::ODD, &QUICK_STARTS);
+    let modes: &[Mode] = context.pick(&Mode::ODD[..], &QUICK_STARTS[..]);
     start_all(context, fault, modes, &mut faults)?;
     report.add_value("wrong_bytes", "", faults.wrong_bytes as f64);
     report.add_value("kept_wrong", "", faults.kept_wrong as f64);
