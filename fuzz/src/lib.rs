@@ -179,6 +179,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("zero_trace", zero_trace),
     ("name", name),
     ("tag_file", tag_file),
+    ("redirect", redirect),
     ("qmp_line", qmp_line),
     ("agent_line", agent_line),
     ("fuse_request", fuse_request),
@@ -515,6 +516,25 @@ pub fn name(data: &[u8]) {
                     .split('/')
                     .all(|p| !p.is_empty() && !p.starts_with('.'))
         );
+    }
+}
+
+/// A redirect that is followed leads to the web, not out of https, not into this host, and with no password; one that is not says why
+/// without what may be secret.
+pub fn redirect(data: &[u8]) {
+    let Ok(value) = floe_http::HeaderValue::from_bytes(data) else {
+        return;
+    };
+    let mut headers = floe_http::HeaderMap::new();
+    headers.insert(floe_http::header::LOCATION, value);
+    let from = floe_http::Url::parse("https://hub.example/base/x?name=web").expect("a URL");
+    match floe_http::redirected(&from, &headers) {
+        Ok(to) => {
+            assert!(to.scheme() == "https" && to.username().is_empty() && to.password().is_none());
+            let at = floe_http::socket_address(&to);
+            assert!(at.is_none_or(|at| !at.ip().to_canonical().is_loopback()));
+        }
+        Err(why) => assert!(!why.contains('?'), "{why}"),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A token gives access to everything that its user has on a hub, so no other server may get it, whatever address a command
 //! names. Every token is bound to a [`HubAddress`]: scheme, host and port. [`Credentials`] is a user's file of tokens
-//! (`floe login`); [`OwnHub`] is the node's record of the hub in its own process (`floe up`). Redirects are never followed,
-//! so none can carry a token away.
+//! (`floe login`); [`OwnHub`] is the node's record of the hub in its own process (`floe up`). A redirect to another server is followed
+//! without the token, so none can carry it away.
 
 use floe_http::{Host, Url};
 use serde::{Deserialize, Serialize};

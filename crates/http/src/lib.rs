@@ -11,24 +11,33 @@
 //!
 //! A [`Fault`] tells whether the request may have reached the server, since that decides whether it may be sent again.
 //!
-//! Deliberately absent: redirects, proxies, cookies and compression. A request, and the token with it, goes to the server that
-//! was named and to no other. Retrying is left to the caller, except on a kept connection that the server has closed.
+//! [`Proxies`] has what the environment says of proxies; a server is asked through one only if its owner says so ([`Server::through`]), as
+//! floe's own hosts are asked directly.
+//!
+//! Deliberately absent: following redirects ([`redirected`] says where one leads, and whether one may go there), cookies and compression.
+//! A request, and the token with it, goes to the server that was named and to no other. Retrying is left to the caller, except on
+//! a kept connection that the server has closed.
 //!
 //! The calling thread must not be one that runs tasks of an async runtime.
 
 mod address;
 mod connection;
 mod pool;
+mod proxy;
+mod redirect;
 mod server;
 mod tls;
 
 pub use address::{escape, escape_path, shown, socket_address, web};
 pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
 pub use pool::Pool;
+pub use proxy::{Proxies, Proxy};
+pub use redirect::redirected;
 pub use server::{Fault, Server};
-pub use tls::trusting;
+pub use tls::{trusting, trusting_also};
 
 pub use bytes::Bytes;
+pub use hyper::http::request::Builder;
 pub use hyper::http::response::Parts;
 pub use hyper::http::{HeaderMap, HeaderName, HeaderValue, header};
 pub use hyper::{Method, Request, StatusCode};

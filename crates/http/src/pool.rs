@@ -78,7 +78,11 @@ impl Pool {
         let limit = left.unwrap_or(limits.connect).min(limits.connect);
         match self.server.connect(limit) {
             Err(Fault::Late { .. }) if own => {
-                Err(Fault::NotAsked(format!("no connection within {limit:?}")))
+                let through = self.server.proxy().map(|proxy| proxy.shown());
+                let through = through.map_or_else(String::new, |proxy| format!(" through {proxy}"));
+                Err(Fault::NotAsked(format!(
+                    "no connection within {limit:?}{through}"
+                )))
             }
             other => other,
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::client::conn::http1;
-use hyper::header::{HOST, HeaderValue};
+use hyper::header::{HOST, HeaderValue, PROXY_AUTHORIZATION};
 use hyper::http::request::Builder;
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
@@ -19,6 +19,7 @@ use url::{Host, Url};
 
 use crate::address::shown;
 use crate::connection::{Connection, Sending};
+use crate::proxy::Proxy;
 use crate::tls;
 
 /// How long nothing may come until the other host's kernel is asked whether it still knows the connection, and until it is asked again.
@@ -26,7 +27,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// How many such questions in a row may stay unanswered: a host that is gone is noticed after 35 s, a link that is down for less is not.
 const PROBES_MAX: u32 = 6;
 /// Largest buffer of a connection in bytes, and so the largest head of an answer. Heads from floe have some 200 bytes.
-const BUFFER_BYTES_MAX: usize = 256 << 10;
+pub(crate) const BUFFER_BYTES_MAX: usize = 256 << 10;
 
 /// Why there is no answer, or only a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +85,7 @@ enum Place {
         host: String,
         port: u16,
         tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+        proxy: Option<Arc<Proxy>>,
     },
     Unix(PathBuf),
 }
@@ -105,15 +107,7 @@ impl Server {
         if base.query().is_some() {
             return Err("a base URL has no query part; leave out everything from the `?`".into());
         }
-        let no_host = "has no host; write http(s)://host[:port][/path]";
-        let (host, name) = match base.host().ok_or(no_host)? {
-            Host::Domain(name) => (
-                name.to_owned(),
-                ServerName::try_from(name.to_owned()).map_err(|e| format!("bad host name: {e}")),
-            ),
-            Host::Ipv4(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
-            Host::Ipv6(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
-        };
+        let (host, name) = names(base)?;
         let tls = match (https, tls) {
             (false, _) => None,
             (true, Some(config)) => Some((config, name?)),
@@ -122,13 +116,14 @@ impl Server {
         let authority = match (base.host_str(), base.port()) {
             (Some(host), None) => host.to_owned(),
             (Some(host), Some(port)) => format!("{host}:{port}"),
-            (None, _) => return Err(no_host.into()),
+            (None, _) => return Err(NO_HOST.into()),
         };
         Ok(Server {
             place: Place::Tcp {
                 host,
                 port: base.port_or_known_default().ok_or("has no port")?,
                 tls,
+                proxy: None,
             },
             authority: HeaderValue::from_str(&authority).map_err(|e| format!("bad host: {e}"))?,
             prefix: base.path().trim_end_matches('/').to_owned(),
@@ -146,6 +141,22 @@ impl Server {
         }
     }
 
+    /// Returns the same server, which is asked through a proxy if one is given.
+    pub fn through(mut self, before: Option<Proxy>) -> Server {
+        if let Place::Tcp { proxy, .. } = &mut self.place {
+            *proxy = before.map(Arc::new);
+        }
+        self
+    }
+
+    /// Returns the proxy through which it is asked.
+    pub fn proxy(&self) -> Option<&Proxy> {
+        match &self.place {
+            Place::Tcp { proxy, .. } => proxy.as_deref(),
+            Place::Unix(_) => None,
+        }
+    }
+
     /// Returns where it is, for messages.
     pub fn shown(&self) -> &str {
         &self.shown
@@ -153,10 +164,26 @@ impl Server {
 
     /// Begins a request for `path`, which begins with a slash and is escaped.
     pub fn request(&self, method: Method, path: &str) -> Builder {
-        Request::builder()
+        let request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.prefix))
-            .header(HOST, self.authority.clone())
+            .header(HOST, self.authority.clone());
+        let path = format!("{}{path}", self.prefix);
+        match &self.place {
+            // a proxy that passes a request on is told the whole URL
+            Place::Tcp {
+                tls: None,
+                proxy: Some(proxy),
+                ..
+            } => {
+                let authority = String::from_utf8_lossy(self.authority.as_bytes());
+                let request = request.uri(format!("http://{authority}{path}"));
+                match proxy.authorization() {
+                    Some(value) => request.header(PROXY_AUTHORIZATION, value.clone()),
+                    None => request,
+                }
+            }
+            _ => request.uri(path),
+        }
     }
 
     /// Connects within `limit`; blocks until then.
@@ -180,21 +207,71 @@ impl Server {
                 let stream = UnixStream::connect(socket).await;
                 speak(stream.map_err(|e| e.to_string())?).await
             }
-            Place::Tcp { host, port, tls } => {
-                let tcp = TcpStream::connect((host.as_str(), *port));
-                let tcp = tcp.await.map_err(|e| e.to_string())?;
-                // A request is one small write: waiting to fill a packet would mean waiting for a delayed acknowledgement.
-                tcp.set_nodelay(true).map_err(|e| e.to_string())?;
-                watch(&tcp).map_err(|e| e.to_string())?;
-                match tls {
-                    None => speak(tcp).await,
-                    Some((config, name)) => {
-                        let connector = tokio_rustls::TlsConnector::from(config.clone());
-                        let stream = connector.connect(name.clone(), tcp).await;
-                        speak(stream.map_err(|e| tls::reason(&e))?).await
-                    }
-                }
+            Place::Tcp {
+                host,
+                port,
+                tls,
+                proxy: None,
+            } => secure(connected(host, *port).await?, tls.as_ref()).await,
+            Place::Tcp {
+                host,
+                port,
+                tls,
+                proxy: Some(proxy),
+            } => {
+                let stream = proxy.connect().await?;
+                let Some(tls) = tls else {
+                    return speak(stream).await;
+                };
+                let at = match host.contains(':') {
+                    true => format!("[{host}]:{port}"),
+                    false => format!("{host}:{port}"),
+                };
+                secure(proxy.tunnel(stream, &at).await?, Some(tls)).await
             }
+        }
+    }
+}
+
+/// What is said of a URL without a host.
+const NO_HOST: &str = "has no host; write http(s)://host[:port][/path]";
+
+/// Returns the host of a URL as it is looked up, and as its certificate must name it.
+pub(crate) fn names(url: &Url) -> Result<(String, Result<ServerName<'static>, String>), String> {
+    Ok(match url.host().ok_or(NO_HOST)? {
+        Host::Domain(name) => (
+            name.to_owned(),
+            ServerName::try_from(name.to_owned()).map_err(|e| format!("bad host name: {e}")),
+        ),
+        Host::Ipv4(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
+        Host::Ipv6(ip) => (ip.to_string(), Ok(ServerName::IpAddress(ip.into()))),
+    })
+}
+
+/// Connects over TCP.
+pub(crate) async fn connected(host: &str, port: u16) -> Result<TcpStream, String> {
+    let tcp = TcpStream::connect((host, port)).await;
+    let tcp = tcp.map_err(|e| e.to_string())?;
+    // A request is one small write: waiting to fill a packet would mean waiting for a delayed acknowledgement.
+    tcp.set_nodelay(true).map_err(|e| e.to_string())?;
+    watch(&tcp).map_err(|e| e.to_string())?;
+    Ok(tcp)
+}
+
+/// Begins to speak HTTP on a stream, over TLS if there is a configuration.
+async fn secure<S>(
+    stream: S,
+    tls: Option<&(Arc<ClientConfig>, ServerName<'static>)>,
+) -> Result<Dialled, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    match tls {
+        None => speak(stream).await,
+        Some((config, name)) => {
+            let connector = tokio_rustls::TlsConnector::from(config.clone());
+            let stream = connector.connect(name.clone(), stream).await;
+            speak(stream.map_err(|e| tls::reason(&e))?).await
         }
     }
 }

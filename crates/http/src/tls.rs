@@ -11,31 +11,56 @@ use rustls::pki_types::pem::PemObject;
 /// Makes a TLS configuration that trusts only the authorities in the PEM file `ca`; without one, this system's. The error says
 /// what to do.
 pub fn trusting(ca: Option<&Path>) -> Result<Arc<rustls::ClientConfig>, String> {
-    let mut roots = rustls::RootCertStore::empty();
     match ca {
-        Some(path) => {
-            let fail = |e: &dyn Display| {
-                format!(
-                    "cannot read certificates from {} ({e}); give a PEM file",
-                    path.display()
-                )
-            };
-            for certificate in CertificateDer::pem_file_iter(path).map_err(|e| fail(&e))? {
-                roots
-                    .add(certificate.map_err(|e| fail(&e))?)
-                    .map_err(|e| fail(&e))?;
-            }
-            if roots.is_empty() {
-                return Err(fail(&"it has none"));
-            }
-        }
+        Some(ca) => configuration(of_file(ca)?),
         None => {
-            let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
-                return Err("this system has no CA certificates; install ca-certificates, or give a PEM file with --ca".into());
+            let mut roots = rustls::RootCertStore::empty();
+            add_own(&mut roots);
+            match roots.is_empty() {
+                true => Err("this system has no CA certificates; install ca-certificates, or give a PEM file with --ca".into()),
+                false => configuration(roots),
             }
         }
     }
+}
+
+/// Makes a TLS configuration that trusts the authorities in the PEM file `ca`, and this system's as well: for a server to which another
+/// one has sent us.
+pub fn trusting_also(ca: Option<&Path>) -> Result<Arc<rustls::ClientConfig>, String> {
+    let Some(ca) = ca else {
+        return trusting(None);
+    };
+    let mut roots = of_file(ca)?;
+    add_own(&mut roots);
+    configuration(roots)
+}
+
+/// Adds this system's authorities.
+fn add_own(roots: &mut rustls::RootCertStore) {
+    let _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+}
+
+/// Reads the authorities of a PEM file, which has some.
+fn of_file(path: &Path) -> Result<rustls::RootCertStore, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    let fail = |e: &dyn Display| {
+        format!(
+            "cannot read certificates from {} ({e}); give a PEM file",
+            path.display()
+        )
+    };
+    for certificate in CertificateDer::pem_file_iter(path).map_err(|e| fail(&e))? {
+        roots
+            .add(certificate.map_err(|e| fail(&e))?)
+            .map_err(|e| fail(&e))?;
+    }
+    match roots.is_empty() {
+        true => Err(fail(&"it has none")),
+        false => Ok(roots),
+    }
+}
+
+fn configuration(roots: rustls::RootCertStore) -> Result<Arc<rustls::ClientConfig>, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

@@ -1,5 +1,6 @@
 //! Tests what the client promises, with real sockets: it is never wrong about whether a request may have been sent, it replaces
-//! kept connections that the server has closed, a large body can be watched and stopped, and an early answer is read.
+//! kept connections that the server has closed, a large body can be watched and stopped, an early answer is read, and a proxy is used
+//! and named.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use floe_http::{
-    Bytes, Ended, Fault, Limits, Method, Parts, Pool, Request, Server, StatusCode, Url,
+    Bytes, Ended, Fault, Limits, Method, Parts, Pool, Proxies, Request, Server, StatusCode, Url,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -247,5 +248,121 @@ fn a_base_url_without_secrets_and_with_a_host_is_wanted() {
     for bad in ["ftp://h", "http://u:secret@h", "http://h/?x=1", "file:///x"] {
         let error = Server::new(&Url::parse(bad).unwrap(), None).unwrap_err();
         assert!(!error.contains("secret"), "{error}");
+    }
+}
+
+/// A server behind the proxy at `at`, which is given a user and a password.
+fn behind(url: &str, at: &Url, tls: Option<Arc<rustls::ClientConfig>>) -> Arc<Server> {
+    let mut proxy = at.clone();
+    proxy.set_username("ann").unwrap();
+    proxy.set_password(Some("geheim")).unwrap();
+    let proxies = Proxies::of(|name| (name == "ALL_PROXY").then(|| proxy.to_string()));
+    let url = Url::parse(url).unwrap();
+    let server = Server::new(&url, tls).unwrap();
+    Arc::new(server.through(proxies.before(&url).unwrap()))
+}
+
+#[test]
+fn a_proxy_passes_on_what_is_asked_over_http() {
+    let (at, connections) = server(|mut tcp| {
+        for _ in 0..2 {
+            let Some(head) = head(&mut tcp) else { return };
+            let line = "GET http://hub.example:4500/base/x?y=z HTTP/1.1\r\n";
+            let good = head.starts_with(line)
+                && head.contains("host: hub.example:4500\r\n")
+                && head.contains("proxy-authorization: Basic YW5uOmdlaGVpbQ==\r\n");
+            let status = if good { "200 OK" } else { "400 Bad" };
+            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nhi");
+            tcp.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let server = behind("http://hub.example:4500/base", &at, None);
+    let pool = Pool::new(server.clone(), 1);
+    for _ in 0..2 {
+        let (parts, body) = ask(&pool, &server).unwrap();
+        assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hi"[..]));
+    }
+    assert_eq!(connections.load(SeqCst), 1);
+}
+
+#[test]
+fn a_proxy_is_asked_for_a_connection_to_an_https_server_and_sees_nothing_of_the_request() {
+    let certificate = rcgen::generate_simple_self_signed(vec!["hub.example".into()]).unwrap();
+    let key = certificate.signing_key.serialize_der().try_into().unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.cert.der().clone()], key)
+        .unwrap();
+    let config = Arc::new(config);
+    // the proxy and, behind it, the server
+    let (at, _) = server(move |mut tcp| {
+        let Some(request) = head(&mut tcp) else {
+            return;
+        };
+        let good = request.starts_with("CONNECT hub.example:443 HTTP/1.1\r\n")
+            && request.contains("proxy-authorization: Basic YW5uOmdlaGVpbQ==\r\n");
+        assert!(good && !request.contains("secret"), "{request}");
+        tcp.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            .unwrap();
+        let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+        let mut tls = rustls::StreamOwned::new(connection, tcp);
+        let Some(request) = head(&mut tls) else {
+            return;
+        };
+        let good = request.starts_with("GET /secret/x?y=z HTTP/1.1\r\n")
+            && !request.contains("proxy-authorization");
+        let status = if good { "200 OK" } else { "400 Bad" };
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\nhi");
+        tls.write_all(answer.as_bytes()).unwrap();
+        // until the client has closed it
+        let _ = tls.read(&mut [0]);
+    });
+    let mut ca = tempfile::NamedTempFile::new().unwrap();
+    ca.write_all(certificate.cert.pem().as_bytes()).unwrap();
+    let tls = floe_http::trusting(Some(ca.path())).unwrap();
+    let server = behind("https://hub.example/secret", &at, Some(tls));
+    let (parts, body) = ask(&Pool::new(server.clone(), 1), &server).unwrap();
+    assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hi"[..]));
+}
+
+#[test]
+fn a_proxy_that_is_dead_or_refuses_is_named_without_its_password() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = Url::parse(&format!("http://{}", free.local_addr().unwrap())).unwrap();
+    drop(free);
+    let refusing = |answer: &'static [u8]| {
+        let (at, _) = server(move |mut tcp| {
+            head(&mut tcp);
+            let _ = tcp.write_all(answer);
+        });
+        at
+    };
+    let (forbids, asks, ends) = (
+        refusing(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"),
+        refusing(b"HTTP/1.1 407 Who\r\ncontent-length: 0\r\n\r\n"),
+        refusing(b""),
+    );
+    for (at, why) in [
+        (dead, "does not answer"),
+        (forbids, "answered 403"),
+        (asks, "wants a user and a password"),
+        (ends, "ended the connection"),
+    ] {
+        let mut ca = tempfile::NamedTempFile::new().unwrap();
+        let key = rcgen::generate_simple_self_signed(vec!["hub.example".into()]).unwrap();
+        ca.write_all(key.cert.pem().as_bytes()).unwrap();
+        let tls = floe_http::trusting(Some(ca.path())).unwrap();
+        let server = behind("https://hub.example", &at, Some(tls));
+        let fault = server.connect(LIMIT).unwrap_err();
+        assert!(!fault.was_asked(), "{fault:?}");
+        let (text, port) = (fault.to_string(), at.port().unwrap().to_string());
+        assert!(text.contains(why) && text.contains(&port), "{text}");
+        assert!(
+            text.contains("(ALL_PROXY)") && !text.contains("geheim"),
+            "{text}"
+        );
     }
 }

@@ -150,7 +150,9 @@ impl NodeError {
 fn source_code(error: &SourceError) -> ErrorCode {
     match error {
         SourceError::Missing { .. } => ErrorCode::NotFound,
-        SourceError::Unreachable { .. } | SourceError::Timeout { .. } => ErrorCode::Unreachable,
+        SourceError::Unreachable { .. }
+        | SourceError::Unanswered { .. }
+        | SourceError::Timeout { .. } => ErrorCode::Unreachable,
         SourceError::Denied { .. } => ErrorCode::Refused,
         SourceError::Unsupported { .. } => ErrorCode::Usage,
         SourceError::Stopped { .. } => ErrorCode::Cancelled,

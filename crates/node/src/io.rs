@@ -6,6 +6,11 @@ use floe_api::{IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoOrder, Limits}
 use floe_mount::IoScheduling;
 use floe_sched::Limit;
 use floe_source::{FetchOptions, FetchOrder};
+use std::time::Duration;
+
+/// How long a chunk is asked for that a source, or what stands between, says is not there or forbidden. A guest stands still meanwhile,
+/// and without the chunk it fails.
+const BELIEVED_AFTER: Duration = Duration::from_secs(90);
 
 /// Returns the mount's name of an order.
 pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
@@ -20,6 +25,7 @@ pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
 pub(crate) fn fetching(options: &NodeOptions) -> FetchOptions {
     FetchOptions {
         demand_deadline: options.io_timeout,
+        believed_after: BELIEVED_AFTER,
         order: match options.io {
             IoOrder::Vsip => FetchOrder::Vsip,
             IoOrder::Fifo | IoOrder::Off => FetchOrder::Fifo,

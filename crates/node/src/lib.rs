@@ -61,6 +61,7 @@ mod names;
 mod network;
 mod options;
 mod park;
+mod patience;
 mod placement;
 pub mod plan;
 mod pool;

@@ -1,6 +1,7 @@
 //! What a long call reports to its client: stages and progress. Also carries the other direction: whether the client hung up.
 
 use crate::error::NodeError;
+use crate::patience::{PATIENCE, Step};
 use crate::transfer::Cancel;
 use floe_api::{CloneInfo, Event, Outcome};
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ pub struct Report {
     started: Instant,
     stage_began: Instant,
     last_progress: Option<Instant>,
+    /// The client was told that a source is waited for.
+    waits: bool,
 }
 
 impl Report {
@@ -30,6 +33,7 @@ impl Report {
             started: now,
             stage_began: now,
             last_progress: None,
+            waits: false,
         };
         (report, receiver)
     }
@@ -52,6 +56,26 @@ impl Report {
         let now = Instant::now();
         self.stage_at(name, now);
         self.check()
+    }
+
+    /// Takes a step of a call that looks for an image: ends a stage, or waits for a source that gives nothing usable. Returns an error if
+    /// the client has hung up.
+    pub(crate) fn step(&mut self, step: Step<'_>) -> Result<(), NodeError> {
+        match step {
+            Step::Done(name) => self.stage(name),
+            Step::Waits(error, pause) => {
+                if !std::mem::replace(&mut self.waits, true) {
+                    let minutes = PATIENCE.as_secs_f64() / 60.0;
+                    self.note(format!(
+                        "{error} (it is asked again, for {minutes} minutes)"
+                    ));
+                }
+                match self.cancel.sleep(pause) {
+                    true => Ok(()),
+                    false => Err(NodeError::Cancelled),
+                }
+            }
+        }
     }
 
     /// Ends the current stage at a time that was noted elsewhere.

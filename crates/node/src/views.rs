@@ -144,7 +144,7 @@ impl Views {
             &request.image,
             request.token.as_deref(),
             request.ca.as_deref(),
-            |_| Ok(()),
+            crate::patience::impatient,
         )?;
         let manifest = found.manifest.clone();
         let handle = self

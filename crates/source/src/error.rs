@@ -29,11 +29,23 @@ pub enum SourceError {
         /// What is wrong with the answer.
         reason: String,
     },
-    /// There was no usable answer: no connection, a broken one, or a server that failed.
+    /// There is no connection.
     #[error(
         "cannot reach {at} for {what}: {reason}; check that it runs and that this host can connect to it"
     )]
     Unreachable {
+        /// The source or URL.
+        at: String,
+        /// What was asked for.
+        what: String,
+        /// What the connection reported.
+        reason: String,
+    },
+    /// The source was reached, and gave no usable answer: the connection broke, or the server failed.
+    #[error(
+        "{at} was reached and did not give {what}: {reason}; try again, and if it stays so look at that server and at what stands between"
+    )]
+    Unanswered {
         /// The source or URL.
         at: String,
         /// What was asked for.
@@ -97,6 +109,7 @@ impl SourceError {
             self,
             SourceError::Invalid { .. }
                 | SourceError::Unreachable { .. }
+                | SourceError::Unanswered { .. }
                 | SourceError::Timeout { .. }
         )
     }

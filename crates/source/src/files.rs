@@ -2,12 +2,17 @@
 
 use std::ops::Range;
 
-use floe_http::StatusCode;
+use floe_http::header::{CONTENT_LENGTH, CONTENT_RANGE};
+use floe_http::{HeaderName, Parts, StatusCode};
 use floe_image::{Hash, Kind, Layout, Manifest};
 
+use crate::environment::Environment;
 use crate::http::{Ask, Http};
 use crate::packed::{Objects, PackBytes, Packed, pack_path};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
+
+/// Largest file that is read whole where only a part was asked for, because a server or a cache ignores ranges: a pack of usual size.
+const WHOLE_BYTES_MAX: u64 = 16 << 20;
 
 /// A repository's files behind a web server, as a source.
 ///
@@ -17,7 +22,8 @@ pub struct Files(Packed<Web>);
 impl Files {
     /// Makes a source of the repository whose files are below `origin`, an http or https URL. Doesn't connect yet.
     pub fn new(origin: &Origin, options: &Options) -> Result<Files, SourceError> {
-        let web = Web(Http::new(origin, None)?);
+        let proxies = Environment::of(options).proxies();
+        let web = Web(Http::new(origin, proxies)?);
         Ok(Files(Packed::new(
             web,
             options.timeout,
@@ -73,43 +79,95 @@ impl PackBytes for Web {
         request: &Request,
     ) -> Result<Vec<u8>, SourceError> {
         let (start, len) = (range.start, range.end.saturating_sub(range.start));
+        let range = start..start + len;
         let path = format!("/{}", floe_http::escape_path(&pack_path(pack)));
         let end = start + len.max(1) - 1;
         let headers = [("range", format!("bytes={start}-{end}"))];
         let ask = Ask {
             headers: &headers,
-            ..Ask::get(&path, what, len)
+            ..Ask::get(&path, what, len.max(WHOLE_BYTES_MAX))
         };
-        let mut body = Vec::with_capacity(len as usize);
+        let mut slice = Slice {
+            body: Vec::with_capacity(len as usize),
+            range,
+            seen: 0,
+        };
         self.0.call(&ask, request, &mut |parts, data| {
-            let told = parts
-                .headers
-                .get("content-range")
-                .and_then(|v| v.to_str().ok())
-                .unwrap_or_default();
-            if parts.status != StatusCode::PARTIAL_CONTENT {
-                let reason = format!(
-                    "ignored a range request for {what} ({}); use a server that supports ranges",
-                    parts.status
-                );
-                return Err(SourceError::Unsupported {
-                    at: self.at().into(),
-                    reason,
-                });
-            }
-            if !told.starts_with(&format!("bytes {start}-{end}/")) {
-                let reason = format!("bytes {start}-{end} were asked for, the answer is {told:?}");
-                return Err(SourceError::Invalid {
-                    at: self.at().into(),
-                    what: what.into(),
-                    reason,
-                });
-            }
-            body.extend_from_slice(data);
-            Ok(())
+            let wrong = match parts.status {
+                StatusCode::PARTIAL_CONTENT => slice.part(parts, data),
+                _ => {
+                    return slice
+                        .whole(parts, data)
+                        .map_err(|reason| SourceError::Unanswered {
+                            at: self.at().into(),
+                            what: what.into(),
+                            reason,
+                        });
+                }
+            };
+            wrong.map_err(|reason| SourceError::Invalid {
+                at: self.at().into(),
+                what: what.into(),
+                reason,
+            })
         })?;
-        Ok(body)
+        Ok(slice.body)
     }
+}
+
+/// A part of a file as it arrives, alone or with the rest of the file.
+struct Slice {
+    range: Range<u64>,
+    body: Vec<u8>,
+    /// Bytes of the answer so far.
+    seen: u64,
+}
+
+impl Slice {
+    /// Takes a piece of an answer that is the part. The error says why it is not.
+    fn part(&mut self, parts: &Parts, data: &[u8]) -> Result<(), String> {
+        let (start, end) = (
+            self.range.start,
+            self.range.end.max(self.range.start + 1) - 1,
+        );
+        let told = header(parts, CONTENT_RANGE);
+        if !told.starts_with(&format!("bytes {start}-{end}/")) {
+            return Err(format!(
+                "bytes {start}-{end} were asked for, the answer is {told:?}"
+            ));
+        }
+        let len = self.range.end - start;
+        self.seen += data.len() as u64;
+        if self.seen > len {
+            return Err(format!("the answer is longer than {len} bytes"));
+        }
+        self.body.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Takes a piece of an answer that is the whole file. The error says that the file is too large for that.
+    fn whole(&mut self, parts: &Parts, data: &[u8]) -> Result<(), String> {
+        let told = header(parts, CONTENT_LENGTH).parse::<u64>().unwrap_or(0);
+        let start = self.seen;
+        self.seen += data.len() as u64;
+        let bytes = told.max(self.seen);
+        if bytes > WHOLE_BYTES_MAX {
+            return Err(format!(
+                "it ignored a request for a part of the file ({}) and sends {bytes} bytes; use a server that supports ranges",
+                parts.status
+            ));
+        }
+        let in_data = |at: u64| at.clamp(start, self.seen) - start;
+        let wanted = in_data(self.range.start) as usize..in_data(self.range.end) as usize;
+        self.body.extend_from_slice(&data[wanted]);
+        Ok(())
+    }
+}
+
+/// Returns a header, or nothing.
+fn header(parts: &Parts, name: HeaderName) -> &str {
+    let value = parts.headers.get(name);
+    value.and_then(|v| v.to_str().ok()).unwrap_or_default()
 }
 
 impl Objects for Web {

@@ -1,17 +1,24 @@
 //! A client of a server that is asked for chunks over HTTP. It keeps separate connections for demand and for everything else,
-//! measures the link, waits when the server asks it to, and turns refusals into [`SourceError`]s.
+//! measures the link, waits when the server asks it to, goes where the server sends it (`elsewhere`), and turns refusals and answers that
+//! can't be what was asked for into [`SourceError`]s (`answer`).
+
+mod answer;
+mod elsewhere;
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use floe_http::header::{AUTHORIZATION, HeaderValue};
-use floe_http::{Ended, Fault, Limits, Method, Parts, Pool, Server, StatusCode};
+use floe_http::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderValue};
+use floe_http::{Ended, Fault, Limits, Method, Parts, Pool, Proxies, Server, StatusCode};
 use parking_lot::Mutex;
 
 use crate::link::{Answer, LinkEstimate, LinkMeter};
 use crate::{Origin, Request, SourceError};
+use answer::Body;
+pub(crate) use answer::in_place_of_data;
+use elsewhere::{Elsewhere, Place};
 
 /// Most connections for demand: as many of the guests' faults as are worth having in flight to one server at once.
 const DEMAND_CONNECTIONS_MAX: usize = 16;
@@ -32,8 +39,8 @@ const NEAR_RTT_US_MAX: u64 = 500;
 /// The longest wait that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(15);
 
-/// How many bytes of an error answer are quoted.
-const ERROR_TEXT_MAX: usize = 300;
+/// How often in a row a request is sent elsewhere.
+const HOPS_MAX: usize = 5;
 
 /// A server behind a base URL.
 pub(crate) struct Http {
@@ -41,6 +48,8 @@ pub(crate) struct Http {
     authorization: Option<HeaderValue>,
     demand: Pool,
     bulk: Pool,
+    /// Where the server has sent us; `None` if nobody goes where it says.
+    elsewhere: Option<Elsewhere>,
     meter: LinkMeter,
     /// The server asked not to be sent requests before this time.
     not_before: Mutex<Option<Instant>>,
@@ -83,11 +92,21 @@ impl<'a> Ask<'a> {
 }
 
 impl Http {
-    /// Makes a client for `origin`, whose URL is http, https or a hub's. `tls` replaces the TLS configuration that follows from
-    /// the origin's CA. Doesn't connect yet.
-    pub fn new(
+    /// Makes a client for `origin`, whose URL is http, https or a hub's, by `proxies`. Doesn't connect yet.
+    pub fn new(origin: &Origin, proxies: Proxies) -> Result<Http, SourceError> {
+        Http::build(origin, None, proxies)
+    }
+
+    /// Makes a client for one of floe's own hosts, which has this TLS configuration instead of the one that follows from the origin's CA.
+    /// It is asked directly, and sends nobody elsewhere. Doesn't connect yet.
+    pub fn of_host(origin: &Origin, tls: Arc<rustls::ClientConfig>) -> Result<Http, SourceError> {
+        Http::build(origin, Some(tls), Proxies::default())
+    }
+
+    fn build(
         origin: &Origin,
-        tls: Option<Arc<rustls::ClientConfig>>,
+        own: Option<Arc<rustls::ClientConfig>>,
+        proxies: Proxies,
     ) -> Result<Http, SourceError> {
         let bad = |reason: String| SourceError::Unsupported {
             at: origin.shown(),
@@ -106,12 +125,16 @@ impl Http {
                 Some(value)
             }
         };
-        let tls = match tls {
+        let is_own = own.is_some();
+        let tls = match own {
             None if url.scheme() == "https" => Some(floe_http::trusting(origin.ca()).map_err(bad)?),
             tls => tls,
         };
-        let server = Arc::new(Server::new(&url, tls).map_err(bad)?);
+        let server = Server::new(&url, tls.clone()).map_err(bad)?;
+        let server = Arc::new(server.through(proxies.before(&url).map_err(bad)?));
+        let elsewhere = Elsewhere::new(url, tls, origin.ca(), proxies);
         Ok(Http {
+            elsewhere: (!is_own).then_some(elsewhere),
             authorization,
             demand: Pool::new(server.clone(), DEMAND_CONNECTIONS_MAX),
             bulk: Pool::new(server.clone(), BULK_CONNECTIONS_MAX),
@@ -133,6 +156,9 @@ impl Http {
 
     /// Sends `ask` and passes the body of a 2xx answer to `on_data` as it arrives. Other answers become errors.
     ///
+    /// A redirect is followed, each time anew, so that a signed address which expires is renewed: without the token if it leads to
+    /// another server, and a request that is more than a question only if it may be sent there as it is.
+    ///
     /// Blocks the calling thread, which must not belong to an async runtime.
     pub fn call(
         &self,
@@ -141,20 +167,51 @@ impl Http {
         on_data: &mut OnData<'_>,
     ) -> Result<Parts, SourceError> {
         let until = Instant::now() + request.deadline;
-        let (pool, look) = match (request.is_demand(), self.link().rtt_us) {
-            (true, Some(rtt)) if rtt <= NEAR_RTT_US_MAX => (&self.demand, LOOKS_FOR),
-            (true, _) => (&self.demand, Duration::ZERO),
-            (false, _) => (&self.bulk, Duration::ZERO),
-        };
         self.wait_as_asked(until);
+        let mut place: Option<Place> = None;
+        for _ in 0..=HOPS_MAX {
+            let parts = self.exchange(ask, place.as_ref(), request, until, on_data)?;
+            let Some(elsewhere) = self.elsewhere.as_ref().filter(|_| is_sent_on(ask, &parts))
+            else {
+                return Ok(parts);
+            };
+            let next = elsewhere.next(place.as_ref(), ask.path, &parts.headers);
+            place = Some(next.map_err(|why| self.unsupported(ask.what, &why))?);
+        }
+        Err(self.unanswered(
+            ask.what,
+            format!("it sends us from one place to the next, {HOPS_MAX} times and more"),
+        ))
+    }
+
+    /// Sends `ask` to the server, or to the place that it has sent us to. A redirect that is to be followed is no error.
+    fn exchange(
+        &self,
+        ask: &Ask<'_>,
+        place: Option<&Place>,
+        request: &Request,
+        until: Instant,
+        on_data: &mut OnData<'_>,
+    ) -> Result<Parts, SourceError> {
+        let near = |rtt| rtt <= NEAR_RTT_US_MAX;
+        let look = match request.is_demand() && self.link().rtt_us.is_some_and(near) {
+            true => LOOKS_FOR,
+            false => Duration::ZERO,
+        };
+        let pool = match (place, request.is_demand()) {
+            (Some(place), _) => place.pool(),
+            (None, true) => &self.demand,
+            (None, false) => &self.bulk,
+        };
+        let left = until.saturating_duration_since(Instant::now());
         let limits = Limits {
             until: Some(until),
             look,
-            ..Limits::within(request.deadline, CONNECT_TIMEOUT)
+            ..Limits::within(left, CONNECT_TIMEOUT)
         };
         let answer: Cell<Option<Answer>> = Cell::new(None);
         let make = || {
-            let request = self.request(ask)?;
+            let request = self.request(ask, place)?;
             answer.set(Some(self.meter.request(Instant::now())));
             Ok(request)
         };
@@ -164,27 +221,28 @@ impl Http {
                 answer.set(Some(measured));
             }
         };
-        let mut body = Body {
-            http: self,
-            ask,
-            total: 0,
-            error_text: Vec::new(),
-        };
-        let outcome = pool.exchange(&limits, &make, None, &mut |parts, data| {
-            match data.is_empty() {
-                true => received(head_bytes(parts)),
+        let mut body = Body::new(self, ask, place);
+        let outcome = pool.exchange(
+            &limits,
+            &make,
+            None,
+            &mut |parts, data| match data.is_empty() {
+                true => {
+                    received(head_bytes(parts));
+                    body.begin(parts)
+                }
                 false => {
                     received(data.len());
-                    body.take(parts, data, on_data)?;
+                    body.take(parts, data, on_data)
                 }
-            }
-            Ok(())
-        });
+            },
+        );
         if let Some(measured) = answer.get() {
             self.meter.ended(measured, Instant::now());
         }
         match outcome {
             Ok(parts) if ask.any_status || parts.status.is_success() => Ok(parts),
+            Ok(parts) if self.elsewhere.is_some() && is_sent_on(ask, &parts) => Ok(parts),
             Ok(parts) => Err(body.refused(&parts)),
             Err(Ended::Caller(error)) => Err(error),
             Err(Ended::Fault(Fault::Late { .. })) => Err(SourceError::Timeout {
@@ -192,11 +250,42 @@ impl Http {
                 what: ask.what.into(),
                 after: request.deadline,
             }),
-            Err(Ended::Fault(fault)) => Err(SourceError::Unreachable {
+            Err(Ended::Fault(fault)) => Err(self.fault(ask.what, place, &fault)),
+        }
+    }
+
+    /// Returns the error of a connection that failed.
+    fn fault(&self, what: &str, place: Option<&Place>, fault: &Fault) -> SourceError {
+        let reason = match place {
+            Some(place) => format!("it sent us to {}: {fault}", place.shown()),
+            None => fault.to_string(),
+        };
+        match fault.was_asked() || place.is_some() {
+            true => self.unanswered(what, reason),
+            false => SourceError::Unreachable {
                 at: self.shown().into(),
-                what: ask.what.into(),
-                reason: fault.to_string(),
-            }),
+                what: what.into(),
+                reason,
+            },
+        }
+    }
+
+    /// Returns the error of an answer that can't be used, which another one may be.
+    pub fn unanswered(&self, what: &str, mut reason: String) -> SourceError {
+        if let Some(proxy) = self.server.proxy() {
+            reason = format!("{reason}, through {}", proxy.shown());
+        }
+        SourceError::Unanswered {
+            at: self.shown().into(),
+            what: what.into(),
+            reason,
+        }
+    }
+
+    fn unsupported(&self, what: &str, why: &str) -> SourceError {
+        SourceError::Unsupported {
+            at: self.shown().into(),
+            reason: format!("refused {what}: {why}"),
         }
     }
 
@@ -239,9 +328,18 @@ impl Http {
         Ok((parts, body))
     }
 
-    fn request(&self, ask: &Ask<'_>) -> Result<floe_http::Request<Bytes>, SourceError> {
-        let mut request = self.server.request(ask.method.clone(), ask.path);
-        if let Some(value) = &self.authorization {
+    fn request(
+        &self,
+        ask: &Ask<'_>,
+        place: Option<&Place>,
+    ) -> Result<floe_http::Request<Bytes>, SourceError> {
+        let (mut request, with_token) = match place {
+            Some(place) => (place.request(ask.method.clone()), place.is_same_server()),
+            None => (self.server.request(ask.method.clone(), ask.path), true),
+        };
+        // what is compressed on the way has other bytes than the range that was asked for
+        request = request.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some(value) = self.authorization.as_ref().filter(|_| with_token) {
             request = request.header(AUTHORIZATION, value.clone());
         }
         for (name, value) in ask.headers {
@@ -254,52 +352,14 @@ impl Http {
                 reason: format!("cannot ask for {:?}: {e}", ask.path),
             })
     }
+}
 
-    fn status_error(&self, parts: &Parts, what: &str, text: &[u8]) -> SourceError {
-        let at = self.shown().to_owned();
-        let what = what.to_string();
-        let text = String::from_utf8_lossy(text).replace(|c: char| c.is_control(), " ");
-        match parts.status {
-            StatusCode::NOT_FOUND | StatusCode::GONE => SourceError::Missing { at, what },
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => SourceError::Denied {
-                at,
-                what,
-                fix: SourceError::NO_TOKEN.into(),
-            },
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-                SourceError::Unreachable {
-                    at,
-                    what,
-                    reason: format!("it answered {}", parts.status),
-                }
-            }
-            status if status.is_server_error() => SourceError::Unreachable {
-                at,
-                what,
-                reason: format!("it answered {status} {text}")
-                    .trim_end()
-                    .to_string(),
-            },
-            status if status.is_redirection() => {
-                let to = parts
-                    .headers
-                    .get("location")
-                    .map(|v| String::from_utf8_lossy(v.as_bytes()).into_owned());
-                let to = to.unwrap_or_else(|| "nowhere".into());
-                SourceError::Unsupported {
-                    at,
-                    reason: format!(
-                        "redirects {what} to {to}; redirects are not followed, use that URL"
-                    ),
-                }
-            }
-            status => SourceError::Unsupported {
-                at,
-                reason: format!("refused {what}: {status} {text}")
-                    .trim_end()
-                    .to_string(),
-            },
-        }
+/// Returns whether an answer sends a request elsewhere: a question by any redirect, another request by one that leaves it as it is.
+fn is_sent_on(ask: &Ask<'_>, parts: &Parts) -> bool {
+    match parts.status.as_u16() {
+        301..=303 => ask.method == Method::GET,
+        307 | 308 => true,
+        _ => false,
     }
 }
 
@@ -309,46 +369,4 @@ fn head_bytes(parts: &Parts) -> usize {
     17 + headers
         .map(|(name, value)| name.as_str().len() + value.len() + 4)
         .sum::<usize>()
-}
-
-/// An answer's body as it arrives: passed on if the answer is good, quoted in the error if it is a refusal.
-struct Body<'a> {
-    http: &'a Http,
-    ask: &'a Ask<'a>,
-    total: u64,
-    error_text: Vec<u8>,
-}
-
-impl Body<'_> {
-    fn take(
-        &mut self,
-        parts: &Parts,
-        data: &[u8],
-        on_data: &mut OnData<'_>,
-    ) -> Result<(), SourceError> {
-        self.total += data.len() as u64;
-        if !self.ask.any_status && !parts.status.is_success() {
-            let room = ERROR_TEXT_MAX - self.error_text.len();
-            self.error_text
-                .extend_from_slice(&data[..data.len().min(room)]);
-            return match self.error_text.len() {
-                ERROR_TEXT_MAX => Err(self.refused(parts)),
-                _ => Ok(()),
-            };
-        }
-        if self.total > self.ask.limit {
-            return Err(SourceError::Invalid {
-                at: self.http.shown().into(),
-                what: self.ask.what.into(),
-                reason: format!("the answer is longer than {} bytes", self.ask.limit),
-            });
-        }
-        on_data(parts, data)
-    }
-
-    fn refused(&self, parts: &Parts) -> SourceError {
-        self.http.keep_retry_after(parts);
-        self.http
-            .status_error(parts, self.ask.what, &self.error_text)
-    }
 }

@@ -12,6 +12,7 @@ use floe_image::{
 };
 use serde::Deserialize;
 
+use crate::environment::Environment;
 use crate::http::{Ask, Http};
 use crate::packed::{check_count, item_name, missing_items};
 use crate::{LinkEstimate, Options, Origin, Purpose, Request, Sink, Source, SourceError};
@@ -54,7 +55,7 @@ impl Hub {
     /// Makes a source of the hub at `origin`, an http, https, `floe://` or `floe+http://` URL. Doesn't connect yet.
     pub fn new(origin: &Origin, options: &Options) -> Result<Hub, SourceError> {
         Ok(Hub {
-            http: Http::new(origin, None)?,
+            http: Http::new(origin, Environment::of(options).proxies())?,
             timeout: options.timeout,
             as_user: origin.token().is_some(),
         })
@@ -68,7 +69,7 @@ impl Hub {
         options: &Options,
     ) -> Result<Hub, SourceError> {
         Ok(Hub {
-            http: Http::new(origin, Some(tls))?,
+            http: Http::of_host(origin, tls)?,
             timeout: options.timeout,
             as_user: origin.token().is_some(),
         })
@@ -91,11 +92,7 @@ impl Hub {
             media.starts_with("application/json") || media.starts_with("application/problem+json");
         if parts.status.is_server_error() && !json {
             let reason = format!("it answered {}", parts.status);
-            return Err(SourceError::Unreachable {
-                at: self.describe(),
-                what: ask.what.into(),
-                reason,
-            });
+            return Err(self.http.unanswered(ask.what, reason));
         }
         Ok(json)
     }

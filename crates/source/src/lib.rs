@@ -15,8 +15,9 @@
 //!
 //! What every source here promises:
 //! - **Verified.** Bytes reach a sink only after their BLAKE3 hash matched the name that was asked for.
-//! - **Bounded.** Each answer has a size limit, each call a deadline; redirects are not followed, and a token
-//!   goes to the host that it was given for and nowhere else.
+//! - **Bounded.** Each answer has a size limit, each call a deadline. A token goes to the server that it was given for and nowhere else:
+//!   web servers and hubs may send a request on, which goes there without it; buckets, whose requests are signed, may not.
+//! - **By the environment's proxies**, for what is not on this host nor one of floe's own nodes.
 //!
 //! Deliberately absent: deciding *what* to fetch (floe-planner), keeping it (floe-store), showing it as files (floe-mount). The
 //! interface is synchronous because plain threads serve page faults; the async HTTP library below runs on the calling thread
@@ -24,6 +25,7 @@
 
 mod bucket;
 mod directory;
+mod environment;
 mod error;
 mod fetcher;
 mod files;

@@ -20,8 +20,8 @@ pub struct Options {
     pub timeout: Duration,
     /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again.
     pub index_dir: Option<PathBuf>,
-    /// Names and values in which buckets' credentials and servers are looked for, as in an environment; `None`: this process's own
-    /// environment.
+    /// Names and values in which buckets' credentials and servers, and proxies, are looked for, as in an environment; `None`: this
+    /// process's own environment.
     pub environment: Option<Vec<(String, String)>>,
 }
 
@@ -222,15 +222,25 @@ struct Web {
 }
 
 impl Web {
-    fn source(&self) -> Result<&dyn Source, SourceError> {
+    /// Asks the source that it is. That it is no hub is believed for good only once the files have answered: what a network's page for
+    /// signing in answers for a while is no hub's either.
+    fn ask<T>(
+        &self,
+        proves: bool,
+        call: impl FnOnce(&dyn Source) -> Result<T, SourceError>,
+    ) -> Result<T, SourceError> {
         let is_hub = match self.is_hub.get() {
             Some(known) => *known,
-            None => {
-                let answer = self.hub.answers()?;
-                *self.is_hub.get_or_init(|| answer)
-            }
+            None => self.hub.answers()?,
         };
-        Ok(if is_hub { &self.hub } else { &self.files })
+        let outcome = match is_hub {
+            true => call(&self.hub),
+            false => call(&self.files),
+        };
+        if is_hub || (proves && outcome.is_ok()) {
+            let _ = self.is_hub.set(is_hub);
+        }
+        outcome
     }
 }
 
@@ -240,19 +250,21 @@ impl Source for Web {
     }
 
     fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-        self.source()?.resolve(name)
+        // an id is its own answer
+        let asked = name.parse::<Hash>().is_err();
+        self.ask(asked, |source| source.resolve(name))
     }
 
     fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-        self.source()?.manifest(id)
+        self.ask(true, |source| source.manifest(id))
     }
 
     fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-        self.source()?.layout(id)
+        self.ask(true, |source| source.layout(id))
     }
 
     fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
-        self.source()?.is_own(id)
+        self.ask(false, |source| source.is_own(id))
     }
 
     fn read(
@@ -262,7 +274,8 @@ impl Source for Web {
         request: &Request,
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
-        self.source()?.read(image, wants, request, sink)
+        let proves = !wants.is_empty();
+        self.ask(proves, |source| source.read(image, wants, request, sink))
     }
 
     fn link(&self) -> LinkEstimate {

@@ -4,6 +4,9 @@
     reason = "a test may ask whether a file is there"
 )]
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../../../source/tests/common/odd.rs"]
+mod odd;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -18,6 +21,7 @@ mod inputs;
 mod left_alone;
 mod life;
 mod machines;
+mod odd_sources;
 mod other_users;
 mod park;
 mod pool;

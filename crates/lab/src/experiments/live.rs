@@ -170,6 +170,15 @@ impl Server {
         namespace: Option<&Namespace>,
         arguments: &[&std::ffi::OsStr],
     ) -> anyhow::Result<(Server, String)> {
+        Server::start_in(namespace, arguments, &[])
+    }
+
+    /// Does the same with more variables in its environment.
+    fn start_in(
+        namespace: Option<&Namespace>,
+        arguments: &[&std::ffi::OsStr],
+        environment: &[(String, String)],
+    ) -> anyhow::Result<(Server, String)> {
         let program = std::env::current_exe()?;
         let mut command = match namespace {
             Some(namespace) => namespace.command(program)?,
@@ -177,6 +186,7 @@ impl Server {
         };
         let mut child = command
             .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -265,6 +275,18 @@ impl Node {
     /// Starts a node that fetches nothing before it is touched, for traces that show only the machine's own accesses.
     pub fn demand_only(home: &Path) -> anyhow::Result<Node> {
         Node::start_with(None, home, &["--demand-only"])
+    }
+
+    /// Starts a node that has these variables in its environment as well.
+    pub fn start_in(home: &Path, environment: &[(String, String)]) -> anyhow::Result<Node> {
+        std::fs::create_dir_all(home)?;
+        let arguments = ["serve-node".as_ref(), home.as_os_str()];
+        let (server, _) = Server::start_in(None, &arguments, environment)?;
+        Ok(Node {
+            client: Client::connect(socket_of(home))?,
+            home: home.to_path_buf(),
+            server: Some(server),
+        })
     }
 
     /// Starts a node with these flags of `serve-node`.

@@ -32,6 +32,7 @@ pub mod io_who;
 pub mod live;
 pub mod local;
 pub mod mcast;
+pub mod odd_sources;
 pub mod optimize;
 pub mod page;
 pub mod park;
@@ -133,6 +134,11 @@ pub const ALL: &[Experiment] = &[
         name: "apps",
         about: "BLAST, ClustalW, POV-Ray and a sort on clones, against machines that already run",
         run: apps::run,
+    },
+    Experiment {
+        name: "odd-sources",
+        about: "pulls and starts from servers that answer oddly for a minute: wrong bytes, and what the minute has ended",
+        run: odd_sources::run,
     },
     Experiment {
         name: "churn",

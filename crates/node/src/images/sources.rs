@@ -7,12 +7,13 @@ use crate::{
         named::named,
     },
     inventory::record::Origin,
+    patience::{Step, impatient, patiently},
 };
 use floe_api::credentials::{HubAddress, OwnHub, Tokens, check_token};
-use floe_image::{Hash, Kind, Manifest, Segment};
+use floe_image::{Hash, Manifest};
 use floe_source::{
-    Bucket, Failover, FetchOptions, Fetcher, Registry, Request, Retry, RetryOptions, Scheme,
-    Source, SourceError, Striped,
+    Bucket, Failover, FetchOptions, Fetcher, Registry, Retry, RetryOptions, Scheme, Source,
+    SourceError, Striped,
 };
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
@@ -23,12 +24,10 @@ use std::{
     time::Duration,
 };
 
-/// How long one batch of small regions (device state, its tables) may take: 1 MiB over 56 kbit/s.
-const SMALL_READ_TIMEOUT: Duration = Duration::from_secs(150);
+mod small;
+
 /// How long a further source may take to say whether it has an image.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Largest region that is read into memory: graphics memory of a 4K screen with room, and a bound.
-pub const SMALL_REGION_MAX: u64 = 256 << 20;
 
 /// Binds a request's token to the first hub that the request names; it is sent to no other.
 pub fn bind_token<'a>(
@@ -148,21 +147,21 @@ impl Sources {
         }
     }
 
-    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `stage` is
-    /// called after each step with its name.
+    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `tell` is
+    /// called after each step with its name, and waits in between where a source was reached and gives nothing usable.
     pub fn find(
         &self,
         image: &str,
         token: Option<&str>,
         ca: Option<&str>,
-        stage: impl FnMut(&str) -> Result<(), NodeError>,
+        tell: impl FnMut(Step<'_>) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
         let access = Origin {
             tokens: bind_token(token, [image])?,
             ca: ca.map(str::to_owned),
             ..Default::default()
         };
-        self.find_in(image, &[], access, stage)
+        self.find_in(image, &[], access, tell)
     }
 
     /// The same with more sources, which are read together with the first. `access` has the tokens and certificate authorities for
@@ -172,13 +171,13 @@ impl Sources {
         image: &str,
         more: &[String],
         access: Origin,
-        mut stage: impl FnMut(&str) -> Result<(), NodeError>,
+        mut tell: impl FnMut(Step<'_>) -> Result<(), NodeError>,
     ) -> Result<Found, NodeError> {
         if !is_address(image) && more.is_empty() {
             let id = named(&self.repo, image)?;
-            stage("resolve")?;
+            tell(Step::Done("resolve"))?;
             let manifest = self.repo.manifest(&id)?;
-            stage("manifest")?;
+            tell(Step::Done("manifest"))?;
             let origin = Origin::default();
             let fetcher = self.fetcher(&origin)?;
             return Ok(Found {
@@ -201,7 +200,12 @@ impl Sources {
                 origin.urls.push(self.base_of(text, &id, &origin)?);
                 continue;
             }
-            match self.resolve(text, &origin) {
+            // the only source is waited for; of several the next one may know it
+            let resolved = match more.is_empty() {
+                true => self.resolve(text, &origin, &mut tell),
+                false => self.resolve(text, &origin, &mut impatient),
+            };
+            match resolved {
                 Ok((base, id)) => {
                     origin.urls.push(base);
                     found = Some(id);
@@ -214,10 +218,21 @@ impl Sources {
         let Some(id) = found else {
             return Err(trouble.unwrap_or_else(|| usage("no image was named", "name one")));
         };
-        stage("resolve")?;
-        let found = self.find_at(id, origin)?;
-        stage("manifest")?;
-        Ok(found)
+        tell(Step::Done("resolve"))?;
+        let fetcher = self.fetcher(&origin)?;
+        let asked = || fetcher.source().manifest(&id);
+        let passes = |error: &SourceError| {
+            was_reached(error) || matches!(error, SourceError::Unreachable { .. })
+        };
+        let manifest = patiently(asked, passes, &mut tell)?;
+        tell(Step::Done("manifest"))?;
+        Ok(Found {
+            id,
+            manifest,
+            origin,
+            fetcher,
+            loads: Arc::default(),
+        })
     }
 
     /// An image whose id and place are known.
@@ -233,14 +248,23 @@ impl Sources {
         })
     }
 
-    fn resolve(&self, text: &str, origin: &Origin) -> Result<(String, Hash), NodeError> {
+    fn resolve(
+        &self,
+        text: &str,
+        origin: &Origin,
+        tell: &mut dyn FnMut(Step<'_>) -> Result<(), NodeError>,
+    ) -> Result<(String, Hash), NodeError> {
+        let ways = references(text)?;
         let open = |base: &str| self.registry.open(&self.place(base, origin)?);
-        first_that_has(references(text)?, open).map_err(|error| {
-            error.map_or_else(
-                || usage(format!("{text:?} names no image"), ""),
-                NodeError::from,
-            )
-        })
+        let asked = || {
+            first_that_has(&ways, open).map_err(|error| {
+                error.unwrap_or_else(|| SourceError::Unsupported {
+                    at: floe_http::shown(text),
+                    reason: "names no image".into(),
+                })
+            })
+        };
+        patiently(asked, was_reached, tell)
     }
 
     /// Returns the address of the source that `text` names, one more of an image whose id is known. Where the text can be read
@@ -264,7 +288,7 @@ impl Sources {
             return Ok(likeliest);
         }
         let open = |base: &str| self.ask_one(base, origin, ASK_TIMEOUT);
-        Ok(first_that_has(ways, open).map_or(likeliest, |(base, _)| base))
+        Ok(first_that_has(&ways, open).map_or(likeliest, |(base, _)| base))
     }
 
     /// One address of an image's, with the token and the certificate authorities for it.
@@ -357,143 +381,23 @@ impl Sources {
         let places = places.collect::<Result<Vec<_>, _>>().ok()?;
         self.fetchers.lock().get(&places).and_then(Weak::upgrade)
     }
-
-    /// Small regions whole, in two round trips however many they are: first all of their tables, then all of their
-    /// chunks. What the cache has costs none.
-    pub fn read_small(&self, found: &Found, names: &[&str]) -> Result<Vec<Vec<u8>>, NodeError> {
-        let mut regions = Vec::new();
-        for name in names {
-            let region = found.manifest.region(name).ok_or_else(|| {
-                usage(
-                    format!("image {} has no region {name}", found.id.short()),
-                    "name one of its regions",
-                )
-            })?;
-            if region.size > SMALL_REGION_MAX {
-                return Err(usage(
-                    format!(
-                        "region {name} of image {} has {} bytes",
-                        found.id.short(),
-                        region.size
-                    ),
-                    format!("a state has at most {SMALL_REGION_MAX}"),
-                ));
-            }
-            regions.push(region);
-        }
-        let tables: Vec<(Kind, Hash)> = regions
-            .iter()
-            .flat_map(|region| &region.segments)
-            .map(|hash| (Kind::Segment, *hash))
-            .collect();
-        let tables = self.items(found, tables)?;
-        let mut chunks = Vec::new();
-        for region in &regions {
-            for segment in &region.segments {
-                if let Some(table) = tables.get(segment) {
-                    let table = Segment::decode(table).map_err(|error| damaged(found, error))?;
-                    chunks.extend(table.hashes().iter().map(|hash| (Kind::Chunk, *hash)));
-                }
-            }
-            chunks.extend(region.patched_chunks().map(|hash| (Kind::Chunk, hash)));
-        }
-        let chunks = self.items(found, chunks)?;
-        let mut out = Vec::new();
-        for region in regions {
-            let mut bytes = vec![0; region.segments.len() * floe_image::SEGMENT_SPAN as usize];
-            for (index, segment) in region.segments.iter().enumerate() {
-                let mut table = match tables.get(segment) {
-                    Some(table) => Segment::decode(table).map_err(|error| damaged(found, error))?,
-                    None => Segment::new(),
-                };
-                region.patch(index, &mut table);
-                for (slot, hash) in table.hashes().iter().enumerate() {
-                    if let Some(chunk) = chunks.get(hash) {
-                        let at = (index * floe_image::CHUNKS_PER_SEGMENT + slot)
-                            * floe_image::CHUNK_SIZE;
-                        bytes[at..at + floe_image::CHUNK_SIZE].copy_from_slice(chunk);
-                    }
-                }
-            }
-            bytes.truncate(region.size as usize);
-            out.push(bytes);
-        }
-        Ok(out)
-    }
-
-    /// Returns items from the cache, and reads the rest in batches from the source.
-    fn items(
-        &self,
-        found: &Found,
-        mut wants: Vec<(Kind, Hash)>,
-    ) -> Result<HashMap<Hash, Vec<u8>>, NodeError> {
-        wants.sort_unstable_by_key(|(_, hash)| *hash);
-        wants.dedup();
-        wants.retain(|(_, hash)| !hash.is_zero());
-        let mut have = HashMap::with_capacity(wants.len());
-        let mut missing = Vec::new();
-        for (kind, hash) in wants {
-            match self.cached(kind, &hash)? {
-                Some(bytes) => {
-                    have.insert(hash, bytes);
-                }
-                None => missing.push((kind, hash)),
-            }
-        }
-        for batch in missing.chunks(floe_source::READ_ITEMS_MAX) {
-            let request = Request::demand(SMALL_READ_TIMEOUT);
-            let mut kept = Ok(());
-            found
-                .fetcher
-                .source()
-                .read(&found.id, batch, &request, &mut |kind, hash, bytes| {
-                    match self.cache.put_item(kind, &hash, bytes, None) {
-                        Err(error) if !error.is_full() => kept = Err(error),
-                        _ => {} // if the cache is full, the next reader fetches it again
-                    }
-                    have.insert(hash, bytes.to_vec());
-                })?;
-            kept?;
-        }
-        Ok(have)
-    }
-
-    fn cached(&self, kind: Kind, hash: &Hash) -> Result<Option<Vec<u8>>, NodeError> {
-        match kind {
-            Kind::Segment => Ok(self
-                .cache
-                .get_segment(hash, None)
-                .map(|segment| segment.encode())),
-            Kind::Chunk => {
-                let mut bytes = [0; floe_image::CHUNK_SIZE];
-                Ok(self
-                    .cache
-                    .get(hash, &mut bytes, None)?
-                    .then(|| bytes.to_vec()))
-            }
-        }
-    }
 }
 
-fn damaged(found: &Found, error: floe_image::FormatError) -> NodeError {
-    SourceError::Invalid {
-        at: found.fetcher.source().describe(),
-        what: format!("a segment of image {}", found.id.short()),
-        reason: error.to_string(),
-    }
-    .into()
+/// Returns whether a source was reached that may still give what it has not given.
+fn was_reached(error: &SourceError) -> bool {
+    matches!(error, SourceError::Unanswered { .. })
 }
 
 /// Asks one way after the other, until one has the image or fails. Returns that way's address and the image's id. The error is what
 /// failed, else what the first way said that lacks the image; `None` if there are no ways.
 fn first_that_has(
-    ways: Vec<Reference>,
+    ways: &[Reference],
     open: impl Fn(&str) -> Result<Arc<dyn Source>, SourceError>,
 ) -> Result<(String, Hash), Option<SourceError>> {
     let mut first = None;
     for way in ways {
         match open(&way.base).and_then(|source| source.resolve(&way.name)) {
-            Ok(id) => return Ok((way.base, id)),
+            Ok(id) => return Ok((way.base.clone(), id)),
             Err(error @ SourceError::Missing { .. }) => {
                 first.get_or_insert(error);
             }
@@ -655,7 +559,7 @@ pub(crate) mod tests {
             tokens,
             ..Default::default()
         };
-        let found = sources.find_in(&image, &more, access, |_| Ok(()));
+        let found = sources.find_in(&image, &more, access, impatient);
         assert!(found.is_err());
         let carried = |heard: &Mutex<Vec<String>>, token: &str| {
             let heard = heard.lock();
@@ -673,7 +577,11 @@ pub(crate) mod tests {
             "another server"
         );
         assert_eq!(carried(&mine, "floe_own"), (true, true));
-        assert!(led.lock().is_empty(), "a redirect is not followed");
+        assert_eq!(
+            carried(&led, "floe_given"),
+            (false, false),
+            "where a redirect leads"
+        );
         assert!(
             bind_token(Some(""), [&*image]).is_err(),
             "an empty token is not none"

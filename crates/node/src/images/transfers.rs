@@ -10,6 +10,7 @@ use crate::{
         sources::{Found, bind_token},
     },
     inventory::record::Origin,
+    patience::PATIENCE,
     report::Report,
     transfer::{self, Destination, HubClient, Place, Progress, PullOptions, Stock},
 };
@@ -89,7 +90,7 @@ impl Images {
         );
         let found = self
             .sources
-            .find_in(&request.from, &[], access, |name| report.stage(name))?;
+            .find_in(&request.from, &[], access, |step| report.step(step))?;
         if matches!(to, Target::Here) {
             self.check_trusted(&found, request.trust)?;
         }
@@ -266,7 +267,7 @@ impl Images {
         let (token, ca) = (request.token.as_deref(), request.ca.as_deref());
         let found = self
             .sources
-            .find(&request.from, token, ca, |name| report.stage(name))?;
+            .find(&request.from, token, ca, |step| report.step(step))?;
         self.check_trusted(&found, request.trust)?;
         let transfer = self.bring_here(&found, report)?;
         if let Some(name) = &name {
@@ -295,6 +296,7 @@ impl Images {
         let progress = progress_of(report, "pull");
         let options = PullOptions {
             cancel: report.cancel(),
+            patience: PATIENCE,
             whole_packs: true,
             ..Default::default()
         };
@@ -390,6 +392,7 @@ fn pull_into(
 ) -> Result<transfer::PullReport, NodeError> {
     let options = PullOptions {
         cancel: report.cancel(),
+        patience: PATIENCE,
         ..Default::default()
     };
     let to = Destination::Repository(there, None);

@@ -319,6 +319,7 @@ impl Independence {
             cancel: cancel.clone(),
             gate: Some(Arc::new(gate)),
             whole_packs: true,
+            ..PullOptions::default()
         };
         let note = |progress: Progress| {
             let soon = !moved.lock().notes(&progress);

@@ -33,6 +33,8 @@ const ENDING_WAIT: Duration = Duration::from_secs(1);
 const KILL_WAIT: Duration = Duration::from_secs(10);
 /// How often the free space on the disk is checked.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
+/// How long nothing may come of what a guest waits for until that is said.
+const SOURCE_SILENT_MIN: Duration = Duration::from_secs(3);
 /// How often the disk's reserve is refilled if there is room.
 const REFILL_EVERY: Duration = Duration::from_secs(5);
 
@@ -120,6 +122,9 @@ impl Machines {
                 Qemu::Still
             }
         });
+        if let Some(waits) = source_trouble(fetcher.as_deref()).filter(|_| vm.is_some()) {
+            detail = waits;
+        }
         if life.orphaned().is_some() && matches!(life.phase(), Phase::Left | Phase::Running) {
             if !paused_for.contains(&PauseReason::Orphaned) {
                 paused_for.push(PauseReason::Orphaned);
@@ -542,6 +547,13 @@ impl Machines {
             tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
         }
     }
+}
+
+/// Says for how long the source of a machine's image has given nothing of what is waited for, and why.
+fn source_trouble(fetcher: Option<&floe_source::Fetcher>) -> Option<String> {
+    let (lasts, error) = fetcher?.trouble()?;
+    let told = lasts >= SOURCE_SILENT_MIN;
+    told.then(|| format!("waits for its source, {} s now: {error}", lasts.as_secs()))
 }
 
 /// Returns what is shown of a machine whose record can't be read.

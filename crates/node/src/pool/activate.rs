@@ -255,7 +255,7 @@ impl Pool {
         let found = self
             .images
             .sources
-            .find(&at, token, ca, |stage| report.stage(stage));
+            .find(&at, token, ca, |step| report.step(step));
         let found = found.map_err(|error| match error.code() {
             ErrorCode::NotFound => not_found(
                 format!("there is no substrate {name} in the pool {pool}"),

@@ -174,7 +174,7 @@ impl Pool {
         let found = self
             .images
             .sources
-            .find(&from, token, ca, |stage| report.stage(stage))?;
+            .find(&from, token, ca, |step| report.step(step))?;
         let (options, machine) = options_of(&found.manifest.config, name, request, caller)?;
         if !crate::plan::is_live(&found.manifest) {
             return Err(refused(

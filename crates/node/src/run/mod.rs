@@ -85,7 +85,7 @@ impl Runs {
             &request.image,
             &request.sources,
             access_of(request)?,
-            |name| report.stage(name),
+            |step| report.step(step),
         )?;
         self.check_on_a_hub(request, &found)?;
         self.run_found(wanted, request, found, report)

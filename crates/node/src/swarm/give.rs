@@ -23,10 +23,10 @@ impl Swarms {
             ca: request.ca.clone(),
             ..Default::default()
         };
-        let found = self
-            .images
-            .sources
-            .find_in(&request.image, &[], access, |_| Ok(()))?;
+        let found =
+            self.images
+                .sources
+                .find_in(&request.image, &[], access, crate::patience::impatient)?;
         let place = self.places_of(&found.origin).into_iter().next();
         let place = place.ok_or_else(|| {
             usage(

@@ -258,7 +258,10 @@ impl Traces {
     fn whose(&self, of: &TracesRequest) -> Result<Whose, NodeError> {
         if is_address(&of.image) {
             let (token, ca) = (of.token.as_deref(), of.ca.as_deref());
-            let found = self.images.sources.find(&of.image, token, ca, |_| Ok(()))?;
+            let found =
+                self.images
+                    .sources
+                    .find(&of.image, token, ca, crate::patience::impatient)?;
             let hub = Destination::of(found.id, &found.origin, self.core.options.own_hub.as_ref())
                 .ok_or_else(|| {
                     refused(

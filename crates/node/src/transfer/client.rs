@@ -8,7 +8,7 @@ use floe_api::hub::{
     Visibility,
 };
 use floe_api::{PackCheck, PoolStatus, SwarmJoin, SwarmMembership};
-use floe_http::{Ended, Limits, Parts, Pool, Server, Url, escape, header};
+use floe_http::{Ended, Limits, Parts, Pool, Proxies, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
 use floe_traces::{Method, TraceList};
 use serde::Serialize;
@@ -95,7 +95,9 @@ impl HubClient {
             "https" => Some(floe_http::trusting(ca).map_err(TransferError::Options)?),
             _ => None,
         };
-        let server = Arc::new(Server::new(&base, tls).map_err(no_hub)?);
+        let server = Server::new(&base, tls).map_err(&no_hub)?;
+        let proxy = Proxies::of_environment().before(&base).map_err(no_hub)?;
+        let server = Arc::new(server.through(proxy));
         Ok(HubClient {
             connections: Arc::new(Pool::new(server.clone(), CONNECTIONS_MAX)),
             server,
@@ -146,7 +148,8 @@ impl HubClient {
     }
 
     fn call_once(&self, ask: &Ask<'_>, on_bytes: &dyn Fn(u64)) -> Result<Vec<u8>, Failed> {
-        let unreachable = |reason: String| TransferError::Unreachable {
+        let unreachable = |reached: bool, reason: String| TransferError::Unreachable {
+            reached,
             url: self.url().to_owned(),
             what: ask.what.to_owned(),
             reason,
@@ -170,15 +173,16 @@ impl HubClient {
             &mut |_, piece| {
                 bytes.extend_from_slice(piece);
                 match bytes.len() > ANSWER_BYTES_MAX {
-                    true => Err(unreachable(format!(
-                        "the answer is longer than {ANSWER_BYTES_MAX} bytes"
-                    ))),
+                    true => Err(unreachable(
+                        true,
+                        format!("the answer is longer than {ANSWER_BYTES_MAX} bytes"),
+                    )),
                     false => Ok(()),
                 }
             },
         );
         let head = asked.map_err(|ended| match ended {
-            Ended::Fault(fault) => unreachable(fault.to_string()),
+            Ended::Fault(fault) => unreachable(fault.was_asked(), fault.to_string()),
             Ended::Caller(error) => error,
         })?;
         if head.status.as_u16() == 304 && ask.seen.is_some() {
@@ -218,10 +222,19 @@ impl HubClient {
     /// Converts an answer that is not a success to an error.
     fn refusal(&self, ask: &Ask<'_>, head: &Parts, bytes: &[u8]) -> Failed {
         let status = head.status.as_u16();
-        let said = serde_json::from_slice::<ErrorBody>(bytes).unwrap_or_else(|_| ErrorBody {
-            code: NO_HUB.into(),
-            message: format!("it answered {status} without saying why"),
-            fix: "check that the URL is a hub's, and what stands between".into(),
+        let said = serde_json::from_slice::<ErrorBody>(bytes).unwrap_or_else(|_| {
+            let place = Url::parse(self.url()).ok();
+            let to = place.and_then(|url| floe_http::redirected(&url, &head.headers).ok());
+            let through = self.server.proxy().map(|proxy| proxy.shown().to_owned());
+            let through = through.map_or_else(String::new, |proxy| format!(" through {proxy}"));
+            ErrorBody {
+                code: NO_HUB.into(),
+                message: match to.filter(|_| head.status.is_redirection()) {
+                    Some(to) => format!("it sends us to {}", floe_http::shown(to.as_str())),
+                    None => format!("it answered {status}{through} without saying why"),
+                },
+                fix: "check that the URL is a hub's, and what stands between".into(),
+            }
         });
         let after = head.headers.get(header::RETRY_AFTER);
         let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());

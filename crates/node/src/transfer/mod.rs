@@ -27,7 +27,7 @@ pub use floe_threads::Cancel;
 use floe_source::SourceError;
 use floe_store::StoreError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Returns an error if the switch was thrown.
 fn check(cancel: &Cancel) -> Result<(), TransferError> {
@@ -108,9 +108,12 @@ pub enum TransferError {
     Cancelled,
     /// The hub gave no usable answer, after several tries.
     #[error(
-        "cannot reach {url} for {what}: {reason}; check that the hub runs, then repeat: the transfer goes on where it stopped"
+        "{} {url} for {what}: {reason}; check that the hub runs, and what stands between, then repeat: the transfer goes on where it stopped",
+        if *reached { "no usable answer from" } else { "cannot reach" }
     )]
     Unreachable {
+        /// Whether it was reached at all.
+        reached: bool,
         /// The hub.
         url: String,
         /// What was asked for.
@@ -222,14 +225,25 @@ impl From<SourceError> for Failed {
     }
 }
 
-/// Repeats `attempt` while its error may pass.
+/// Repeats `attempt` a few times while its error may pass.
 fn retry<T>(
+    cancel: &Cancel,
+    passes: impl Fn(&TransferError) -> Passes,
+    attempt: impl FnMut() -> Result<T, Failed>,
+) -> Result<T, TransferError> {
+    retry_for(Duration::ZERO, cancel, passes, attempt)
+}
+
+/// Repeats `attempt` while its error may pass: a few times, and for `patience` from its first error on.
+fn retry_for<T>(
+    patience: Duration,
     cancel: &Cancel,
     passes: impl Fn(&TransferError) -> Passes,
     mut attempt: impl FnMut() -> Result<T, Failed>,
 ) -> Result<T, TransferError> {
     let mut wait = FIRST_WAIT;
     let mut tries = 0;
+    let mut first: Option<Instant> = None;
     loop {
         check(cancel)?;
         let failed = match attempt() {
@@ -238,8 +252,10 @@ fn retry<T>(
             Err(failed) => failed,
         };
         tries += 1;
+        let is_early = first.get_or_insert_with(Instant::now).elapsed() < patience;
         let tries_max = match passes(&failed.error) {
             Passes::Never => 1,
+            Passes::Once | Passes::Often if is_early => u32::MAX,
             Passes::Once => 2,
             Passes::Often => TRIES,
         };
@@ -252,6 +268,6 @@ fn retry<T>(
             cancel,
             own.max(failed.after.unwrap_or_default()).min(WAIT_MAX),
         )?;
-        wait *= 2;
+        wait = (wait * 2).min(WAIT_MAX);
     }
 }

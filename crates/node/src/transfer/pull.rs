@@ -5,7 +5,7 @@
 //! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
 use super::unfinished::Unfinished;
-use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry};
+use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry_for};
 use floe_image::{Hash, Kind, PackWriter, Region, Segment};
 use floe_source::{Purpose, Request, Source, SourceError, WholePacks};
 use floe_store::{Cache, Repository};
@@ -44,6 +44,8 @@ pub struct PullOptions {
     pub cancel: Cancel,
     /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
     pub gate: Option<Arc<dyn Gate>>,
+    /// How long each request is repeated whose error may pass; it is a few times at least.
+    pub patience: Duration,
     /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
     pub whole_packs: bool,
 }
@@ -80,7 +82,8 @@ pub fn pull(
         });
     }
     let cancel = &options.cancel;
-    let manifest = retry(cancel, passes, || Ok(source.manifest(image)?))?;
+    let patience = options.patience;
+    let manifest = retry_for(patience, cancel, passes, || Ok(source.manifest(image)?))?;
     let keep = match to {
         Destination::Repository(repository, cache) => {
             let mut packs = Unfinished::open(repository, cache, image)?;
@@ -261,7 +264,8 @@ impl Fetch<'_> {
         }
         let request = Request::of(Purpose::Settle, READ_DEADLINE);
         let fetched = wants.len() as u64;
-        retry(&self.options.cancel, passes, || {
+        let (patience, cancel) = (self.options.patience, &self.options.cancel);
+        retry_for(patience, cancel, passes, || {
             wants.retain(|(_, hash)| !got.contains_key(hash));
             if wants.is_empty() {
                 return Ok(());

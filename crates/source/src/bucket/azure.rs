@@ -6,7 +6,8 @@ use object_store::ObjectStore;
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
 use super::connect::Connect;
-use super::{Environment, Refusal, Words};
+use super::{Refusal, Words};
+use crate::environment::Environment;
 
 pub(super) const WORDS: Words = Words {
     rights: "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY in the node's environment (or AZURE_STORAGE_SAS_TOKEN instead of the key, \

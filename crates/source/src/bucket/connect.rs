@@ -1,12 +1,14 @@
 //! The HTTP connections of object_store, with what this crate promises of them: redirects are not followed, so no server can send a
-//! signed request elsewhere, and the certificate authorities are those of the address.
+//! signed request elsewhere, the certificate authorities are those of the address, and proxies are those of the environment.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use floe_http::Proxies;
 use object_store::client::{HttpClient, HttpConnector};
 use object_store::{ClientConfigKey, ClientOptions};
 use reqwest::redirect::Policy;
-use reqwest::{Certificate, Client};
+use reqwest::{Certificate, Client, Proxy};
 
 use crate::Origin;
 
@@ -15,11 +17,20 @@ use crate::Origin;
 pub(super) struct Connect {
     certificates: Vec<Certificate>,
     connect_timeout: Duration,
+    proxies: Proxies,
+    via: Via,
 }
+
+/// The proxy through which a bucket was first asked, for messages; empty while there was none.
+pub(super) type Via = Arc<OnceLock<String>>;
 
 impl Connect {
     /// Reads the certificate authorities that an address has.
-    pub fn new(origin: &Origin, connect_timeout: Duration) -> Result<Connect, String> {
+    pub fn new(
+        origin: &Origin,
+        connect_timeout: Duration,
+        proxies: Proxies,
+    ) -> Result<Connect, String> {
         let mut certificates = Vec::new();
         if let Some(ca) = origin.ca() {
             let pem = std::fs::read(ca)
@@ -30,6 +41,30 @@ impl Connect {
         Ok(Connect {
             certificates,
             connect_timeout,
+            proxies,
+            via: Via::default(),
+        })
+    }
+
+    /// Returns where the proxy stands that is used.
+    pub fn via(&self) -> Via {
+        self.via.clone()
+    }
+
+    /// Returns what says for each request which proxy it takes.
+    fn proxy(&self) -> Proxy {
+        let (proxies, via) = (self.proxies.clone(), self.via.clone());
+        Proxy::custom(move |url| match proxies.before(url) {
+            Ok(None) => None,
+            Ok(Some(proxy)) => {
+                via.get_or_init(|| proxy.shown().to_owned());
+                Some(proxy.url().to_string())
+            }
+            Err(why) => {
+                via.get_or_init(|| why);
+                // no request may go another way than the environment says: nobody listens there
+                Some("http://127.0.0.1:0".into())
+            }
         })
     }
 
@@ -51,6 +86,7 @@ impl HttpConnector for Connect {
         let mut builder = Client::builder()
             .user_agent(concat!("floe/", env!("CARGO_PKG_VERSION")))
             .redirect(Policy::none())
+            .proxy(self.proxy())
             .http1_only()
             .connect_timeout(patience.unwrap_or(self.connect_timeout))
             .https_only(http.as_deref() != Some("true"));

@@ -9,7 +9,8 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use serde::Deserialize;
 
 use super::connect::Connect;
-use super::{Environment, Refusal, Words};
+use super::{Refusal, Words};
+use crate::environment::Environment;
 
 pub(super) const WORDS: Words = Words {
     rights: "set GOOGLE_APPLICATION_CREDENTIALS in the node's environment to the file with the key of a service account that may do \

@@ -15,6 +15,7 @@ use floe_image::{Hash, Kind, Layout, Manifest};
 use object_store::path::Path;
 use object_store::{ObjectStore, RetryConfig};
 
+use crate::environment::Environment;
 use crate::link::LinkMeter;
 use crate::packed::{Objects, Packed};
 use crate::{LinkEstimate, Options, Origin, Request, Sink, Source, SourceError};
@@ -55,34 +56,6 @@ struct Words {
     refusals: &'static [Refusal],
 }
 
-/// Names and values in which settings and credentials of buckets are looked for.
-struct Environment(Vec<(String, String)>);
-
-impl Environment {
-    /// Takes what the options have, or else this process's own. An empty value counts as none.
-    fn of(options: &Options) -> Environment {
-        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        let mut all = match &options.environment {
-            Some(given) => given.clone(),
-            None => std::env::vars_os().filter_map(text).collect(),
-        };
-        all.retain(|(_, value)| !value.is_empty());
-        Environment(all)
-    }
-
-    fn get(&self, name: &str) -> Option<&str> {
-        let found = self.0.iter().find(|(known, _)| known == name);
-        found.map(|(_, value)| value.as_str())
-    }
-
-    fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, &str)> {
-        let all = self.0.iter().map(|(name, value)| (&**name, &**value));
-        all.filter(move |(name, _)| name.starts_with(prefix))
-    }
-}
-
 /// This crate retries by itself: retrying on two levels would multiply the attempts.
 fn no_retries() -> RetryConfig {
     RetryConfig {
@@ -112,7 +85,8 @@ impl Bucket {
             bucket.ok_or_else(|| bad(format!("has no bucket; write {scheme}://bucket/prefix")))?;
         let prefix = Path::from_url_path(origin.url().path()).map_err(|e| bad(e.to_string()))?;
         let environment = Environment::of(options);
-        let connect = Connect::new(origin, options.timeout).map_err(bad)?;
+        let connect = Connect::new(origin, options.timeout, environment.proxies()).map_err(bad)?;
+        let via = connect.via();
         let (opened, words): (Result<Arc<dyn ObjectStore>, String>, _) = match scheme {
             "s3" => (s3::open(bucket, &environment, connect), &s3::WORDS),
             "gs" => (google::open(bucket, &environment, connect), &google::WORDS),
@@ -135,6 +109,7 @@ impl Bucket {
             words,
             prefix,
             at: origin.shown(),
+            via,
             runtime: Some(runtime),
             meter: LinkMeter::default(),
         };

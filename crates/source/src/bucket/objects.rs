@@ -16,7 +16,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::connect::Via;
 use super::{Refusal, Words};
+use crate::http::in_place_of_data;
 use crate::link::LinkMeter;
 use crate::packed::{Objects, PackBytes, pack_path};
 use crate::{LinkEstimate, Request, SourceError};
@@ -35,6 +37,8 @@ pub(super) struct Prefix {
     pub words: &'static Words,
     pub prefix: Path,
     pub at: String,
+    /// The proxy through which it is asked.
+    pub via: Via,
     /// `None` only while this is dropped.
     pub runtime: Option<Runtime>,
     pub meter: LinkMeter,
@@ -171,6 +175,10 @@ impl Prefix {
             let data = data.map_err(|e| self.error(what, &e))?;
             self.meter.received(&mut answer, data.len(), Instant::now());
             if (body.len() + data.len()) as u64 > limit {
+                let start: &[u8] = if body.is_empty() { &data } else { &body };
+                if let Some(reason) = in_place_of_data(start) {
+                    return Err(self.unanswered(what.into(), reason));
+                }
                 let reason = format!("the answer is longer than {limit} bytes");
                 return Err(SourceError::Invalid {
                     at: self.at.clone(),
@@ -179,6 +187,9 @@ impl Prefix {
                 });
             }
             body.extend_from_slice(&data);
+        }
+        if let Some(reason) = in_place_of_data(&body) {
+            return Err(self.unanswered(what.into(), reason));
         }
         self.meter.ended(answer, Instant::now());
         Ok(body)
@@ -226,18 +237,71 @@ impl Prefix {
             (None, _) if reason.contains("501 Not Implemented") => {
                 SourceError::Unsupported { at, reason }
             }
-            (None, _) if REDIRECTED.iter().any(|part| reason.contains(part)) => {
-                SourceError::Unsupported {
-                    at,
-                    reason: format!(
-                        "its server sends us elsewhere, where no credentials are taken; {}",
-                        self.words.elsewhere
-                    ),
-                }
-            }
-            (None, _) => SourceError::Unreachable { at, what, reason },
+            (None, _) if REDIRECTED.iter().any(|part| reason.contains(part)) => self.unanswered(
+                what,
+                format!(
+                    "its server sends us elsewhere, where no credentials are taken; {}",
+                    self.words.elsewhere
+                ),
+            ),
+            (None, _) => self.failed(what, reason, error),
         }
     }
+
+    /// Returns the error of a request that had no usable answer.
+    fn failed(&self, what: String, mut reason: String, error: &object_store::Error) -> SourceError {
+        // what is said to a browser says nothing here
+        let page = ["<!doctype html", "<html"].iter().filter_map(|page| {
+            let lower = reason.to_ascii_lowercase();
+            lower.find(page)
+        });
+        if let Some(at) = page.min() {
+            reason.truncate(at);
+            reason += "a web page";
+        }
+        if was_reached(error) {
+            return self.unanswered(what, reason);
+        }
+        // object_store says that it could not send, and no more
+        if let Some(first) = causes(error).last() {
+            reason = format!("{reason}: {first}");
+        }
+        SourceError::Unreachable {
+            at: self.at.clone(),
+            what,
+            reason: self.with_proxy(reason),
+        }
+    }
+
+    /// Returns the error of an answer that can't be used, which another one may be.
+    fn unanswered(&self, what: String, reason: String) -> SourceError {
+        SourceError::Unanswered {
+            at: self.at.clone(),
+            what,
+            reason: self.with_proxy(reason),
+        }
+    }
+
+    /// Adds through which proxy it was.
+    fn with_proxy(&self, reason: String) -> String {
+        match self.via.get() {
+            Some(proxy) => format!("{reason}, through {proxy}"),
+            None => reason,
+        }
+    }
+}
+
+/// Returns whether a server answered, though not usably.
+fn was_reached(error: &object_store::Error) -> bool {
+    let sent = causes(error).find_map(|cause| cause.downcast_ref::<reqwest::Error>());
+    !sent.is_some_and(|sent| sent.is_connect() || sent.is_timeout())
+}
+
+/// Returns an error and its causes.
+fn causes<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
 }
 
 impl PackBytes for Prefix {

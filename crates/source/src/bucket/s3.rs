@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use floe_http::{Host, Url};
 use object_store::ObjectStore;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
 use super::connect::Connect;
-use super::{Environment, Refusal, Words};
+use super::{Refusal, Words};
+use crate::environment::Environment;
 
 pub(super) const WORDS: Words = Words {
     rights: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the node's environment to a key that may do s3:ListBucket and \
@@ -78,8 +80,21 @@ pub(super) fn open(
             builder = builder.with_config(key, value);
         }
     }
+    // Amazon's own libraries prefer this one, which object_store doesn't know
+    if let Some(endpoint) = environment.get("AWS_ENDPOINT_URL_S3") {
+        builder = builder.with_endpoint(endpoint);
+    }
     let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-    let http = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let http = endpoint
+        .as_deref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let style = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
+    if let Some(endpoint) = &endpoint
+        && style.is_some_and(|style| is_yes(&style))
+    {
+        // object_store takes the server of this style for the bucket's own, whichever bucket the address names
+        builder = builder.with_endpoint(server_of(bucket, endpoint)?);
+    }
     let store = builder
         .with_bucket_name(bucket)
         .with_retry(super::no_retries())
@@ -87,4 +102,58 @@ pub(super) fn open(
         .with_http_connector(connect)
         .build();
     Ok(Arc::new(store.map_err(|e| e.to_string())?))
+}
+
+/// Returns whether a setting is on, by object_store's words for that.
+fn is_yes(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["1", "true", "on", "yes", "y"].contains(&&*text)
+}
+
+/// Returns the server at which a bucket is asked by its own name, as the part of the host's name before the endpoint's. An endpoint that
+/// begins with the bucket's name is that server already.
+fn server_of(bucket: &str, endpoint: &str) -> Result<String, String> {
+    let style = "AWS_VIRTUAL_HOSTED_STYLE_REQUEST puts the bucket before the name of the server";
+    let mut url =
+        Url::parse(endpoint).map_err(|e| format!("AWS_ENDPOINT_URL is not a URL ({e})"))?;
+    let host = match url.host() {
+        Some(Host::Domain(host)) => host.to_owned(),
+        _ => {
+            return Err(format!(
+                "{style}, and AWS_ENDPOINT_URL has no name; leave one of the two out of the node's environment"
+            ));
+        }
+    };
+    if !host.starts_with(&format!("{}.", bucket.to_ascii_lowercase())) {
+        let all = format!("{bucket}.{host}");
+        let set = url.set_host(Some(&all));
+        set.map_err(|e| format!("{style}, and {all} is no name of one ({e})"))?;
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_asked_by_its_own_name_however_the_server_is_written() {
+        for (endpoint, server) in [
+            ("https://s3.example", "https://images.s3.example"),
+            ("http://s3.example:9000/", "http://images.s3.example:9000"),
+            ("https://images.s3.example", "https://images.s3.example"),
+            (
+                "https://imagesite.example",
+                "https://images.imagesite.example",
+            ),
+            ("https://s3.example/base", "https://images.s3.example/base"),
+        ] {
+            assert_eq!(server_of("images", endpoint).unwrap(), server);
+        }
+        for bad in ["http://127.0.0.1:9000", "http://[::1]", "s3.example"] {
+            let error = server_of("images", bad).unwrap_err();
+            assert!(error.contains("AWS_ENDPOINT_URL"), "{error}");
+        }
+        assert!(is_yes("TRUE") && is_yes("1") && !is_yes("false") && !is_yes(""));
+    }
 }

@@ -75,7 +75,8 @@ struct Counts {
 impl Engine {
     pub fn new(source: Arc<dyn Source>, cache: Arc<Cache>, options: FetchOptions) -> Engine {
         let state = State {
-            queue: Queue::new(options.order, options.demand_threads.max(1)),
+            queue: Queue::new(options.order, options.demand_threads.max(1))
+                .believing_after(options.believed_after),
             demand: Crew::default(),
             prefetch: Crew::default(),
             stopped: false,
@@ -242,6 +243,10 @@ impl Engine {
 
     pub fn status(&self) -> Option<Status> {
         self.state.lock().queue.status(Instant::now())
+    }
+
+    pub fn trouble(&self) -> Option<(Duration, SourceError)> {
+        self.state.lock().queue.trouble(Instant::now())
     }
 
     pub fn stats(&self) -> FetchStats {

@@ -103,6 +103,8 @@ pub(super) struct Item {
     pub waiters: Vec<Waiter>,
     pub listeners: Vec<(Hash, Each)>,
     pub failures: u32,
+    /// Since when it is said to be missing or denied.
+    pub refused_since: Option<Instant>,
     pub last_error: Option<SourceError>,
     /// Raw bytes that it adds to the prefetch in flight.
     pub charge: u64,
@@ -120,6 +122,7 @@ impl Item {
             waiters: Vec::new(),
             listeners: Vec::new(),
             failures: 0,
+            refused_since: None,
             last_error: None,
             charge: 0,
         }

@@ -49,6 +49,9 @@ pub struct FetchOptions {
     pub attempt_timeout: Duration,
     /// How long a demand is tried again before it fails; `None` is for ever.
     pub demand_deadline: Option<Duration>,
+    /// How long a demand is tried again that is said to be missing or denied, at least once: what stands between this host and the source
+    /// may say so for a while.
+    pub believed_after: Duration,
     /// How many callers of [`Fetcher::demand_here`] may fetch on their own thread at the same time.
     pub here_max: usize,
     /// Whose demand goes first.
@@ -63,6 +66,7 @@ impl Default for FetchOptions {
             prefetch_bytes_max: 8 << 20,
             attempt_timeout: Duration::from_secs(10),
             demand_deadline: None,
+            believed_after: Duration::ZERO,
             here_max: 2,
             order: FetchOrder::default(),
         }
@@ -131,7 +135,7 @@ impl Fetcher {
 
     /// Demands an item that a guest waits for; never blocks. It overtakes all prefetch: a queued item is moved, one on its way
     /// is waited for. Errors that may pass are retried with growing pauses until [`FetchOptions::demand_deadline`]; what is
-    /// missing or denied is asked for once more, then fails. What is cached is answered on this thread. The source is told
+    /// missing or denied is asked for once more, and again for [`FetchOptions::believed_after`], then fails. What is cached is answered on this thread. The source is told
     /// `who` demands it.
     pub fn demand(
         &self,
@@ -223,6 +227,11 @@ impl Fetcher {
     /// Returns whose demands wait for the link, and what was measured of it; `None` in the order [`FetchOrder::Fifo`].
     pub fn status(&self) -> Option<Status> {
         self.engine.status()
+    }
+
+    /// Returns for how long nothing has come while somebody waits for it, and why; `None` if all is well.
+    pub fn trouble(&self) -> Option<(Duration, SourceError)> {
+        self.engine.trouble()
     }
 
     /// Returns what it has done so far.

@@ -92,6 +92,10 @@ pub(super) struct Queue {
     waiting: u64,
     counts: Counts,
     flights: u64,
+    /// How long what is said to be missing or denied is asked for again.
+    believed_after: Duration,
+    /// Since when reads that somebody waits for have failed and nothing has come, and the last error.
+    trouble: Option<(Instant, SourceError)>,
 }
 
 /// Makes what decides the order.
@@ -123,7 +127,23 @@ impl Queue {
             waiting: 0,
             counts: Counts::default(),
             flights: 0,
+            believed_after: Duration::ZERO,
+            trouble: None,
         }
+    }
+
+    /// Makes it ask for what is said to be missing or denied for so long, at least once more, before it believes that.
+    pub fn believing_after(self, believed_after: Duration) -> Queue {
+        Queue {
+            believed_after,
+            ..self
+        }
+    }
+
+    /// Returns how long nothing has come while somebody waits, and the last error; `None` if something came or nobody waits.
+    pub fn trouble(&self, now: Instant) -> Option<(Duration, SourceError)> {
+        let (since, error) = self.trouble.as_ref().filter(|_| self.waiting > 0)?;
+        Some((now.saturating_duration_since(*since), error.clone()))
     }
 
     /// Returns what decides the order, to be told of machines.
@@ -406,6 +426,7 @@ impl Queue {
         let Some(item) = self.items.remove(hash) else {
             return Landed::default();
         };
+        self.trouble = None;
         self.leave(hash, &item);
         Landed {
             done: item.waiters.into_iter().map(|waiter| waiter.done).collect(),
@@ -447,14 +468,20 @@ impl Queue {
             item.failures += 1;
             item.last_error = Some(error.clone());
             // A lack of descriptors or memory passes, as a lost network does. That an item is missing or denied is believed
-            // only the second time: a cache or a proxy in between may be wrong for a moment.
+            // only the second time, and after a while: a cache or a proxy in between may be wrong for a moment.
             let transient = error.is_retryable() || matches!(error, SourceError::Local { .. });
             let denied = matches!(
                 error,
                 SourceError::Missing { .. } | SourceError::Denied { .. }
             );
+            let since = denied.then(|| *item.refused_since.get_or_insert(now));
+            if !denied {
+                item.refused_since = None;
+            }
             let once_more = denied && item.failures == 1;
-            let passes = transient || once_more;
+            let is_early =
+                |since: Instant| now.saturating_duration_since(since) < self.believed_after;
+            let passes = transient || once_more || since.is_some_and(is_early);
             passing |= passes;
             let later = match once_more {
                 true => ONCE_MORE_AFTER,
@@ -511,6 +538,10 @@ impl Queue {
                 self.enter_lane(now, &who, key);
             }
         }
+        if !demand_again.is_empty() {
+            let since = self.trouble.take().map_or(now, |(since, _)| since);
+            self.trouble = Some((since, error.clone()));
+        }
         for (hash, at) in demand_again {
             self.demand_again(now, &hash, at);
         }
@@ -533,7 +564,7 @@ impl Queue {
                     .map(|(_, each)| (each, item.kind, hash, stopped.clone())),
             );
         }
-        *self = Queue::new(self.order, self.threads);
+        *self = Queue::new(self.order, self.threads).believing_after(self.believed_after);
     }
 
     /// Drops waiters past their deadline, except those of items that are being read, and items that nobody else wants.

@@ -1,6 +1,7 @@
 //! A small image, and real servers for it: a web server with ranges, a hub, an S3 server, and a proxy that breaks answers.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod odd;
 pub mod proxy;
 pub mod script;
 
