@@ -298,13 +298,14 @@ fn classifier(machines: u32) -> Classifier {
 fn classify(classifier: &mut Classifier, now_us: u64, machine: MachineId, number: u64) {
     let image = ImageId::default();
     let inode = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) % FILES;
+    let file = Program::File { image, inode };
     let folder = Program::Folder {
         image,
         inode: inode / FOLDER_FILES,
     };
     let seen = Seen {
         machine,
-        program: Some(&Program::File { image, inode }),
+        program: Some(&file),
         folder: Some(&folder),
         place: Some(Place {
             region: 0,
