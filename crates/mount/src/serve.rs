@@ -372,6 +372,7 @@ impl Call<'_> {
                 // Counted before the answer, so that whoever has the answer finds it counted.
                 self.count_read(&target, len as u64);
                 self.core.devices[self.device].reply_in_place(self.header.unique, out);
+                self.note_hit(&target, work);
                 let (bytes, asking) = (&out[abi::OUT_HEADER_BYTES..], self.asking());
                 let chunk = offset / CHUNK_SIZE as u64;
                 push::around(self.core, (&target, asking), self.header.node, chunk, bytes);
@@ -397,6 +398,16 @@ impl Call<'_> {
                 self.core.park(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => self.fail(errno),
+        }
+    }
+
+    /// Notes who read what was in memory and so waited for nothing: a program is known by all that it reads, not by what of that happened
+    /// to be on the host's disk. Whatever did wait was noted when it was queued. Memory's pages are noted only then: most of those that a
+    /// guest touches are in the kernel's page cache, and never come here.
+    fn note_hit(&self, target: &Target, work: Work) {
+        let is_scheduled = self.core.options.io != IoScheduling::Off;
+        if let (Target::Disk(machine, disk), None, true) = (target, self.who, is_scheduled) {
+            self.core.classes.who(machine, disk, work);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tests through a real kernel that the queue before the host's disk keeps its promises: with a hundred machines, with a disk that
-//! stands still, with a flush of much, and for pages of an image that are on the disk.
+//! stands still, with a flush of much, and for pages of an image that are on the disk. And that each read is classified once, whether or
+//! not it had to wait there.
 
 mod common;
 
@@ -211,5 +212,38 @@ fn a_page_of_an_image_that_is_on_the_disk_waits_in_the_queue_as_its_machines_dem
     touch(&node);
     // What the disk read ahead is in memory by then, and doesn't wait.
     assert!(served(&node, "a") >= 1);
+    node.mount.unmount().unwrap();
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn each_read_is_classified_once_whether_or_not_it_had_to_wait() {
+    const PAGES: usize = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let verdicts = dir.path().join("verdicts");
+    let mut options = place.options();
+    options.io_trace = Some(verdicts.clone());
+    let node = place.start(options);
+    let machine = place.machine(&node, "a");
+    let disk = open(&machine);
+    let mut page = [0; 4096];
+    // first they have to be fetched, then they are here
+    for _ in 0..2 {
+        for number in 0..PAGES {
+            let at = number * 4096;
+            disk.read_exact_at(&mut page, at as u64).unwrap();
+            assert!(page == place.disk[at..at + 4096]);
+        }
+    }
+    let recorded = || {
+        machines(&node); // writes out what was recorded
+        let rows = std::fs::read_to_string(verdicts.join("a.csv")).unwrap();
+        rows.lines().filter(|row| row.contains(",read,")).count()
+    };
+    // a read of what is here is recorded just after it was answered
+    eventually("a read was not classified", || recorded() >= 2 * PAGES);
+    assert_eq!(recorded(), 2 * PAGES);
+    drop(disk);
     node.mount.unmount().unwrap();
 }

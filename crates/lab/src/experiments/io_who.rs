@@ -81,8 +81,12 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     node.client.import(&request)?.finish(|_| {})?;
     for (view, agent) in [("agent", true), ("file", false)] {
         eprintln!("io-who: a day seen by {view}");
-        let score = day(&node, &trace, view, agent, long, &truth)?;
-        tell(&mut report, view, score);
+        let [later, first] = day(&node, &trace, view, agent, long, &truth)?;
+        let parts = [(view.to_owned(), later), (format!("{view}.first"), first)];
+        // a short day has few of one kind, or none
+        for (name, score) in parts.iter().filter(|(_, score)| score.all > 0) {
+            tell(&mut report, name, *score);
+        }
         node.remove(view)?;
     }
     for (view, name) in [
@@ -99,8 +103,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_value("simulated.learned.precision", "ratio", learned.precision());
     report.add_value("simulated.learned.recall", "ratio", learned.recall());
     report.note(
-        "`agent` and `file` are of a real guest; reads that were answered from the host's memory are not in them, since nobody queues for those, \
-         nor are reads of no file's blocks. `file` is the same day without the agent. All that is called simulated is of days that are made up",
+        "`agent` and `file` are of a real guest, with all its reads, also those that the host's memory answered and that waited for nothing; not in them \
+         are reads of no file's blocks. `file` is the same day without the agent. All that is called simulated is of days that are made up",
     );
     Ok(report)
 }
@@ -120,7 +124,8 @@ fn tell(report: &mut Report, view: &str, score: Score) {
     report.add_value(&format!("{view}.requests"), "count", score.all as f64);
 }
 
-/// Lives through a day in a new machine, and compares what was decided with the truth.
+/// Lives through a day in a new machine, and compares what was decided with the truth: while programs were used that had been launched before,
+/// and while one was launched for the first time, of which nothing can be known.
 fn day(
     node: &Node,
     trace: &Path,
@@ -128,7 +133,7 @@ fn day(
     agent: bool,
     long: Duration,
     truth: &Truth,
-) -> anyhow::Result<Score> {
+) -> anyhow::Result<[Score; 2]> {
     node.boot("day", machine)?;
     // brings all of it from the repository into the cache, once
     node.tell(machine, "cat /dev/vda > /dev/null", PATIENCE)?;
@@ -145,6 +150,7 @@ fn day(
     let from_us = unix_us();
     let start = Instant::now();
     let (mut started, mut random) = ([false; PROGRAMS.len()], 7u64);
+    let mut actions = Vec::new();
     let mut below = |n: u64| {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -155,10 +161,12 @@ fn day(
         rest(node, Duration::from_millis(2_000 + below(4_000)));
         let which = below(PROGRAMS.len() as u64) as usize;
         let name = PROGRAMS[which];
-        let line = match std::mem::replace(&mut started[which], true) && below(4) > 0 {
+        let is_first = !std::mem::replace(&mut started[which], true);
+        let line = match !is_first && below(4) > 0 {
             true => format!("{name} read use {USED} {}", below(USE_FILES - USED)),
             false => format!("{name} read launch {LAUNCH_FILES}"),
         };
+        actions.push((unix_us(), is_first));
         node.client.has_input(machine)?;
         node.tell(machine, &line, PATIENCE)?;
         if below(4) == 0 {
@@ -168,7 +176,7 @@ fn day(
         }
     }
     node.client.io()?;
-    score(&last_record(trace)?, from_us, truth)
+    score(&last_record(trace)?, (from_us, &actions), truth)
 }
 
 /// Waits, while the host forgets what it has in memory, as if it had less of that.
@@ -221,8 +229,14 @@ fn last_record(trace: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(path)?)
 }
 
-fn score(rows: &str, from_us: u64, truth: &Truth) -> anyhow::Result<Score> {
-    let mut score = Score::default();
+/// Returns the score of what came from a time on: beside ordinary actions, and beside first launches. `actions` has when each began, and
+/// whether it was one.
+fn score(
+    rows: &str,
+    (from_us, actions): (u64, &[(u64, bool)]),
+    truth: &Truth,
+) -> anyhow::Result<[Score; 2]> {
+    let mut scores = [Score::default(); 2];
     for row in rows.lines().skip(1) {
         let columns: Vec<&str> = row.split(',').collect();
         let [us, "read", _, offset, _, class, ..] = columns[..] else {
@@ -232,6 +246,9 @@ fn score(rows: &str, from_us: u64, truth: &Truth) -> anyhow::Result<Score> {
         let Some(is_waited_for) = truth.get(&(offset / BLOCK)).filter(|_| us >= from_us) else {
             continue;
         };
+        let begun = actions.partition_point(|(at_us, _)| *at_us <= us);
+        let is_first = begun.checked_sub(1).is_some_and(|last| actions[last].1);
+        let score = &mut scores[usize::from(is_first)];
         score.all += 1;
         match (class == "interactive", is_waited_for) {
             (true, true) => score.right += 1,
@@ -240,8 +257,11 @@ fn score(rows: &str, from_us: u64, truth: &Truth) -> anyhow::Result<Score> {
             (false, false) => {}
         }
     }
-    ensure!(score.all > 0, "no request of a known file was recorded");
-    Ok(score)
+    ensure!(
+        scores.iter().any(|score| score.all > 0),
+        "no request of a known file was recorded"
+    );
+    Ok(scores)
 }
 
 /// Makes a disk with an ext4 of all programs' files. Returns it, where the files are, and the truth.

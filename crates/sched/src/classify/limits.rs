@@ -84,7 +84,7 @@ pub(super) const STREAM_KEPT_BYTES: u64 = 1 << 20;
 pub(super) const SPOT_BYTES: u64 = 1 << 20;
 /// For how long a part of a disk, or a file, is taken for the program's that an agent has named.
 pub(super) const SPOT_US: u64 = 10 * SECOND;
-/// For how long a directory is taken for the one program's that has read there, and for shared if another one has,
+/// For how long a directory is taken for the one program's that has read there, and for shared if another one has (a file if two others have),
 pub(super) const FOLDER_US: u64 = 600 * SECOND;
 /// if it has done so this many times at least,
 pub(super) const FOLDER_RUNS_MIN: u32 = 2;
@@ -96,7 +96,7 @@ pub(super) const NEWEST_US: u64 = SECOND / 2;
 pub(super) const RECENT_US: u64 = 2 * SECOND;
 /// Requests that an agent may still tell of.
 pub(super) const RECENT_MAX: usize = 128;
-/// Parts of disks, files and directories whose programs are known: 80 to 150 KiB each.
+/// Parts of disks, files and directories whose programs are known: 80 to 250 KiB each.
 pub(super) const OWNERS_MAX: usize = 1024;
 /// Bytes of a single request that an agent may tell of.
 pub(super) const TOLD_BYTES_MAX: u64 = 4 << 20;

@@ -207,7 +207,7 @@ impl Machine {
                 self.known((program, folder, guess), seen.op, gap, step, flow, list)
             }
             None => {
-                if seen.op != Op::Write && !flow.is_bulk {
+                if seen.op == Op::Read && !flow.is_bulk {
                     self.strangers.add(now_us, gap);
                 }
                 self.unnamed(gap, step, flow)
@@ -254,8 +254,8 @@ impl Machine {
         if !std::mem::replace(&mut asker.is_touched, true) {
             self.touched.push(*program);
         }
-        // When a write comes is the guest's affair: it is stored there for half a minute first. Nothing follows from it.
-        if op != Op::Write {
+        // When a write or a flush comes is the guest's affair: it is stored there for half a minute first. Nothing follows from it.
+        if op == Op::Read {
             if let Some(gap) = gap {
                 asker.counts.add(gap);
             }
@@ -281,7 +281,7 @@ impl Machine {
         let asker = guess.as_ref().or_else(|| self.askers.get(program));
         let is_settled = asker.is_some_and(|asker| asker.counts.is_settled());
         let is_known = is_settled || folder.is_some_and(|folder| folder.is_answer.is_some());
-        if op != Op::Write && !is_known && !flow.is_bulk {
+        if op == Op::Read && !is_known && !flow.is_bulk {
             self.strangers.add(step.now_us, gap);
         }
         let told = Told {

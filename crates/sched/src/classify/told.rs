@@ -32,6 +32,48 @@ struct Owner {
     us: u64,
 }
 
+/// Who reads a file.
+#[derive(Clone, Copy, Debug)]
+struct File {
+    /// The program that was told of last,
+    owner: Owner,
+    /// and another one before it.
+    other: Option<Owner>,
+    /// When one was told of that was neither of the two before.
+    shared_us: Option<u64>,
+}
+
+impl File {
+    fn new(owner: Owner) -> File {
+        File {
+            owner,
+            other: None,
+            shared_us: None,
+        }
+    }
+
+    fn told(&mut self, owner: Owner) {
+        if self.owner.name == owner.name {
+            self.owner = owner;
+            return;
+        }
+        let third = self.other.filter(|other| {
+            other.name != owner.name && owner.us.saturating_sub(other.us) <= FOLDER_US
+        });
+        if third.is_some() {
+            self.shared_us = Some(owner.us);
+        }
+        self.other = Some(std::mem::replace(&mut self.owner, owner));
+    }
+
+    /// Returns which program reads it, unless it is read by three or more.
+    fn of(&self, now_us: u64) -> Option<Name> {
+        let within = |us: u64, most_us: u64| now_us.saturating_sub(us) <= most_us;
+        let is_shared = self.shared_us.is_some_and(|us| within(us, FOLDER_US));
+        (!is_shared && within(self.owner.us, SPOT_US)).then_some(self.owner.name)
+    }
+}
+
 /// Who reads the files of a directory.
 #[derive(Clone, Copy, Debug)]
 struct Folder {
@@ -92,7 +134,7 @@ pub(super) struct Asked {
 pub(super) struct Heard {
     /// Each with whether the agent has told of it.
     recent: VecDeque<(Asked, bool)>,
-    files: BTreeMap<Program, Owner>,
+    files: BTreeMap<Program, File>,
     folders: BTreeMap<Program, Folder>,
     /// By the number of the part of a disk. Which disk isn't asked: places of several seldom collide.
     spots: BTreeMap<u64, Owner>,
@@ -118,9 +160,9 @@ impl Heard {
             return None;
         }
         let fresh = |owner: &&Owner, us: u64| now_us.saturating_sub(owner.us) <= us;
-        let of_file = asked.file.and_then(|file| self.files.get(&file));
-        if let Some(owner) = of_file.filter(|owner| fresh(owner, SPOT_US)) {
-            return Some(owner.name);
+        let file = asked.file.and_then(|file| self.files.get(&file));
+        if let Some(name) = file.and_then(|file| file.of(now_us)) {
+            return Some(name);
         }
         let folder = asked.folder.and_then(|folder| self.folders.get(&folder));
         if let Some(name) = folder.and_then(|folder| folder.of(now_us)) {
@@ -229,7 +271,12 @@ impl Heard {
     /// Notes whose a request was.
     fn of_asked(&mut self, asked: Asked, owner: Owner) {
         if let Some(file) = asked.file {
-            insert(&mut self.files, file, owner);
+            if let Some(known) = self.files.get_mut(&file) {
+                known.told(owner);
+            } else {
+                make_room(&mut self.files, |known| known.owner.us);
+                self.files.insert(file, File::new(owner));
+            }
         }
         let Some(folder) = asked.folder else { return };
         if let Some(known) = self.folders.get_mut(&folder) {
@@ -365,6 +412,29 @@ mod tests {
         assert_eq!(reads(&mut heard, 5 * minute, Some("backup")), None);
         // not shared any more
         assert_eq!(reads(&mut heard, 15 * minute, None), Some(name("backup")));
+    }
+
+    #[test]
+    fn a_file_that_three_programs_read_is_nobodys() {
+        let mut heard = Heard::default();
+        let minute = 60_000 * MS;
+        let mut reads = |us: u64, program: &str| {
+            // at a time at which nobody has just read at a new place
+            let taken_for = heard.who(asked(us, 100 << 20, file(1)));
+            heard.told(us + MS, &[word(program, 100 << 20, 4096)]);
+            taken_for
+        };
+        assert_eq!(reads(minute, "editor"), None);
+        assert_eq!(reads(minute + 5_000 * MS, "viewer"), Some(name("editor")));
+        assert_eq!(reads(minute + 10_000 * MS, "editor"), Some(name("viewer")));
+        assert_eq!(reads(minute + 15_000 * MS, "backup"), Some(name("editor")));
+        assert_eq!(reads(minute + 20_000 * MS, "backup"), None);
+        // once the others have not read it for long it is the third one's
+        assert_eq!(reads(12 * minute, "backup"), None);
+        assert_eq!(
+            reads(12 * minute + 5_000 * MS, "backup"),
+            Some(name("backup"))
+        );
     }
 
     #[test]

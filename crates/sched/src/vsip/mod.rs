@@ -382,6 +382,12 @@ impl<T: Send> Policy<T> for Vsip<T> {
         let clock = self.clock;
         let moved = |tag: f64| clock + (tag - clock) * old / new;
         (machine.used, machine.turn) = (moved(machine.used), moved(machine.turn));
+        if machine.used.is_finite() {
+            // While it wanted more than its cap it fell behind without bound. What it may have saved is bounded.
+            let floor = clock - credit(&self.depth, self.at_work.0, machine);
+            machine.used = machine.used.max(floor);
+            machine.turn = machine.turn.max(machine.used);
+        }
         match limit.cap_percent < 100 {
             true => self.index.capped.insert(place),
             false => self.index.capped.remove(&place),

@@ -1,7 +1,9 @@
 //! What the machines of the tests do.
 
 use super::world::{Dice, Program, Wish};
+use floe_sched::writeback::{Action, Admission, WriteBack, WriteBackOptions};
 use floe_sched::{Class, MachineId, Op, Purpose, Who};
+use std::collections::VecDeque;
 
 fn who(machine: u32, purpose: Purpose, class: Class) -> Who {
     Who {
@@ -145,6 +147,93 @@ impl Program for Boot {
             op,
             bytes,
         }
+    }
+}
+
+/// Writes much and syncs it, again and again, through the write-back that a mount has for each disk.
+pub struct Syncer {
+    machine: u32,
+    back: WriteBack,
+    /// Bytes of the piece that is being written.
+    piece: Option<u64>,
+    todo: VecDeque<Action>,
+    /// Since when it waits for a sync, and whether nothing but the device's own flush is left of that.
+    began_us: u64,
+    is_last: bool,
+    syncs: Vec<f64>,
+}
+
+impl Syncer {
+    /// Bytes that it writes before each sync.
+    const BYTES: u64 = 64 << 20;
+
+    pub fn new(machine: u32) -> Syncer {
+        let options = WriteBackOptions {
+            age_us: u64::MAX,
+            ..WriteBackOptions::default()
+        };
+        Syncer {
+            machine,
+            back: WriteBack::new(options),
+            piece: None,
+            todo: VecDeque::new(),
+            began_us: 0,
+            is_last: false,
+            syncs: Vec::new(),
+        }
+    }
+
+    /// Writes to the page cache, and asks for a sync of that.
+    fn begin(&mut self, now_us: u64) {
+        self.began_us = now_us;
+        let (admission, actions) = self.back.admit(now_us, Syncer::BYTES);
+        assert_eq!(admission, Admission::Go);
+        self.todo.extend(actions);
+        let actions = self.back.wrote(now_us, Syncer::BYTES);
+        self.todo.extend(actions);
+        let (_, actions) = self.back.flush(now_us);
+        self.todo.extend(actions);
+    }
+}
+
+impl Program for Syncer {
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn wish(&mut self, _: usize, now_us: u64, dice: &mut Dice) -> Wish {
+        if let Some(bytes) = self.piece.take() {
+            self.todo.extend(self.back.written(now_us, bytes));
+        }
+        if std::mem::take(&mut self.is_last) {
+            self.syncs.push((now_us - self.began_us) as f64);
+        }
+        let mut after_us = 0.0;
+        if self.todo.is_empty() {
+            after_us = dice.between(1_000.0, 200_000.0);
+            self.begin(now_us + after_us as u64);
+        }
+        let (class, op, bytes) = match self.todo.pop_front() {
+            Some(Action::Write { bytes, .. }) => {
+                self.piece = Some(bytes);
+                (Class::Bulk, Op::Write, bytes)
+            }
+            Some(Action::Flushed(_)) => {
+                self.is_last = true;
+                (Class::Normal, Op::Flush, 0)
+            }
+            other => panic!("nothing fails, and nobody waits to write: {other:?}"),
+        };
+        Wish {
+            after_us,
+            who: who(self.machine, Purpose::Store, class),
+            op,
+            bytes,
+        }
+    }
+
+    fn launches(&self) -> &[f64] {
+        &self.syncs
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Device {
     pub channels: usize,
     /// Mean time of a read, in microseconds; it is spread evenly by half of that to both sides.
     pub service_us: f64,
+    /// What each byte adds to that, always the same.
+    pub byte_us: f64,
     pub flush_us: f64,
     /// While it stands still, from and until, in microseconds.
     pub stall_us: (u64, u64),
@@ -42,6 +44,7 @@ impl Device {
     pub const HARD_DISK: Device = Device {
         channels: 1,
         service_us: 1e6 / 120.0,
+        byte_us: 0.0,
         flush_us: 25_000.0,
         stall_us: (0, 0),
     };
@@ -50,6 +53,7 @@ impl Device {
     pub const SSD: Device = Device {
         channels: 4,
         service_us: 200.0,
+        byte_us: 0.0,
         flush_us: 1_000.0,
         stall_us: (0, 0),
     };
@@ -227,8 +231,8 @@ impl World {
             };
             let spread = self.dice.between(0.5, 1.5);
             let took = match request.op {
-                Op::Flush => self.device.flush_us,
-                _ => self.device.service_us,
+                Op::Flush => self.device.flush_us * spread,
+                _ => self.device.service_us * spread + request.bytes as f64 * self.device.byte_us,
             };
             let channel = self.busy.iter_mut().min().expect("channels");
             let mut begins = self.now_us.max(*channel);
@@ -236,7 +240,7 @@ impl World {
             if (from..until).contains(&begins) {
                 begins = until;
             }
-            *channel = begins + (took * spread) as u64;
+            *channel = begins + took as u64;
             let ends = *channel;
             self.under_way += 1;
             self.at(ends, Event::Done(request));
@@ -257,6 +261,31 @@ impl World {
                 self.wake_us = Some(us);
                 self.at(us, Event::Wake);
             }
+        }
+    }
+
+    /// Whoever decides is killed, and another one begins that knows nothing: all that was asked for and isn't answered comes again, as the
+    /// kernel has it do. What the device had begun is done for nothing.
+    pub fn restart(&mut self, policy: Box<dyn Policy<Request>>) {
+        let mut again = Vec::new();
+        self.policy.retain(&mut |request| {
+            again.push(*request);
+            false
+        });
+        self.what.retain(|_, event| match event {
+            Event::Done(request) => {
+                again.push(*request);
+                false
+            }
+            Event::Comes(_) | Event::Wake => true,
+        });
+        // in the order in which they were asked for
+        again.sort_by_key(|request| (request.since_us, request.machine, request.thread));
+        self.policy = policy;
+        self.under_way = 0;
+        self.wake_us = None;
+        for request in again {
+            self.at(self.now_us, Event::Comes(request));
         }
     }
 

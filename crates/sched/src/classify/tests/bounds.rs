@@ -35,6 +35,95 @@ fn an_agent_that_floods_with_names_keeps_the_memory_bounded_and_the_known_progra
     assert_eq!(scene.rule(&editor).1, Rule::Counts);
 }
 
+/// An agent tells who has read this just now.
+fn tell(classifier: &mut Classifier, at_us: u64, machine: MachineId, name: &str, from: u64) {
+    let told = Told {
+        name: Name::new(name).expect("a name"),
+        from: Some(from),
+        bytes: 4096,
+    };
+    classifier.told(at_us, machine, &[told]);
+}
+
+#[test]
+fn an_agent_that_lies_changes_nothing_in_another_machine() {
+    let (liar, other) = (MachineId(1), MachineId(2));
+    let run = |lies: bool| {
+        let mut classifier = Classifier::new();
+        classifier.began(0, liar, OF);
+        classifier.began(0, other, OF);
+        let mut verdicts = Vec::new();
+        for number in 0..4000u64 {
+            let at = 10 * SECOND + number * 20_000;
+            if number % 500 == 0 {
+                classifier.input(at, other);
+            }
+            let offset = (number * 7919 % 5000) << 20;
+            let read = |machine| Seen {
+                machine,
+                program: None,
+                folder: None,
+                place: Some(Place { region: 0, offset }),
+                bytes: 4096,
+                op: Op::Read,
+            };
+            if lies {
+                // it clicks at each of its reads, and tells of those of others too, and of what nobody has read
+                classifier.input(at, liar);
+                classifier.request(at, &read(liar));
+                tell(&mut classifier, at + 1, liar, "editor", offset);
+                tell(&mut classifier, at + 2, liar, "backup", u64::MAX - number);
+            }
+            verdicts.push(classifier.judge(at + 3, &read(other)));
+            if number % 3 == 0 {
+                tell(&mut classifier, at + 3000, other, "editor", offset);
+            }
+        }
+        verdicts
+    };
+    let (honest, beside_a_liar) = (run(false), run(true));
+    assert!(honest.iter().any(|one| one.class == Class::Interactive));
+    assert!(honest.iter().any(|one| one.source == Source::Agent));
+    assert_eq!(honest, beside_a_liar);
+}
+
+#[test]
+fn where_an_agent_dies_the_files_say_who_asks_again() {
+    let mut scene = Scene::new();
+    let of_file = file(5);
+    let ask = |scene: &mut Scene, at_us: u64| {
+        let seen = Seen {
+            machine: MACHINE,
+            program: Some(&of_file),
+            folder: None,
+            place: Some(Place::default()),
+            bytes: 4096,
+            op: Op::Read,
+        };
+        scene.classifier.judge(at_us, &seen)
+    };
+    scene.input(10 * SECOND);
+    assert_eq!(ask(&mut scene, 10 * SECOND).source, Source::Caller);
+    tell(
+        &mut scene.classifier,
+        10 * SECOND + 5000,
+        MACHINE,
+        "editor",
+        0,
+    );
+    let told = ask(&mut scene, 11 * SECOND);
+    assert_eq!(
+        (told.source, told.program),
+        (Source::Agent, Some(task("editor")))
+    );
+    // it tells nothing more
+    let alone = ask(&mut scene, 30 * SECOND);
+    assert_eq!(
+        (alone.source, alone.program),
+        (Source::Caller, Some(of_file))
+    );
+}
+
 #[test]
 fn strangers_and_machines_without_number_change_nothing() {
     let mut classifier = Classifier::new();

@@ -405,20 +405,31 @@ fn a_program_that_changes_is_judged_anew() {
 }
 
 #[test]
-fn writes_prove_nothing() {
-    let mut scene = Scene::new();
+fn writes_and_flushes_prove_nothing() {
     let editor = task("gedit");
-    scene.input(10 * SECOND);
-    for number in 0..10 {
-        let seen = Seen {
-            machine: MACHINE,
-            program: Some(&editor),
-            folder: None,
-            place: None,
-            bytes: 4096,
-            op: Op::Write,
-        };
-        scene.classifier.request(10 * SECOND + number, &seen);
+    for (op, program) in [
+        (Op::Write, Some(&editor)),
+        (Op::Write, None),
+        (Op::Flush, None),
+    ] {
+        let mut scene = Scene::new();
+        scene.input(10 * SECOND);
+        for number in 0..10 {
+            let seen = Seen {
+                machine: MACHINE,
+                program,
+                folder: None,
+                place: None,
+                bytes: 4096,
+                op,
+            };
+            scene.classifier.request(10 * SECOND + number, &seen);
+        }
+        let status = scene.classifier.status(MACHINE).expect("it runs");
+        assert_eq!(status.strangers_after_input, 0, "{op:?} of {program:?}");
+        scene.input(30 * SECOND);
+        if program.is_some() {
+            assert_eq!(scene.counts(&editor), (0, 0));
+        }
     }
-    assert_eq!(scene.counts(&editor), (0, 0));
 }
