@@ -89,7 +89,6 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         (View::Agent, "simulated.agent"),
         (View::Told, "simulated.told"),
         (View::File, "simulated.file"),
-        (View::Space, "space"),
         (View::Nothing, "simulated.nothing"),
     ] {
         let score = days::scores(view, &List::default());
