@@ -22,8 +22,11 @@ const NAME_BYTES_MAX: usize = 48;
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
+    /// Brings bytes.
     Read,
+    /// Takes bytes.
     Write,
+    /// Makes earlier writes durable.
     Flush,
 }
 
@@ -32,9 +35,11 @@ pub enum Does {
 pub struct Recorded {
     /// How long after everything before it was done, in microseconds; `None`: it did not wait for the one before.
     pub think_us: Option<u64>,
+    /// What it does.
     pub does: Does,
-    /// In bytes.
+    /// Where on the disk, in bytes.
     pub offset: u64,
+    /// How much.
     pub bytes: usize,
     /// Who asked, as far as that was known.
     pub program: String,
@@ -49,6 +54,7 @@ pub struct Script {
     pub name: String,
     /// How many times longer the recording guest computed.
     pub slowdown: f64,
+    /// Its requests, in the order in which they came.
     pub requests: Vec<Recorded>,
 }
 
@@ -58,7 +64,9 @@ impl Script {
         let mut lines = text.lines().enumerate();
         let mut head = |word: &str| {
             let line = lines.next().map_or("", |(_, line)| line);
-            let rest = line.strip_prefix(word).and_then(|rest| rest.strip_prefix(' '));
+            let rest = line
+                .strip_prefix(word)
+                .and_then(|rest| rest.strip_prefix(' '));
             rest.map(str::to_owned)
                 .ok_or_else(|| format!("{line:?} is no line \"{word} ...\""))
         };
@@ -148,8 +156,10 @@ fn request(line: &str, after_input: bool) -> Option<Recorded> {
         program: program.to_owned(),
         after_input,
     };
-    let is_whole = recorded.offset % SECTOR_BYTES == 0 && recorded.bytes as u64 % SECTOR_BYTES == 0;
+    let is_whole = recorded.offset.is_multiple_of(SECTOR_BYTES)
+        && (recorded.bytes as u64).is_multiple_of(SECTOR_BYTES);
     let fits = (least..=REQUEST_BYTES_MAX).contains(&recorded.bytes);
     let named = !program.is_empty() && program.len() <= NAME_BYTES_MAX;
-    (is_whole && fits && named && recorded.offset.checked_add(1 << 40).is_some()).then_some(recorded)
+    (is_whole && fits && named && recorded.offset.checked_add(1 << 40).is_some())
+        .then_some(recorded)
 }

@@ -15,8 +15,8 @@ mod files;
 mod script;
 
 use anyhow::Context as _;
-use floe_sched::Op;
 pub use files::mix;
+use floe_sched::Op;
 pub use script::{Does, REQUEST_BYTES_MAX, Recorded, Script};
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -275,13 +275,24 @@ pub fn noted(text: &str) -> anyhow::Result<Vec<Noted>> {
             .with_context(|| format!("{line:?} has no time: QEMU lacks -msg timestamp=on"))?;
         let words: Vec<&str> = event.split(' ').collect();
         match words[..] {
-            [what, "vdev", _, "req", request, "sector", sector, "nsectors", sectors] => {
+            [
+                what,
+                "vdev",
+                _,
+                "req",
+                request,
+                "sector",
+                sector,
+                "nsectors",
+                sectors,
+            ] => {
                 let does = match what {
                     "handle_read" => Does::Read,
                     "handle_write" => Does::Write,
                     other => anyhow::bail!("QEMU has traced a request that does {other:?}"),
                 };
-                let (Ok(sector), Ok(sectors)) = (sector.parse::<u64>(), sectors.parse::<u64>()) else {
+                let (Ok(sector), Ok(sectors)) = (sector.parse::<u64>(), sectors.parse::<u64>())
+                else {
                     continue;
                 };
                 under_way.insert(request, all.len());
@@ -505,7 +516,10 @@ mod tests {
         assert_eq!(Launch::of(&near.script()), near);
         let small = "launch a\nslowdown 1\n0 read 1536 1024 a\n0 read 3584 1024 a\n";
         let small = Launch::of(&Script::parse(small).unwrap());
-        assert_eq!((small.steps[0].bytes, small.steps[1].bytes, small.end()), (4096, 8192, 8192));
+        assert_eq!(
+            (small.steps[0].bytes, small.steps[1].bytes, small.end()),
+            (4096, 8192, 8192)
+        );
         assert_eq!(small.read_bytes(), 12288);
     }
 
@@ -555,7 +569,10 @@ mod tests {
             }
         }
         let one = |number, until| [Next::Input, Next::Until(until), Next::Begin(number)];
-        assert_eq!(seen, [&one(0, 5)[..], &one(1, 17)[..], &[Next::Over]].concat());
+        assert_eq!(
+            seen,
+            [&one(0, 5)[..], &one(1, 17)[..], &[Next::Over]].concat()
+        );
     }
 
     #[test]
@@ -591,7 +608,9 @@ mod tests {
         let until_us = 1_004_000;
         assert!(recorded(Recording { until_us, ..of }, &noted).is_none());
         assert!(self::noted("9:virtio_blk_handle_read vdev 0xa\n").is_err());
-        assert!(self::noted("9@1.0:virtio_blk_handle_trim vdev a req b sector 1 nsectors 1\n").is_err());
+        assert!(
+            self::noted("9@1.0:virtio_blk_handle_trim vdev a req b sector 1 nsectors 1\n").is_err()
+        );
     }
 
     #[test]

@@ -182,7 +182,9 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         Command::Collect(arguments) => collect(arguments),
         Command::Model(arguments) => arguments.run(),
         Command::RecordLaunches(arguments) => {
-            in_work(arguments.work().map(Path::to_owned), |work| arguments.run(work))
+            in_work(arguments.work().map(Path::to_owned), |work| {
+                arguments.run(work)
+            })
         }
         Command::Io {
             run: arguments,

@@ -48,15 +48,21 @@ impl<T> IoCost<T> {
     }
 
     fn at_work(&self, now_us: u64) -> usize {
-        let works = |group: &&Group<T>| {
-            !group.queue.is_empty() || group.asked_us + PERIOD_US > now_us
-        };
+        let works =
+            |group: &&Group<T>| !group.queue.is_empty() || group.asked_us + PERIOD_US > now_us;
         self.groups.values().filter(works).count()
     }
 }
 
 impl<T: Send> Policy<T> for IoCost<T> {
-    fn submit(&mut self, now_us: u64, who: Who, op: Op, bytes: u64, request: T) -> Result<(), Full<T>> {
+    fn submit(
+        &mut self,
+        now_us: u64,
+        who: Who,
+        op: Op,
+        bytes: u64,
+        request: T,
+    ) -> Result<(), Full<T>> {
         self.number += 1;
         let group = self.groups.entry(who.machine).or_insert_with(|| Group {
             queue: VecDeque::new(),
@@ -67,7 +73,9 @@ impl<T: Send> Policy<T> for IoCost<T> {
             group.virtual_us = group.virtual_us.max(now_us as f64 - BUDGET_US);
         }
         group.asked_us = now_us;
-        group.queue.push_back((self.number, who, op, bytes, request));
+        group
+            .queue
+            .push_back((self.number, who, op, bytes, request));
         Ok(())
     }
 
@@ -135,10 +143,16 @@ mod tests {
                 None => now_us = cost.wake_us().unwrap(),
             }
         }
-        let (small_us, large_us) = (Kind::HardDisk.random_us(16 << 10), Kind::HardDisk.random_us(1 << 20));
+        let (small_us, large_us) = (
+            Kind::HardDisk.random_us(16 << 10),
+            Kind::HardDisk.random_us(1 << 20),
+        );
         for (served, cost_us) in [(served[1], small_us), (served[2], large_us)] {
             let used_us = f64::from(served) * cost_us;
-            assert!((used_us / 5_000_000.0 - 1.0).abs() < 0.03, "{served} of {cost_us}");
+            assert!(
+                (used_us / 5_000_000.0 - 1.0).abs() < 0.03,
+                "{served} of {cost_us}"
+            );
         }
     }
 
@@ -148,10 +162,14 @@ mod tests {
         let who = Who::demand(MachineId(1));
         let now_us = 60_000_000;
         for number in 0..100 {
-            cost.submit(now_us, who, Op::Read, 16 << 10, number).unwrap();
+            cost.submit(now_us, who, Op::Read, 16 << 10, number)
+                .unwrap();
         }
         let at_once = std::iter::from_fn(|| cost.next(now_us, &mut |_, _| true)).count();
-        assert_eq!(at_once, (BUDGET_US / Kind::HardDisk.random_us(16 << 10)) as usize);
+        assert_eq!(
+            at_once,
+            (BUDGET_US / Kind::HardDisk.random_us(16 << 10)) as usize
+        );
         assert_eq!(cost.len(), 100 - at_once);
     }
 }

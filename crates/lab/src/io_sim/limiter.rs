@@ -134,10 +134,14 @@ mod tests {
         let now_us = PERIOD_US;
         for number in 0..60 {
             let machine = who(1, Class::Interactive);
-            limiter.submit(now_us, machine, Op::Read, 4096, number).unwrap();
+            limiter
+                .submit(now_us, machine, Op::Read, 4096, number)
+                .unwrap();
         }
         assert_eq!(limiter.queues.each_ref().map(VecDeque::len), [25, 25, 10]);
-        limiter.submit(now_us, who(2, Class::Normal), Op::Read, 4096, 99).unwrap();
+        limiter
+            .submit(now_us, who(2, Class::Normal), Op::Read, 4096, 99)
+            .unwrap();
         let order: Vec<u32> = std::iter::from_fn(|| limiter.next(now_us, &mut |_, _| true))
             .map(|(_, number)| number)
             .collect();
@@ -148,7 +152,9 @@ mod tests {
     #[test]
     fn nothing_is_carried_over_and_an_idle_period_says_nothing() {
         let mut limiter = Limiter::new();
-        limiter.submit(0, who(1, Class::Normal), Op::Read, 1, 0).unwrap();
+        limiter
+            .submit(0, who(1, Class::Normal), Op::Read, 1, 0)
+            .unwrap();
         limiter.served(0, who(1, Class::Normal), Op::Read, 1);
         limiter.turn(PERIOD_US);
         assert_eq!(limiter.most(), (0.5, 1.0));

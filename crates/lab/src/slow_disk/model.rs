@@ -61,9 +61,13 @@ impl Kind {
 
     /// Returns how long a random request of so many bytes takes in the mean once it has begun, in microseconds.
     pub fn random_us(self, bytes: u64) -> f64 {
-        let of_ssd = |mean_us: u64| mean_us + bytes.saturating_sub(SSD_FREE_BYTES) / SSD_BYTES_PER_US;
+        let of_ssd =
+            |mean_us: u64| mean_us + bytes.saturating_sub(SSD_FREE_BYTES) / SSD_BYTES_PER_US;
         match self {
-            Kind::HardDisk => (POSITION_US.0 + POSITION_US.1) as f64 / 2.0 + (bytes / HARD_DISK_BYTES_PER_US) as f64,
+            Kind::HardDisk => {
+                (POSITION_US.0 + POSITION_US.1) as f64 / 2.0
+                    + (bytes / HARD_DISK_BYTES_PER_US) as f64
+            }
             Kind::Ssd => of_ssd(SSD_US) as f64,
             Kind::SmallSsd => of_ssd(SMALL_SSD_US) as f64,
         }
@@ -200,11 +204,17 @@ mod tests {
     #[test]
     fn each_kind_serves_as_many_as_it_says() {
         for kind in [Kind::HardDisk, Kind::Ssd, Kind::SmallSsd] {
-            near(rate(kind, 16, scattered, 16 << 10), kind.random_per_s() as f64);
+            near(
+                rate(kind, 16, scattered, 16 << 10),
+                kind.random_per_s() as f64,
+            );
             assert_eq!(Kind::named(kind.name()), Some(kind));
             for bytes in [16 << 10, 128 << 10] {
                 let channels = kind.channels() as f64;
-                near(rate(kind, 16, scattered, bytes), channels * 1e6 / kind.random_us(bytes));
+                near(
+                    rate(kind, 16, scattered, bytes),
+                    channels * 1e6 / kind.random_us(bytes),
+                );
             }
         }
     }

@@ -135,7 +135,9 @@ impl Disk {
                     "fast" => None,
                     name => match Kind::named(name) {
                         Some(kind) => Some(Model::new(kind, 1)),
-                        None => bail!("a slow disk is fast, hard-disk, ssd or small-ssd, not {name:?}"),
+                        None => {
+                            bail!("a slow disk is fast, hard-disk, ssd or small-ssd, not {name:?}")
+                        }
                     },
                 };
                 state.served

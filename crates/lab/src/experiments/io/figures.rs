@@ -122,7 +122,9 @@ fn commands(report: &mut Report, table: &Table, who: &str) {
     }
     for kind in ["", "ssd."] {
         let name = format!("{who}{kind}echo_sync7_over_alone");
-        let Some(ratios) = table.get(&name) else { continue };
+        let Some(ratios) = table.get(&name) else {
+            continue;
+        };
         // the promise is of the SSD
         let name = match kind {
             "" => format!("{who}hard_disk.echo_sync7_over_alone"),
@@ -182,14 +184,20 @@ fn against_peers(report: &mut Report, table: &Table, peers: &[&str]) {
     }
     if let Some((ratio, noise, best)) = worst {
         let best = best.trim_end_matches('.');
-        report
-            .add("worst_over_best_peer", "x", &ratio)
-            .against(&format!("{best}, beside {noise}"), "x", 1.0);
+        report.add("worst_over_best_peer", "x", &ratio).against(
+            &format!("{best}, beside {noise}"),
+            "x",
+            1.0,
+        );
     }
 }
 
 /// Returns the peer whose launches beside this noise take least, and how long they take.
-fn best_peer<'a>(table: &'a Table, noise: &str, peers: &[&'a str]) -> Option<(&'a str, &'a Samples)> {
+fn best_peer<'a>(
+    table: &'a Table,
+    noise: &str,
+    peers: &[&'a str],
+) -> Option<(&'a str, &'a Samples)> {
     let of = |peer: &&'a str| Some((*peer, table.get(&format!("{peer}launch_{noise}_s"))?));
     let known = peers.iter().filter_map(of);
     known.min_by(|(_, a), (_, b)| a.median().total_cmp(&b.median()))
@@ -198,9 +206,11 @@ fn best_peer<'a>(table: &'a Table, noise: &str, peers: &[&'a str]) -> Option<(&'
 fn shares(report: &mut Report, table: &Table) {
     if let Some(ratio) = over(table, "noisy_per_s", "fifo.noisy_per_s") {
         let fifo = table["fifo.noisy_per_s"].median();
-        report
-            .add("throughput_ratio", "x", &ratio)
-            .against("first come, first served, with the same user", "requests/s", fifo);
+        report.add("throughput_ratio", "x", &ratio).against(
+            "first come, first served, with the same user",
+            "requests/s",
+            fifo,
+        );
     }
     if let Some(fair) = table.get("jain") {
         let fifo = table.get("fifo.jain").map_or(f64::NAN, Samples::median);
@@ -212,7 +222,9 @@ fn shares(report: &mut Report, table: &Table) {
     let mut worst: Option<&Samples> = None;
     for (name, _) in super::noise::Lie::ALL {
         let name = format!("liar_gain_{name}");
-        let Some(gain) = table.get(&name) else { continue };
+        let Some(gain) = table.get(&name) else {
+            continue;
+        };
         report
             .add(&name, "x", gain)
             .against("the mean of the honest ones", "x", 1.0);
@@ -244,7 +256,11 @@ fn shares(report: &mut Report, table: &Table) {
 
 fn live(report: &mut Report, table: &Table) {
     for what in ["alone", "reader1"] {
-        let Some(ratio) = over(table, &format!("live_{what}_reads_s"), &format!("replay_{what}_reads_s")) else {
+        let Some(ratio) = over(
+            table,
+            &format!("live_{what}_reads_s"),
+            &format!("replay_{what}_reads_s"),
+        ) else {
             continue;
         };
         let name = match what {
@@ -273,7 +289,12 @@ mod tests {
 
     fn told(of: &[(&str, &[f64])]) -> BTreeMap<String, f64> {
         let mut report = Report::new("io", true);
-        tell(&mut report, &table(of), &["", "bfq.", "fifo."], &["bfq.", "none."]);
+        tell(
+            &mut report,
+            &table(of),
+            &["", "bfq.", "fifo."],
+            &["bfq.", "none."],
+        );
         let figures = report.figures.into_iter();
         figures.map(|(name, figure)| (name, figure.value)).collect()
     }
@@ -388,10 +409,20 @@ mod tests {
             ("page_reader7", &[1.05]),
         ]);
         assert!((told["live_over_replay"] - 1.1).abs() < 1e-12);
-        for name in ["live_reader1_took_s", "two_total_over_device", "ssd.two_jain", "device_over_model"] {
+        for name in [
+            "live_reader1_took_s",
+            "two_total_over_device",
+            "ssd.two_jain",
+            "device_over_model",
+        ] {
             assert!(told.contains_key(name), "{name}");
         }
-        for name in ["mixed_latency_over_alone", "fifo.others_over_share", "drops_reader7_pct", "page_reader7"] {
+        for name in [
+            "mixed_latency_over_alone",
+            "fifo.others_over_share",
+            "drops_reader7_pct",
+            "page_reader7",
+        ] {
             assert!(told.contains_key(name), "{name}");
         }
     }

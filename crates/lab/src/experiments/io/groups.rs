@@ -40,13 +40,6 @@ impl Groups {
         self.dir.join(name)
     }
 
-    /// Moves a process there.
-    pub fn enter(&self, name: &str, process: u32) -> anyhow::Result<()> {
-        let path = self.group(name).join("cgroup.procs");
-        std::fs::write(&path, process.to_string())
-            .with_context(|| format!("cannot write to {}", path.display()))
-    }
-
     /// Sets a group's weight for BFQ, which must have been given to a device before. Returns whether BFQ has weights here.
     pub fn weigh(&self, name: &str, weight: u32) -> bool {
         std::fs::write(
@@ -87,7 +80,10 @@ impl CpuCap {
     pub fn new(name: &str, process: u32, percent: u32) -> anyhow::Result<CpuCap> {
         let dir = Path::new(CPU).join(format!("floe-lab-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).with_context(|| {
-            format!("cannot make {}: mount the cpu controller of version 1", dir.display())
+            format!(
+                "cannot make {}: mount the cpu controller of version 1",
+                dir.display()
+            )
         })?;
         let cap = CpuCap { dir };
         let quota_us = u64::from(CPU_PERIOD_US) * u64::from(percent) / 100;

@@ -159,7 +159,11 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         .filter(|step| wanted(step) && !kept.told.contains_key(step))
         .collect();
     measure(context, options, &launches, &lacking, &mut kept)?;
-    let prefixes: Vec<&str> = CANDIDATES.iter().chain([&WHOLE]).map(|c| c.prefix()).collect();
+    let prefixes: Vec<&str> = CANDIDATES
+        .iter()
+        .chain([&WHOLE])
+        .map(|c| c.prefix())
+        .collect();
     let peers = CANDIDATES.iter().filter(|candidate| candidate.is_peer());
     let peers: Vec<&str> = peers.map(|candidate| candidate.prefix()).collect();
     figures::tell(&mut report, &table(&kept), &prefixes, &peers);
@@ -181,7 +185,9 @@ fn measure(
         return Ok(());
     }
     let began = Instant::now();
-    let long = options.minutes.map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
+    let long = options
+        .minutes
+        .map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
     let orders = [IoScheduling::Vsip, IoScheduling::Fifo];
     let mut site = Site::new(&context.scratch, &orders, true, &launches.all())?;
     for (done, step) in lacking.iter().enumerate() {
@@ -222,7 +228,8 @@ fn note(report: &mut Report, launches: &Launches) {
         "the SSD is modelled with 4,000 requests a second: with 20,000, the processors of this host would be measured; `device_over_model` and `device_cores` tell how near \
          the bare device comes to its model, and with how much of a processor",
     );
-    report.note("the host's control groups of version 2 have no io controller: io.cost is in io-sim");
+    report
+        .note("the host's control groups of version 2 have no io controller: io.cost is in io-sim");
 }
 
 #[cfg(test)]
@@ -257,7 +264,10 @@ mod tests {
         let mut kept: Kept<Step, parts::Told> = Kept::open(None, "io", true).unwrap();
         for (round, value) in [(1, 20.0), (0, 10.0), (2, 30.0)] {
             let part = Part::Pages;
-            let told = vec![("page_alone_s".to_owned(), value), ("page_reader7".to_owned(), 1.0)];
+            let told = vec![
+                ("page_alone_s".to_owned(), value),
+                ("page_reader7".to_owned(), 1.0),
+            ];
             kept.told.insert(Step { round, part }, told);
         }
         let table = table(&kept);

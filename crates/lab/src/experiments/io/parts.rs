@@ -61,10 +61,11 @@ impl Launches {
             let some = scripts.iter().filter(|script| is(&script.name));
             some.map(Launch::of).collect()
         };
-        let or = |found: Vec<Launch>, number: u64, made_up: fn(u64) -> Script| match found.is_empty() {
-            true => (0..number).map(|n| Launch::of(&made_up(n))).collect(),
-            false => found,
-        };
+        let or =
+            |found: Vec<Launch>, number: u64, made_up: fn(u64) -> Script| match found.is_empty() {
+                true => (0..number).map(|n| Launch::of(&made_up(n))).collect(),
+                false => found,
+            };
         let is_page = |name: &str| name.starts_with("page");
         let is_command = |name: &str| name.starts_with("command");
         let is_boot = |name: &str| name.starts_with("boot");
@@ -227,9 +228,12 @@ impl Lab<'_> {
                         alone = took;
                     }
                     Some(noise) => {
-                        let slower: Vec<f64> = took.iter().zip(&alone).map(|(a, b)| a / b).collect();
+                        let slower: Vec<f64> =
+                            took.iter().zip(&alone).map(|(a, b)| a / b).collect();
                         let mean = figures::geometric_mean(&slower);
-                        eprintln!("io: round {round}, {who}pages beside {noise}: {mean:.2} x alone");
+                        eprintln!(
+                            "io: round {round}, {who}pages beside {noise}: {mean:.2} x alone"
+                        );
                         told.push((format!("{who}page_{noise}"), mean));
                     }
                 }
@@ -249,12 +253,16 @@ impl Lab<'_> {
             ("over_share", Some("reader7"), LARGE_FRAME_BYTES),
         ] {
             let beside = noise.map(|noise| self.launches.noise(noise));
-            let dropped =
-                self.site
-                    .beside(candidate, Kind::HardDisk, beside.as_ref(), SETTLE, |stage| {
-                        replay::film(stage.desk, stage.machine, from, bytes, frames)
-                    })?;
-            let Some(dropped) = dropped else { return Ok(()) };
+            let dropped = self.site.beside(
+                candidate,
+                Kind::HardDisk,
+                beside.as_ref(),
+                SETTLE,
+                |stage| replay::film(stage.desk, stage.machine, from, bytes, frames),
+            )?;
+            let Some(dropped) = dropped else {
+                return Ok(());
+            };
             let who = candidate.prefix();
             eprintln!("io: {who}film, {name}: {dropped:.2} % of the frames dropped");
             told.push((format!("{who}drops_{name}_pct"), dropped));
@@ -306,18 +314,14 @@ impl Lab<'_> {
         let readers = self.launches.noise("reader7");
         let launch = self.launches.program(round);
         for candidate in self.in_turn(&[VSIP, FIFO], round) {
-            let cell = self.site.beside(
-                candidate,
-                Kind::HardDisk,
-                Some(&readers),
-                SETTLE,
-                |stage| {
-                    let (before, start) = (stage.got(), Instant::now());
-                    one(stage, launch)?;
-                    std::thread::sleep(window.saturating_sub(start.elapsed()));
-                    Ok((stage.since(&before), start.elapsed().as_secs_f64()))
-                },
-            )?;
+            let cell =
+                self.site
+                    .beside(candidate, Kind::HardDisk, Some(&readers), SETTLE, |stage| {
+                        let (before, start) = (stage.got(), Instant::now());
+                        one(stage, launch)?;
+                        std::thread::sleep(window.saturating_sub(start.elapsed()));
+                        Ok((stage.since(&before), start.elapsed().as_secs_f64()))
+                    })?;
             let Some((got, seconds)) = cell else { continue };
             let each: Vec<f64> = got.iter().map(|got| got.requests).collect();
             let who = candidate.prefix();
@@ -348,7 +352,9 @@ impl Lab<'_> {
 
     /// Two machines that saturate a disk, against the bare device with as much to do; and that against its model.
     fn two(&mut self, told: &mut Told) -> anyhow::Result<()> {
-        let window = self.context.pick(Duration::from_secs(20), Duration::from_secs(3));
+        let window = self
+            .context
+            .pick(Duration::from_secs(20), Duration::from_secs(3));
         for (kind, of) in [(Kind::HardDisk, ""), (Kind::SmallSsd, "ssd.")] {
             let two = Beside {
                 machines: TWO,
@@ -357,12 +363,18 @@ impl Lab<'_> {
             let mut rates = Vec::new();
             for candidate in [host("none", 100), VSIP] {
                 let server = self.site.disk.process();
-                let cell = self.site.beside(candidate, kind, Some(&two), SETTLE, |stage| {
-                    let (before, cpu, start) = (stage.got(), used(server)?, Instant::now());
-                    std::thread::sleep(window);
-                    let seconds = start.elapsed().as_secs_f64();
-                    Ok((stage.since(&before), (used(server)? - cpu) / 1e3 / seconds, seconds))
-                })?;
+                let cell = self
+                    .site
+                    .beside(candidate, kind, Some(&two), SETTLE, |stage| {
+                        let (before, cpu, start) = (stage.got(), used(server)?, Instant::now());
+                        std::thread::sleep(window);
+                        let seconds = start.elapsed().as_secs_f64();
+                        Ok((
+                            stage.since(&before),
+                            (used(server)? - cpu) / 1e3 / seconds,
+                            seconds,
+                        ))
+                    })?;
                 let (got, cores, seconds) = cell.context("every host has these")?;
                 rates.push(figures::rate(&got, seconds));
                 if candidate.is_peer() {
@@ -375,7 +387,10 @@ impl Lab<'_> {
                 }
             }
             let over = rates[1] / rates[0];
-            eprintln!("io: two machines on the {}: {over:.3} of the bare device", kind.name());
+            eprintln!(
+                "io: two machines on the {}: {over:.3} of the bare device",
+                kind.name()
+            );
             told.push((format!("{of}two_total_over_device"), over));
         }
         Ok(())
@@ -389,7 +404,10 @@ impl Lab<'_> {
             ..self.launches.noise("reader7")
         };
         let readers_bytes = super::noise::DISK_BYTES;
-        anyhow::ensure!(MIXED_FROM >= readers_bytes, "the benchmark has a place of its own");
+        anyhow::ensure!(
+            MIXED_FROM >= readers_bytes,
+            "the benchmark has a place of its own"
+        );
         for candidate in self.in_turn(&[VSIP, WHOLE, FIFO], round) {
             let who = candidate.prefix();
             let alone = self.benchmark(candidate, None, false, (before, times))?;
@@ -403,7 +421,9 @@ impl Lab<'_> {
             told.push((format!("{who}mixed_latency_over_alone"), over));
             let share = figures::others_over_share(mixed.own, &mixed.others);
             told.push((format!("{who}others_over_share"), share));
-            eprintln!("io: round {round}, {who}mixed: {over:.2} x alone, the others have {share:.2} of their share");
+            eprintln!(
+                "io: round {round}, {who}mixed: {over:.2} x alone, the others have {share:.2} of their share"
+            );
         }
         Ok(())
     }
@@ -480,7 +500,9 @@ impl Lab<'_> {
             let took_s = answer.first().context("a guest tells how long it took")? / 1e6;
             let replayed = self
                 .site
-                .beside(VSIP, Kind::HardDisk, beside, SETTLE, |stage| one(stage, &launch))?;
+                .beside(VSIP, Kind::HardDisk, beside, SETTLE, |stage| {
+                    one(stage, &launch)
+                })?;
             let replayed = replayed.context("floe is always there")?;
             eprintln!(
                 "io: round {round}, live, {name}: {reads_s:.2} s of reads, replayed {:.2}; {took_s:.2} s in all",
@@ -528,7 +550,10 @@ mod tests {
     fn what_was_not_recorded_is_made_up_and_what_was_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let none = Launches::load(dir.path()).unwrap();
-        assert_eq!((none.recorded, none.programs.len(), none.pages.len()), (0, 4, PAGES));
+        assert_eq!(
+            (none.recorded, none.programs.len(), none.pages.len()),
+            (0, 4, PAGES)
+        );
         assert!(none.boot.is_none());
         for name in ["xpdf", "page-tutorial", "command-ls", "boot"] {
             let script = Script {

@@ -57,10 +57,7 @@ const ALL: &[(&str, How)] = &[
         "mplayer",
         How::Starts("mplayer -ao null -vo x11 /root/video/zoom.avi", "mplayer"),
     ),
-    (
-        "feh",
-        How::Starts("feh -Z /root/gallery/03/05.png", "feh"),
-    ),
+    ("feh", How::Starts("feh -Z /root/gallery/03/05.png", "feh")),
     (
         "gcc",
         How::Runs("gcc -std=gnu99 -O0 -c /usr/src/project/src/lapi.c -o /dev/null"),
@@ -68,7 +65,10 @@ const ALL: &[(&str, How)] = &[
     ("command-ls", How::Runs("ls -la /etc /usr/lib > /dev/null")),
     ("command-python", How::Runs("python3 -c pass")),
     ("command-sort", How::Runs("sort /etc/services > /dev/null")),
-    ("command-grep", How::Runs("grep -c root /etc/passwd > /dev/null")),
+    (
+        "command-grep",
+        How::Runs("grep -c root /etc/passwd > /dev/null"),
+    ),
     ("page-tutorial", How::Page("tutorial/index")),
     ("page-functions", How::Page("library/functions")),
     ("page-stdtypes", How::Page("library/stdtypes")),
@@ -171,7 +171,10 @@ impl Machine {
         command.args(TRACED.iter().flat_map(|event| ["-trace", event]));
         let log = std::fs::File::create(dir.join("log"))?;
         let began_us = unix_us()?;
-        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let command = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         let child = command.spawn().context("cannot start qemu-system-x86_64")?;
         Ok(Machine {
             child,
@@ -223,7 +226,10 @@ impl Recorder<'_> {
         }
         let until_us = unix_us()?;
         self.slowdown = slowdown(&mut session)?;
-        eprintln!("the guest computes {:.1} times longer than this host", self.slowdown);
+        eprintln!(
+            "the guest computes {:.1} times longer than this host",
+            self.slowdown
+        );
         if record.is_some() {
             self.store(BOOT, (self.machine.began_us, until_us))?;
         }
@@ -266,7 +272,10 @@ impl Recorder<'_> {
         let script = recorded(of, &noted(&text)?);
         let script = script.with_context(|| format!("{name} has asked for nothing"))?;
         let seconds = (until_us - input_us) as f64 / 1e6;
-        eprintln!("{name}: {} requests in {seconds:.1} s", script.requests.len());
+        eprintln!(
+            "{name}: {} requests in {seconds:.1} s",
+            script.requests.len()
+        );
         launch::store(self.out, &script)
     }
 }
@@ -332,7 +341,10 @@ mod tests {
         let distinct: BTreeSet<&str> = names.iter().copied().collect();
         assert_eq!(distinct.len(), names.len());
         for name in names {
-            assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{name}");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'),
+                "{name}"
+            );
         }
         let pages = ALL.iter().filter(|(name, _)| name.starts_with("page-"));
         assert_eq!(pages.count(), 10);

@@ -81,7 +81,9 @@ impl Lanes {
                     }
                 }
             };
-            let thread = std::thread::Builder::new().name("lane".into()).spawn(lane)?;
+            let thread = std::thread::Builder::new()
+                .name("lane".into())
+                .spawn(lane)?;
             lanes.threads.push(thread);
             opened.recv().context("a lane has ended")??;
         }
@@ -183,7 +185,10 @@ pub fn replay(
         let until = until.into_iter().chain(word).min();
         let answer = match until {
             Some(until) => lanes.answers.recv_deadline(until),
-            None => lanes.answers.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            None => lanes
+                .answers
+                .recv()
+                .map_err(|_| RecvTimeoutError::Disconnected),
         };
         match answer {
             Ok(Answer { number, took, done }) => {
@@ -271,8 +276,14 @@ mod tests {
     fn a_frame_is_dropped_that_comes_after_its_own_time() {
         let frame_us = 40_000;
         assert_eq!(dropped_percent(&[0, 0, 0, 0]), 0.0);
-        assert_eq!(dropped_percent(&[frame_us, 2 * frame_us, 3 * frame_us]), 0.0);
-        assert_eq!(dropped_percent(&[0, 2 * frame_us + 1, 3 * frame_us, 9 * frame_us]), 50.0);
+        assert_eq!(
+            dropped_percent(&[frame_us, 2 * frame_us, 3 * frame_us]),
+            0.0
+        );
+        assert_eq!(
+            dropped_percent(&[0, 2 * frame_us + 1, 3 * frame_us, 9 * frame_us]),
+            50.0
+        );
         assert_eq!(dropped_percent(&[]), 0.0);
     }
 
@@ -288,7 +299,10 @@ mod tests {
         let start = Instant::now();
         assert_eq!(may_read(FRAMES_AHEAD - 1, None), None);
         assert_eq!(may_read(FRAMES_AHEAD, Some(start)), Some(start));
-        assert_eq!(may_read(FRAMES_AHEAD + 5, Some(start)), Some(start + 5 * FRAME));
+        assert_eq!(
+            may_read(FRAMES_AHEAD + 5, Some(start)),
+            Some(start + 5 * FRAME)
+        );
     }
 
     #[test]
@@ -296,7 +310,10 @@ mod tests {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("disk");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-        let target = Target::File { path: path.clone(), group: None };
+        let target = Target::File {
+            path: path.clone(),
+            group: None,
+        };
         let lanes = Lanes::new(&target).unwrap();
         let text = "launch a\nslowdown 1\ninput\n100 read 0 4096 a\n+ read 4096 8192 a\n50 write 16384 4096 a\n0 flush 0 0 a\n10 read 8192 4096 a\n";
         let launch = Launch::of(&Script::parse(text).unwrap());

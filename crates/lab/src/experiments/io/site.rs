@@ -35,7 +35,7 @@ const NOISE_CPU_PERCENT: u32 = 30;
 /// How long noise goes on before something is measured.
 pub const SETTLE: Duration = Duration::from_millis(1500);
 /// Frames of the longest film.
-const FRAMES_MAX: u64 = 2_000;
+const FRAMES_MAX: u64 = 600;
 
 /// Who orders the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,9 @@ impl Stage<'_> {
     /// Returns what each of them got since then.
     pub fn since(&self, before: &[Got]) -> Vec<Got> {
         let pairs = self.noise.iter().zip(before);
-        pairs.map(|(noise, before)| noise.got().since(*before)).collect()
+        pairs
+            .map(|(noise, before)| noise.got().since(*before))
+            .collect()
     }
 }
 
@@ -457,7 +459,13 @@ pub struct Live<'a> {
 }
 
 impl Site {
-    fn boot(&mut self, name: &str, disk: &Path, cpu: usize, launches: &[Launch]) -> anyhow::Result<Desk> {
+    fn boot(
+        &mut self,
+        name: &str,
+        disk: &Path,
+        cpu: usize,
+        launches: &[Launch],
+    ) -> anyhow::Result<Desk> {
         eprintln!("io: booting {name}");
         if self.guest.is_none() {
             let guest = Guest::tiny()?;

@@ -44,7 +44,11 @@ pub struct Throttled {
 
 impl Throttled {
     /// Serves these files, each under its name, with this limit for each.
-    pub fn start(dir: &Path, files: &[(String, PathBuf)], limit: Limit) -> anyhow::Result<Throttled> {
+    pub fn start(
+        dir: &Path,
+        files: &[(String, PathBuf)],
+        limit: Limit,
+    ) -> anyhow::Result<Throttled> {
         need("qemu-storage-daemon", "qemu-system-common")?;
         std::fs::create_dir_all(dir)?;
         let socket = dir.join("nbd.sock");
@@ -64,8 +68,7 @@ impl Throttled {
                 "cache": {"direct": true},
             });
             let raw = json!({"driver": "raw", "file": file, "cache": {"direct": true}});
-            let throttled =
-                json!({"driver": "throttle", "node-name": node, "throttle-group": group, "file": raw});
+            let throttled = json!({"driver": "throttle", "node-name": node, "throttle-group": group, "file": raw});
             let export = json!({
                 "type": "nbd", "id": format!("export{number}"), "node-name": node, "name": name, "writable": true,
             });
@@ -74,7 +77,10 @@ impl Throttled {
             command.args(["--export".to_owned(), export.to_string()]);
         }
         let log = std::fs::File::create(dir.join("log"))?;
-        let daemon = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let daemon = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
         let mut throttled = Throttled {
             daemon: daemon.spawn()?,
             socket,
@@ -84,7 +90,10 @@ impl Throttled {
             let ended = throttled.daemon.try_wait()?.is_some();
             if ended || start.elapsed() > START_MAX {
                 let said = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
-                bail!("QEMU's storage daemon did not begin ({error}): {}", said.trim());
+                bail!(
+                    "QEMU's storage daemon did not begin ({error}): {}",
+                    said.trim()
+                );
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -114,7 +123,10 @@ impl Connection {
         let mut hello = [0; 18];
         connection.stream.read_exact(&mut hello)?;
         let long = |at: usize| u64::from_be_bytes(hello[at..at + 8].try_into().expect("eight"));
-        ensure!(long(0) == HELLO && long(8) == OPTION, "this is no NBD server");
+        ensure!(
+            long(0) == HELLO && long(8) == OPTION,
+            "this is no NBD server"
+        );
         ensure!(hello[17] & 3 == 3, "this NBD server is older than QEMU's");
         let mut answer = FIXED_NO_ZEROES.to_be_bytes().to_vec();
         answer.extend(OPTION.to_be_bytes());
@@ -152,7 +164,9 @@ impl Connection {
         self.stream.read_exact(&mut reply)?;
         let word = |at: usize| u32::from_be_bytes(reply[at..at + 4].try_into().expect("four"));
         if word(0) != REPLY || reply[8..] != self.number.to_be_bytes() {
-            return Err(io::Error::other("the storage daemon answered something else"));
+            return Err(io::Error::other(
+                "the storage daemon answered something else",
+            ));
         }
         if word(4) != 0 {
             return Err(io::Error::from_raw_os_error(word(4) as i32));
@@ -179,7 +193,10 @@ mod tests {
             burst_per_s: 10_000,
             burst_s: 1,
         };
-        let files = [("other".into(), file.clone()), ("desk".into(), file.clone())];
+        let files = [
+            ("other".into(), file.clone()),
+            ("desk".into(), file.clone()),
+        ];
         let throttled = Throttled::start(&dir.path().join("daemon"), &files[1..], limit).unwrap();
         let mut disk = Connection::open(&throttled.socket, "desk").unwrap();
         let mut bytes = [0; 8192];
