@@ -50,7 +50,9 @@ fn play(disk: &File, script: &Script) -> (u64, u64) {
     let (start, mut waited) = (Instant::now(), Duration::ZERO);
     let mut rest = &script.requests[..];
     while let Some(first) = rest.first() {
-        let more = rest[1..].iter().take_while(|request| request.think_us.is_none());
+        let more = rest[1..]
+            .iter()
+            .take_while(|request| request.think_us.is_none());
         let (group, later) = rest.split_at(1 + more.count());
         rest = later;
         std::thread::sleep(Duration::from_micros(script.think_us(first).unwrap_or(0)));
@@ -63,7 +65,10 @@ fn play(disk: &File, script: &Script) -> (u64, u64) {
         });
         waited += began.elapsed();
     }
-    (start.elapsed().as_micros() as u64, waited.as_micros() as u64)
+    (
+        start.elapsed().as_micros() as u64,
+        waited.as_micros() as u64,
+    )
 }
 
 fn serve(disk: &File, request: &Recorded) {
@@ -71,7 +76,10 @@ fn serve(disk: &File, request: &Recorded) {
         Does::Read => {
             let mut buffer = Large::new(request.bytes);
             if let Err(error) = disk.read_exact_at(buffer.first(request.bytes), request.offset) {
-                println!("@error cannot read {} bytes at {}: {error}", request.bytes, request.offset);
+                println!(
+                    "@error cannot read {} bytes at {}: {error}",
+                    request.bytes, request.offset
+                );
             }
         }
         Does::Write => write_all(disk, request.offset, request.bytes),

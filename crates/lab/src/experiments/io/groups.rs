@@ -16,12 +16,12 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Makes these groups; `None` where the host has no version 1 of the controller.
-    pub fn new(names: &[String]) -> anyhow::Result<Option<Groups>> {
+    /// Makes these groups for whoever has this directory to himself; `None` where the host has no version 1 of the controller.
+    pub fn new(scratch: &Path, names: &[String]) -> anyhow::Result<Option<Groups>> {
         if !Path::new(BLKIO).join("tasks").exists() {
             return Ok(None);
         }
-        let dir = Path::new(BLKIO).join(format!("floe-lab-{}", std::process::id()));
+        let dir = Path::new(BLKIO).join(own_name(scratch));
         let mut groups = Groups {
             dir: dir.clone(),
             all: Vec::new(),
@@ -58,6 +58,13 @@ impl Drop for Groups {
     }
 }
 
+/// Returns the name of the groups of whoever has a directory to himself: numbers of processes repeat in namespaces.
+fn own_name(scratch: &Path) -> String {
+    let name = scratch.file_name().unwrap_or_default().to_string_lossy();
+    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    format!("floe-lab-{}-{plain}", std::process::id())
+}
+
 /// Removes a group. Threads that ended a moment ago may still count.
 fn remove(path: &Path) {
     for _ in 0..100 {
@@ -77,8 +84,8 @@ pub struct CpuCap {
 
 impl CpuCap {
     /// Lets a process have so many percent of one processor; an error where the host has no version 1 of the controller.
-    pub fn new(name: &str, process: u32, percent: u32) -> anyhow::Result<CpuCap> {
-        let dir = Path::new(CPU).join(format!("floe-lab-{}-{name}", std::process::id()));
+    pub fn new(scratch: &Path, process: u32, percent: u32) -> anyhow::Result<CpuCap> {
+        let dir = Path::new(CPU).join(own_name(scratch));
         std::fs::create_dir_all(&dir).with_context(|| {
             format!(
                 "cannot make {}: mount the cpu controller of version 1",

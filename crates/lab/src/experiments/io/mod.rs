@@ -189,7 +189,7 @@ fn measure(
         .minutes
         .map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
     let orders = [IoScheduling::Vsip, IoScheduling::Fifo];
-    let mut site = Site::new(&context.scratch, &orders, true, &launches.all())?;
+    let mut site = Site::new(&context.scratch, &orders, true, launches)?;
     for (done, step) in lacking.iter().enumerate() {
         if long.is_some_and(|long| began.elapsed() >= long) {
             eprintln!("io: {} rounds are left for later", lacking.len() - done);

@@ -86,6 +86,11 @@ impl Launches {
         all.chain(&self.commands).chain(&self.mixed).collect()
     }
 
+    /// Returns where what noisy machines use of their disks ends, as far as it was recorded.
+    pub fn noise_end(&self) -> u64 {
+        self.boot.as_ref().map_or(0, |boot| boot.end())
+    }
+
     fn program(&self, round: usize) -> &Launch {
         &self.programs[round % self.programs.len()]
     }
@@ -533,6 +538,9 @@ fn one(stage: &Stage, launch: &Launch) -> anyhow::Result<Replayed> {
 
 /// Returns which part of the requests between two looks was taken for waited for, in percent.
 fn percent(before: (u64, u64), after: (u64, u64)) -> f64 {
+    // a scheduler forgets a machine that has asked for nothing for long, and counts from nothing
+    let is_anew = after.0 < before.0 || after.1 < before.1;
+    let before = if is_anew { (0, 0) } else { before };
     let (taken, all) = (after.0 - before.0, after.1 - before.1);
     taken as f64 / all.max(1) as f64 * 100.0
 }
@@ -593,5 +601,6 @@ mod tests {
     fn the_part_that_was_taken_for_waited_for_is_of_what_came_between() {
         assert_eq!(percent((10, 100), (40, 140)), 75.0);
         assert_eq!(percent((10, 100), (10, 100)), 0.0);
+        assert_eq!(percent((10, 100), (4, 8)), 50.0);
     }
 }

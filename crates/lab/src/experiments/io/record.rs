@@ -252,7 +252,10 @@ impl Recorder<'_> {
             }
             let from_us = unix_us()?;
             begin(session, how).with_context(|| format!("launching {name}"))?;
-            session.wait(DRAWN)?;
+            // a command is over when it has ended
+            if !matches!(how, How::Runs(_)) {
+                session.wait(DRAWN)?;
+            }
             within = (from_us, unix_us()?);
             end(session, how)?;
         }

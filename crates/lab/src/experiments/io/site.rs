@@ -5,6 +5,7 @@ use super::desk::{self, Desk, Place};
 use super::disk::Target;
 use super::groups::{CpuCap, Groups, WEIGHT};
 use super::noise::{self, Agent, Got, Lie, Noise, PLAYER};
+use super::parts::Launches;
 use super::replay::{FRAMES_AHEAD, LARGE_FRAME_BYTES, Lanes};
 use super::throttle::{Limit, Throttled};
 use crate::experiments::local::LocalMount;
@@ -149,6 +150,7 @@ pub struct Site {
     guest: Option<(Guest, PathBuf)>,
     scratch: PathBuf,
     desk_bytes: u64,
+    noise_bytes: u64,
     /// Where a film stands on the desk's disk.
     pub film_at: u64,
     /// What kind of disk floe's schedulers know.
@@ -180,30 +182,34 @@ fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
 }
 
 impl Site {
-    /// Makes the disk and fills all files; these are what is launched at the desk.
+    /// Makes the disk and fills all files, for what is launched at the desk and by noisy machines.
     pub fn new(
         scratch: &Path,
         floes: &[IoScheduling],
         raw: bool,
-        launches: &[&Launch],
+        launches: &Launches,
     ) -> anyhow::Result<Site> {
         let disk = SlowDisk::new(&scratch.join("slow"), BYTES)?;
         anyhow::ensure!(disk.is_direct(), "the loop device refuses direct I/O");
         let names: Vec<String> = (0..=NOISY).map(name_of).collect();
-        let ends = launches.iter().map(|launch| launch.end());
+        let ends = launches.all().into_iter().map(Launch::end);
         let film_at = ends.max().unwrap_or(0).next_multiple_of(1 << 20);
         let film_bytes = (FRAMES_MAX + FRAMES_AHEAD as u64) * LARGE_FRAME_BYTES;
         let mut site = Site {
             throttled: None,
             raw: None,
             floes: Vec::new(),
-            groups: Groups::new(&names)?,
+            groups: Groups::new(scratch, &names)?,
             caps: Vec::new(),
             mounts: Vec::new(),
             guest: None,
             scratch: scratch.to_owned(),
             desk_bytes: (film_at + film_bytes)
                 .max(desk::DISK_BYTES)
+                .next_multiple_of(1 << 20),
+            noise_bytes: launches
+                .noise_end()
+                .max(noise::DISK_BYTES)
                 .next_multiple_of(1 << 20),
             film_at,
             known: None,
@@ -223,8 +229,8 @@ impl Site {
         match machine {
             0 => self.desk_bytes,
             // it may be a real guest
-            1 => desk::DISK_BYTES,
-            _ => noise::DISK_BYTES,
+            1 => desk::DISK_BYTES.max(self.noise_bytes),
+            _ => self.noise_bytes,
         }
     }
 
@@ -499,7 +505,7 @@ impl Site {
                 let name = format!("{}-guest", name_of(number));
                 let guest = self.boot(&name, &disk, cpu, launches)?;
                 if number > 0 {
-                    let cap = CpuCap::new(&name, guest.process(), NOISE_CPU_PERCENT)?;
+                    let cap = CpuCap::new(&self.scratch, guest.process(), NOISE_CPU_PERCENT)?;
                     self.caps.push(cap);
                 }
                 self.side(candidate)?.guests[number] = Some(guest);
