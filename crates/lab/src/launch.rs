@@ -373,6 +373,16 @@ pub fn recorded(of: Recording, noted: &[Noted]) -> Option<Script> {
     })
 }
 
+impl Script {
+    /// Returns the same with its first requests alone, so many of them.
+    pub fn first(&self, most: usize) -> Script {
+        Script {
+            requests: self.requests.iter().take(most).cloned().collect(),
+            ..self.clone()
+        }
+    }
+}
+
 /// What a replay does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
