@@ -119,6 +119,12 @@ impl Launch {
         ends.max().unwrap_or(0)
     }
 
+    /// Returns how many reads it has.
+    pub fn reads(&self) -> usize {
+        let reads = self.steps.iter().filter(|step| step.op == Op::Read);
+        reads.count()
+    }
+
     /// Returns how many bytes it reads.
     pub fn read_bytes(&self) -> u64 {
         let reads = self.steps.iter().filter(|step| step.op == Op::Read);
@@ -530,7 +536,7 @@ mod tests {
             (small.steps[0].bytes, small.steps[1].bytes, small.end()),
             (4096, 8192, 8192)
         );
-        assert_eq!(small.read_bytes(), 12288);
+        assert_eq!((small.reads(), small.read_bytes()), (2, 12288));
     }
 
     #[test]

@@ -167,7 +167,14 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let peers = CANDIDATES.iter().filter(|candidate| candidate.is_peer());
     let peers: Vec<&str> = peers.map(|candidate| candidate.prefix()).collect();
     figures::tell(&mut report, &table(&kept), &prefixes, &peers);
-    report.add_value("recorded_launches", "count", launches.recorded as f64);
+    let recorded = launches.recorded.len();
+    report.add_value("recorded_launches", "count", recorded as f64);
+    for launch in &launches.recorded {
+        let (name, reads) = (&launch.name, launch.reads());
+        report.add_value(&format!("{name}.reads"), "count", reads as f64);
+        let megabytes = launch.read_bytes() as f64 / 1e6;
+        report.add_value(&format!("{name}.read_mb"), "MB", megabytes);
+    }
     note(&mut report, &launches);
     report.lacks(all.len() - kept.told.len(), all.len(), "rounds");
     Ok(report)
@@ -220,7 +227,7 @@ fn table(kept: &Kept<Step, parts::Told>) -> Table {
 }
 
 fn note(report: &mut Report, launches: &Launches) {
-    report.note(match launches.recorded {
+    report.note(match launches.recorded.len() {
         0 => "no launch was recorded: all are made up (60 reads that depend on each other, some milliseconds of computing between them)".to_owned(),
         recorded => format!("{recorded} recorded launches are replayed; what was not recorded is made up"),
     });

@@ -124,6 +124,8 @@ struct Shared {
     /// What was read since the agent looked last: offset and bytes.
     read: Mutex<Vec<(u64, u64)>>,
     has_agent: bool,
+    /// Why a request failed, after which its thread has ended.
+    failed: Mutex<Option<anyhow::Error>>,
 }
 
 /// A noisy machine at work, until it is dropped.
@@ -153,7 +155,7 @@ impl Noise {
                         .and_then(|mut disk| run(&kind, thread, &mut disk, &shared)),
                 };
                 if let Err(error) = ended {
-                    eprintln!("io: a noisy machine's request failed: {error:#}");
+                    *shared.failed.lock() = Some(error);
                 }
             })?;
         }
@@ -168,6 +170,14 @@ impl Noise {
         let started = builder.spawn(run).context("a noisy machine has no thread");
         self.threads.push(started?);
         Ok(())
+    }
+
+    /// Fails if one of its requests did: then it has made less noise than was meant.
+    pub fn holds(&self) -> anyhow::Result<()> {
+        match self.shared.failed.lock().take() {
+            Some(error) => Err(error.context("a noisy machine's request failed")),
+            None => Ok(()),
+        }
     }
 
     /// Returns what it has got so far.
@@ -263,6 +273,7 @@ fn run(kind: &Kind, thread: u64, disk: &mut Disk, shared: &Shared) -> anyhow::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn a_liar_has_the_name_that_helps_him_and_an_honest_user_has_none() {
@@ -272,6 +283,30 @@ mod tests {
         assert!(!Lie::None.clicks() && !Lie::Rename.clicks());
         let names: Vec<&str> = Lie::ALL.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["click", "rename", "agent"]);
+    }
+
+    #[test]
+    fn noise_that_was_not_made_is_an_error_and_other_noise_is_counted() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = dir.path().join("disk");
+        let target = Target::File {
+            path: path.clone(),
+            group: None,
+        };
+        let none = Noise::start(&Kind::Reader, &target, None).unwrap();
+        while none.shared.failed.lock().is_none() {
+            std::thread::yield_now();
+        }
+        assert!(none.holds().is_err());
+        drop(none);
+        let file = File::create(&path).unwrap();
+        file.set_len(DISK_BYTES).unwrap();
+        let noise = Noise::start(&Kind::Sync, &target, None).unwrap();
+        while noise.got().requests < 4.0 {
+            std::thread::yield_now();
+        }
+        noise.holds().unwrap();
+        assert!(noise.got().mean_us() > 0.0);
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub struct Launches {
     /// The one of section 4.6, as a launch for each time.
     mixed: Vec<Launch>,
     boot: Option<Arc<Launch>>,
-    /// How many were recorded of real guests.
-    pub recorded: usize,
+    /// Those that were recorded of real guests, as they are.
+    pub recorded: Vec<Launch>,
 }
 
 impl Launches {
@@ -59,7 +59,7 @@ impl Launches {
     pub fn load(dir: &Path) -> anyhow::Result<Launches> {
         let scripts = launch::load(dir)?;
         let is_boot = |name: &str| name.starts_with("boot");
-        let recorded = scripts.len();
+        let recorded = scripts.iter().map(Launch::of).collect();
         let of = |is: &dyn Fn(&str) -> bool| -> Vec<Launch> {
             let some = scripts.iter().filter(|script| is(&script.name));
             some.map(|script| Launch::of(&script.first(REPLAYED_MAX)))
@@ -567,7 +567,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let none = Launches::load(dir.path()).unwrap();
         assert_eq!(
-            (none.recorded, none.programs.len(), none.pages.len()),
+            (none.recorded.len(), none.programs.len(), none.pages.len()),
             (0, 4, PAGES)
         );
         assert!(none.boot.is_none());
@@ -585,7 +585,7 @@ mod tests {
         assert_eq!(names(&some.programs), ["xpdf"]);
         assert_eq!(names(&some.pages), ["page-tutorial"]);
         assert_eq!(names(&some.commands), ["command-ls"]);
-        assert!(some.recorded == 4 && some.boot.is_some());
+        assert!(some.recorded.len() == 4 && some.boot.is_some());
         assert_eq!(some.program(3).name, "xpdf");
         // a boot is replayed as a whole
         assert_eq!(some.program(3).steps.len(), REPLAYED_MAX);

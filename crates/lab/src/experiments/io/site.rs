@@ -438,7 +438,9 @@ impl Site {
             machine: machines.first(),
             noise: &noise,
         };
-        act(&stage).map(Some)
+        let done = act(&stage)?;
+        noise.iter().try_for_each(Noise::holds)?;
+        Ok(Some(done))
     }
 
     /// Returns the requests of the desk that floe has taken for waited for so far, and all of its requests.
