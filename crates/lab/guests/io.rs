@@ -1,36 +1,29 @@
 //! The program in the guests of `floe-lab io`: it does what a user's programs do to a disk, and tells how long that took.
 //!
-//! It reads past the guest's page cache (O_DIRECT), so every launch is a cold one. A file is a range of the disk; which ranges belong
-//! to a program or a page follows from its number. Commands come over the serial line, each is answered by a line that begins with `@`:
+//! It reads past the guest's page cache (O_DIRECT), so every launch is a cold one. Commands come over the serial line, each is answered by a line that begins with `@`:
 //!
 //! ```text
-//! launch PROGRAM            -> @launch MICROSECONDS     60 reads of 16 to 64 KiB that depend on each other, some computing between them
-//! page PAGE                 -> @page MICROSECONDS       a read, then 12 more, four at a time
-//! video SECONDS             -> @video FRAMES DROPPED    25 frames of 40 KiB a second, eight of them read ahead
+//! play NAME                 -> @play MICROSECONDS WAITED    the requests of the launch in /launches/NAME, and how long of that it waited for the disk
 //! noise KIND SECONDS        -> @noise REQUESTS MICROSECONDS     reader, stream, boot or sync
 //! ```
 //!
 //! It needs no crate: `floe-lab io` compiles it with `rustc -C target-feature=+crt-static`.
+#[allow(dead_code)]
 mod io_files;
+#[allow(dead_code)]
+mod io_script;
 
-use io_files::{FILES_BYTES, LAUNCH_READS, file, mix, think_us};
+use io_files::{FILES_BYTES, mix};
+use io_script::{Does, Recorded, Script};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const DISK: &str = "/dev/vda";
 /// `O_DIRECT` on x86-64.
 const O_DIRECT: i32 = 0o40000;
-/// What the film has, after the files.
-const FILM_BYTES: u64 = 24 << 20;
-const PAGE_READS: u64 = 12;
-const PAGE_AT_ONCE: u64 = 4;
-const FRAME_BYTES: usize = 40 << 10;
-const FRAME: Duration = Duration::from_millis(40);
-const FRAMES_AHEAD: usize = 8;
 
 #[repr(align(4096))]
 struct Buffer([u8; 64 << 10]);
@@ -41,69 +34,77 @@ fn read(disk: &File, buffer: &mut Buffer, (offset, bytes): (u64, usize)) {
     }
 }
 
-fn launch(disk: &File, program: u64) -> u64 {
-    let (start, mut buffer) = (Instant::now(), Box::new(Buffer([0; 64 << 10])));
-    for number in 0..LAUNCH_READS {
-        read(disk, &mut buffer, file(program, number));
-        std::thread::sleep(Duration::from_micros(think_us(program, number)));
+fn write_all(disk: &File, offset: u64, bytes: usize) {
+    let block = Buffer([5; 64 << 10]);
+    for from in (0..bytes).step_by(block.0.len()) {
+        let part = &block.0[..block.0.len().min(bytes - from)];
+        if let Err(error) = disk.write_all_at(part, offset + from as u64) {
+            println!("@error cannot write at {offset}: {error}");
+        }
     }
-    start.elapsed().as_micros() as u64
 }
 
-fn page(disk: &File, page: u64) -> u64 {
-    let (start, of) = (Instant::now(), 1000 + page);
-    let next = AtomicU64::new(1);
-    let mut buffer = Box::new(Buffer([0; 64 << 10]));
-    read(disk, &mut buffer, file(of, 0));
-    std::thread::scope(|scope| {
-        for _ in 0..PAGE_AT_ONCE {
-            scope.spawn(|| {
-                let mut buffer = Box::new(Buffer([0; 64 << 10]));
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number > PAGE_READS {
-                        return;
-                    }
-                    read(disk, &mut buffer, file(of, number));
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-            });
-        }
-    });
-    start.elapsed().as_micros() as u64
+/// Makes the requests of a launch: those that were made together at the same time, and each such group after the one before was done.
+/// Returns how long it took and how long of that it waited for the disk, in microseconds.
+fn play(disk: &File, script: &Script) -> (u64, u64) {
+    let (start, mut waited) = (Instant::now(), Duration::ZERO);
+    let mut rest = &script.requests[..];
+    while let Some(first) = rest.first() {
+        let more = rest[1..]
+            .iter()
+            .take_while(|request| request.think_us.is_none());
+        let (group, later) = rest.split_at(1 + more.count());
+        rest = later;
+        std::thread::sleep(Duration::from_micros(script.think_us(first).unwrap_or(0)));
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            for request in &group[1..] {
+                scope.spawn(|| serve(disk, request));
+            }
+            serve(disk, first);
+        });
+        waited += began.elapsed();
+    }
+    (
+        start.elapsed().as_micros() as u64,
+        waited.as_micros() as u64,
+    )
 }
 
-/// Plays a film: a frame that isn't there within its own 40 ms is dropped, and passed over when it comes.
-fn video(disk: File, seconds: u64) -> (u64, u64) {
-    let frames = seconds * 25;
-    let (bring, frames_read) = mpsc::sync_channel(FRAMES_AHEAD);
-    std::thread::spawn(move || {
-        let mut buffer = Box::new(Buffer([0; 64 << 10]));
-        for frame in 0..frames {
-            let offset = frame * FRAME_BYTES as u64 % FILM_BYTES;
-            read(&disk, &mut buffer, (FILES_BYTES + offset, FRAME_BYTES));
-            if bring.send(frame).is_err() {
-                return;
+fn serve(disk: &File, request: &Recorded) {
+    match request.does {
+        Does::Read => {
+            let mut buffer = Large::new(request.bytes);
+            if let Err(error) = disk.read_exact_at(buffer.first(request.bytes), request.offset) {
+                println!(
+                    "@error cannot read {} bytes at {}: {error}",
+                    request.bytes, request.offset
+                );
             }
         }
-    });
-    // A player begins once it has read ahead.
-    let mut newest = frames_read.recv().unwrap_or(0);
-    std::thread::sleep(FRAME * FRAMES_AHEAD as u32);
-    let (start, mut dropped) = (Instant::now(), 0);
-    for frame in 1..frames {
-        let until = start + FRAME * (frame as u32 + 1);
-        while newest < frame {
-            let left = until.saturating_duration_since(Instant::now());
-            match frames_read.recv_timeout(left) {
-                Ok(came) => newest = came,
-                Err(_) => break,
-            }
+        Does::Write => write_all(disk, request.offset, request.bytes),
+        Does::Flush => {
+            let _ = disk.sync_data();
         }
-        dropped += u64::from(newest < frame);
-        std::thread::sleep(until.saturating_duration_since(Instant::now()));
     }
-    (frames, dropped)
+}
+
+/// Bytes at a place that direct I/O may use.
+struct Large {
+    bytes: Vec<u8>,
+    from: usize,
+}
+
+impl Large {
+    fn new(bytes: usize) -> Large {
+        let all = vec![0; bytes + 4096];
+        let from = all.as_ptr().align_offset(4096);
+        Large { bytes: all, from }
+    }
+
+    fn first(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.bytes[self.from..][..bytes]
+    }
 }
 
 /// Keeps the disk busy; returns how many requests were served.
@@ -170,11 +171,16 @@ fn main() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| words.get(at).and_then(|w| w.parse().ok()).unwrap_or(0);
         match words.first().copied() {
-            Some("launch") => println!("@launch {}", launch(&open(), number(1))),
-            Some("page") => println!("@page {}", page(&open(), number(1))),
-            Some("video") => {
-                let (frames, dropped) = video(open(), number(1));
-                println!("@video {frames} {dropped}");
+            Some("play") => {
+                let path = format!("/launches/{}", words.get(1).copied().unwrap_or(""));
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                match Script::parse(&text) {
+                    Ok(script) => {
+                        let (took, waited) = play(&open(), &script);
+                        println!("@play {took} {waited}");
+                    }
+                    Err(error) => println!("@error {path}: {error}"),
+                }
             }
             Some("noise") => {
                 let start = Instant::now();

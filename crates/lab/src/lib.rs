@@ -16,6 +16,7 @@
 //! - [`io_sim`]: machines that share such a disk in virtual time, with a policy of floe-sched or mClock before it.
 //! - [`slow_disk`]: a disk with a known time for each request, for the host's kernel and in virtual time.
 //! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
+//! - [`launch`]: recorded launches and the order of their replay, through a mount and in virtual time.
 //! - [`content`]: an image's chunks, for experiments that count them.
 //! - [`guest`]: the guests that experiments run, built from Debian packages by `guests/build`.
 //!
@@ -30,6 +31,7 @@ pub mod experiments;
 pub mod guest;
 pub mod harness;
 pub mod io_sim;
+pub mod launch;
 pub mod link;
 pub mod plot;
 pub mod predict;

@@ -39,6 +39,14 @@ enum Command {
     Link(tool::Arguments),
     Collect(floe_lab::workloads::Arguments),
     Model(floe_lab::predict::Arguments),
+    RecordLaunches(experiments::io::RecordArguments),
+    /// Replay recorded launches, pages, films and commands beside noisy machines on a modelled disk, against the host's schedulers
+    Io {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::io::Options,
+    },
     /// Kill node, hub, supervisor, QEMU, network and disk at random under two machines that write and verify without end
     Hammer {
         #[command(flatten)]
@@ -161,7 +169,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
                 if let (
-                    "hammer" | "fuzz" | "swarm-real" | "swarm-sim" | "test" | "ways",
+                    "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test" | "ways",
                     Some(about),
                 ) = (name, command.get_about())
                 {
@@ -173,6 +181,19 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         Command::Link(arguments) => arguments.run(),
         Command::Collect(arguments) => collect(arguments),
         Command::Model(arguments) => arguments.run(),
+        Command::RecordLaunches(arguments) => {
+            in_work(arguments.work().map(Path::to_owned), |work| {
+                arguments.run(work)
+            })
+        }
+        Command::Io {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::io::run(context, &options),
+            &arguments,
+        ),
         Command::Hammer {
             run: arguments,
             options,
@@ -231,20 +252,26 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Collects traces. The workloads' images and machines are in a directory that is kept if the user names it.
+/// Collects traces.
 fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode> {
-    let (scratch, work);
-    match arguments.work() {
-        // mounts and QEMUs have other working directories
-        Some(dir) => work = std::path::absolute(dir)?,
-        None => {
-            scratch = scratch_in(&std::env::current_dir()?)?;
-            clean_up_when_interrupted(scratch.path())?;
-            work = scratch.path().to_path_buf();
-        }
+    in_work(arguments.work().map(Path::to_owned), |work| {
+        arguments.run(work)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// Does something with workloads' images and machines. They are in a directory that is kept if the user names it.
+fn in_work(
+    named: Option<PathBuf>,
+    run: impl FnOnce(&Path) -> anyhow::Result<ExitCode>,
+) -> anyhow::Result<ExitCode> {
+    // mounts and QEMUs have other working directories
+    if let Some(dir) = named {
+        return run(&std::path::absolute(dir)?);
     }
-    arguments.run(&work)?;
-    Ok(ExitCode::SUCCESS)
+    let scratch = scratch_in(&std::env::current_dir()?)?;
+    clean_up_when_interrupted(scratch.path())?;
+    run(scratch.path())
 }
 
 /// Makes a scratch directory. QEMUs run as users of their own, who must be able to pass through to their files.

@@ -1,9 +1,13 @@
-//! Tests that need root and the kernel's own devices: the emulated link with real packets, and an experiment run by its
-//! command.
+//! Tests that need root and the kernel's own devices: the emulated link with real packets, and experiments run by their
+//! commands.
 #![allow(
     clippy::disallowed_methods,
     reason = "a test may ask whether a file is there"
 )]
+
+mod common;
+#[path = "system/io.rs"]
+mod io;
 
 use floe_image::{Access, TraceReader};
 use floe_lab::content::Content;

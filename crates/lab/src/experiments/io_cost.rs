@@ -1,6 +1,7 @@
 //! `io-cost`: what it costs that the mount decides whose disk request goes first. Random reads of 4 KiB through a real mount, from
 //! the chunks in the store's files on this host's disk, which are dropped from the page cache before each run: with the scheduler
-//! (`--io vsip`) and without (`--io off`), in turn. And the processor time of the scheduler's own decisions.
+//! (`--io vsip`) and without (`--io off`), in turn; and again from the page cache, where nobody queues. And the processor time of the scheduler's own
+//! decisions.
 use super::local::LocalMount;
 use crate::harness::{Context, Report, Samples};
 use crate::workload;
@@ -10,7 +11,7 @@ use floe_mount::{
     DiskSpec, ImageSpec, IoScheduling, MachineHandle, MachineSpec, Mount, MountOptions,
 };
 use floe_sched::classify::{Classifier, ImageId, Owned, Place, Program, Seen};
-use floe_sched::{Class, MachineId, Op, Policy, Vsip, VsipConfig, Who};
+use floe_sched::{MachineId, Op, Policy, Vsip, VsipConfig, Who};
 use floe_store::{Ingest, IngestOptions};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -31,9 +32,12 @@ const THREADS: usize = 8;
 const MACHINES: [usize; 3] = [1, 8, 100];
 /// Decisions of which the cost is measured, in each round.
 const DECISIONS: u64 = 300_000;
-/// Files that each machine reads meanwhile, and how many of them a directory has.
-const FILES: u64 = 400;
-const FOLDER_FILES: u64 = 20;
+/// Threads of a mount that give requests to the disk.
+const WORKERS: usize = 8;
+/// Requests of a machine between two inputs, and of one file; and how many files there are.
+const INPUT_EVERY: u64 = 4_000;
+const READS_OF_FILE: u64 = 16;
+const FILES: u64 = 200;
 /// Most requests that are queued meanwhile.
 const QUEUED_MAX: usize = 4096;
 
@@ -45,49 +49,9 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     decisions(&mut report, rounds);
     let bench = Bench::new(&context.scratch, bytes)?;
     for machines in MACHINES {
-        let (mut with, mut without) = (Run::default(), Run::default());
-        let mut added_us = Samples::default();
-        for round in 0..=rounds {
-            // The first pair finds the device's depth and is not counted.
-            let seed = round as u64;
-            let mut pair = [(&bench.vsip, &mut with), (&bench.off, &mut without)];
-            if round % 2 == 1 {
-                pair.reverse();
-            }
-            for (side, run) in pair {
-                let (per_s, cpu_us) = bench.read(side, machines, reads, seed)?;
-                if round > 0 {
-                    run.per_s.push(per_s);
-                    run.cpu_us.push(cpu_us);
-                }
-            }
-            if round > 0 {
-                let last = |run: &Run| run.cpu_us.values().last().copied().unwrap_or(0.0);
-                added_us.push(last(&with) - last(&without));
-            }
+        for from in [From::Disk, From::Memory] {
+            compare(&mut report, &bench, (machines, from), (rounds, reads))?;
         }
-        let name = |figure: &str| match machines {
-            1 => figure.to_owned(),
-            more => format!("{figure}_{more}_machines"),
-        };
-        report
-            .add(
-                &name("rand_read_ratio"),
-                "x",
-                &with.per_s.over(&without.per_s),
-            )
-            .against(
-                "the same mount with --io off",
-                "reads/s",
-                without.per_s.median(),
-            );
-        report
-            .add(&name("live_added_us_per_request"), "us", &added_us)
-            .against(
-                "all of the process with --io off",
-                "us",
-                without.cpu_us.median(),
-            );
     }
     report.note(format!(
         "{reads} reads of 4 KiB at random places of {} MB in the store's files, {THREADS} threads or one for each machine, page cache dropped before \
@@ -95,11 +59,71 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         bytes / 1_000_000
     ));
     report.note(
-        "us_per_request is the processor time of the decisions alone (classify by its file, queue, choose, report as served), in a loop, with 8 \
-         machines; by number of machines beside it. us_per_hit is the part of it that a read of what is in memory costs too: to classify it. live_added_us_per_request is what the whole process used more for a read with the scheduler than without: \
+        "us_per_request is the processor time of all decisions about a request alone (who asks, queue, choose, report as served), in a loop, with 8 machines; by \
+         number of machines beside it. us_per_hit is the same of a request that the page cache answers: who asks, and nothing else. live_added_us_per_request is what the whole process used more for a read with the scheduler than without: \
          also the attempt to read without waiting and the way to another thread, which --io off has only when its threads are taken",
     );
     Ok(report)
+}
+
+/// Where the chunks are that are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    /// On the host's disk.
+    Disk,
+    /// In the page cache.
+    Memory,
+}
+
+/// Adds what the scheduler changes of reads by so many machines.
+fn compare(
+    report: &mut Report,
+    bench: &Bench,
+    (machines, from): (usize, From),
+    (rounds, reads): (usize, usize),
+) -> anyhow::Result<()> {
+    let (mut with, mut without) = (Run::default(), Run::default());
+    let mut added_us = Samples::default();
+    for round in 0..=rounds {
+        // The first pair finds the device's depth and is not counted.
+        let seed = round as u64;
+        let mut pair = [(&bench.vsip, &mut with), (&bench.off, &mut without)];
+        if round % 2 == 1 {
+            pair.reverse();
+        }
+        for (side, run) in pair {
+            let (per_s, cpu_us) = bench.read(side, (machines, from), reads, seed)?;
+            if round > 0 {
+                run.per_s.push(per_s);
+                run.cpu_us.push(cpu_us);
+            }
+        }
+        if round > 0 {
+            let last = |run: &Run| run.cpu_us.values().last().copied().unwrap_or(0.0);
+            added_us.push(last(&with) - last(&without));
+        }
+    }
+    let (ratio, added) = match from {
+        From::Disk => ("rand_read_ratio", "live_added_us_per_request"),
+        From::Memory => ("hit_read_ratio", "live_added_us_per_hit"),
+    };
+    let name = |figure: &str| match machines {
+        1 => figure.to_owned(),
+        more => format!("{figure}_{more}_machines"),
+    };
+    report
+        .add(&name(ratio), "x", &with.per_s.over(&without.per_s))
+        .against(
+            "the same mount with --io off",
+            "reads/s",
+            without.per_s.median(),
+        );
+    report.add(&name(added), "us", &added_us).against(
+        "all of the process with --io off",
+        "us",
+        without.cpu_us.median(),
+    );
+    Ok(())
 }
 
 /// What one side of a comparison has measured.
@@ -151,7 +175,6 @@ impl Bench {
                     image: image.clone(),
                     dir: dir.join(format!("machines-{name}/{number}")),
                     disks: vec![DiskSpec::of_region("disk0", bytes as u64)],
-                    base: None,
                 })
             };
             let machines = (0..most).map(machine).collect::<Result<_, _>>()?;
@@ -189,12 +212,20 @@ impl Bench {
         Ok(())
     }
 
+    /// Brings all chunks into the page cache.
+    fn warm(&self) -> anyhow::Result<()> {
+        for file in &self.files {
+            std::io::copy(&mut File::open(file)?, &mut std::io::sink())?;
+        }
+        Ok(())
+    }
+
     /// Reads at random places, each once; returns the reads per second and the processor time of this process for each, in
     /// microseconds.
     fn read(
         &self,
         side: &Side,
-        machines: usize,
+        (machines, from): (usize, From),
         reads: usize,
         seed: u64,
     ) -> anyhow::Result<(f64, f64)> {
@@ -210,7 +241,10 @@ impl Bench {
             let options = options.read(true).custom_flags(libc::O_DIRECT);
             files.push(options.open(path.context("it has one")?)?);
         }
-        self.drop_cache()?;
+        match from {
+            From::Disk => self.drop_cache()?,
+            From::Memory => self.warm()?,
+        }
         let (start, end) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
         let outcome = std::thread::scope(|scope| {
             let readers: Vec<_> = files
@@ -269,103 +303,130 @@ fn cpu_us() -> f64 {
     now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
 }
 
-/// Adds what a decision costs.
+/// Adds what decisions cost.
 fn decisions(report: &mut Report, rounds: usize) {
     for machines in MACHINES {
-        let name = |figure: &str| match machines {
-            8 => figure.to_owned(),
-            other => format!("{figure}_{other}_machines"),
+        let (mut requests, mut hits) = (Samples::default(), Samples::default());
+        for _ in 0..rounds {
+            requests.push(us_per_decision(machines as u32, false));
+            hits.push(us_per_decision(machines as u32, true));
+        }
+        for (name, costs) in [("us_per_request", requests), ("us_per_hit", hits)] {
+            let name = match machines {
+                8 => name.to_owned(),
+                other => format!("{name}_{other}_machines"),
+            };
+            report.add(&name, "us", &costs);
+        }
+    }
+}
+
+/// Machines whose requests are classified as the mount does it: each of a file, now and then after an input.
+struct Askers {
+    classifier: Classifier,
+    machines: u32,
+}
+
+impl Askers {
+    fn new(machines: u32) -> Askers {
+        let mut classifier = Classifier::new();
+        let of = Owned {
+            image: ImageId([1; 32]),
+            uid: 1000,
         };
-        let all: Samples = (0..rounds)
-            .map(|_| us_per_decision(machines as u32))
-            .collect();
-        report.add(&name("us_per_request"), "us", &all);
-        let hits: Samples = (0..rounds).map(|_| us_per_hit(machines as u32)).collect();
-        report.add(&name("us_per_hit"), "us", &hits);
+        (1..=machines).for_each(|machine| classifier.began(0, MachineId(machine), of));
+        Askers {
+            classifier,
+            machines,
+        }
+    }
+
+    /// Returns who makes the request of this number.
+    fn who(&mut self, now_us: u64, number: u64) -> Who {
+        let machine = MachineId(1 + (number % u64::from(self.machines)) as u32);
+        let of_machine = number / u64::from(self.machines);
+        if of_machine.is_multiple_of(INPUT_EVERY) {
+            self.classifier.input(now_us, machine);
+        }
+        let file = Program::File {
+            image: ImageId([1; 32]),
+            inode: 100 + of_machine / READS_OF_FILE % FILES,
+        };
+        let seen = Seen {
+            machine,
+            program: Some(&file),
+            folder: None,
+            place: Some(Place {
+                region: 0,
+                offset: number.wrapping_mul(0x9E37_79B9) % (1 << 34) / 4096 * 4096,
+            }),
+            bytes: 4096,
+            op: Op::Read,
+        };
+        Who {
+            class: self.classifier.request(now_us, &seen),
+            ..Who::demand(machine)
+        }
     }
 }
 
-/// Machines whose files are known, and to each of which somebody has sent an input.
-fn classifier(machines: u32) -> Classifier {
-    let mut classifier = Classifier::new();
-    for machine in (1..=machines).map(MachineId) {
-        classifier.began(0, machine, Owned::default());
-        classifier.input(0, machine);
-    }
-    classifier
-}
-
-/// Classifies a read of one of a machine's files.
-fn classify(classifier: &mut Classifier, now_us: u64, machine: MachineId, number: u64) {
-    let image = ImageId::default();
-    let inode = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) % FILES;
-    let file = Program::File { image, inode };
-    let folder = Program::Folder {
-        image,
-        inode: inode / FOLDER_FILES,
-    };
-    let seen = Seen {
-        machine,
-        program: Some(&file),
-        folder: Some(&folder),
-        place: Some(Place {
-            region: 0,
-            offset: inode << 20,
-        }),
-        bytes: READ_BYTES as u64,
-        op: Op::Read,
-    };
-    black_box(classifier.request(now_us, &seen));
-}
-
-/// Classifies reads of what is in memory; returns the microseconds that each took.
-fn us_per_hit(machines: u32) -> f64 {
-    let mut classifier = classifier(machines);
-    let began = cpu_us();
-    for number in 0..DECISIONS {
-        let machine = MachineId(1 + number as u32 % machines);
-        classify(&mut classifier, number * 50, machine, number);
-    }
-    (cpu_us() - began) / DECISIONS as f64
-}
-
-/// Serves requests at an SSD's pace, four at a time for each machine, of which one in eight is interactive; returns the microseconds that
-/// each took, from being classified to being reported as served, without the device.
-fn us_per_decision(machines: u32) -> f64 {
-    let mut policy: Vsip<u64> = Vsip::new(VsipConfig::disk(QUEUED_MAX, 16));
-    let mut classifier = classifier(machines);
-    let mut submit = |policy: &mut Vsip<u64>, now_us, who: Who, number| {
-        classify(&mut classifier, now_us, who.machine, number);
-        let _ = policy.submit(now_us, who, Op::Read, READ_BYTES as u64, number);
-    };
-    let who = |number: u64| Who {
-        class: match number % 8 {
-            0 => Class::Interactive,
-            _ => Class::Normal,
-        },
-        ..Who::demand(MachineId(1 + number as u32 % machines))
-    };
+/// Serves requests at an SSD's pace, four at a time for each machine; returns the microseconds that the decisions about each took, from who asks to
+/// being reported as served, without the device. Of hits: who asks, and nothing else.
+fn us_per_decision(machines: u32, hits: bool) -> f64 {
+    let mut policy: Vsip<u64> = Vsip::new(VsipConfig::disk(QUEUED_MAX, WORKERS));
+    let mut askers = Askers::new(machines);
     let mut under_way = VecDeque::new();
     let (mut now_us, mut number, mut served) = (0, 0, 0);
     let began = cpu_us();
+    if hits {
+        while number < DECISIONS {
+            now_us += 50;
+            black_box(askers.who(now_us, number));
+            number += 1;
+        }
+        return (cpu_us() - began) / DECISIONS as f64;
+    }
     for _ in 0..u64::from(machines) * 4 {
-        submit(&mut policy, now_us, who(number), number);
+        let who = askers.who(now_us, number);
+        let _ = policy.submit(now_us, who, Op::Read, 4096, number);
         number += 1;
     }
     while served < DECISIONS {
         now_us += 50;
-        while under_way.len() < 8
+        while under_way.len() < WORKERS
             && let Some(taken) = policy.next(now_us, &mut |_, _| true)
         {
             under_way.push_back(taken);
         }
         if let Some((who, request)) = under_way.pop_front() {
-            policy.served(now_us, who, Op::Read, READ_BYTES as u64);
+            policy.served(now_us, who, Op::Read, 4096);
             black_box(request);
             served += 1;
-            submit(&mut policy, now_us, who, number);
+            // whoever was served asks again
+            let next = number - number % u64::from(machines) + u64::from(who.machine.0 - 1);
+            let who = askers.who(now_us, next);
+            let _ = policy.submit(now_us, who, Op::Read, 4096, next);
             number += 1;
         }
     }
     (cpu_us() - began) / DECISIONS as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_sched::Class;
+
+    #[test]
+    fn askers_take_turns_and_some_of_what_they_ask_for_is_waited_for() {
+        let mut askers = Askers::new(8);
+        let mut classes = [0; 3];
+        for number in 0..80_000u64 {
+            let who = askers.who(number * 50, number);
+            assert_eq!(who.machine, MachineId(1 + (number % 8) as u32));
+            classes[who.class as usize] += 1;
+        }
+        let interactive = classes[Class::Interactive as usize];
+        assert!(interactive > 0 && interactive < 80_000, "{classes:?}");
+    }
 }

@@ -1,16 +1,20 @@
-//! `io-sim`: the launches of `io` in virtual time, against the same ones of a real guest through floe's mount on the modelled disk; and
-//! mClock, which no host here has, in the simulator alone.
+//! `io-sim`: the launches of `io` in virtual time, against the replay of the same ones through floe's mount and on raw files on the modelled disk; and what
+//! no host here has, in the simulator alone: mClock, io.cost, and the paper's own limiter.
 
 use super::io::groups::WEIGHT;
-use super::io::noise;
-use super::io::site::{Beside, Candidate, Site};
-use super::io::{ACQUAINT, NOISES, VSIP, host};
+use super::io::replay::replay;
+use super::io::site::{Candidate, SETTLE, Site};
+use super::io::{Launches, VSIP, host};
 use crate::harness::{Context, Report, Samples};
-use crate::io_sim::{Boot, Launcher, MClock, Program, Reader, Request, Share, World};
+use crate::io_sim::{
+    Boot, IoCost, Launcher, Limiter, MClock, Program, Reader, Request, Share, World,
+};
+use crate::launch::{self, Launch};
 use crate::slow_disk::Kind;
 use floe_mount::IoScheduling;
 use floe_sched::{Fifo, Policy, Vsip, VsipConfig};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Threads of a mount that give requests to the disk, and how many it may queue.
 const WORKERS: usize = 8;
@@ -22,17 +26,32 @@ const RESERVED_PER_S: f64 = 60.0;
 /// How long a simulated user launches programs, and rests in between, in seconds.
 const SIMULATED_S: f64 = 600.0;
 const PAUSE_S: f64 = 10.0;
-
-/// How many of the noises are simulated: the first ones.
-const SIMULATED: usize = 4;
+/// Rounds of the replay.
+const ROUNDS: usize = 20;
+/// What is simulated beside the desk: noises of `io`, each with whether it boots, and how many machines.
+const NOISES: [(&str, bool, u32); 4] = [
+    ("reader1", false, 1),
+    ("reader7", false, 7),
+    ("boot1", true, 1),
+    ("boot7", true, 7),
+];
 
 /// Who orders the simulated requests.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Vsip,
     None,
     MClock,
+    IoCost,
+    Limiter,
 }
+
+/// Those that are simulated only, with their names in figures.
+const COMPARED: [(&str, Order); 3] = [
+    ("mclock", Order::MClock),
+    ("iocost", Order::IoCost),
+    ("limiter", Order::Limiter),
+];
 
 fn share(machine: u32) -> Share {
     Share {
@@ -41,24 +60,27 @@ fn share(machine: u32) -> Share {
     }
 }
 
-fn simulate(order: Order, beside: Option<&Beside>, overhead_us: u64, seconds: f64) -> f64 {
+/// Simulates launches beside so many machines, which boot or read. Returns the mean time of one, in seconds.
+fn simulate(order: Order, (boots, machines): (bool, u32), launch: &Launch, seconds: f64) -> f64 {
     let policy: Box<dyn Policy<Request>> = match order {
         Order::Vsip => Box::new(Vsip::new(VsipConfig::disk(QUEUED_MAX, WORKERS))),
         Order::None => Box::new(Fifo::new(QUEUED_MAX)),
         Order::MClock => Box::new(MClock::new(share)),
+        Order::IoCost => Box::new(IoCost::new(Kind::HardDisk)),
+        Order::Limiter => Box::new(Limiter::new()),
     };
     let workers = match order {
         Order::Vsip => WORKERS,
-        Order::None => HOST_DEPTH,
+        Order::None | Order::IoCost => HOST_DEPTH,
         // as few as the disk can do at once, or there would be no order
-        Order::MClock => 1,
+        Order::MClock | Order::Limiter => 1,
     };
-    let mut programs: Vec<Box<dyn Program>> =
-        vec![Box::new(Launcher::new(0, PAUSE_S, overhead_us))];
-    for machine in 1..=beside.map_or(0, |beside| beside.machines) as u32 {
-        programs.push(match beside.map(|beside| beside.kind) {
-            Some(noise::Kind::Boot) => Box::new(Boot::new(machine)),
-            _ => Box::new(Reader::new(machine)),
+    let mut programs: Vec<Box<dyn Program + '_>> =
+        vec![Box::new(Launcher::new(0, PAUSE_S, launch))];
+    for machine in 1..=machines {
+        programs.push(match boots {
+            true => Box::new(Boot::new(machine)),
+            false => Box::new(Reader::new(machine)),
         });
     }
     let mut world = World::new(policy, Kind::HardDisk, workers, programs);
@@ -70,64 +92,122 @@ fn simulate(order: Order, beside: Option<&Beside>, overhead_us: u64, seconds: f6
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("io-sim", context.quick);
     let seconds = context.pick(SIMULATED_S, 200.0);
-    let noises = if context.quick {
-        &NOISES[..2]
-    } else {
-        &NOISES[..SIMULATED]
-    };
+    let noises = context.pick(&NOISES[..], &NOISES[..2]);
+    // with made-up boots, which the simulator has as well
+    let launches = Launches::load(Path::new(""))?;
     let sides = [
         (VSIP, Order::Vsip, "vsip"),
         (host("none", WEIGHT), Order::None, "none"),
     ];
-    let mut site = Site::new(&context.scratch, &[IoScheduling::Vsip], true)?;
-    site.acquaint(Kind::HardDisk, ACQUAINT)?;
-    let mut worst = Samples::default();
-    for (candidate, order, name) in sides {
-        let (alone_s, slow) = measure(&mut site, candidate, noises, context.pick(3, 1))?;
-        // what the guest itself takes for a request, beyond what the model knows of
-        let ideal_s = simulate(order, None, 0, seconds);
-        let reads = 60.0;
-        let overhead_us = ((alone_s.median() - ideal_s) / reads * 1e6).max(0.0) as u64;
-        report
-            .add(&format!("{name}.alone_s"), "s", &alone_s)
-            .against(
-                "simulated, before the guest's own time is added",
-                "s",
-                ideal_s,
-            );
-        report.add_value(&format!("{name}.overhead_us"), "us", overhead_us as f64);
-        let alone = simulate(order, None, overhead_us, seconds);
-        for ((noise, beside), real) in noises.iter().zip(&slow) {
-            let simulated = simulate(order, Some(beside), overhead_us, seconds) / alone;
-            let ratio: Samples = real.values().iter().map(|real| simulated / real).collect();
-            report
-                .add(&format!("{name}.sim_over_real_{noise}"), "x", &ratio)
-                .against("measured, beside / alone", "x", real.median());
-            if worst.is_empty() || off(&ratio) > off(&worst) {
-                worst = ratio;
+    let mut site = Site::new(
+        &context.scratch,
+        &[IoScheduling::Vsip],
+        true,
+        &launches.all(),
+    )?;
+    let mut real: BTreeMap<String, Samples> = BTreeMap::new();
+    let mut simulated: BTreeMap<String, Samples> = BTreeMap::new();
+    for round in 0..context.pick(ROUNDS, 1) {
+        let mut turns = sides;
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        let launch = Launch::of(&launch::made_up(round as u64));
+        for (candidate, order, name) in turns {
+            for (noise, beside) in [("alone", (false, 0))].into_iter().chain(
+                noises
+                    .iter()
+                    .map(|(noise, boots, n)| (*noise, (*boots, *n))),
+            ) {
+                let key = format!("{name}.{noise}");
+                let took_s = measure(&mut site, candidate, &launches, noise, &launch)?;
+                real.entry(key.clone()).or_default().push(took_s);
+                let simulated_s = simulate(order, beside, &launch, seconds);
+                eprintln!(
+                    "io-sim: round {round}, {key}: {took_s:.2} s, simulated {simulated_s:.2}"
+                );
+                simulated.entry(key).or_default().push(simulated_s);
             }
         }
     }
-    report.add("sim_over_real", "x", &worst).against(
-        "measured; the one that is farthest off",
-        "x",
-        1.0,
-    );
-    let alone = simulate(Order::MClock, None, 0, seconds);
-    let vsip_alone = simulate(Order::Vsip, None, 0, seconds);
-    for (noise, beside) in &NOISES[..SIMULATED] {
-        let over_alone = |order, alone| simulate(order, Some(beside), 0, seconds) / alone;
-        let mclock = over_alone(Order::MClock, alone);
-        let vsip = over_alone(Order::Vsip, vsip_alone);
-        report
-            .add_value(&format!("mclock.launch_{noise}"), "x", mclock)
-            .against("vSIP, simulated", "x", vsip);
-    }
+    tell_real(&mut report, &real, &simulated);
+    tell_compared(&mut report, seconds);
     report.note(format!(
-        "simulated and real machines make the same requests to the same model of a hard disk; the simulator knows in addition how long the guest \
-         itself takes for a request, measured alone; mClock is simulated only, with {RESERVED_PER_S} requests a second reserved for the desk"
+        "the replay and the simulator make the same requests, decided by the same code, to the same model of a hard disk; mClock ({RESERVED_PER_S} requests a \
+         second reserved for the desk), io.cost (equal weights, no donations) and the paper's limiter (periods of a second) are simulated only"
     ));
     Ok(report)
+}
+
+/// Replays a launch beside this noise, or alone. Returns how long it took, in seconds.
+fn measure(
+    site: &mut Site,
+    candidate: Candidate,
+    launches: &Launches,
+    noise: &str,
+    launch: &Launch,
+) -> anyhow::Result<f64> {
+    let beside = (noise != "alone").then(|| launches.noise(noise));
+    let took = site.beside(
+        candidate,
+        Kind::HardDisk,
+        beside.as_ref(),
+        SETTLE,
+        |stage| {
+            let replayed = replay(stage.lanes, launch, stage.machine, &mut |_| true)?;
+            Ok(replayed.took_s)
+        },
+    )?;
+    took.ok_or_else(|| anyhow::anyhow!("every host has these"))
+}
+
+/// Adds how the simulated launches are over the real ones, round by round, and the one that is farthest off.
+fn tell_real(
+    report: &mut Report,
+    real: &BTreeMap<String, Samples>,
+    simulated: &BTreeMap<String, Samples>,
+) {
+    let mut worst: Option<(Samples, &str)> = None;
+    for (key, real) in real {
+        let Some((name, noise)) = key.split_once('.') else {
+            continue;
+        };
+        let ratio = simulated[key].over(real);
+        report
+            .add(&format!("{name}.sim_over_real_{noise}"), "x", &ratio)
+            .against("replayed", "s", real.median());
+        if worst
+            .as_ref()
+            .is_none_or(|(known, _)| off(&ratio) > off(known))
+        {
+            worst = Some((ratio, key));
+        }
+    }
+    if let Some((ratio, key)) = worst {
+        report.add("sim_over_real", "x", &ratio).against(
+            &format!("replayed; the one that is farthest off, {key}"),
+            "x",
+            1.0,
+        );
+    }
+}
+
+/// Adds launches under the orders that are simulated only, over the same alone.
+fn tell_compared(report: &mut Report, seconds: f64) {
+    let launch = Launch::of(&launch::made_up(0));
+    let over_alone = |order, beside| {
+        let alone = simulate(order, (false, 0), &launch, seconds);
+        simulate(order, beside, &launch, seconds) / alone
+    };
+    for (noise, boots, machines) in NOISES {
+        let vsip = over_alone(Order::Vsip, (boots, machines));
+        for (name, order) in COMPARED {
+            let ratio = over_alone(order, (boots, machines));
+            report
+                .add_value(&format!("{name}.launch_{noise}"), "x", ratio)
+                .against("vSIP, simulated", "x", vsip);
+        }
+    }
 }
 
 /// How far a ratio is from 1, whichever way.
@@ -135,28 +215,40 @@ fn off(ratio: &Samples) -> f64 {
     ratio.median().ln().abs()
 }
 
-/// Returns the real launches' times alone, and beside each noise over alone.
-fn measure(
-    site: &mut Site,
-    candidate: Candidate,
-    noises: &[(&str, Beside)],
-    rounds: usize,
-) -> anyhow::Result<(Samples, Vec<Samples>)> {
-    let mut alone_s = Samples::default();
-    let mut slow = vec![Samples::default(); noises.len()];
-    let pause = Duration::from_millis(500);
-    for round in 0..rounds {
-        let lines = [format!("launch {round}")];
-        let mut launch = |beside| -> anyhow::Result<f64> {
-            let cell = site.measure(candidate, Kind::HardDisk, beside, &lines, pause)?;
-            let cell = cell.ok_or_else(|| anyhow::anyhow!("every host has these"))?;
-            Ok(cell.answers[0][0] / 1e6)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn simulated_is_over_real_and_the_farthest_counts_whichever_way() {
+        let of = |values: [(&str, f64); 3]| -> BTreeMap<String, Samples> {
+            let samples = values
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), [*value].into_iter().collect()));
+            samples.collect()
         };
-        let alone = launch(None)?;
-        alone_s.push(alone);
-        for ((_, beside), slow) in noises.iter().zip(&mut slow) {
-            slow.push(launch(Some(*beside))? / alone);
-        }
+        let real = of([
+            ("none.reader1", 2.0),
+            ("vsip.alone", 1.0),
+            ("vsip.boot7", 1.0),
+        ]);
+        let simulated = of([
+            ("none.reader1", 2.1),
+            ("vsip.alone", 1.1),
+            ("vsip.boot7", 0.8),
+        ]);
+        let mut report = Report::new("io-sim", true);
+        tell_real(&mut report, &real, &simulated);
+        assert!((report.figures["none.sim_over_real_reader1"].value - 1.05).abs() < 1e-12);
+        assert_eq!(report.figures["sim_over_real"].value, 0.8);
     }
-    Ok((alone_s, slow))
+
+    #[test]
+    fn every_order_that_is_simulated_has_its_figures() {
+        let mut report = Report::new("io-sim", true);
+        tell_compared(&mut report, 60.0);
+        assert_eq!(report.figures.len(), NOISES.len() * COMPARED.len());
+        let least = report.figures.values().map(|figure| figure.value);
+        assert!(least.into_iter().all(|value| value > 0.9));
+    }
 }

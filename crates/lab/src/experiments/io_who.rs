@@ -1,10 +1,14 @@
 //! `io-who`: of which requests is it known rightly that a person waits for them? A real guest, through a node, lives through a scripted day:
 //! programs that are started and used on inputs, and daemons that read by timers. Each reads files of its own, so that the place of a
 //! request on the disk tells the truth about it.
+//!
+//! Three days are lived through in each view: with the guest's agent; without it, when files are all that is known; and on the same disk without a file
+//! system that anybody knows, when inputs are. What is read between a program's first launch and the second time that somebody uses it is told apart,
+//! since nothing can be known of a program before.
 
 use super::live::Node;
 use crate::guest::Guest;
-use crate::harness::{Context, Report};
+use crate::harness::{Context, Report, Samples};
 use crate::slow_disk::output_of;
 use anyhow::{Context as _, ensure};
 use days::View;
@@ -17,6 +21,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+#[allow(
+    dead_code,
+    reason = "the tests see days in ways that are not measured here"
+)]
 #[path = "../../../sched/tests/days/mod.rs"]
 mod days;
 
@@ -42,17 +50,109 @@ const DAEMON_FILES: u64 = 300;
 /// Longest time for anything that a guest is told to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Whose each block of the disk is: whether it is waited for by a person.
-type Truth = BTreeMap<u64, bool>;
+/// Days of each view.
+const DAYS: u64 = 3;
+/// How many bytes of a disk are zeros where it has no file system.
+const BLANK_BYTES: usize = 1 << 20;
+
+/// Whose a block of the disk is, and whether a person waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    /// The number of the program; daemons come after [`PROGRAMS`].
+    who: usize,
+    is_waited_for: bool,
+}
+
+/// The truth about each block.
+type Truth = BTreeMap<u64, Block>;
+
+/// When each program was used for the second time, in microseconds since 1970.
+type Seconds = [Option<u64>; PROGRAMS.len()];
 
 /// How many requests were taken for waited for rightly and wrongly, and how many that were waited for were not.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Score {
     right: u64,
     wrong: u64,
     missed: u64,
     all: u64,
 }
+
+impl Score {
+    fn add(&mut self, is_taken: bool, is_waited_for: bool) {
+        self.all += 1;
+        match (is_taken, is_waited_for) {
+            (true, true) => self.right += 1,
+            (true, false) => self.wrong += 1,
+            (false, true) => self.missed += 1,
+            (false, false) => {}
+        }
+    }
+
+    /// Returns which part of what was taken for waited for was; `None` if nothing was taken for it.
+    fn precision(&self) -> Option<f64> {
+        let taken = self.right + self.wrong;
+        (taken > 0).then(|| self.right as f64 / taken as f64)
+    }
+
+    /// Returns which part of what was waited for was taken for it.
+    fn recall(&self) -> Option<f64> {
+        let waited = self.right + self.missed;
+        (waited > 0).then(|| self.right as f64 / waited as f64)
+    }
+}
+
+/// What came of a day.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Scores {
+    /// Of what was read by programs that nobody had used before.
+    first: Score,
+    /// Of everything else.
+    later: Score,
+    /// Of each program and daemon, as much of that as is its.
+    each: [Score; PROGRAMS.len() + DAEMONS.len()],
+}
+
+impl Scores {
+    /// Returns the share of programs and daemons of which most requests were taken for what they were.
+    fn programs_right(&self) -> Option<f64> {
+        let seen = self.each.iter().filter(|score| score.all > 0);
+        let is_right = |score: &&Score| 2 * (score.wrong + score.missed) < score.all;
+        let number = seen.clone().count();
+        (number > 0).then(|| seen.filter(is_right).count() as f64 / number as f64)
+    }
+}
+
+/// How a day is seen.
+#[derive(Clone, Copy)]
+struct Seeing {
+    /// What its figures' names begin with.
+    name: &'static str,
+    machine: &'static str,
+    image: &'static str,
+    agent: bool,
+}
+
+const SEEINGS: [Seeing; 3] = [
+    Seeing {
+        name: "agent",
+        machine: "agent",
+        image: "day",
+        agent: true,
+    },
+    Seeing {
+        name: "file",
+        machine: "file",
+        image: "day",
+        agent: false,
+    },
+    Seeing {
+        name: "input_only",
+        machine: "input-only",
+        image: "blank",
+        agent: false,
+    },
+];
 
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
@@ -66,28 +166,27 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         trace.to_str().context("a path of this program's own")?,
     ];
     let node = Node::start_with(None, &context.scratch.join("home"), &flags)?;
-    let guest = Guest::tiny()?;
-    let text = |path: &Path| path.display().to_string();
-    let request = ImportRequest {
-        disks: vec![text(&disk)],
-        kernel: Some(text(&guest.kernel())),
-        initrd: Some(text(&initrd)),
-        cmdline: Some(guest.cmdline()?),
-        name: Some("day".into()),
-        memory_bytes: Some(MEMORY),
-        cpus: Some(1),
-        ..ImportRequest::default()
-    };
-    node.client.import(&request)?.finish(|_| {})?;
-    for (view, agent) in [("agent", true), ("file", false)] {
-        eprintln!("io-who: a day seen by {view}");
-        let [later, first] = day(&node, &trace, view, agent, long, &truth)?;
-        let parts = [(view.to_owned(), later), (format!("{view}.first"), first)];
-        // a short day has few of one kind, or none
-        for (name, score) in parts.iter().filter(|(_, score)| score.all > 0) {
-            tell(&mut report, name, *score);
+    let blank = context.scratch.join("blank.raw");
+    without_file_system(&disk, &blank)?;
+    for (name, disk) in [("day", &disk), ("blank", &blank)] {
+        import(&node, name, disk, &initrd)?;
+    }
+    let mut told: BTreeMap<String, Samples> = BTreeMap::new();
+    for number in 0..context.pick(DAYS, 1) {
+        for seeing in SEEINGS {
+            eprintln!("io-who: day {number} seen by {}", seeing.name);
+            let scores = day(&node, &trace, seeing, number, long, &truth)?;
+            node.remove(seeing.machine)?;
+            tell(&mut told, seeing.name, &scores);
         }
-        node.remove(view)?;
+    }
+    for (name, samples) in &told {
+        let unit = if name.ends_with("requests") {
+            "count"
+        } else {
+            "ratio"
+        };
+        report.add(name, unit, samples);
     }
     for (view, name) in [
         (View::Agent, "simulated.agent"),
@@ -103,38 +202,66 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_value("simulated.learned.precision", "ratio", learned.precision());
     report.add_value("simulated.learned.recall", "ratio", learned.recall());
     report.note(
-        "`agent` and `file` are of a real guest, with all its reads, also those that the host's memory answered and that waited for nothing; not in them \
-         are reads of no file's blocks. `file` is the same day without the agent. All that is called simulated is of days that are made up",
+        "`agent`, `file` and `input_only` are of real guests; reads of no file's blocks are not in them. `file` is the same days without the agent, `input_only` \
+         without the agent and without a file system. What is read between a program's first launch and its second use is in `first` alone. All that is called \
+         simulated is of days that are made up",
     );
     Ok(report)
 }
 
-fn tell(report: &mut Report, view: &str, score: Score) {
-    let ratio = |part: u64, of: u64| part as f64 / of.max(1) as f64;
-    report.add_value(
-        &format!("{view}.precision"),
-        "ratio",
-        ratio(score.right, score.right + score.wrong),
-    );
-    report.add_value(
-        &format!("{view}.recall"),
-        "ratio",
-        ratio(score.right, score.right + score.missed),
-    );
-    report.add_value(&format!("{view}.requests"), "count", score.all as f64);
+fn import(node: &Node, name: &str, disk: &Path, initrd: &Path) -> anyhow::Result<()> {
+    let guest = Guest::tiny()?;
+    let text = |path: &Path| path.display().to_string();
+    let request = ImportRequest {
+        disks: vec![text(disk)],
+        kernel: Some(text(&guest.kernel())),
+        initrd: Some(text(initrd)),
+        cmdline: Some(guest.cmdline()?),
+        name: Some(name.into()),
+        memory_bytes: Some(MEMORY),
+        cpus: Some(1),
+        ..ImportRequest::default()
+    };
+    node.client.import(&request)?.finish(|_| {})?;
+    Ok(())
 }
 
-/// Lives through a day in a new machine, and compares what was decided with the truth: while programs were used that had been launched before,
-/// and while one was launched for the first time, of which nothing can be known.
+/// Copies a disk, but for what tells where its files are: programs of this experiment read blocks, and never miss it.
+fn without_file_system(disk: &Path, blank: &Path) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    std::fs::copy(disk, blank)?;
+    let mut file = std::fs::File::options().write(true).open(blank)?;
+    file.write_all(&vec![0; BLANK_BYTES])?;
+    Ok(())
+}
+
+fn tell(told: &mut BTreeMap<String, Samples>, view: &str, scores: &Scores) {
+    let mut add = |name: &str, value: Option<f64>| {
+        if let Some(value) = value {
+            let samples = told.entry(format!("{view}.{name}")).or_default();
+            samples.push(value);
+        }
+    };
+    add("precision", scores.later.precision());
+    add("recall", scores.later.recall());
+    add("requests", Some(scores.later.all as f64));
+    add("first.precision", scores.first.precision());
+    add("first.recall", scores.first.recall());
+    add("first.requests", Some(scores.first.all as f64));
+    add("programs_right", scores.programs_right());
+}
+
+/// Lives through a day in a new machine, and compares what was decided with the truth.
 fn day(
     node: &Node,
     trace: &Path,
-    machine: &str,
-    agent: bool,
+    seeing: Seeing,
+    number: u64,
     long: Duration,
     truth: &Truth,
-) -> anyhow::Result<[Score; 2]> {
-    node.boot("day", machine)?;
+) -> anyhow::Result<Scores> {
+    let (machine, agent) = (seeing.machine, seeing.agent);
+    node.boot(seeing.image, machine)?;
     // brings all of it from the repository into the cache, once
     node.tell(machine, "cat /dev/vda > /dev/null", PATIENCE)?;
     if !agent {
@@ -149,8 +276,8 @@ fn day(
     }
     let from_us = unix_us();
     let start = Instant::now();
-    let (mut started, mut random) = ([false; PROGRAMS.len()], 7u64);
-    let mut actions = Vec::new();
+    let (mut started, mut random) = ([false; PROGRAMS.len()], 7 + number);
+    let mut seconds: Seconds = Default::default();
     let mut below = |n: u64| {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -161,12 +288,14 @@ fn day(
         rest(node, Duration::from_millis(2_000 + below(4_000)));
         let which = below(PROGRAMS.len() as u64) as usize;
         let name = PROGRAMS[which];
-        let is_first = !std::mem::replace(&mut started[which], true);
-        let line = match !is_first && below(4) > 0 {
+        let is_known = std::mem::replace(&mut started[which], true);
+        if is_known && seconds[which].is_none() {
+            seconds[which] = Some(unix_us());
+        }
+        let line = match is_known && below(4) > 0 {
             true => format!("{name} read use {USED} {}", below(USE_FILES - USED)),
             false => format!("{name} read launch {LAUNCH_FILES}"),
         };
-        actions.push((unix_us(), is_first));
         node.client.has_input(machine)?;
         node.tell(machine, &line, PATIENCE)?;
         if below(4) == 0 {
@@ -176,7 +305,7 @@ fn day(
         }
     }
     node.client.io()?;
-    score(&last_record(trace)?, (from_us, &actions), truth)
+    score(&last_record(trace)?, from_us, truth, &seconds)
 }
 
 /// Waits, while the host forgets what it has in memory, as if it had less of that.
@@ -229,36 +358,34 @@ fn last_record(trace: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(path)?)
 }
 
-/// Returns the score of what came from a time on: beside ordinary actions, and beside first launches. `actions` has when each began, and
-/// whether it was one.
-fn score(
-    rows: &str,
-    (from_us, actions): (u64, &[(u64, bool)]),
-    truth: &Truth,
-) -> anyhow::Result<[Score; 2]> {
-    let mut scores = [Score::default(); 2];
+/// Compares what was recorded from then on with the truth.
+fn score(rows: &str, from_us: u64, truth: &Truth, seconds: &Seconds) -> anyhow::Result<Scores> {
+    let mut scores = Scores::default();
     for row in rows.lines().skip(1) {
         let columns: Vec<&str> = row.split(',').collect();
         let [us, "read", _, offset, _, class, ..] = columns[..] else {
             continue;
         };
         let (us, offset): (u64, u64) = (us.parse()?, offset.parse()?);
-        let Some(is_waited_for) = truth.get(&(offset / BLOCK)).filter(|_| us >= from_us) else {
+        let Some(block) = truth.get(&(offset / BLOCK)).filter(|_| us >= from_us) else {
             continue;
         };
-        let begun = actions.partition_point(|(at_us, _)| *at_us <= us);
-        let is_first = begun.checked_sub(1).is_some_and(|last| actions[last].1);
-        let score = &mut scores[usize::from(is_first)];
-        score.all += 1;
-        match (class == "interactive", is_waited_for) {
-            (true, true) => score.right += 1,
-            (true, false) => score.wrong += 1,
-            (false, true) => score.missed += 1,
-            (false, false) => {}
+        let is_taken = class == "interactive";
+        let is_first = match seconds.get(block.who) {
+            Some(second_us) => second_us.is_none_or(|second_us| us < second_us),
+            // daemons are never launched
+            None => false,
+        };
+        match is_first {
+            true => scores.first.add(is_taken, block.is_waited_for),
+            false => {
+                scores.later.add(is_taken, block.is_waited_for);
+                scores.each[block.who].add(is_taken, block.is_waited_for);
+            }
         }
     }
     ensure!(
-        scores.iter().any(|score| score.all > 0),
+        scores.later.all > 0,
         "no request of a known file was recorded"
     );
     Ok(scores)
@@ -268,17 +395,22 @@ fn score(
 fn make_disk(scratch: &Path) -> anyhow::Result<(PathBuf, String, Truth)> {
     let (tree, disk) = (scratch.join("tree"), scratch.join("day.raw"));
     let mut files = Vec::new();
-    for name in PROGRAMS {
-        for (part, number, waited) in [
+    for (who, name) in PROGRAMS.into_iter().enumerate() {
+        for (part, number, is_waited_for) in [
             ("launch", LAUNCH_FILES, true),
             ("use", USE_FILES, true),
             ("own", OWN_FILES, false),
         ] {
-            files.extend((0..number).map(|n| (format!("{name}/{part}"), n, waited)));
+            let block = Block { who, is_waited_for };
+            files.extend((0..number).map(|n| (format!("{name}/{part}"), n, block)));
         }
     }
-    for (name, _, _) in DAEMONS {
-        files.extend((0..DAEMON_FILES).map(|n| (format!("{name}/files"), n, false)));
+    for (number, (name, _, _)) in DAEMONS.into_iter().enumerate() {
+        let block = Block {
+            who: PROGRAMS.len() + number,
+            is_waited_for: false,
+        };
+        files.extend((0..DAEMON_FILES).map(|n| (format!("{name}/files"), n, block)));
     }
     let noise = crate::workload::noise(64 << 10, 3);
     for (number, (dir, file, _)) in files.iter().enumerate() {
@@ -308,7 +440,7 @@ fn make_disk(scratch: &Path) -> anyhow::Result<(PathBuf, String, Truth)> {
     let (mut layout, mut truth) = (String::new(), Truth::new());
     let answers = answers.lines().filter(|line| !line.starts_with("debugfs"));
     let mut known = 0;
-    for ((dir, file, waited), answer) in files
+    for ((dir, file, of), answer) in files
         .iter()
         .zip(answers.filter(|line| !line.trim().is_empty()))
     {
@@ -317,7 +449,7 @@ fn make_disk(scratch: &Path) -> anyhow::Result<(PathBuf, String, Truth)> {
             let block: u64 = block
                 .parse()
                 .with_context(|| format!("debugfs said {answer:?}"))?;
-            truth.insert(block, *waited);
+            truth.insert(block, *of);
             match runs.last_mut() {
                 Some((first, number)) if *first + *number == block => *number += 1,
                 _ => runs.push((block, 1)),
@@ -360,4 +492,83 @@ fn make_initrd(guest: &Guest, scratch: &Path, layout: &str) -> anyhow::Result<Pa
     )?;
     std::fs::write(root.join("layout"), layout)?;
     super::io::add_to_initrd(guest, &root, &scratch.join("who.initrd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn truth() -> Truth {
+        let block = |who, is_waited_for| Block { who, is_waited_for };
+        let daemon = PROGRAMS.len();
+        [
+            (1, block(0, true)),
+            (2, block(0, false)),
+            (3, block(1, true)),
+            (9, block(daemon, false)),
+        ]
+        .into()
+    }
+
+    fn rows(of: &[(u64, u64, &str)]) -> String {
+        let row = |(us, block, class): &(u64, u64, &str)| {
+            format!(
+                "{us},read,0,{},4096,{class},agent,a rule,x\n",
+                block * BLOCK
+            )
+        };
+        let rows: String = of.iter().map(row).collect();
+        format!(
+            "unix_us,op,disk,offset,bytes,class,source,rule,program\n{rows}50,write,0,4096,4096,normal,none,a rule,\n"
+        )
+    }
+
+    #[test]
+    fn what_a_program_reads_before_its_second_use_is_told_apart() {
+        let mut seconds = Seconds::default();
+        seconds[0] = Some(200);
+        let rows = rows(&[
+            (99, 1, "interactive"),
+            (100, 1, "normal"),
+            (150, 1, "interactive"),
+            (160, 2, "interactive"),
+            (200, 1, "interactive"),
+            (210, 1, "normal"),
+            (220, 2, "normal"),
+            (230, 9, "interactive"),
+            (240, 7, "interactive"),
+            // never used twice
+            (250, 3, "interactive"),
+        ]);
+        let scores = score(&rows, 100, &truth(), &seconds).unwrap();
+        let of = |right, wrong, missed, all| Score {
+            right,
+            wrong,
+            missed,
+            all,
+        };
+        assert_eq!(scores.first, of(2, 1, 1, 4));
+        assert_eq!(scores.later, of(1, 1, 1, 4));
+        assert_eq!(scores.each[0], of(1, 0, 1, 3));
+        assert_eq!(scores.each[PROGRAMS.len()], of(0, 1, 0, 1));
+        assert_eq!(scores.later.precision(), Some(0.5));
+        assert_eq!(scores.first.recall(), Some(2.0 / 3.0));
+        // the first program is mostly right, the daemon is not, the others were not seen
+        assert_eq!(scores.programs_right(), Some(0.5));
+    }
+
+    #[test]
+    fn nothing_taken_has_no_precision_and_nothing_recorded_is_an_error() {
+        assert_eq!(Score::default().precision(), None);
+        assert_eq!(Score::default().recall(), None);
+        assert!(
+            score(
+                &rows(&[(5, 1, "normal")]),
+                100,
+                &truth(),
+                &Seconds::default()
+            )
+            .is_err()
+        );
+    }
 }

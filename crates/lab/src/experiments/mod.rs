@@ -68,7 +68,7 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`swarm_sim`] ...); the cheap ones first.
+/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`io`] ...); the cheap ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",
@@ -209,11 +209,6 @@ pub const ALL: &[Experiment] = &[
         name: "two-streams",
         about: "two machines started together over one slow link, and over two links: does each get its part?",
         run: two_streams::run,
-    },
-    Experiment {
-        name: "io",
-        about: "a user's launches, pages and films beside noisy machines on a modelled disk, against the host's schedulers",
-        run: io::run,
     },
     Experiment {
         name: "io-sim",

@@ -1,10 +1,8 @@
-//! What machines do, as `guests/io.rs` and the noisy machines of `io` do it.
+//! What machines do, as the replays and the noisy machines of `io` do it.
 
 use super::world::{Program, Wish};
+use crate::launch::{Launch, Next, Play, mix};
 use floe_sched::{Class, MachineId, Op, Purpose, Who};
-
-#[path = "../../guests/io_files.rs"]
-mod files;
 
 /// Bytes that a noisy machine uses, and from one block to the next that it uses.
 const NOISE_BYTES: u64 = 64 << 20;
@@ -22,60 +20,71 @@ fn who(machine: u32, op: Op, class: Class) -> Who {
     }
 }
 
-/// A user who launches a program, looks at it, and launches it again.
-pub struct Launcher {
+/// A user who launches a program, looks at it, and launches it again: the replay of `io`, decided by the same code.
+pub struct Launcher<'a> {
     machine: u32,
     pause_us: u64,
-    overhead_us: u64,
-    program: u64,
-    number: u64,
-    began_us: u64,
+    launch: &'a Launch,
+    play: Play<'a>,
+    /// When what began last begins.
+    begins_us: u64,
     launches: Vec<u64>,
 }
 
-impl Launcher {
-    /// `overhead_us` is what the guest itself takes for each request, beyond the disk and the program's own computing.
-    pub fn new(machine: u32, pause_s: f64, overhead_us: u64) -> Launcher {
+/// Threads of it: as many as lanes of the replay.
+const LANES: usize = 8;
+
+impl<'a> Launcher<'a> {
+    /// Makes one that rests so long between two launches.
+    pub fn new(machine: u32, pause_s: f64, launch: &'a Launch) -> Launcher<'a> {
+        let pause_us = (pause_s * 1e6) as u64;
         Launcher {
             machine,
-            pause_us: (pause_s * 1e6) as u64,
-            overhead_us,
-            program: 0,
-            number: 0,
-            began_us: 0,
+            pause_us,
+            launch,
+            play: Play::new(launch, pause_us),
+            begins_us: pause_us,
             launches: Vec::new(),
         }
     }
 }
 
-impl Program for Launcher {
+impl Program for Launcher<'_> {
     fn threads(&self) -> usize {
-        1
+        LANES
     }
 
-    fn wish(&mut self, _: usize, now_us: u64) -> Wish {
-        let mut after_us = self.overhead_us;
-        if self.number > 0 {
-            after_us += files::think_us(self.program, self.number - 1);
+    fn wish(&mut self, _: usize, now_us: u64) -> Option<Wish> {
+        let mut at_us = now_us.max(self.begins_us);
+        loop {
+            match self.play.next(at_us) {
+                Next::Input => {}
+                Next::Until(us) => at_us = us,
+                Next::Waits => return None,
+                Next::Begin(number) => {
+                    let step = &self.launch.steps[number];
+                    self.begins_us = at_us;
+                    return Some(Wish {
+                        after_us: at_us - now_us,
+                        who: who(self.machine, step.op, Class::Interactive),
+                        op: step.op,
+                        offset: step.offset,
+                        bytes: step.bytes,
+                    });
+                }
+                Next::Over => {
+                    self.launches.push(self.play.took_us());
+                    // a user's clicks don't keep step with anything
+                    let random = mix(self.launches.len() as u64) % (self.pause_us / 4 + 1);
+                    at_us = now_us + self.pause_us + random;
+                    self.play = Play::new(self.launch, at_us);
+                }
+            }
         }
-        if self.number == files::LAUNCH_READS {
-            self.launches.push(now_us + after_us - self.began_us);
-            (self.program, self.number) = (self.program + 1, 0);
-        }
-        if self.number == 0 {
-            // a user's clicks don't keep step with anything
-            after_us += self.pause_us + files::mix(self.program) % (self.pause_us / 4 + 1);
-            self.began_us = now_us + after_us;
-        }
-        let (offset, bytes) = files::file(self.program, self.number);
-        self.number += 1;
-        Wish {
-            after_us,
-            who: who(self.machine, Op::Read, Class::Interactive),
-            op: Op::Read,
-            offset,
-            bytes: bytes as u64,
-        }
+    }
+
+    fn done(&mut self, now_us: u64) {
+        self.play.done(now_us);
     }
 
     fn launches(&self) -> &[u64] {
@@ -101,16 +110,16 @@ impl Program for Reader {
         4
     }
 
-    fn wish(&mut self, _: usize, _: u64) -> Wish {
+    fn wish(&mut self, _: usize, _: u64) -> Option<Wish> {
         let bytes = 16 << 10;
         self.next += 1;
-        Wish {
-            after_us: 25 + files::mix(self.next) % 75,
+        Some(Wish {
+            after_us: 25 + mix(self.next) % 75,
             who: who(self.machine, Op::Read, Class::Normal),
             op: Op::Read,
             offset: self.next.wrapping_mul(STEP) % (NOISE_BYTES / bytes) * bytes,
             bytes,
-        }
+        })
     }
 }
 
@@ -132,21 +141,21 @@ impl Program for Boot {
         5
     }
 
-    fn wish(&mut self, thread: usize, _: u64) -> Wish {
+    fn wish(&mut self, thread: usize, _: u64) -> Option<Wish> {
         self.next += 1;
-        let random = files::mix(self.next ^ u64::from(self.machine) << 32);
+        let random = mix(self.next ^ u64::from(self.machine) << 32);
         let (after_us, op, bytes) = match thread {
             0 | 1 => (100 + random % 5_900, Op::Read, 32 << 10),
             2 | 3 => (2_000 + random % 18_000, Op::Write, 64 << 10),
             _ => (50_000 + random % 250_000, Op::Flush, 0),
         };
         let blocks = NOISE_BYTES / bytes.max(1);
-        Wish {
+        Some(Wish {
             after_us,
             who: who(self.machine, op, Class::Normal),
             op,
             offset: self.next.wrapping_mul(STEP) % blocks * bytes,
             bytes,
-        }
+        })
     }
 }

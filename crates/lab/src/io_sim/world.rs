@@ -26,8 +26,11 @@ pub struct Wish {
 pub trait Program {
     /// Returns how many threads it has.
     fn threads(&self) -> usize;
-    /// Returns what a thread wants, at the beginning and whenever its last wish was fulfilled.
-    fn wish(&mut self, thread: usize, now_us: u64) -> Wish;
+    /// Returns what a thread wants, at the beginning and whenever its last wish was fulfilled. `None`: it wants nothing before another
+    /// thread's wish is.
+    fn wish(&mut self, thread: usize, now_us: u64) -> Option<Wish>;
+    /// One of its wishes was fulfilled.
+    fn done(&mut self, _now_us: u64) {}
     /// Returns how long the user waited for each launch, in microseconds.
     fn launches(&self) -> &[u64] {
         &[]
@@ -52,13 +55,15 @@ enum Event {
 }
 
 /// Machines, a policy and a disk.
-pub struct World {
+pub struct World<'a> {
     policy: Box<dyn Policy<Request>>,
     disk: Model,
     kind: Kind,
     /// When the disk's last flush begins and ends.
     flush_us: (u64, u64),
-    programs: Vec<Box<dyn Program>>,
+    programs: Vec<Box<dyn Program + 'a>>,
+    /// Threads that want nothing yet, by machine.
+    resting: Vec<Vec<usize>>,
     /// How many requests each machine had served.
     pub served: Vec<u64>,
     workers: usize,
@@ -71,21 +76,22 @@ pub struct World {
     begun: bool,
 }
 
-impl World {
+impl<'a> World<'a> {
     /// `workers` requests are given to the disk at once at most. Writes go to the disk as they come: a host keeps them in its memory for
     /// a while, but one that writes as fast as it can has to wait for them all the same.
     pub fn new(
         policy: Box<dyn Policy<Request>>,
         kind: Kind,
         workers: usize,
-        programs: Vec<Box<dyn Program>>,
-    ) -> World {
+        programs: Vec<Box<dyn Program + 'a>>,
+    ) -> World<'a> {
         World {
             policy,
             disk: Model::new(kind, 1),
             kind,
             flush_us: (0, 0),
             served: vec![0; programs.len()],
+            resting: vec![Vec::new(); programs.len()],
             programs,
             workers,
             under_way: 0,
@@ -105,7 +111,10 @@ impl World {
     }
 
     fn want(&mut self, machine: usize, thread: usize) {
-        let wish = self.programs[machine].wish(thread, self.now_us);
+        let Some(wish) = self.programs[machine].wish(thread, self.now_us) else {
+            self.resting[machine].push(thread);
+            return;
+        };
         let request = Request {
             machine,
             thread,
@@ -152,7 +161,16 @@ impl World {
         let Request { who, op, bytes, .. } = request;
         self.policy.served(self.now_us, who, op, bytes);
         self.served[request.machine] += 1;
+        self.programs[request.machine].done(self.now_us);
         self.want(request.machine, request.thread);
+        for thread in std::mem::take(&mut self.resting[request.machine]) {
+            // what the first of them begins may be what the others wait for
+            if thread != request.thread {
+                self.want(request.machine, thread);
+            } else {
+                self.resting[request.machine].push(thread);
+            }
+        }
     }
 
     fn dispatch(&mut self) {

@@ -125,6 +125,11 @@ impl SlowDisk {
         std::fs::write(&path, value).with_context(|| format!("cannot write {value} to {path}"))
     }
 
+    /// Returns the process that serves it.
+    pub fn process(&self) -> u32 {
+        self.server.id()
+    }
+
     /// Returns the I/O schedulers that the kernel has for it.
     pub fn schedulers(&self) -> anyhow::Result<Vec<String>> {
         let path = format!("/sys/block/{}/queue/scheduler", self.name);

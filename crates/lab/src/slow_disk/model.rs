@@ -15,6 +15,8 @@ const POSITION_US: (u64, u64) = (4_100, 12_300);
 const PASS_OVER_BYTES: u64 = 128 << 10;
 /// The mean time of an SSD's request, in microseconds, spread evenly by half of that to both sides.
 const SSD_US: u64 = 200;
+/// The mean time of a small SSD's request, in microseconds, spread the same.
+const SMALL_SSD_US: u64 = 1_000;
 /// How many bytes are within that time; the others take theirs.
 const SSD_FREE_BYTES: u64 = 16 << 10;
 /// How many bytes each of an SSD's channels moves in a microsecond.
@@ -27,6 +29,8 @@ pub enum Kind {
     HardDisk,
     /// Four channels: 20,000 requests a second, 1 ms for a flush.
     Ssd,
+    /// Four channels: 4,000 requests a second, 1 ms for a flush. Few enough that what serves them on two processors is not measured itself.
+    SmallSsd,
 }
 
 impl Kind {
@@ -35,20 +39,45 @@ impl Kind {
         match self {
             Kind::HardDisk => "hard-disk",
             Kind::Ssd => "ssd",
+            Kind::SmallSsd => "small-ssd",
         }
     }
 
     /// Returns the kind of this name.
     pub fn named(name: &str) -> Option<Kind> {
-        [Kind::HardDisk, Kind::Ssd]
+        [Kind::HardDisk, Kind::Ssd, Kind::SmallSsd]
             .into_iter()
             .find(|kind| kind.name() == name)
     }
 
-    fn channels(self) -> usize {
+    /// Returns how many random requests of 16 KiB it serves in a second.
+    pub fn random_per_s(self) -> u64 {
+        match self {
+            Kind::HardDisk => 120,
+            Kind::Ssd => 20_000,
+            Kind::SmallSsd => 4_000,
+        }
+    }
+
+    /// Returns how long a random request of so many bytes takes in the mean once it has begun, in microseconds.
+    pub fn random_us(self, bytes: u64) -> f64 {
+        let of_ssd =
+            |mean_us: u64| mean_us + bytes.saturating_sub(SSD_FREE_BYTES) / SSD_BYTES_PER_US;
+        match self {
+            Kind::HardDisk => {
+                (POSITION_US.0 + POSITION_US.1) as f64 / 2.0
+                    + (bytes / HARD_DISK_BYTES_PER_US) as f64
+            }
+            Kind::Ssd => of_ssd(SSD_US) as f64,
+            Kind::SmallSsd => of_ssd(SMALL_SSD_US) as f64,
+        }
+    }
+
+    /// Returns how many requests it serves at once.
+    pub fn channels(self) -> usize {
         match self {
             Kind::HardDisk => 1,
-            Kind::Ssd => 4,
+            Kind::Ssd | Kind::SmallSsd => 4,
         }
     }
 
@@ -56,7 +85,7 @@ impl Kind {
     pub fn flush_us(self) -> u64 {
         match self {
             Kind::HardDisk => 25_000,
-            Kind::Ssd => 1_000,
+            Kind::Ssd | Kind::SmallSsd => 1_000,
         }
     }
 }
@@ -100,9 +129,13 @@ impl Model {
         }
         let took = match self.kind {
             Kind::HardDisk => self.arm_us(offset) + bytes / HARD_DISK_BYTES_PER_US,
-            Kind::Ssd => {
+            Kind::Ssd | Kind::SmallSsd => {
                 let more = bytes.saturating_sub(SSD_FREE_BYTES) / SSD_BYTES_PER_US;
-                self.between(SSD_US / 2, SSD_US * 3 / 2) + more
+                let mean_us = match self.kind {
+                    Kind::SmallSsd => SMALL_SSD_US,
+                    _ => SSD_US,
+                };
+                self.between(mean_us / 2, mean_us * 3 / 2) + more
             }
         };
         self.head = offset + bytes;
@@ -166,6 +199,24 @@ mod tests {
         near(rate(Kind::Ssd, 1, scattered, 16 << 10), 5_000.0);
         near(rate(Kind::Ssd, 4, scattered, 16 << 10), 20_000.0);
         near(rate(Kind::Ssd, 32, scattered, 16 << 10), 20_000.0);
+    }
+
+    #[test]
+    fn each_kind_serves_as_many_as_it_says() {
+        for kind in [Kind::HardDisk, Kind::Ssd, Kind::SmallSsd] {
+            near(
+                rate(kind, 16, scattered, 16 << 10),
+                kind.random_per_s() as f64,
+            );
+            assert_eq!(Kind::named(kind.name()), Some(kind));
+            for bytes in [16 << 10, 128 << 10] {
+                let channels = kind.channels() as f64;
+                near(
+                    rate(kind, 16, scattered, bytes),
+                    channels * 1e6 / kind.random_us(bytes),
+                );
+            }
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// `floe-lab slow-disk DIR BYTES`: serves `DIR/mnt/disk`, whose bytes are in `DIR/bytes`, until its input ends. A line on its input says how
-/// fast it is from now on: `fast`, `hard-disk` or `ssd`; each is answered by `ok` and the number of requests that it has served.
+/// fast it is from now on: `fast`, `hard-disk`, `ssd` or `small-ssd`; each is answered by `ok` and the number of requests that it has served.
 #[derive(clap::Args)]
 pub struct Arguments {
     dir: PathBuf,
@@ -135,7 +135,9 @@ impl Disk {
                     "fast" => None,
                     name => match Kind::named(name) {
                         Some(kind) => Some(Model::new(kind, 1)),
-                        None => bail!("a slow disk is fast, hard-disk or ssd, not {name:?}"),
+                        None => {
+                            bail!("a slow disk is fast, hard-disk, ssd or small-ssd, not {name:?}")
+                        }
                     },
                 };
                 state.served

@@ -36,16 +36,22 @@ impl Session {
     /// Connects to a machine's console and input. The same `seed` yields the same behaviour.
     pub fn attach(node: &Node, machine: &str, seed: u64) -> anyhow::Result<Session> {
         let socket = node.client.console(machine)?.socket;
-        let console = UnixStream::connect(&socket)
-            .with_context(|| format!("cannot open the console {socket}"))?;
-        console.set_read_timeout(Some(LOOK_EVERY))?;
-        let run = Path::new(&socket)
+        let socket = Path::new(&socket);
+        let run = socket
             .parent()
             .context("a console is in the machine's directory")?;
+        Session::over(socket, &run.join("qmp-spare.sock"), seed)
+    }
+
+    /// Connects to the console and the monitor of a QEMU, by their sockets.
+    pub fn over(console: &Path, monitor: &Path, seed: u64) -> anyhow::Result<Session> {
+        let stream = UnixStream::connect(console)
+            .with_context(|| format!("cannot open the console {}", console.display()))?;
+        stream.set_read_timeout(Some(LOOK_EVERY))?;
         Ok(Session {
-            input: Input::connect(&run.join("qmp-spare.sock"))?,
+            input: Input::connect(monitor)?,
             random: StdRng::seed_from_u64(seed),
-            console,
+            console: stream,
             seen: String::new(),
             asked: 0,
         })

@@ -1,8 +1,11 @@
-//! A real guest in QEMU that launches programs, loads pages and plays films when it is told to (`guests/io.rs`).
+//! A real guest in QEMU that makes the requests of recorded launches, or noise, when it is told to (`guests/io.rs`).
 
 use crate::guest::Guest;
+use crate::launch::Launch;
 use crate::slow_disk::output_of;
 use anyhow::{Context as _, bail, ensure};
+use floe_machine::qmp::Qmp;
+use serde_json::json;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -16,6 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The program in the guest, and its disk's size.
 const PROGRAM: &str = include_str!("../../../guests/io.rs");
 const FILES: &str = include_str!("../../../guests/io_files.rs");
+const SCRIPT: &str = include_str!("../../../guests/io_script.rs");
 const INIT: &str = include_str!("../../../guests/io-init");
 pub const DISK_BYTES: u64 = 128 << 20;
 
@@ -34,13 +38,37 @@ pub struct Place<'a> {
 pub struct Desk {
     child: Child,
     serial: BufReader<UnixStream>,
+    qmp: Qmp,
+}
+
+/// What QEMU has counted of a guest's disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Read {
+    /// How many reads were done.
+    pub reads: u64,
+    /// How long they took in all, from being given to QEMU until they were done, in seconds: without what the guest computes.
+    pub reads_s: f64,
+}
+
+/// Reads QEMU's answer to `query-blockstats`: of its first disk.
+fn first_disk(answer: &serde_json::Value) -> anyhow::Result<Read> {
+    let stats = &answer[0]["stats"];
+    let number = |name: &str| {
+        stats[name]
+            .as_u64()
+            .with_context(|| format!("QEMU counts no {name} of a disk"))
+    };
+    Ok(Read {
+        reads: number("rd_operations")?,
+        reads_s: number("rd_total_time_ns")? as f64 / 1e9,
+    })
 }
 
 impl Desk {
     /// Boots a guest with this disk.
     pub fn boot(guest: &Guest, initrd: &Path, place: Place) -> anyhow::Result<Desk> {
         std::fs::create_dir_all(place.dir)?;
-        let socket = place.dir.join("serial");
+        let (socket, monitor) = (place.dir.join("serial"), place.dir.join("qmp"));
         let mut command = Command::new("taskset");
         command.args(["-c", &place.cpu.to_string(), "qemu-system-x86_64"]);
         command.args([
@@ -62,6 +90,8 @@ impl Desk {
         command.args([
             "-serial".into(),
             format!("unix:{},server=on,wait=off", socket.display()),
+            "-qmp".into(),
+            format!("unix:{},server=on,wait=off", monitor.display()),
             "-drive".into(),
             // as floe's nodes open disks
             format!(
@@ -95,7 +125,18 @@ impl Desk {
         };
         stream.set_read_timeout(Some(PATIENCE))?;
         let serial = BufReader::new(stream);
-        let mut desk = Desk { child, serial };
+        let qmp = UnixStream::connect(&monitor)
+            .map_err(anyhow::Error::from)
+            .and_then(|stream| Ok(Qmp::over(stream, |_| {})?));
+        let qmp = match qmp {
+            Ok(qmp) => qmp,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error.context("QEMU has no monitor"));
+            }
+        };
+        let mut desk = Desk { child, serial, qmp };
         desk.answer("ready")?;
         Ok(desk)
     }
@@ -127,6 +168,11 @@ impl Desk {
         }
     }
 
+    /// Returns what QEMU has counted of its disk so far.
+    pub fn read(&self) -> anyhow::Result<Read> {
+        first_disk(&self.qmp.execute("query-blockstats", json!({}))?)
+    }
+
     /// Begins what a line says.
     pub fn begin(&mut self, line: &str) -> anyhow::Result<()> {
         writeln!(self.serial.get_mut(), "{line}")?;
@@ -147,12 +193,18 @@ impl Drop for Desk {
     }
 }
 
-/// Compiles the guests' program and adds it to the tiny guest's initial RAM disk.
-pub fn initrd(guest: &Guest, scratch: &Path) -> anyhow::Result<PathBuf> {
+/// Compiles the guests' program and adds it, with the launches, to the tiny guest's initial RAM disk.
+pub fn initrd(guest: &Guest, scratch: &Path, launches: &[Launch]) -> anyhow::Result<PathBuf> {
     let (source, root) = (scratch.join("io.rs"), scratch.join("initrd"));
     std::fs::create_dir_all(root.join("bin"))?;
     std::fs::write(&source, PROGRAM)?;
     std::fs::write(scratch.join("io_files.rs"), FILES)?;
+    std::fs::write(scratch.join("io_script.rs"), SCRIPT)?;
+    std::fs::create_dir_all(root.join("launches"))?;
+    for launch in launches {
+        let path = root.join("launches").join(&launch.name);
+        std::fs::write(path, launch.script().text())?;
+    }
     let mut rustc = Command::new("rustc");
     rustc.args([
         "--edition",
@@ -184,4 +236,20 @@ pub fn add_to_initrd(guest: &Guest, root: &Path, path: &Path) -> anyhow::Result<
     initrd.extend(archive.stdout);
     std::fs::write(path, initrd)?;
     Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qemu_counts_of_a_disk_is_its_reads_and_their_time() {
+        let answer = json!([{"device": "virtio0", "stats": {"rd_operations": 60, "rd_total_time_ns": 1_500_000_000u64}}]);
+        let read = Read {
+            reads: 60,
+            reads_s: 1.5,
+        };
+        assert_eq!(first_disk(&answer).unwrap(), read);
+        assert!(first_disk(&json!([])).is_err());
+    }
 }

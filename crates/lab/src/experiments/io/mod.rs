@@ -1,25 +1,49 @@
-//! `io`: a user's launches beside noisy machines, through floe's mount and by QEMU on raw files with the host's schedulers, all of it
-//! on one modelled hard disk.
+//! `io`: a user's recorded launches, pages, films and commands replayed beside noisy machines, through floe's mount and on raw files with the host's
+//! schedulers and QEMU's throttle groups, all of it on one modelled disk.
 //!
-//! - `site`: the disk, both sides of it, and how one cell of the table is measured.
-//! - `desk`: the interactive machine, a real guest. `noise`: the others. `groups`: what the host's schedulers call a machine.
+//! - `site`: the disk, both sides of it, and how one cell of the table is measured. `disk`: how a machine gets at its disk.
+//! - `replay`: what the desk asks for. `noise`: what the others do. `desk`: real guests, which validate the replay.
+//! - `groups`, `throttle`: what the host's schedulers and QEMU call a machine.
+//! - `parts`: what a round of each part measures. `figures`: what becomes of it.
+//! - `record`: makes the records that are replayed, in real guests.
+//!
+//! A full run takes hours, so that it can be done in sittings (`--kept FILE --minutes N`, `--only PART`). A round of a part is kept once all
+//! candidates were measured in it, in turn, or not at all.
 mod desk;
+pub(super) mod disk;
+pub(super) mod figures;
 pub(super) mod groups;
-mod more;
 pub(super) mod noise;
+mod parts;
+mod record;
+pub(super) mod replay;
 pub(super) mod site;
+mod throttle;
 
-use crate::harness::{Context, Report, Samples};
-use crate::slow_disk::Kind;
+use crate::harness::{Context, Kept, Report, Samples};
 pub(super) use desk::add_to_initrd;
+use figures::Table;
 use floe_mount::IoScheduling;
+use floe_sched::Class;
 use groups::WEIGHT;
-use noise::Kind as NoiseKind;
-use site::{Beside, Candidate, NOISY, Site};
-use std::collections::BTreeMap;
-use std::time::Duration;
+use parts::Lab;
+pub(super) use parts::Launches;
+pub use record::Arguments as RecordArguments;
+use serde::{Deserialize, Serialize};
+use site::{Candidate, Site};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-pub(super) const VSIP: Candidate = Candidate::Floe(IoScheduling::Vsip);
+/// floe as it is delivered.
+pub(super) const VSIP: Candidate = floe(IoScheduling::Vsip, None);
+/// First come, first served, through the same mount.
+const FIFO: Candidate = floe(IoScheduling::Fifo, None);
+/// The desk's machine goes first, whatever it does: what CFQ(P) is in the paper.
+const WHOLE: Candidate = floe(IoScheduling::Vsip, Some(Class::Interactive));
+
+const fn floe(io: IoScheduling, desk: Option<Class>) -> Candidate {
+    Candidate::Floe { io, desk }
+}
 
 pub(super) const fn host(scheduler: &'static str, desk_weight: u32) -> Candidate {
     Candidate::Host {
@@ -29,141 +53,232 @@ pub(super) const fn host(scheduler: &'static str, desk_weight: u32) -> Candidate
 }
 
 /// Who is compared. A desk with a weight of its own is the most that an administrator could do for one user.
-const CANDIDATES: [Candidate; 7] = [
+const CANDIDATES: [Candidate; 8] = [
     VSIP,
     host("bfq", WEIGHT),
-    host("bfq", 1000),
     host("none", WEIGHT),
+    host("bfq", 1000),
     host("mq-deadline", WEIGHT),
     host("kyber", WEIGHT),
-    Candidate::Floe(IoScheduling::Off),
+    Candidate::Throttled,
+    FIFO,
 ];
-/// How many of them, the first, are measured in every round and in everything.
-const MAIN: usize = 3;
-/// Those of a quick run.
-const QUICK: [Candidate; 3] = [VSIP, host("bfq", WEIGHT), host("none", WEIGHT)];
+/// How many of them, the first, are compared in a quick run.
+const QUICK: usize = 3;
 
-const fn beside(kind: NoiseKind, machines: usize) -> Beside {
-    Beside {
-        kind,
-        machines,
-        lies: false,
-    }
+fn candidates(context: &Context) -> &'static [Candidate] {
+    context.pick(&CANDIDATES[..], &CANDIDATES[..QUICK])
 }
 
-/// What a launch is measured beside.
-pub(super) const NOISES: [(&str, Beside); 5] = [
-    ("reader1", beside(NoiseKind::Reader, 1)),
-    ("reader7", beside(NoiseKind::Reader, NOISY)),
-    ("boot1", beside(NoiseKind::Boot, 1)),
-    ("boot7", beside(NoiseKind::Boot, NOISY)),
-    ("sync7", beside(NoiseKind::Sync, NOISY)),
+/// A part of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Part {
+    /// Launches beside readers, boots and writers that sync, by everybody.
+    Launches,
+    /// Pages and films.
+    Pages,
+    /// Commands that read cold, beside writers that sync.
+    Echo,
+    /// What noisy machines get, and liars among them.
+    Shares,
+    /// Two machines that saturate a disk.
+    Two,
+    /// The paper's section 4.6.
+    Mixed,
+    /// A real guest.
+    Live,
+}
+
+/// All parts: their names, and how many rounds each has.
+const PARTS: [(&str, Part, usize); 7] = [
+    ("launches", Part::Launches, 20),
+    ("pages", Part::Pages, 20),
+    ("echo", Part::Echo, 20),
+    ("shares", Part::Shares, 20),
+    ("two", Part::Two, 20),
+    ("mixed", Part::Mixed, 20),
+    ("live", Part::Live, 6),
 ];
 
-/// How long floe's schedulers have to find out what kind of disk this is. Nodes have it for as long as they run.
-pub(super) const ACQUAINT: Duration = Duration::from_secs(20);
+/// Options of the experiment.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// Do these parts alone, and tell what can be told of them and of what was kept
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = PARTS.map(|(name, ..)| name))]
+    only: Vec<String>,
+    /// Keep what came of each round in FILE, and take from there what this very code has measured on this machine: one that was cut goes on
+    #[arg(long, value_name = "FILE")]
+    kept: Option<PathBuf>,
+    /// Begin no round after so many minutes, and tell what was done so far; the same command goes on later
+    #[arg(long, value_name = "N", requires = "kept")]
+    minutes: Option<f64>,
+    /// Launches that floe-lab record-launches has made; what is not there is made up
+    #[arg(long, value_name = "DIR", default_value = record::DIR)]
+    launches: PathBuf,
+}
 
-/// Samples by name, in the order in which they were measured.
-pub(super) type Table = BTreeMap<String, Samples>;
+/// A round of a part: what is kept as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Step {
+    round: usize,
+    part: Part,
+}
+
+/// Returns all steps: a round of each part, and then the next round, so that sittings that are too few leave each part with some.
+fn steps(context: &Context) -> Vec<Step> {
+    let rounds = |full: usize| context.pick(full, 1);
+    let most = PARTS.map(|(.., full)| rounds(full)).into_iter().max();
+    let of_round = |round: usize| {
+        let parts = PARTS
+            .into_iter()
+            .filter(move |(.., full)| round < rounds(*full));
+        parts.map(move |(_, part, _)| Step { round, part })
+    };
+    (0..most.unwrap_or(0)).flat_map(of_round).collect()
+}
+
+fn name_of(part: Part) -> &'static str {
+    let known = PARTS.iter().find(|(_, known, _)| *known == part);
+    known.map_or("", |(name, ..)| name)
+}
 
 /// Runs the experiment.
-pub fn run(context: &Context) -> anyhow::Result<Report> {
+pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut report = Report::new("io", context.quick);
-    let candidates: &[Candidate] = if context.quick { &QUICK } else { &CANDIDATES };
-    let noises = if context.quick { &NOISES[..2] } else { &NOISES };
-    let floes: &[IoScheduling] = if context.quick {
-        &[IoScheduling::Vsip]
-    } else {
-        &[IoScheduling::Vsip, IoScheduling::Off]
+    let all = steps(context);
+    let wanted = |step: &Step| {
+        options.only.is_empty() || options.only.iter().any(|name| name == name_of(step.part))
     };
-    let mut site = Site::new(&context.scratch, floes, true)?;
-    site.acquaint(Kind::HardDisk, ACQUAINT)?;
-    let mut table = Table::new();
-    for round in 0..context.pick(3, 1) {
-        // the others are measured once: nothing about them surprises
-        let some = if round == 0 {
-            candidates
-        } else {
-            &candidates[..MAIN]
-        };
-        for step in 0..some.len() {
-            let which = if round % 2 == 0 {
-                step
-            } else {
-                some.len() - 1 - step
-            };
-            launches(&mut site, some[which], noises, round, &mut table)?;
-        }
-        for candidate in &candidates[..context.pick(2, 1)] {
-            more::beside_guests(&mut site, *candidate, round, &mut table)?;
-        }
+    let mut kept: Kept<Step, parts::Told> =
+        Kept::open(options.kept.as_deref(), "io", context.quick)?;
+    kept.told.retain(|step, _| all.contains(step));
+    let launches = Launches::load(&options.launches)?;
+    let lacking: Vec<Step> = all
+        .iter()
+        .copied()
+        .filter(|step| wanted(step) && !kept.told.contains_key(step))
+        .collect();
+    measure(context, options, &launches, &lacking, &mut kept)?;
+    let prefixes: Vec<&str> = CANDIDATES
+        .iter()
+        .chain([&WHOLE])
+        .map(|c| c.prefix())
+        .collect();
+    let peers = CANDIDATES.iter().filter(|candidate| candidate.is_peer());
+    let peers: Vec<&str> = peers.map(|candidate| candidate.prefix()).collect();
+    figures::tell(&mut report, &table(&kept), &prefixes, &peers);
+    let recorded = launches.recorded.len();
+    report.add_value("recorded_launches", "count", recorded as f64);
+    for launch in &launches.recorded {
+        let (name, reads) = (&launch.name, launch.reads());
+        report.add_value(&format!("{name}.reads"), "count", reads as f64);
+        let megabytes = launch.read_bytes() as f64 / 1e6;
+        report.add_value(&format!("{name}.read_mb"), "MB", megabytes);
     }
-    let peers = if context.quick {
-        &[]
-    } else {
-        &CANDIDATES[1..MAIN]
-    };
-    for candidate in [VSIP].iter().chain(peers).chain([&VSIP]) {
-        more::pages_and_film(&mut site, *candidate, context, &mut table)?;
-    }
-    more::shares(&mut site, VSIP, context, &mut table)?;
-    tell_launches(&mut report, candidates, noises, &table);
+    note(&mut report, &launches);
+    report.lacks(all.len() - kept.told.len(), all.len(), "rounds");
     Ok(report)
 }
 
-/// Measures a candidate's launches, alone and beside each noise.
-fn launches(
-    site: &mut Site,
-    candidate: Candidate,
-    noises: &[(&str, Beside)],
-    round: usize,
-    table: &mut Table,
+/// Does what was not kept, as long as there is time.
+fn measure(
+    context: &Context,
+    options: &Options,
+    launches: &Launches,
+    lacking: &[Step],
+    kept: &mut Kept<Step, parts::Told>,
 ) -> anyhow::Result<()> {
-    // the same program in each cell of a round; what the host has of its files is forgotten in between
-    let lines = [format!("launch {round}")];
-    let pause = Duration::from_millis(500);
-    let alone = site.measure(candidate, Kind::HardDisk, None, &lines, pause)?;
-    let Some(alone) = alone else {
+    if lacking.is_empty() {
         return Ok(());
-    };
-    let alone_us = alone.answers[0][0];
-    let prefix = candidate.prefix();
-    push(table, format!("{prefix}launch_alone_s"), alone_us / 1e6);
-    for (name, beside) in noises {
-        let cell = site.measure(candidate, Kind::HardDisk, Some(*beside), &lines, pause)?;
-        let Some(cell) = cell else { continue };
-        let us = cell.answers[0][0];
-        eprintln!(
-            "io: round {round}, {prefix}launch beside {name}: {:.2} s, alone {:.2} s; noise {:.0} requests/s",
-            us / 1e6,
-            alone_us / 1e6,
-            cell.got.iter().map(|got| got.requests).sum::<f64>() / cell.seconds
-        );
-        push(table, format!("{prefix}launch_{name}"), us / alone_us);
+    }
+    let began = Instant::now();
+    let long = options
+        .minutes
+        .map(|minutes| Duration::from_secs_f64(minutes.max(0.0) * 60.0));
+    let orders = [IoScheduling::Vsip, IoScheduling::Fifo];
+    let mut site = Site::new(&context.scratch, &orders, true, launches)?;
+    for (done, step) in lacking.iter().enumerate() {
+        if long.is_some_and(|long| began.elapsed() >= long) {
+            eprintln!("io: {} rounds are left for later", lacking.len() - done);
+            break;
+        }
+        let mut lab = Lab {
+            site: &mut site,
+            launches,
+            context,
+        };
+        let told = lab.round(step.part, step.round)?;
+        kept.put(step, &told)?;
+        kept.told.insert(*step, told);
     }
     Ok(())
 }
 
-fn push(table: &mut Table, name: String, value: f64) {
-    table.entry(name).or_default().push(value);
+/// Puts the samples of all rounds together, in their order.
+fn table(kept: &Kept<Step, parts::Told>) -> Table {
+    let mut table = Table::new();
+    for told in kept.told.values() {
+        for (name, value) in told {
+            let samples: &mut Samples = table.entry(name.clone()).or_default();
+            samples.push(*value);
+        }
+    }
+    table
 }
 
-fn tell_launches(
-    report: &mut Report,
-    candidates: &[Candidate],
-    noises: &[(&str, Beside)],
-    table: &Table,
-) {
-    more::tell(report, table);
-    for (noise, _) in noises {
-        let of =
-            |candidate: &Candidate| table.get(&format!("{}launch_{noise}", candidate.prefix()));
-        let peers = candidates.iter().filter(|candidate| candidate.is_peer());
-        let best = peers
-            .filter_map(of)
-            .min_by(|a, b| a.median().total_cmp(&b.median()));
-        if let Some(best) = best {
-            report.add(&format!("best_peer.launch_{noise}"), "x", best);
+fn note(report: &mut Report, launches: &Launches) {
+    report.note(match launches.recorded.len() {
+        0 => "no launch was recorded: all are made up (60 reads that depend on each other, some milliseconds of computing between them)".to_owned(),
+        recorded => format!("{recorded} recorded launches are replayed; what was not recorded is made up"),
+    });
+    report.note(
+        "the SSD is modelled with 4,000 requests a second: with 20,000, the processors of this host would be measured; `device_over_model` and `device_cores` tell how near \
+         the bare device comes to its model, and with how much of a processor",
+    );
+    report
+        .note("the host's control groups of version 2 have no io controller: io.cost is in io-sim");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn context(quick: bool) -> Context {
+        Context {
+            quick,
+            scratch: PathBuf::new(),
         }
+    }
+
+    #[test]
+    fn every_part_has_its_rounds_and_the_first_rounds_come_first() {
+        let all = steps(&context(false));
+        let distinct: BTreeSet<Step> = all.iter().copied().collect();
+        assert_eq!(distinct.len(), all.len());
+        assert!(all.is_sorted_by_key(|step| step.round));
+        for (name, part, rounds) in PARTS {
+            assert_eq!(all.iter().filter(|step| step.part == part).count(), rounds);
+            assert_eq!(name_of(part), name);
+            // what is replayed at least twenty times, the guest at least five
+            assert!(rounds >= if part == Part::Live { 5 } else { 20 });
+        }
+        assert_eq!(steps(&context(true)).len(), PARTS.len());
+    }
+
+    #[test]
+    fn rounds_of_several_sittings_are_told_in_their_order() {
+        let mut kept: Kept<Step, parts::Told> = Kept::open(None, "io", true).unwrap();
+        for (round, value) in [(1, 20.0), (0, 10.0), (2, 30.0)] {
+            let part = Part::Pages;
+            let told = vec![
+                ("page_alone_s".to_owned(), value),
+                ("page_reader7".to_owned(), 1.0),
+            ];
+            kept.told.insert(Step { round, part }, told);
+        }
+        let table = table(&kept);
+        assert_eq!(table["page_alone_s"].values(), [10.0, 20.0, 30.0]);
+        assert_eq!(table["page_reader7"].len(), 3);
     }
 }

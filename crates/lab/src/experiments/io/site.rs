@@ -1,54 +1,71 @@
 //! One modelled disk with everything on it: floe's state directories, one for each order of requests, and the peers' raw files. Each side has
-//! a desk, which is a real guest, and seven noisy machines.
+//! a desk, in front of which somebody sits, and seven noisy machines. The desk's requests are replayed; a real guest can use its disk, too.
 
 use super::desk::{self, Desk, Place};
-use super::groups::{Groups, WEIGHT};
-use super::noise::{self, Got, Noise};
+use super::disk::Target;
+use super::groups::{CpuCap, Groups, WEIGHT};
+use super::noise::{self, Agent, Got, Lie, Noise, PLAYER};
+use super::parts::Launches;
+use super::replay::{FRAMES_AHEAD, LARGE_FRAME_BYTES, Lanes};
+use super::throttle::{Limit, Throttled};
 use crate::experiments::local::LocalMount;
 use crate::guest::Guest;
+use crate::launch::Launch;
 use crate::slow_disk::{self, Kind, SlowDisk};
 use anyhow::Context as _;
 use floe_image::MachineConfig;
-use floe_mount::{DiskSpec, IoScheduling, MachineHandle, MachineSpec};
+use floe_mount::{DiskSpec, IoSaid, IoScheduling, MachineHandle, MachineSpec};
+use floe_sched::Class;
+use floe_sched::classify::Name;
 use floe_store::{Ingest, IngestOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many noisy machines there are.
 pub const NOISY: usize = 7;
 /// Bytes of the modelled disk.
 const BYTES: u64 = 12 << 30;
-/// The processors of the desks, and of real noisy guests.
+/// The processors of the desk's guest, and of a noisy guest; and how much of it that may use, in percent.
 const DESK_CPU: usize = 0;
 const NOISE_CPU: usize = 1;
-/// How long a real guest makes noise, in seconds: longer than a launch beside it.
-const GUEST_S: u64 = 8;
+const NOISE_CPU_PERCENT: u32 = 30;
 /// How long noise goes on before something is measured.
-const SETTLE: Duration = Duration::from_millis(1500);
+pub const SETTLE: Duration = Duration::from_millis(1500);
+/// Frames of the longest film.
+const FRAMES_MAX: u64 = 600;
 
 /// Who orders the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
-    /// floe's mount.
-    Floe(IoScheduling),
+    /// floe's mount; with the class of all of the desk's requests, where that is said by hand.
+    Floe {
+        io: IoScheduling,
+        desk: Option<Class>,
+    },
     /// QEMU on raw files, and one of the host's schedulers; `desk_weight` is the desk's, the others have [`WEIGHT`].
     Host {
         scheduler: &'static str,
         desk_weight: u32,
     },
+    /// QEMU's throttle groups, one for each machine, and none of the host's schedulers.
+    Throttled,
 }
 
 impl Candidate {
     /// Returns what its figures' names begin with; nothing for floe as it is delivered.
     pub fn prefix(self) -> &'static str {
         match self {
-            Candidate::Floe(IoScheduling::Vsip) => "",
-            Candidate::Floe(IoScheduling::Fifo) => "fifo.",
-            Candidate::Floe(IoScheduling::Off) => "off.",
+            Candidate::Floe { desk: Some(_), .. } => "whole.",
+            Candidate::Floe { io, .. } => match io {
+                IoScheduling::Vsip => "",
+                IoScheduling::Fifo => "fifo.",
+                IoScheduling::Off => "off.",
+            },
+            Candidate::Throttled => "throttle.",
             Candidate::Host {
                 scheduler,
                 desk_weight,
@@ -64,59 +81,82 @@ impl Candidate {
 
     /// Whether floe is not there.
     pub fn is_peer(self) -> bool {
-        matches!(self, Candidate::Host { .. })
+        !matches!(self, Candidate::Floe { .. })
     }
 }
 
-/// The files of one side's machines, and the desk.
+/// The files of one side's machines, the desk's first.
 struct Side {
-    desk: Desk,
-    /// The first noisy machine as a real guest, once it was needed.
-    guest: Option<Desk>,
-    noisy: Vec<PathBuf>,
-    /// How the desk's and the first noisy machine's inputs are told.
-    inputs: Vec<MachineHandle>,
-}
-
-/// What was measured.
-pub struct Cell {
-    /// The numbers that the desk answered, of each line.
-    pub answers: Vec<Vec<f64>>,
-    /// What each noisy machine got meanwhile.
-    pub got: Vec<Got>,
-    /// How long it took.
-    pub seconds: f64,
+    files: Vec<PathBuf>,
+    /// The same machines on floe's mount; none of the peers' side.
+    machines: Vec<MachineHandle>,
+    /// The desk, and the first noisy machine, as real guests, once they were needed.
+    guests: [Option<Desk>; 2],
 }
 
 /// What goes on beside the desk.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Beside {
     pub kind: noise::Kind,
     pub machines: usize,
-    /// Whether the first of them moves its mouse without end.
-    pub lies: bool,
+    /// How the first of them lies.
+    pub lie: Lie,
+}
+
+/// A desk that can be used, beside noise that goes on.
+pub struct Stage<'a> {
+    /// Its disk.
+    pub desk: &'a Target,
+    /// The same, opened.
+    pub lanes: &'a Lanes,
+    /// The machine, if it is one of floe's mount.
+    pub machine: Option<&'a MachineHandle>,
+    noise: &'a [Noise],
+}
+
+impl Stage<'_> {
+    /// Starts a program on the desk's own disk that reads without end, beside what the desk does: the mixed machine of the paper's section 4.6.
+    pub fn reader(&self) -> anyhow::Result<Noise> {
+        let agent = self.machine.map(|machine| Agent {
+            machine: machine.clone(),
+            lie: Lie::None,
+        });
+        Noise::start(&noise::Kind::Reader, self.desk, agent)
+    }
+
+    /// Returns what each noisy machine has got so far.
+    pub fn got(&self) -> Vec<Got> {
+        self.noise.iter().map(Noise::got).collect()
+    }
+
+    /// Returns what each of them got since then.
+    pub fn since(&self, before: &[Got]) -> Vec<Got> {
+        let pairs = self.noise.iter().zip(before);
+        pairs
+            .map(|(noise, before)| noise.got().since(*before))
+            .collect()
+    }
 }
 
 /// Everything. Fields are dropped in this order, as each stands on those below it.
 pub struct Site {
+    throttled: Option<Throttled>,
     raw: Option<Side>,
     floes: Vec<(IoScheduling, Side)>,
     groups: Option<Groups>,
-    _mounts: Vec<LocalMount>,
-    guest: Guest,
-    initrd: PathBuf,
+    /// Of noisy guests.
+    caps: Vec<CpuCap>,
+    mounts: Vec<LocalMount>,
+    guest: Option<(Guest, PathBuf)>,
     scratch: PathBuf,
+    desk_bytes: u64,
+    noise_bytes: u64,
+    /// Where a film stands on the desk's disk.
+    pub film_at: u64,
+    /// What kind of disk floe's schedulers know.
+    known: Option<Kind>,
     /// The modelled disk.
     pub disk: SlowDisk,
-}
-
-fn disk_bytes(machine: usize) -> u64 {
-    // the first noisy machine may be a real guest, with the program of the desk
-    if machine <= 1 {
-        desk::DISK_BYTES
-    } else {
-        noise::DISK_BYTES
-    }
 }
 
 fn name_of(machine: usize) -> String {
@@ -142,21 +182,37 @@ fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
 }
 
 impl Site {
-    /// Makes the disk, fills all files, and boots the desks.
-    pub fn new(scratch: &Path, floes: &[IoScheduling], raw: bool) -> anyhow::Result<Site> {
-        let guest = Guest::tiny()?;
-        let initrd = desk::initrd(&guest, scratch)?;
+    /// Makes the disk and fills all files, for what is launched at the desk and by noisy machines.
+    pub fn new(
+        scratch: &Path,
+        floes: &[IoScheduling],
+        raw: bool,
+        launches: &Launches,
+    ) -> anyhow::Result<Site> {
         let disk = SlowDisk::new(&scratch.join("slow"), BYTES)?;
         anyhow::ensure!(disk.is_direct(), "the loop device refuses direct I/O");
         let names: Vec<String> = (0..=NOISY).map(name_of).collect();
+        let ends = launches.all().into_iter().map(Launch::end);
+        let film_at = ends.max().unwrap_or(0).next_multiple_of(1 << 20);
+        let film_bytes = (FRAMES_MAX + FRAMES_AHEAD as u64) * LARGE_FRAME_BYTES;
         let mut site = Site {
+            throttled: None,
             raw: None,
             floes: Vec::new(),
-            groups: Groups::new(&names)?,
-            _mounts: Vec::new(),
-            guest,
-            initrd,
+            groups: Groups::new(scratch, &names)?,
+            caps: Vec::new(),
+            mounts: Vec::new(),
+            guest: None,
             scratch: scratch.to_owned(),
+            desk_bytes: (film_at + film_bytes)
+                .max(desk::DISK_BYTES)
+                .next_multiple_of(1 << 20),
+            noise_bytes: launches
+                .noise_end()
+                .max(noise::DISK_BYTES)
+                .next_multiple_of(1 << 20),
+            film_at,
+            known: None,
             disk,
         };
         for io in floes {
@@ -164,49 +220,31 @@ impl Site {
             site.floes.push((*io, side));
         }
         if raw {
-            site.raw = Some(site.raw()?);
+            site.raw = Some(site.make_raw()?);
         }
         Ok(site)
     }
 
-    /// Lets floe's schedulers find out what kind of disk this is: so far it was one that takes no time.
-    pub fn acquaint(&mut self, kind: Kind, long: Duration) -> anyhow::Result<()> {
-        let beside = Beside {
-            kind: noise::Kind::Reader,
-            machines: NOISY,
-            lies: false,
-        };
-        let all: Vec<IoScheduling> = self.floes.iter().map(|(io, _)| *io).collect();
-        for io in all {
-            self.measure(Candidate::Floe(io), kind, Some(beside), &[], long)?;
+    fn bytes_of(&self, machine: usize) -> u64 {
+        match machine {
+            0 => self.desk_bytes,
+            // it may be a real guest
+            1 => desk::DISK_BYTES.max(self.noise_bytes),
+            _ => self.noise_bytes,
         }
-        for local in &self._mounts {
-            if let Some(status) = local.mount.io_status() {
-                eprintln!(
-                    "io: a scheduler gives the disk {} requests at once",
-                    status.disk.depth
-                );
-            }
-        }
-        Ok(())
     }
 
-    fn raw(&mut self) -> anyhow::Result<Side> {
+    fn make_raw(&mut self) -> anyhow::Result<Side> {
         let dir = self.disk.root.join("raw");
         std::fs::create_dir_all(&dir)?;
         let files: Vec<PathBuf> = (0..=NOISY).map(|n| dir.join(name_of(n))).collect();
         for (number, file) in files.iter().enumerate() {
-            fill(file, disk_bytes(number))?;
-        }
-        let desk = self.boot("raw-desk", &files[0], DESK_CPU)?;
-        if let Some(groups) = &self.groups {
-            groups.enter("desk", desk.process())?;
+            fill(file, self.bytes_of(number))?;
         }
         Ok(Side {
-            desk,
-            guest: None,
-            noisy: files[1..].to_vec(),
-            inputs: Vec::new(),
+            files,
+            machines: Vec::new(),
+            guests: [None, None],
         })
     }
 
@@ -216,10 +254,11 @@ impl Site {
         let local = LocalMount::scheduled(&dir, 64 << 20, io)?;
         let mut ingest = Ingest::new(&local.repository, IngestOptions::default())?;
         ingest.region_bytes("disk0", &[0; 1 << 20])?;
-        let image = local.show(&ingest.finish(MachineConfig::default())?)?;
-        let (mut files, mut inputs) = (Vec::new(), Vec::new());
+        let id = ingest.finish(MachineConfig::default())?;
+        let image = local.show(&id)?;
+        let (mut files, mut machines) = (Vec::new(), Vec::new());
         for number in 0..=NOISY {
-            let handle = local.mount.add_machine(MachineSpec {
+            let machine = local.mount.add_machine(MachineSpec {
                 name: name_of(number),
                 uid: 0,
                 gid: 0,
@@ -228,41 +267,74 @@ impl Site {
                 disks: vec![DiskSpec {
                     name: "disk0".into(),
                     base: None,
-                    size: disk_bytes(number),
+                    size: self.bytes_of(number),
                 }],
                 base: None,
             })?;
-            let file = handle.disk_path("disk0").context("it has this disk")?;
-            fill(&file, disk_bytes(number))?;
+            let file = machine.disk_path("disk0").context("it has this disk")?;
+            fill(&file, self.bytes_of(number))?;
             files.push(file);
-            inputs.push(handle);
+            machines.push(machine);
         }
-        self._mounts.push(local);
-        let desk = self.boot(&format!("{io:?}-desk"), &files[0], DESK_CPU)?;
+        // what the paper's white list has: players, which read before they show
+        let player = Name::new(PLAYER)?;
+        local.mount.say_of_io(id, player, IoSaid::Allowed)?;
+        self.mounts.push(local);
         Ok(Side {
-            desk,
-            guest: None,
-            noisy: files[1..].to_vec(),
-            inputs,
+            files,
+            machines,
+            guests: [None, None],
         })
     }
 
-    fn boot(&self, name: &str, disk: &Path, cpu: usize) -> anyhow::Result<Desk> {
-        eprintln!("io: booting {name}");
-        let dir = self.scratch.join(name);
-        let place = Place {
-            dir: &dir,
-            disk,
-            cpu,
+    fn side(&mut self, candidate: Candidate) -> anyhow::Result<&mut Side> {
+        let side = match candidate {
+            Candidate::Floe { io, .. } => {
+                let mut floes = self.floes.iter_mut();
+                floes.find(|(of, _)| *of == io).map(|(_, side)| side)
+            }
+            Candidate::Host { .. } | Candidate::Throttled => self.raw.as_mut(),
         };
-        Desk::boot(&self.guest, &self.initrd, place)
+        side.context("this side was not made")
+    }
+
+    /// Lets floe's schedulers find out what kind of disk this is, if it was another one so far. Nodes have it for as long as they run.
+    pub fn acquaint(&mut self, kind: Kind) -> anyhow::Result<()> {
+        if self.known == Some(kind) {
+            return Ok(());
+        }
+        self.known = Some(kind);
+        let long = match kind {
+            Kind::HardDisk => Duration::from_secs(20),
+            Kind::Ssd | Kind::SmallSsd => Duration::from_secs(5),
+        };
+        let readers = Beside {
+            kind: noise::Kind::Reader,
+            machines: NOISY,
+            lie: Lie::None,
+        };
+        let all: Vec<IoScheduling> = self.floes.iter().map(|(io, _)| *io).collect();
+        for io in all {
+            let floe = Candidate::Floe { io, desk: None };
+            self.beside(floe, kind, Some(&readers), long, |_| Ok(()))?;
+        }
+        for local in &self.mounts {
+            if let Some(status) = local.mount.io_status() {
+                eprintln!(
+                    "io: a scheduler gives the {} {} requests at once",
+                    kind.name(),
+                    status.disk.depth
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Makes the disk behave, and puts the candidate's scheduler before it. Returns whether the host has that.
     fn prepare(&mut self, candidate: Candidate, kind: Kind) -> anyhow::Result<bool> {
         self.disk.hurry()?;
         let (scheduler, weight) = match candidate {
-            Candidate::Floe(_) => ("none", WEIGHT),
+            Candidate::Floe { .. } | Candidate::Throttled => ("none", WEIGHT),
             Candidate::Host {
                 scheduler,
                 desk_weight,
@@ -272,144 +344,188 @@ impl Site {
             return Ok(false);
         }
         self.disk.schedule(scheduler)?;
-        if weight != WEIGHT
-            && !self
-                .groups
-                .as_ref()
-                .is_some_and(|g| g.weigh("desk", weight))
-        {
+        let weighs = self
+            .groups
+            .as_ref()
+            .is_some_and(|groups| groups.weigh("desk", weight));
+        if weight != WEIGHT && !weighs {
             return Ok(false);
         }
-        if weight == WEIGHT
-            && let Some(groups) = &self.groups
-        {
-            groups.weigh("desk", WEIGHT);
+        if candidate == Candidate::Throttled && self.throttled.is_none() {
+            self.throttled = Some(self.throttle(kind)?);
+        }
+        if let Candidate::Floe { desk, .. } = candidate {
+            let machines = &self.side(candidate)?.machines;
+            let desk_machine = machines.first().context("it has a desk")?;
+            desk_machine.set_class(desk.unwrap_or_default());
         }
         self.disk.forget()?;
         self.disk.behave(kind)?;
         Ok(true)
     }
 
-    /// Lets the desk do all these lines, each after an input, with a pause before each, beside the noise; `None` if the host has
-    /// nothing like this candidate.
-    pub fn measure(
+    /// Starts QEMU's storage daemon: each machine may have its part in the long run, and all of the disk for ten seconds.
+    fn throttle(&mut self, kind: Kind) -> anyhow::Result<Throttled> {
+        let files = &self.side(Candidate::Throttled)?.files;
+        let names = (0..files.len()).map(name_of);
+        let files: Vec<(String, PathBuf)> = names.zip(files.iter().cloned()).collect();
+        let limit = Limit {
+            per_s: kind.random_per_s() / files.len() as u64,
+            burst_per_s: kind.random_per_s(),
+            burst_s: 10,
+        };
+        Throttled::start(&self.scratch.join("throttle"), &files, limit)
+    }
+
+    fn target(&self, candidate: Candidate, side: &Side, machine: usize) -> anyhow::Result<Target> {
+        let groups = self.groups.as_ref().filter(|_| candidate.is_peer());
+        match (&self.throttled, candidate) {
+            (Some(throttled), Candidate::Throttled) => Ok(Target::Throttled {
+                socket: throttled.socket.clone(),
+                export: name_of(machine),
+            }),
+            _ => Ok(Target::File {
+                path: side.files[machine].clone(),
+                group: groups.map(|groups| groups.group(&name_of(machine))),
+            }),
+        }
+    }
+
+    /// Uses the desk beside the noise, which begins so long before; `None` if the host has nothing like this candidate.
+    pub fn beside<T>(
         &mut self,
         candidate: Candidate,
         kind: Kind,
-        beside: Option<Beside>,
-        lines: &[String],
-        pause: Duration,
-    ) -> anyhow::Result<Option<Cell>> {
+        beside: Option<&Beside>,
+        settle: Duration,
+        act: impl FnOnce(&Stage) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Option<T>> {
+        if !candidate.is_peer() {
+            self.acquaint(kind)?;
+        }
         if !self.prepare(candidate, kind)? {
             return Ok(None);
         }
-        let settle = match beside {
-            // credit from before is spent, and everybody has had time to catch up
-            Some(Beside { lies: true, .. }) => pause,
-            _ => SETTLE,
+        let machines = self.side(candidate)?.machines.clone();
+        let side: &Side = match candidate {
+            Candidate::Floe { io, .. } => {
+                let mut floes = self.floes.iter();
+                let side = floes.find(|(of, _)| *of == io).map(|(_, side)| side);
+                side.context("this side was not made")?
+            }
+            _ => self.raw.as_ref().context("this side was not made")?,
         };
-        let groups = self.groups.as_ref().filter(|_| candidate.is_peer());
-        let side = match candidate {
-            Candidate::Floe(io) => self
-                .floes
-                .iter_mut()
-                .find(|(of, _)| *of == io)
-                .map(|(_, side)| side),
-            Candidate::Host { .. } => self.raw.as_mut(),
-        };
-        let side = side.context("this side was not made")?;
+        let desk = self.target(candidate, side, 0)?;
+        let lanes = Lanes::new(&desk)?;
         // noisy machines have more data than the host has memory
-        let root = &self.disk.root;
-        let _forgets = (!candidate.is_peer()).then(|| Forgets::start(root));
+        let _forgets = (!candidate.is_peer()).then(|| Forgets::start(&self.disk.root));
         let mut noise = Vec::new();
         for number in 1..=beside.map_or(0, |beside| beside.machines) {
-            let group = groups.map(|groups| groups.group(&name_of(number)));
-            let kind = beside.map_or(noise::Kind::Reader, |beside| beside.kind);
-            noise.push(Noise::start(kind, &side.noisy[number - 1], group)?);
+            let Some(beside) = beside else { break };
+            let lie = if number == 1 { beside.lie } else { Lie::None };
+            let agent = machines.get(number).map(|machine| Agent {
+                machine: machine.clone(),
+                lie,
+            });
+            let target = self.target(candidate, side, number)?;
+            noise.push(Noise::start(&beside.kind, &target, agent)?);
         }
-        let liar = side
-            .inputs
-            .get(1)
-            .filter(|_| beside.is_some_and(|beside| beside.lies));
-        rest(settle, liar);
-        let before: Vec<Got> = noise.iter().map(Noise::got).collect();
-        let start = Instant::now();
-        let mut answers = Vec::new();
-        for line in lines {
-            rest(pause, liar);
-            if let Some(handle) = side.inputs.first() {
-                handle.input();
-            }
-            side.desk.begin(line)?;
-            answers.push(side.desk.end(line)?);
+        if beside.is_some() {
+            std::thread::sleep(settle);
         }
-        if lines.is_empty() {
-            rest(pause, liar);
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        let got = noise
-            .iter()
-            .zip(before)
-            .map(|(noise, before)| noise.got().since(before))
-            .collect();
-        drop(noise);
-        Ok(Some(Cell {
-            answers,
-            got,
-            seconds,
-        }))
-    }
-
-    /// Lets the desk do a line after an input, beside one real guest that makes this noise; `None` if the host has nothing like this
-    /// candidate.
-    pub fn beside_a_guest(
-        &mut self,
-        candidate: Candidate,
-        kind: Kind,
-        noise: &str,
-        line: &str,
-    ) -> anyhow::Result<Option<Vec<f64>>> {
-        self.disk.hurry()?;
-        if self.side(candidate)?.guest.is_none() {
-            let disk = self.side(candidate)?.noisy[0].clone();
-            let guest = self.boot(&format!("{}guest", candidate.prefix()), &disk, NOISE_CPU)?;
-            if let Some(groups) = self.groups.as_ref().filter(|_| candidate.is_peer()) {
-                groups.enter(&name_of(1), guest.process())?;
-            }
-            self.side(candidate)?.guest = Some(guest);
-        }
-        if !self.prepare(candidate, kind)? {
-            return Ok(None);
-        }
-        let root = self.disk.root.clone();
-        let _forgets = (!candidate.is_peer()).then(|| Forgets::start(&root));
-        let side = self.side(candidate)?;
-        let (desk, guest) = (
-            &mut side.desk,
-            side.guest.as_mut().context("it was booted")?,
-        );
-        let noisy = format!("noise {noise} {GUEST_S}");
-        guest.begin(&noisy)?;
-        std::thread::sleep(SETTLE);
-        if let Some(handle) = side.inputs.first() {
-            handle.input();
-        }
-        desk.begin(line)?;
-        let answer = desk.end(line)?;
-        guest.end(&noisy)?;
-        Ok(Some(answer))
-    }
-
-    fn side(&mut self, candidate: Candidate) -> anyhow::Result<&mut Side> {
-        let side = match candidate {
-            Candidate::Floe(io) => self
-                .floes
-                .iter_mut()
-                .find(|(of, _)| *of == io)
-                .map(|(_, side)| side),
-            Candidate::Host { .. } => self.raw.as_mut(),
+        let stage = Stage {
+            desk: &desk,
+            lanes: &lanes,
+            machine: machines.first(),
+            noise: &noise,
         };
-        side.context("this side was not made")
+        let done = act(&stage)?;
+        noise.iter().try_for_each(Noise::holds)?;
+        Ok(Some(done))
+    }
+
+    /// Returns the requests of the desk that floe has taken for waited for so far, and all of its requests.
+    pub fn taken(&self, candidate: Candidate) -> Option<(u64, u64)> {
+        let Candidate::Floe { io, .. } = candidate else {
+            return None;
+        };
+        let at = self.floes.iter().position(|(of, _)| *of == io)?;
+        let status = self.mounts.get(at)?.mount.io_status()?;
+        let desk = status.machines.into_iter().find(|m| m.name == name_of(0))?;
+        let served = desk.status.classes.map(|class| class.served);
+        Some((served[Class::Interactive as usize], served.iter().sum()))
+    }
+}
+
+/// A real guest, and the same from the noisy one beside it.
+pub struct Live<'a> {
+    /// The guest at which somebody sits.
+    pub desk: &'a mut Desk,
+    /// The noisy guest.
+    pub noise: &'a mut Desk,
+    /// The desk's machine on the mount.
+    pub machine: &'a MachineHandle,
+}
+
+impl Site {
+    fn boot(
+        &mut self,
+        name: &str,
+        disk: &Path,
+        cpu: usize,
+        launches: &[Launch],
+    ) -> anyhow::Result<Desk> {
+        eprintln!("io: booting {name}");
+        if self.guest.is_none() {
+            let guest = Guest::tiny()?;
+            let initrd = desk::initrd(&guest, &self.scratch, launches)?;
+            self.guest = Some((guest, initrd));
+        }
+        let (guest, initrd) = self.guest.as_ref().context("it was just made")?;
+        let dir = self.scratch.join(name);
+        let place = Place {
+            dir: &dir,
+            disk,
+            cpu,
+        };
+        Desk::boot(guest, initrd, place)
+    }
+
+    /// Has a real guest at the desk of floe's mount, and a noisy one beside it whose processor is capped. Both boot the first time.
+    pub fn live<T>(
+        &mut self,
+        io: IoScheduling,
+        kind: Kind,
+        launches: &[Launch],
+        act: impl FnOnce(Live) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let candidate = Candidate::Floe { io, desk: None };
+        self.acquaint(kind)?;
+        self.disk.hurry()?;
+        for (number, cpu) in [(0, DESK_CPU), (1, NOISE_CPU)] {
+            if self.side(candidate)?.guests[number].is_none() {
+                let disk = self.side(candidate)?.files[number].clone();
+                let name = format!("{}-guest", name_of(number));
+                let guest = self.boot(&name, &disk, cpu, launches)?;
+                if number > 0 {
+                    let cap = CpuCap::new(&self.scratch, guest.process(), NOISE_CPU_PERCENT)?;
+                    self.caps.push(cap);
+                }
+                self.side(candidate)?.guests[number] = Some(guest);
+            }
+        }
+        self.prepare(candidate, kind)?;
+        let _forgets = Forgets::start(&self.disk.root);
+        let side = self.side(candidate)?;
+        let machine = side.machines.first().context("it has a desk")?;
+        let [Some(desk), Some(noise)] = &mut side.guests else {
+            anyhow::bail!("the guests were booted");
+        };
+        act(Live {
+            desk,
+            noise,
+            machine,
+        })
     }
 }
 
@@ -447,14 +563,31 @@ impl Drop for Forgets {
     }
 }
 
-/// Waits; a liar moves its mouse meanwhile.
-fn rest(pause: Duration, liar: Option<&MachineHandle>) {
-    const MOUSE: Duration = Duration::from_millis(50);
-    let until = Instant::now() + pause;
-    while Instant::now() < until {
-        if let Some(liar) = liar {
-            liar.input();
-        }
-        std::thread::sleep(MOUSE.min(until.saturating_duration_since(Instant::now())));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_candidates_figures_have_a_name_of_their_own() {
+        let floe = |io, desk| Candidate::Floe { io, desk };
+        let host = |scheduler, desk_weight| Candidate::Host {
+            scheduler,
+            desk_weight,
+        };
+        let all = [
+            floe(IoScheduling::Vsip, None),
+            floe(IoScheduling::Fifo, None),
+            floe(IoScheduling::Vsip, Some(Class::Interactive)),
+            host("bfq", WEIGHT),
+            host("bfq", 1000),
+            host("kyber", WEIGHT),
+            host("mq-deadline", WEIGHT),
+            host("none", WEIGHT),
+            Candidate::Throttled,
+        ];
+        let names: std::collections::BTreeSet<_> = all.iter().map(|c| c.prefix()).collect();
+        assert_eq!(names.len(), all.len());
+        assert_eq!(all.iter().filter(|c| c.is_peer()).count(), 6);
+        assert_eq!(all[0].prefix(), "");
     }
 }
