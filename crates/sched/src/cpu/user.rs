@@ -106,6 +106,10 @@ pub struct Sample {
 
 /// What is to be done. Nothing is done to a thread that is not as it is expected to be: then somebody else has changed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "few are made at a time, and none is kept"
+)]
 pub enum Action {
     /// Let a thread use these cores.
     Pin {
@@ -151,6 +155,8 @@ pub enum Outcome {
     Changed,
     /// Anything else went wrong.
     Failed,
+    /// It was not tried: it may be later.
+    Later,
 }
 
 /// What was changed about a thread and is to be undone.

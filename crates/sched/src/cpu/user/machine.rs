@@ -441,8 +441,10 @@ impl Watched {
                     return;
                 };
                 thread.pinning = false;
-                if outcome == Outcome::Done {
-                    thread.pinned = (*to != thread.was).then_some(*to);
+                match outcome {
+                    Outcome::Done => thread.pinned = (*to != thread.was).then_some(*to),
+                    // it is placed again at the next look
+                    _ => self.placed = false,
                 }
                 self.failed |= outcome == Outcome::Failed;
             }
