@@ -25,5 +25,6 @@ mod scheduling;
 mod standing;
 mod streaming;
 mod users;
+mod vcpus;
 mod verbs;
 mod who_asks;

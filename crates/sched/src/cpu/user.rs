@@ -175,10 +175,12 @@ pub struct Held {
 pub enum Notice {
     /// A trial has shown that it does not help: it does nothing for `for_us`.
     Stopped {
-        /// The larger of what stacking and spread were less by it, as parts of one.
-        gain: f64,
-        /// What waiting was more by it, as a part of one.
-        harm: f64,
+        /// In how many looks fewer siblings shared a core, as a part of one.
+        apart: f64,
+        /// How much closer together siblings ran, as a part of one; less than nothing if further from each other.
+        abreast: f64,
+        /// How much more machines waited, as a part of one.
+        waits: f64,
         /// For how long, in microseconds.
         for_us: u64,
     },
@@ -204,12 +206,18 @@ impl fmt::Display for Notice {
         let percent = |part: f64| 100.0 * part;
         let minutes = |us: u64| us / 60_000_000;
         match self {
-            Notice::Stopped { gain, harm, for_us } => write!(
+            Notice::Stopped {
+                apart,
+                abreast,
+                waits,
+                for_us,
+            } => write!(
                 f,
-                "it does not help: siblings were kept apart or abreast {:.1} % better, machines waited {:.1} % more; everything is undone, \
-                 and it is tried again in {} min",
-                percent(*gain),
-                percent(*harm),
+                "it does not help: by it siblings shared a core {:.1} % less often, ran {:.1} % closer together, and waited {:.1} % more; \
+                 everything is undone, and it is tried again in {} min",
+                percent(*apart),
+                percent(*abreast),
+                percent(*waits),
                 minutes(*for_us)
             ),
             Notice::Costly { look_us, for_us } => write!(
@@ -285,6 +293,8 @@ pub struct Status {
 pub struct User {
     mode: Mode,
     machines: BTreeMap<u64, Watched>,
+    /// Those that are no longer looked after, until everything about them is undone.
+    left: BTreeMap<u64, Watched>,
     phase: Phase,
     pins_refused: bool,
     nice_refused: bool,
@@ -307,6 +317,7 @@ impl User {
         User {
             mode,
             machines: BTreeMap::new(),
+            left: BTreeMap::new(),
             phase: Phase::begin(),
             pins_refused: false,
             nice_refused: false,
@@ -332,7 +343,7 @@ impl User {
             self.next_us = step.next_us;
             return step;
         }
-        if let Some(elapsed_us) = elapsed_us {
+        if let (Some(elapsed_us), false) = (elapsed_us, self.pins_refused) {
             let bucket = self.bucket(elapsed_us);
             let several = self.with_several();
             let notice = self.phase.passes(sample.now_us, several, &bucket);
@@ -371,9 +382,13 @@ impl User {
             }
             self.machines.insert(seen.key, machine);
         }
-        for (key, mut machine) in gone {
-            // those of a process that has ended are gone, which is no harm
-            machine.undo(key, &mut step.actions);
+        for (key, machine) in gone {
+            self.left.entry(key).or_default().takes_over(machine);
+        }
+        self.left
+            .retain(|_, machine| machine.held().next().is_some());
+        for (key, machine) in self.left.iter_mut().chain(&mut self.machines) {
+            machine.undo_what_left(*key, &mut step.actions);
         }
     }
 
@@ -423,12 +438,13 @@ impl User {
                 false => machine.undo(*key, actions),
             }
         }
-        if self.mode != Mode::Sbco || self.nice_refused {
+        if self.mode != Mode::Sbco {
             return;
         }
         for (key, machine) in &mut self.machines {
-            if machine.is_kept() {
-                self.loans += machine.lend(*key, now_us, actions);
+            match machine.is_kept() && !self.nice_refused {
+                true => self.loans += machine.lend(*key, now_us, actions),
+                false => machine.settle_all(*key, actions),
             }
         }
     }
@@ -436,7 +452,7 @@ impl User {
     /// Takes back everything that was done, for good or for as long as it does not act.
     pub fn undo(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        for (key, machine) in &mut self.machines {
+        for (key, machine) in self.left.iter_mut().chain(&mut self.machines) {
             machine.undo(*key, &mut actions);
         }
         actions
@@ -449,7 +465,8 @@ impl User {
             Action::Pin { machine, .. } => (*machine, true),
             Action::Nice { machine, .. } => (*machine, false),
         };
-        if let Some(machine) = self.machines.get_mut(&key) {
+        let machines = [self.machines.get_mut(&key), self.left.get_mut(&key)];
+        for machine in machines.into_iter().flatten() {
             machine.done(action, steps, outcome);
         }
         self.moves += u64::from(is_pin && outcome == Outcome::Done);
@@ -470,7 +487,8 @@ impl User {
 
     /// What is to be undone, what is about to be done included.
     pub fn held(&self) -> Vec<Held> {
-        self.machines.values().flat_map(Watched::held).collect()
+        let machines = self.machines.values().chain(self.left.values());
+        machines.flat_map(Watched::held).collect()
     }
 
     /// Everything that can be shown.

@@ -1,7 +1,7 @@
 //! Lending: of two siblings that both want to run, the one that is behind gets what the other is ahead.
 //!
 //! The paper lends virtual time, by positions (section 4.4.3). Here the distance is a time: how much less a vCPU has run than its siblings.
-//! The threshold is the paper's, two thirds of a turn of the vCPU's run queue, and at least what can be told from the error of the figures.
+//! The threshold is the paper's, two thirds of a turn of the vCPU's run queue, but at least what a look can tell and mend.
 //! What is lent is a nice value, the same number of steps on both sides; it is taken back on both sides at once. Whoever has lent or
 //! borrowed takes part in no second loan before that.
 
@@ -10,8 +10,9 @@ use super::{Action, ThreadId};
 
 /// The part of a turn of the queue from which on a distance is too large (section 4.3.3).
 const THRESHOLD: f64 = 2.0 / 3.0;
-/// The smallest distance that is acted upon, in microseconds: the sums of a thread that runs or waits just now may be a slice old.
-const BEHIND_MIN_US: f64 = 10_000.0;
+/// The smallest distance that is acted upon, in microseconds: what the paper allows as lag. It is also what one step makes up for from one
+/// look to the next, so that who has borrowed does not come to lend.
+const BEHIND_MIN_US: f64 = 25_000.0;
 /// The part of the threshold at which a loan ends: enough less that the next look does not begin it anew.
 const PAID: f64 = 0.25;
 /// How long a loan lasts at most, in microseconds: by then whatever keeps the borrower behind is not to be mended so.

@@ -162,13 +162,18 @@ impl Thread {
         }
     }
 
+    /// Whether something about it is to be undone, or may have to be.
+    fn is_held(&self) -> bool {
+        self.pinned.is_some() || self.pinning || self.is_dirty()
+    }
+
     /// Takes back what was done to it.
     fn undo(&mut self, machine: u64, actions: &mut Vec<Action>) {
-        if self.niced.is_some() {
+        if self.niced.is_some() && !self.nicing {
             let steps = vec![self.step(self.nice_was)];
             actions.push(Action::Nice { machine, steps });
         }
-        if self.pinned.is_some() {
+        if self.pinned.is_some() && !self.pinning {
             self.pin(machine, self.was, actions);
         }
     }
@@ -187,6 +192,8 @@ struct Shown {
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     pub threads: Vec<Thread>,
+    /// Threads that run no vCPU of it any more, until everything about them is undone; mostly they end.
+    leaving: Vec<Thread>,
     pub loans: Vec<Loan>,
     foreign: bool,
     failed: bool,
@@ -211,9 +218,13 @@ impl Watched {
                 continue;
             };
             thread.did(seen, elapsed_us);
-            if thread.place() != seen.allowed || thread.nice() != seen.nice {
-                // what somebody else has set stays, and is what was before from now on
-                *thread = Thread::new(seen);
+            // what somebody else has set stays, and is what was before from now on
+            if thread.place() != seen.allowed {
+                (thread.was, thread.pinned) = (seen.allowed, None);
+                changed = true;
+            }
+            if thread.nice() != seen.nice {
+                (thread.nice_was, thread.niced) = (seen.nice, None);
                 changed = true;
             }
         }
@@ -240,13 +251,11 @@ impl Watched {
         if ids == known {
             return;
         }
-        for thread in &mut self.threads {
-            if ids.binary_search(&thread.id).is_err() {
-                thread.undo(seen.key, actions);
-            }
-        }
-        self.threads
-            .retain(|thread| ids.binary_search(&thread.id).is_ok());
+        let all = std::mem::take(&mut self.threads).into_iter();
+        let (stay, leave): (Vec<Thread>, Vec<Thread>) =
+            all.partition(|thread| ids.binary_search(&thread.id).is_ok());
+        self.threads = stay;
+        self.leaving.extend(leave);
         for seen in &seen.threads {
             if self.threads.iter().all(|thread| thread.id != seen.id) {
                 self.threads.push(Thread::new(seen));
@@ -257,6 +266,20 @@ impl Watched {
             .iter_mut()
             .for_each(|thread| thread.behind_us = 0.0);
         self.placed = false;
+    }
+
+    /// Takes over the threads of a machine that is no longer looked after.
+    pub fn takes_over(&mut self, mut other: Watched) {
+        self.leaving.append(&mut other.threads);
+        self.leaving.append(&mut other.leaving);
+    }
+
+    /// Takes back what was done to threads that have left.
+    pub fn undo_what_left(&mut self, key: u64, actions: &mut Vec<Action>) {
+        self.leaving.retain(Thread::is_held);
+        for thread in &mut self.leaving {
+            thread.undo(key, actions);
+        }
     }
 
     /// Who is behind whom, among those that want to run all the time.
@@ -427,7 +450,7 @@ impl Watched {
     /// Takes back everything that was done.
     pub fn undo(&mut self, key: u64, actions: &mut Vec<Action>) {
         self.loans.clear();
-        for thread in &mut self.threads {
+        for thread in self.threads.iter_mut().chain(&mut self.leaving) {
             thread.undo(key, actions);
         }
         self.placed = false;
@@ -437,26 +460,32 @@ impl Watched {
     pub fn done(&mut self, action: &Action, steps: usize, outcome: Outcome) {
         match action {
             Action::Pin { thread, to, .. } => {
-                let Some(thread) = self.threads.iter_mut().find(|one| one.id == *thread) else {
+                let Some(thread) = self.find(*thread) else {
                     return;
                 };
                 thread.pinning = false;
                 match outcome {
                     Outcome::Done => thread.pinned = (*to != thread.was).then_some(*to),
-                    // it is placed again at the next look
-                    _ => self.placed = false,
+                    // what is there now is not to be undone
+                    Outcome::Gone | Outcome::Changed => thread.pinned = None,
+                    Outcome::Refused | Outcome::Failed | Outcome::Later => {}
                 }
+                // it is placed again at the next look
+                self.placed &= outcome == Outcome::Done;
                 self.failed |= outcome == Outcome::Failed;
             }
             Action::Nice { steps: all, .. } => {
                 for (number, step) in all.iter().enumerate() {
-                    let Some(thread) = self.threads.iter_mut().find(|one| one.id == step.thread)
-                    else {
+                    let Some(thread) = self.find(step.thread) else {
                         continue;
                     };
                     thread.nicing = false;
-                    if outcome == Outcome::Done || number < steps {
+                    let is_done = outcome == Outcome::Done || number < steps;
+                    let not_ours = matches!(outcome, Outcome::Gone | Outcome::Changed);
+                    if is_done {
                         thread.niced = (step.to != thread.nice_was).then_some(step.to);
+                    } else if not_ours && number == steps {
+                        thread.niced = None;
                     }
                 }
                 if outcome != Outcome::Done {
@@ -467,17 +496,19 @@ impl Watched {
         }
     }
 
+    fn find(&mut self, id: ThreadId) -> Option<&mut Thread> {
+        let mut threads = self.threads.iter_mut().chain(&mut self.leaving);
+        threads.find(|thread| thread.id == id)
+    }
+
     /// What is to be undone.
     pub fn held(&self) -> impl Iterator<Item = Held> + '_ {
-        let threads = self.threads.iter();
-        threads.filter_map(|thread| {
-            let pinned = thread.pinned.is_some() || thread.pinning;
-            let niced = thread.niced.is_some() || thread.nicing;
-            (pinned || niced).then_some(Held {
-                thread: thread.id,
-                allowed: pinned.then_some(thread.was),
-                nice: niced.then_some(thread.nice_was),
-            })
+        let threads = self.threads.iter().chain(&self.leaving);
+        let threads = threads.filter(|thread| thread.is_held());
+        threads.map(|thread| Held {
+            thread: thread.id,
+            allowed: (thread.pinned.is_some() || thread.pinning).then_some(thread.was),
+            nice: thread.is_dirty().then_some(thread.nice_was),
         })
     }
 

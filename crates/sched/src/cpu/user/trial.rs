@@ -16,7 +16,10 @@ const DULL_MAX: u32 = 16;
 /// How much less stacking or spread there must be with it than without, as a part of one.
 const GAIN_MIN: f64 = 0.02;
 /// How much more machines may wait with it than without, as a part of one.
-const HARM_MAX: f64 = 0.02;
+const WAITS_MAX: f64 = 0.02;
+/// How much further from each other siblings may run, as a part of one: cores of which one is wanted by others more than another keep
+/// apart in time who is kept apart on them.
+const APART_IN_TIME_MAX: f64 = 0.05;
 /// How long it does nothing the first time that it did not help, in microseconds. Doubles from time to time.
 pub const STOPPED_MIN_US: u64 = 600_000_000;
 /// How long it does nothing at most, in microseconds.
@@ -210,15 +213,20 @@ impl Phase {
     ) -> Option<Notice> {
         let apart = without.stacking() - with.stacking();
         let abreast = without.spread() - with.spread();
-        let gain = apart.max(abreast);
-        let harm = with.steal() - without.steal();
-        if gain >= GAIN_MIN && harm <= HARM_MAX {
+        let waits = with.steal() - without.steal();
+        let gains = apart.max(abreast) >= GAIN_MIN;
+        if gains && waits <= WAITS_MAX && abreast >= -APART_IN_TIME_MAX {
             self.every_us = (2 * self.every_us).min(EVERY_MAX_US);
             self.stopped_us = STOPPED_MIN_US;
             self.state = State::Acts { contended_us: 0 };
             return None;
         }
         let for_us = self.stop(now_us, machines);
-        Some(Notice::Stopped { gain, harm, for_us })
+        Some(Notice::Stopped {
+            apart,
+            abreast,
+            waits,
+            for_us,
+        })
     }
 }

@@ -115,10 +115,16 @@ fn where_the_kernel_stacks_siblings_trials_show_that_it_helps_and_become_rare() 
 fn where_the_kernel_does_as_well_it_stops_says_so_and_tries_again_ever_later() {
     let mut world = four_of_two(Mode::Balance, Kernel::Spreads);
     world.looks(2 * MINUTE_US);
-    let Some(Notice::Stopped { gain, harm, for_us }) = world.notices.first().copied() else {
+    let Some(Notice::Stopped {
+        apart,
+        waits,
+        for_us,
+        ..
+    }) = world.notices.first().copied()
+    else {
         panic!("{:?}", world.notices);
     };
-    assert!(gain < 0.02 && harm.abs() < 0.01, "{gain} {harm}");
+    assert!(apart < 0.02 && waits.abs() < 0.01, "{apart} {waits}");
     assert_eq!(for_us, STOPPED_MIN_US);
     assert_eq!(world.user.status().acting, Acting::DoesNotHelp);
     assert!(world.is_as_before() && world.user.held().is_empty());
@@ -153,18 +159,18 @@ fn another_machine_is_a_reason_to_try_again_but_not_at_once() {
 }
 
 #[test]
-fn it_stops_where_machines_wait_longer_by_it() {
-    // the kernel keeps off a core that something else has; places of their own force half of the vCPUs onto it
+fn it_stops_where_siblings_are_further_from_each_other_in_time_by_it() {
+    // the kernel keeps off a core that something else has; places of their own force one vCPU onto it
     let mut world = World::new(Mode::Balance, 2, Kernel::Stacks);
     world.start(0, &[1.0, 1.0]);
     world.others[1] = 30.0;
     world.looks(2 * MINUTE_US);
     let stopped = world.notices.iter().find_map(|notice| match notice {
-        Notice::Stopped { harm, .. } => Some(*harm),
+        Notice::Stopped { abreast, .. } => Some(*abreast),
         _ => None,
     });
     assert!(
-        stopped.is_some_and(|harm| harm > 0.02),
+        stopped.is_some_and(|abreast| abreast < -0.05),
         "{:?}",
         world.notices
     );
