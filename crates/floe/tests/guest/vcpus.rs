@@ -1,6 +1,6 @@
 //! Where the vCPUs of real machines run, who sees it, and what a node that ends leaves of it, however it ends.
 
-use crate::support::command::{code, ok, said};
+use crate::support::command::ok;
 use crate::support::node::{Setup, Signal, TestNode, eventually};
 use crate::support::resources::{limit, needs_groups, now, pid, quota_of};
 use floe_api::{CpuSched, RunRequest, SchedActing, SchedMachine, Wait};
@@ -175,11 +175,13 @@ fn machines_that_come_and_go_are_looked_after_and_one_without_siblings_is_left_a
 
     let top = ok(&node, &["top", "--once"]);
     assert!(top.contains("STACKED") && top.contains("web"), "{top}");
-    let doctor = said(&code(&node, 0, &["doctor"]));
-    assert!(
-        doctor.contains("vCPUs") && doctor.contains("sched_ext"),
-        "{doctor}"
-    );
+    let checks = node.client().doctor().unwrap().checks;
+    let detail = |name: &str| {
+        let check = checks.iter().find(|check| check.name == name);
+        check.map(|check| check.detail.clone()).unwrap_or_default()
+    };
+    assert!(detail("vCPUs").contains("sched_ext"), "{checks:?}");
+    assert!(!detail("--cpu-sched").is_empty(), "{checks:?}");
 }
 
 #[test]

@@ -40,8 +40,12 @@ pub const PERIOD_MAX_US: u64 = 30_000_000;
 pub const PERIOD_IDLE_US: u64 = 2_000_000;
 /// The part of one core that looking and acting may take.
 pub const BUDGET: f64 = 0.003;
+/// How much of what a look is taken to cost is the latest one's.
+const LATEST: f64 = 0.2;
 /// How many periods a look may be late before its figures are thrown away: the host has slept, or the program has.
 const LATE_MAX: u64 = 10;
+/// The same of one that looks only when it is asked, in microseconds.
+const LATE_OFF_US: u64 = 3_600_000_000;
 
 /// What it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -364,10 +368,14 @@ impl User {
     }
 
     /// The time since the last sample, in microseconds; `None` at the first one, and after a gap.
-    fn elapsed(&mut self, sample: &Sample) -> Option<u64> {
+    fn elapsed(&self, sample: &Sample) -> Option<u64> {
         let (before, _) = self.last?;
         let elapsed = sample.now_us.saturating_sub(before);
-        (elapsed > 0 && elapsed <= self.next_us.saturating_mul(LATE_MAX)).then_some(elapsed)
+        let most = match self.mode {
+            Mode::Off => LATE_OFF_US,
+            Mode::Balance | Mode::Sbco => self.next_us.saturating_mul(LATE_MAX),
+        };
+        (elapsed > 0 && elapsed <= most).then_some(elapsed)
     }
 
     /// Learns which machines there are and what their threads did.
@@ -396,8 +404,7 @@ impl User {
     fn costs(&mut self, sample: &Sample, step: &mut Step) {
         if let Some((_, own_us)) = self.last {
             let look_us = sample.own_us.saturating_sub(own_us) as f64;
-            // rises at once, falls slowly
-            self.look_us = look_us.max(0.9 * self.look_us + 0.1 * look_us);
+            self.look_us += LATEST * (look_us - self.look_us);
         }
         self.last = Some((sample.now_us, sample.own_us));
         self.first.get_or_insert((sample.now_us, sample.own_us));
