@@ -4,7 +4,6 @@ use floe_sched::cpu::user::{
     Action, CORES_MAX, CoreSet, Held, NiceStep, Outcome, ThreadId, ThreadSample,
 };
 use rustix::{
-    io::Errno,
     process::{Pid, setpriority_process},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };

@@ -7,7 +7,7 @@
 //!   part of its own, within which the kernel goes on to balance; with more vCPUs than cores, each core has as many of them as any
 //!   other, or one more.
 //! - **Abreast** ([`Mode::Sbco`]): a vCPU that is behind its siblings, though all of them want to run, borrows from the one that is
-//!   furthest ahead: its nice value is lowered by as much as the other's is raised, until it has caught up. Within a control group
+//!   furthest ahead: its nice value is lowered and the other's raised by as much weight, until it has caught up. Within a control group
 //!   that moves the group's share between two cores, and takes nothing from other groups.
 //!
 //! **It stops by itself.** Now and then it takes everything back for some seconds, several times in turn ([`trial`]), and compares

@@ -2,7 +2,7 @@
 //!
 //! The paper lends virtual time, by positions (section 4.4.3). Here the distance is a time: how much less a vCPU has run than its siblings.
 //! The threshold is the paper's, two thirds of a turn of the vCPU's run queue, but at least what a look can tell and mend.
-//! What is lent is a nice value, the same number of steps on both sides; it is taken back on both sides at once. Whoever has lent or
+//! What is lent is weight, by nice values, as much on both sides; it is taken back on both sides at once. Whoever has lent or
 //! borrowed takes part in no second loan before that.
 
 use super::machine::Watched;
@@ -17,8 +17,12 @@ const BEHIND_MIN_US: f64 = 25_000.0;
 const PAID: f64 = 0.25;
 /// How long a loan lasts at most, in microseconds: by then whatever keeps the borrower behind is not to be mended so.
 const LOAN_MAX_US: u64 = 5_000_000;
-/// Most steps that are lent: weights differ by 1.25 a step, so this halves the one and doubles the other.
-const STEPS_MAX: i8 = 3;
+/// What is lent: so many steps down for the borrower, up for the lender. Weights differ by 1.25 a step, so both together keep what they had
+/// against others within four percent, and a guest that makes one of its vCPUs seem to be behind gains nothing by it.
+const LITTLE: (i8, i8) = (1, 1);
+const MUCH: (i8, i8) = (2, 3);
+/// From how many times the threshold on much is lent.
+const MUCH_FROM: f64 = 2.0;
 /// The range of nice values.
 const NICE: std::ops::RangeInclusive<i8> = -20..=19;
 
@@ -36,13 +40,6 @@ impl Loan {
     }
 }
 
-/// How many steps are lent for so many times the threshold.
-fn steps(times: f64) -> i8 {
-    (times.log2().floor() as i8)
-        .saturating_add(1)
-        .clamp(1, STEPS_MAX)
-}
-
 impl Watched {
     /// Ends loans that are paid or of no use, and begins those that are due. Returns how many were begun.
     pub fn lend(&mut self, key: u64, now_us: u64, actions: &mut Vec<Action>) -> u64 {
@@ -55,11 +52,9 @@ impl Watched {
         }
         self.put_right(key, actions);
         let mut begun = 0;
-        while let Some((borrower, lender, count)) = self.due(now_us) {
-            let [to, from] = [
-                self.threads[borrower].nice_was - count,
-                self.threads[lender].nice_was + count,
-            ];
+        while let Some((borrower, lender, (down, up))) = self.due(now_us) {
+            let to = self.threads[borrower].nice_was - down;
+            let from = self.threads[lender].nice_was + up;
             // first who needs a right for it: without that nothing is lent
             let steps = vec![
                 self.threads[borrower].step(to),
@@ -140,8 +135,8 @@ impl Watched {
         }
     }
 
-    /// Who should borrow from whom, and how many steps.
-    fn due(&self, now_us: u64) -> Option<(usize, usize, i8)> {
+    /// Who should borrow from whom, and how many steps down and up.
+    fn due(&self, now_us: u64) -> Option<(usize, usize, (i8, i8))> {
         let free = |number: &usize| {
             let thread = &self.threads[*number];
             let just_settled = thread.settled_us == Some(now_us);
@@ -156,9 +151,9 @@ impl Watched {
         if times < 1.0 || behind(&lender) >= 0.0 {
             return None;
         }
-        let room = (self.threads[borrower].nice_was - NICE.start())
-            .min(NICE.end() - self.threads[lender].nice_was);
-        let count = steps(times).min(room);
-        (count > 0).then_some((borrower, lender, count))
+        let (down, up) = if times < MUCH_FROM { LITTLE } else { MUCH };
+        let in_range = NICE.contains(&(self.threads[borrower].nice_was - down))
+            && NICE.contains(&(self.threads[lender].nice_was + up));
+        in_range.then_some((borrower, lender, (down, up)))
     }
 }
