@@ -230,6 +230,8 @@ impl Watched {
         }
         let first = self.threads.first().map(|one| one.was);
         changed |= self.threads.iter().any(|one| Some(one.was) != first);
+        // one without siblings is never touched, so nobody takes anything away from it
+        changed &= self.threads.len() > 1;
         if let Some(elapsed_us) = elapsed_us {
             self.compares();
             self.shows(elapsed_us);

@@ -166,6 +166,14 @@ fn what_somebody_else_sets_stays_and_the_machine_is_left_alone() {
     (tasks[0].sample.allowed, tasks[0].was.0) = (cores(1..2), cores(1..2));
     world.looks(3_000_000);
     assert_eq!(world.status(5).standing, Standing::Foreign);
+    // nor does anybody hear of one that has no siblings
+    world.start(6, &[1.0]);
+    world.look();
+    let task = &mut world.machines.get_mut(&6).unwrap()[0];
+    (task.sample.allowed, task.was.0) = (cores(1..2), cores(1..2));
+    world.looks(3_000_000);
+    assert_eq!(world.status(6).standing, Standing::Single);
+    assert!(!world.notices.contains(&Notice::LeftAlone(6)));
     world.undo();
     assert!(world.is_as_before());
 }
