@@ -97,6 +97,15 @@ export interface Stream {
   paused_s: number;
 }
 
+/** How a machine's CPUs share the host's cores. What is absent is not known, or nothing wanted to run. */
+export interface Shares {
+  name: string;
+  vcpus: number;
+  stacking_pct?: number;
+  lag_ms?: number;
+  steal_pct?: number;
+}
+
 export interface Outcome {
   total_ms: number;
   machine?: Machine;
@@ -247,6 +256,11 @@ export const api = {
     json<{ machines: Machine[] }>("GET", "/v1/machines").then((list) => list.machines),
   machine: (name: string): Promise<Machine> => json("GET", machinePath(name)),
   stream: (name: string): Promise<Stream> => json("GET", `${machinePath(name)}/stream`),
+  /** `null` if the node does not know the machine's CPUs, `false` if it does not look after any. */
+  shares: (name: string): Promise<Shares | null | false> =>
+    json<{ order: string; machines: Shares[] }>("GET", "/v1/sched").then(
+      (told) => told.order !== "off" && (told.machines.find((one) => one.name === name) ?? null),
+    ),
   image: (image: string): Promise<ImageDetail> => json("GET", `/v1/image?image=${encodeURIComponent(image)}`),
   face: (name: string): Promise<Face | null> =>
     json<{ face?: Face }>("GET", `${machinePath(name)}/console`).then((answer) => answer.face ?? null),

@@ -1,18 +1,20 @@
 import { useEffect, useState } from "preact/hooks";
-import { api, isAwake, Refusal, type Face, type Machine, type Stream } from "./api";
+import { api, isAwake, Refusal, type Face, type Machine, type Shares, type Stream } from "./api";
 
 const LOOK_EVERY_MS = 1000;
 /** While the machine stands still, its estimate is looked at more often. */
 const LOOK_EVERY_BUFFERING_MS = 400;
 
-/** The machine and its stream, looked at again and again. A node that knows no streams is asked for them once. */
-export function useLook(name: string): { machine: Machine | null; stream: Stream | null; gone: boolean } {
+/** The machine, its stream and its shares of the cores, looked at again and again. A node that does not tell of the last two is asked once. */
+export function useLook(name: string): { machine: Machine | null; stream: Stream | null; shares: Shares | null; gone: boolean } {
   const [machine, setMachine] = useState<Machine | null>(null);
   const [stream, setStream] = useState<Stream | null>(null);
+  const [shares, setShares] = useState<Shares | null>(null);
   const [gone, setGone] = useState(false);
   useEffect(() => {
     let ended = false;
     let streams = true;
+    let cores = true;
     let timer = 0;
     const look = async (): Promise<void> => {
       let next = LOOK_EVERY_MS;
@@ -26,6 +28,13 @@ export function useLook(name: string): { machine: Machine | null; stream: Stream
           setStream(streamed);
           if (streamed.buffering) next = LOOK_EVERY_BUFFERING_MS;
         } else setStream(null);
+        if (cores && isAwake(seen.status)) {
+          // an older node does not know the question
+          const shared = await api.shares(name).catch(() => false as const);
+          if (ended) return;
+          cores = shared !== false;
+          setShares(shared || null);
+        } else setShares(null);
       } catch (error) {
         if (ended) return;
         // the machine is asked for first: if it is not there, the path of its stream was never tried
@@ -41,7 +50,7 @@ export function useLook(name: string): { machine: Machine | null; stream: Stream
       clearTimeout(timer);
     };
   }, [name]);
-  return { machine, stream, gone };
+  return { machine, stream, shares, gone };
 }
 
 /**

@@ -95,6 +95,12 @@ pub enum Happened {
     /// A guest's agent sent something that cannot be understood.
     #[serde(rename = "machine.garbage")]
     MachineGarbage,
+    /// A machine's vCPUs are left where they are; the detail says why.
+    #[serde(rename = "machine.vcpus")]
+    MachineVcpus,
+    /// Something has changed about how this node looks after vCPUs; the detail says what.
+    #[serde(rename = "host.vcpus")]
+    HostVcpus,
     /// An image was added: by an import, a capture or a pull.
     #[serde(rename = "image.added")]
     ImageAdded,

@@ -82,6 +82,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::swarm_real::Options,
     },
+    /// Run machines of two vCPUs whose threads wait for each other by spinning: vCPUs where the kernel places them, apart, and abreast
+    CpuUser {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::cpu_user::Options,
+    },
     /// Run this repository's tests from clean clones, and again beside a load (half a day)
     Test {
         #[command(flatten)]
@@ -169,7 +176,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
                 if let (
-                    "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test" | "ways",
+                    "cpu-user" | "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test" | "ways",
                     Some(about),
                 ) = (name, command.get_about())
                 {
@@ -224,6 +231,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         } => run(
             name,
             |context| experiments::swarm_sim::run(context, &options),
+            &arguments,
+        ),
+        Command::CpuUser {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::cpu_user::run(context, &options),
             &arguments,
         ),
         Command::Test {

@@ -1,7 +1,7 @@
 //! What the node itself can check: the host ([`crate::host`]) and its own mount.
 
 use crate::Node;
-use floe_api::{Check, CheckStatus, DoctorReport};
+use floe_api::{Check, CheckStatus, DoctorReport, SchedActing};
 
 /// Checks the host, and what only the node can see.
 pub fn examine(node: &Node) -> DoctorReport {
@@ -9,6 +9,7 @@ pub fn examine(node: &Node) -> DoctorReport {
     report.checks.push(mount(node));
     report.checks.push(promises(node));
     report.checks.push(groups(node));
+    report.checks.extend(vcpus(node));
     report
 }
 
@@ -31,6 +32,33 @@ fn groups(node: &Node) -> Check {
         detail,
         fix: fix.into(),
     }
+}
+
+/// What has become of `--cpu-sched`, if it was given.
+fn vcpus(node: &Node) -> Option<Check> {
+    let told = node.vcpus.report();
+    let (status, fix) = match told.acting {
+        SchedActing::Off => return None,
+        SchedActing::Acts | SchedActing::Tries | SchedActing::DoesNotHelp => (CheckStatus::Ok, ""),
+        SchedActing::Costly => (
+            CheckStatus::Warn,
+            "start the node without --cpu-sched: it would cost more than it brings",
+        ),
+        SchedActing::Refused => (
+            CheckStatus::Warn,
+            "run the node as root, or as the user that its QEMUs run as",
+        ),
+    };
+    let detail = match told.why.as_str() {
+        "" => "vCPUs of one machine are kept apart".to_owned(),
+        why => why.to_owned(),
+    };
+    Some(Check {
+        name: "--cpu-sched".into(),
+        status,
+        detail,
+        fix: fix.into(),
+    })
 }
 
 fn promises(node: &Node) -> Check {

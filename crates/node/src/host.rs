@@ -3,6 +3,8 @@
 //! Every check says what it found and, if something is missing, which Debian package or command puts it right. The checks
 //! change nothing.
 
+mod sched;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -34,6 +36,7 @@ pub fn report(home: &Home) -> DoctorReport {
             fuse(),
             user(home.root()),
             kernel(),
+            sched::vcpus(),
             pagemap(),
             memory(),
             disk(home.root()),

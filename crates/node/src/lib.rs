@@ -11,6 +11,7 @@
 //! core  cluster  network      options, events, who else there is, networks of families
 //! images  views               repository, cache, mount
 //! inventory                   which machines there are, and the state of each
+//! vcpus                       where their vCPUs run
 //! traces                      what machines touched, models made of that
 //! swarm                       images' pieces from other nodes, and to them
 //! agents                      what agents in guests do for their host
@@ -79,6 +80,7 @@ mod shrink;
 mod swarm;
 mod traces;
 pub mod transfer;
+mod vcpus;
 mod views;
 mod web;
 
@@ -118,6 +120,8 @@ pub struct Node {
     pub(crate) images: Arc<images::Images>,
     pub(crate) views: Arc<views::Views>,
     pub(crate) inventory: Arc<inventory::Inventory>,
+    /// Where vCPUs run.
+    pub(crate) vcpus: Arc<vcpus::Vcpus>,
     pub(crate) traces: Arc<traces::Traces>,
     /// Takes part in swarms of images.
     pub(crate) swarms: Arc<swarm::Swarms>,

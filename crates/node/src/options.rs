@@ -27,6 +27,8 @@ pub struct NodeOptions {
     pub io: floe_api::IoOrder,
     /// Directory in which the class of each disk request is recorded, for measurements.
     pub io_trace: Option<PathBuf>,
+    /// What is done for machines' vCPUs.
+    pub cpu_sched: floe_api::CpuSched,
     /// Whether chunks are fetched before they are touched. Without it every first touch is a demand, so that a trace shows
     /// what the machine did and nothing that the node did.
     pub read_ahead: bool,
@@ -182,6 +184,7 @@ impl NodeOptions {
             io_timeout: None,
             io: floe_api::IoOrder::default(),
             io_trace: None,
+            cpu_sched: floe_api::CpuSched::default(),
             read_ahead: true,
             supervisor: vec![program, "supervisor".into()],
             programs: Programs::of_this_host()?,

@@ -30,6 +30,7 @@ use crate::{
     shrink::Shrinks,
     swarm::{Active, Swarms},
     traces::Traces,
+    vcpus::Vcpus,
     views::Views,
     web,
 };
@@ -204,6 +205,8 @@ impl NodeHandle {
         let _ = fs::remove_file(&node.core.options.socket);
         end_jobs(&node);
         node.core.threads.end();
+        // machines outlive the node, and nobody looks after their vCPUs then
+        node.vcpus.end();
         node.machines.end_standby();
         if machines {
             node.machines.stop_all_machines();
@@ -294,6 +297,7 @@ fn services(
     let users = Users::of_this_host(home);
     let inventory = Inventory::new(core.reserve.clone(), users, Arc::new(tell));
     let inventory = Arc::new(inventory);
+    let vcpus = Vcpus::open(core.clone(), inventory.clone())?;
     let traces = Traces::open(core.clone(), images.clone(), inventory.clone())?;
     let agents = Agents::new(inventory.clone());
     let swarms = Swarms::open(
@@ -412,6 +416,7 @@ fn services(
         images,
         views,
         inventory,
+        vcpus,
         traces,
         swarms,
         agents,
@@ -452,6 +457,7 @@ fn begin(
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
     node.independence.start_looking_after()?;
+    node.vcpus.start_looking_after()?;
     node.parks.start_looking_after()?;
     node.shrinks.start_giving_back()?;
     node.forks.start_watching_parents()?;

@@ -86,7 +86,7 @@ export function MachineView(props: {
   onDetails: (machine: string) => void;
 }) {
   const { name, onBack, onDetails } = props;
-  const { machine, stream, gone } = useLook(name);
+  const { machine, stream, shares, gone } = useLook(name);
   const [chosen, setChosen] = useState<Face | null>(null);
   const [typed, setTyped] = useState<Face | null>(null);
   const [link, setLink] = useState<Link>("connecting");
@@ -192,7 +192,7 @@ export function MachineView(props: {
           ))}
         </div>
         <span class="grow" />
-        <Figures stream={stream} machine={machine} />
+        <Figures stream={stream} machine={machine} shares={shares} />
         <div class="tools">
           <button
             class="tool"

@@ -1,4 +1,4 @@
-import type { Machine, Stream } from "../api";
+import type { Machine, Shares, Stream } from "../api";
 import { bytes, rate } from "../format";
 
 const CHUNK_BYTES = 4096;
@@ -28,7 +28,8 @@ export function Buffered({ stream, machine }: { stream: Stream | null; machine: 
 }
 
 /** Live figures: of the stream, or what the machine itself counted if the node tells no more. */
-export function Figures({ stream, machine }: { stream: Stream | null; machine: Machine | null }) {
+export function Figures(props: { stream: Stream | null; machine: Machine | null; shares: Shares | null }) {
+  const { stream, machine, shares } = props;
   if (!machine) return null;
   const figures: [string, string, string][] = stream
     ? [
@@ -41,6 +42,12 @@ export function Figures({ stream, machine }: { stream: Stream | null; machine: M
         ["Misses", String(machine.stats.misses), "touches that had to wait for the network"],
         ["Fetched", bytes(machine.stats.wire_bytes), "what has arrived so far"],
       ];
+  if (shares?.steal_pct !== undefined)
+    figures.push(["Steal", `${shares.steal_pct.toFixed(0)} %`, "of the time that its CPUs wanted to run, how much they waited for a core"]);
+  if (shares?.stacking_pct !== undefined)
+    figures.push(["Stacked", `${shares.stacking_pct.toFixed(0)} %`, "how often its CPUs shared a core without need"]);
+  if (shares?.lag_ms !== undefined)
+    figures.push(["Lag", `${shares.lag_ms.toFixed(0)} ms`, "how much less the last of its CPUs has run than their mean"]);
   return (
     <dl class="figures">
       {figures.map(([name, value, what]) => (

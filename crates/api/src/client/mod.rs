@@ -373,6 +373,10 @@ impl Client {
     pub fn io(&self) -> Result<IoReport, ClientError> {
         self.get("/v1/io")
     }
+    /// Returns where vCPUs run, and how they fare.
+    pub fn sched(&self) -> Result<SchedReport, ClientError> {
+        self.get("/v1/sched")
+    }
     /// Returns in which swarms the node takes part, and how they are.
     pub fn swarm(&self) -> Result<SwarmReport, ClientError> {
         self.get("/v1/swarm")

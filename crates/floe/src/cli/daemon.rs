@@ -86,6 +86,10 @@ struct NodeArgs {
     /// on the way of a request
     #[arg(long, value_name = "DIR")]
     io_trace: Option<PathBuf>,
+    /// Where the vCPUs of one machine run: on different cores, and close together in time (sbco); on different cores (balance); or where
+    /// the kernel places them (off). It compares by itself, and stops where that does not help; floe sched status shows it
+    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
+    cpu_sched: CpuSched,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
@@ -101,6 +105,14 @@ struct NodeArgs {
 enum IoOrder {
     Vsip,
     Fifo,
+    Off,
+}
+
+/// The value of `--cpu-sched`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum CpuSched {
+    Sbco,
+    Balance,
     Off,
 }
 
@@ -144,6 +156,11 @@ impl NodeArgs {
             IoOrder::Off => floe_api::IoOrder::Off,
         };
         options.io_trace = self.io_trace;
+        options.cpu_sched = match self.cpu_sched {
+            CpuSched::Sbco => floe_api::CpuSched::Sbco,
+            CpuSched::Balance => floe_api::CpuSched::Balance,
+            CpuSched::Off => floe_api::CpuSched::Off,
+        };
         options.guest_clones = self.guest_clones;
         options.guest_hosts = self.guest_hosts;
         options.insecure_hosts = self.insecure_hosts;

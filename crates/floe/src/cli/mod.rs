@@ -44,6 +44,7 @@ mod progress;
 mod prune;
 mod ps;
 mod resize;
+mod sched;
 mod session;
 mod ssh;
 mod storage;
@@ -155,6 +156,8 @@ enum Command {
     Limit(limits::Limit),
     #[command(subcommand)]
     Io(io::Io),
+    #[command(subcommand)]
+    Sched(sched::Sched),
     Top(top::Top),
     Stats(watching::Stats),
     Events(watching::Events),
@@ -279,6 +282,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Forward(c) => c.run(cx)?,
         Command::Limit(c) => c.run(cx)?,
         Command::Io(c) => c.run(cx)?,
+        Command::Sched(c) => c.run(cx)?,
         Command::Top(c) => c.run(cx)?,
         Command::Stats(c) => c.run(cx)?,
         Command::Events(c) => c.run(cx)?,

@@ -12,9 +12,9 @@ use super::error::CliError;
 use super::output::{bytes, table};
 use super::ps::status;
 use super::terminal::{self, Screen};
-use super::{Context, stream};
+use super::{Context, sched, stream};
 use floe_api::client::Client;
-use floe_api::{MachineInfo, MachineStatus, StreamInfo};
+use floe_api::{MachineInfo, MachineStatus, SchedMachine, StreamInfo};
 
 /// How often the figures are read.
 const EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +36,8 @@ Example: for scripts
 
 RATE   what arrives now        MISSES  first touches of chunks that were not here, of all
 RATIO  chunks fetched for each chunk touched
-AHEAD  chunks fetched and not touched yet, of those that the model of earlier runs expects")]
+AHEAD  chunks fetched and not touched yet, of those that the model of earlier runs expects
+STACKED, LAG, STEAL  how its vCPUs share the host's cores: floe sched status says more")]
 pub struct Top {
     /// Show it once and end
     #[arg(long)]
@@ -60,6 +61,9 @@ struct Row {
     arriving_bytes_s: f64,
     #[serde(flatten)]
     stream: StreamInfo,
+    /// How its vCPUs fare; absent from a node that does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sched: Option<SchedMachine>,
 }
 
 /// Figures of an earlier reading, for comparison.
@@ -159,6 +163,8 @@ fn look(client: &Client, before: &mut Before) -> Result<Look, CliError> {
     let passed = before.at.map(|at| now.duration_since(at).as_secs_f64());
     let mut sums = HashMap::new();
     let mut machines = Vec::new();
+    // an older node does not know the question
+    let vcpus = client.sched().map_or_else(|_| vec![], |told| told.machines);
     for machine in client.machines()?.machines {
         // the machine was removed just now
         let Ok(stream) = client.stream_info(&machine.name) else {
@@ -166,7 +172,11 @@ fn look(client: &Client, before: &mut Before) -> Result<Look, CliError> {
         };
         let cpu_s = machine.pid.and_then(cpu_seconds);
         let then = before.sums.get(&machine.name);
-        machines.push(row(&machine, stream.clone(), cpu_s, then, passed));
+        let sched = vcpus.iter().find(|one| one.name == machine.name).cloned();
+        machines.push(Row {
+            sched,
+            ..row(&machine, stream.clone(), cpu_s, then, passed)
+        });
         sums.insert(machine.name, (cpu_s, stream.fetched_bytes));
     }
     *before = Before {
@@ -198,6 +208,7 @@ fn row(
         cpu_percent: cpu(),
         arriving_bytes_s: arriving().unwrap_or(0.0),
         stream,
+        sched: None,
     }
 }
 
@@ -226,6 +237,7 @@ fn text(seen: &Look) -> String {
             0 => "-".into(),
             planned => format!("{:.0} %", 100.0 * s.buffered_chunks as f64 / planned as f64),
         };
+        let [stacked, lag, steal] = sched::figures(row.sched.as_ref());
         vec![
             row.name.clone(),
             name,
@@ -237,12 +249,16 @@ fn text(seen: &Look) -> String {
             format!("{:.2}", s.fetch_ratio),
             ahead,
             format!("{} ({:.1} s)", s.pauses, s.paused_s),
+            stacked,
+            lag,
+            steal,
         ]
     };
     let rows: Vec<_> = seen.machines.iter().map(row).collect();
     table(
         &[
             "NAME", "STATE", ">CPU", ">RATE", ">FETCHED", ">MISSES", ">RATIO", ">AHEAD", ">PAUSES",
+            ">STACKED", ">LAG", ">STEAL",
         ],
         &rows,
     )
@@ -295,10 +311,19 @@ pub(super) mod tests {
         let row = row(&machine(), info(), Some(10.25), Some(&then), Some(0.5));
         assert_eq!(row.cpu_percent, Some(50.0));
         assert_eq!(row.arriving_bytes_s, 900_000.0);
+        let sched = SchedMachine {
+            steal_pct: Some(62.0),
+            ..Default::default()
+        };
+        let row = Row {
+            sched: Some(sched),
+            ..row
+        };
         let shown = text(&Look {
             machines: vec![row],
         });
         for part in [
+            "62 %",
             "web",
             "running",
             "50 %",

@@ -31,5 +31,6 @@ mod scheduling;
 mod standing;
 mod streaming;
 mod users;
+mod vcpus;
 mod verbs;
 mod who_asks;

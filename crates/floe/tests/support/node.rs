@@ -204,6 +204,13 @@ impl TestNode {
         }
     }
 
+    #[allow(dead_code, reason = "not every file of tests has nodes that change")]
+    /// The same with other arguments.
+    pub fn start_as(&mut self, args: &[&str]) {
+        self.setup.args = args.iter().map(ToString::to_string).collect();
+        self.start_again();
+    }
+
     #[allow(dead_code, reason = "not every file of tests has a start that fails")]
     /// Starts a process that is to end at once because of an error.
     pub fn fails_to_start(&self) {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 use floe_api::client::Client;
 use floe_api::paths::Home;
 use floe_api::{
-    CaptureRequest, Event, ImportRequest, MachineInfo, Outcome, PullRequest, PushRequest,
+    CaptureRequest, CpuSched, Event, ImportRequest, MachineInfo, Outcome, PullRequest, PushRequest,
     RunRequest, Wait,
 };
 use floe_node::{SwarmPolicy, WebOptions};
@@ -52,6 +52,18 @@ pub struct NodeArguments {
     /// Directory in which the class of each disk request is recorded
     #[arg(long)]
     io_trace: Option<PathBuf>,
+    /// What is done for machines' vCPUs
+    #[arg(long, default_value = "off", value_parser = cpu_sched)]
+    cpu_sched: CpuSched,
+}
+
+fn cpu_sched(name: &str) -> Result<CpuSched, String> {
+    match name {
+        "off" => Ok(CpuSched::Off),
+        "balance" => Ok(CpuSched::Balance),
+        "sbco" => Ok(CpuSched::Sbco),
+        _ => Err("off, balance or sbco".into()),
+    }
 }
 
 fn swarm_policy(name: &str) -> Result<SwarmPolicy, String> {
@@ -90,6 +102,7 @@ impl NodeArguments {
         options.emulator_cache_mib = self.emulator_cache;
         options.swarm.policy = self.swarm_policy;
         options.io_trace = self.io_trace;
+        options.cpu_sched = self.cpu_sched;
         options.web = self.web.map(|listen| WebOptions {
             listen,
             any_port: false,

@@ -10,6 +10,7 @@ pub mod build;
 pub mod capture;
 pub mod churn;
 mod cluster_ready;
+pub mod cpu_user;
 pub mod dedup;
 pub mod density;
 pub mod disk;

@@ -11,6 +11,7 @@ mod io;
 mod machines;
 mod pool;
 mod resize;
+mod sched;
 mod screen;
 mod swarm;
 mod system;
@@ -113,6 +114,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/swarm/seeds", post(swarm::seed))
         .route("/v1/swarm/leave", post(swarm::leave))
         .route("/v1/io", get(io::io))
+        .route("/v1/sched", get(sched::sched))
         .route("/v1/io/list", post(io::list))
         .route("/v1/io/say", post(io::say))
         .route("/v1/machines/{name}/input", post(io::input))
@@ -227,6 +229,7 @@ pub fn router(node: Arc<Node>) -> Router {
         swarm::seed,
         swarm::leave,
         io::io,
+        sched::sched,
         io::list,
         io::say,
         io::input,

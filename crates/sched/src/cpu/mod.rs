@@ -7,6 +7,7 @@
 //! - [`Queues`]: the run queues that all policies share; [`Base`]: the kernel's order in them, as it was ([`Base::cfs`]) and is
 //!   ([`Base::eevdf`]); [`Tree`]: how many are before each.
 //! - [`Policy`]: [`Plain`] (the kernel alone), [`Balance`], [`Sbco`], [`Gang`], and [`Told`], our own.
+//! - [`user`]: what a program beside the kernel's scheduler can do of it.
 
 mod base;
 mod debts;
@@ -21,6 +22,7 @@ mod tests;
 mod threshold;
 mod told;
 mod tree;
+pub mod user;
 
 pub use base::{Base, Cfs, MS, WEIGHT, service_ns, virtual_ns};
 pub use debts::{Debt, Ledger};
