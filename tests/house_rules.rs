@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-store", &["floe-threads", "floe-image"]),
     ("floe-sched", &[]),
     ("floe-extents", &[]),
-    ("floe-http", &[]),
+    ("floe-http", &["floe-threads"]),
     (
         "floe-source",
         &[
@@ -52,7 +52,13 @@ const EDGES: &[(&str, &[&str])] = &[
     ("floe-guest", &[]),
     (
         "floe-api",
-        &["floe-image", "floe-store", "floe-http", "floe-traces"],
+        &[
+            "floe-threads",
+            "floe-image",
+            "floe-store",
+            "floe-http",
+            "floe-traces",
+        ],
     ),
     ("floe-front", &["floe-image", "floe-store", "floe-api"]),
     // it never knows the node

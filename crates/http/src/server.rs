@@ -177,7 +177,8 @@ impl Server {
     async fn dial(&self) -> Result<Dialled, String> {
         match &self.place {
             Place::Unix(socket) => {
-                let stream = UnixStream::connect(socket).await;
+                let address = floe_threads::Address::of(socket).map_err(|e| e.to_string())?;
+                let stream = UnixStream::connect(address.path()).await;
                 speak(stream.map_err(|e| e.to_string())?).await
             }
             Place::Tcp { host, port, tls } => {

@@ -47,6 +47,7 @@ mod owner;
 mod pinned;
 mod push;
 mod queue;
+mod refused;
 mod retries;
 mod serve;
 mod start;
@@ -59,6 +60,7 @@ mod verdicts;
 mod writeback;
 
 pub use api::Mount;
+pub use device::try_mount;
 pub use blank::{BlankDisk, BlankSpec};
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};

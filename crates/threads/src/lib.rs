@@ -15,9 +15,12 @@
 //! - [`Cancel`] asks for an end. It wakes those who wait on a pulse, on a descriptor or on nothing else.
 //! - [`ready`] waits for descriptors, [`ended`] for the end of a child process.
 //!
+//! Programs on one host meet at unix sockets: [`Address`] is where one is, however long its path is.
+//!
 //! Not for the page fault's own threads inside FUSE requests, and not for what runs on tokio's threads: those wait on what their
 //! own room has.
 
+mod address;
 mod cancel;
 #[cfg(test)]
 mod interleavings;
@@ -26,6 +29,7 @@ mod pulse;
 mod ready;
 mod task;
 
+pub use address::{Address, connect, listen};
 pub use cancel::{Cancel, Hook};
 pub use keep::{Report, Threads, Waker};
 pub use pulse::{Pulse, Seen};

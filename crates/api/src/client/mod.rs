@@ -272,7 +272,7 @@ impl Client {
     pub fn attach(&self, name: &str) -> Result<std::os::unix::net::UnixStream, ClientError> {
         let console = self.console(name)?;
         let at = |why: String| ClientError::Broken(format!("console {}: {why}", console.socket));
-        let line = std::os::unix::net::UnixStream::connect(&console.socket)
+        let line = floe_threads::connect(Path::new(&console.socket))
             .map_err(|error| at(error.to_string()))?;
         let peer =
             rustix::net::sockopt::socket_peercred(&line).map_err(|error| at(error.to_string()))?;
@@ -462,8 +462,7 @@ impl Client {
 
     /// Returns whether the socket is there, or may be, but not for this user.
     fn is_denied(&self) -> bool {
-        use std::os::unix::net::UnixStream;
-        UnixStream::connect(&self.socket)
+        floe_threads::connect(&self.socket)
             .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 

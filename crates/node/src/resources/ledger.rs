@@ -12,6 +12,9 @@
 //! 2. The sum of all promises would be more than the host has ([`Capacity`]).
 //! 3. Less is free at the moment ([`Sight`]), since other programs need memory, too. What was promised but is not used yet
 //!    does not count as free.
+//!
+//! Two more things are counted as they are at the moment, and not promised: the node's descriptors, and what a kernel that lends no
+//! memory ([`Sight::commit_bytes`]) still hands out.
 
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
@@ -29,6 +32,8 @@ pub(crate) struct Capacity {
     pub memory_bytes: Option<u64>,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: Option<u64>,
+    /// What each QEMU takes beside its guest's memory where the kernel lends none, in bytes.
+    pub commit_each_bytes: u64,
 }
 
 /// Amounts of all resources.
@@ -40,6 +45,8 @@ pub(crate) struct Amount {
     pub memory_bytes: u64,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: u64,
+    /// Descriptors of the node's process.
+    pub descriptors: u64,
 }
 
 impl Amount {
@@ -48,6 +55,7 @@ impl Amount {
             vcpus: self.vcpus.saturating_add(other.vcpus),
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
             link_bytes_per_s: self.link_bytes_per_s.saturating_add(other.link_bytes_per_s),
+            descriptors: self.descriptors.saturating_add(other.descriptors),
         }
     }
 }
@@ -63,13 +71,18 @@ pub(crate) struct Ask {
     pub overcommit: bool,
 }
 
-/// The host's memory at the moment of a reservation.
+/// The host at the moment of a reservation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sight {
     /// Free memory in bytes; `None` if unknown.
     pub free_bytes: Option<u64>,
-    /// Memory in bytes that holders use already, by their claims' numbers.
+    /// Memory in bytes that holders use already, by their claims' numbers. Who isn't named has not been started yet.
     pub used_bytes: BTreeMap<ClaimId, u64>,
+    /// How many descriptors the node may still open; `None` if unknown.
+    pub free_descriptors: Option<u64>,
+    /// How much memory in bytes the kernel still hands out, used or not; `None` if it lends more than it has (vm.overcommit_memory
+    /// is not 2).
+    pub commit_bytes: Option<u64>,
 }
 
 /// A claim's number, unique as long as the ledger lives.
@@ -101,6 +114,7 @@ impl Shortage {
                 Some(asked.saturating_sub(self.left))
             }
             Resource::WholeMemory | Resource::Vcpus | Resource::Links => None,
+            Resource::Descriptors | Resource::Commit => None,
         }
     }
 }
@@ -118,6 +132,10 @@ pub(crate) enum Resource {
     FreeMemory,
     /// Bytes a second of the host's links.
     Links,
+    /// Descriptors of the node's process.
+    Descriptors,
+    /// Memory that the kernel hands out only if it has it.
+    Commit,
 }
 
 /// The stage of a claim whose holder is being started.
@@ -372,11 +390,26 @@ impl Books {
             let (asked, promised) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
             (Resource::Links, asked, promised, all)
         });
-        let mut rest = vcpus.into_iter().chain(links);
+        let descriptors = sight.free_descriptors.map(|all| {
+            let (asked, promised) = (amount.descriptors, self.to_come(sight, |e| e.amount.descriptors));
+            (Resource::Descriptors, asked, promised, all)
+        });
+        let commit = sight.commit_bytes.map(|all| {
+            let whole = |peak: u64| peak.saturating_add(capacity.commit_each_bytes);
+            let (asked, promised) = (whole(ask.peak_bytes), self.to_come(sight, |e| whole(e.peak_bytes)));
+            (Resource::Commit, asked, promised, all)
+        });
+        let mut rest = vcpus.into_iter().chain(links).chain(descriptors).chain(commit);
         rest.find_map(|(of, asked, promised, all)| {
             let left = left(all, promised);
             (asked > left).then(|| shortage(of, asked, left, all))
         })
+    }
+
+    /// Returns what those will take who were promised something and have not been started yet.
+    fn to_come(&self, sight: &Sight, of: impl Fn(&Entry) -> u64) -> u64 {
+        let waiting = self.claims.iter().filter(|(id, _)| !sight.used_bytes.contains_key(id));
+        waiting.fold(0, |sum, (_, entry)| sum.saturating_add(of(entry)))
     }
 
     fn shortage(&self, of: Resource, asked: u64, left: u64, all: u64) -> Shortage {
@@ -388,6 +421,8 @@ impl Books {
                 Resource::Memory | Resource::WholeMemory | Resource::FreeMemory => {
                     entry.amount.memory_bytes
                 }
+                // who has them is not the one who lacks them: it is the limit that is low
+                Resource::Descriptors | Resource::Commit => 0,
             };
             let sum = by_holder.entry(&entry.holder).or_default();
             *sum = sum.saturating_add(has);
@@ -432,6 +467,7 @@ mod tests {
             vcpus: None,
             memory_bytes: Some(memory_bytes),
             link_bytes_per_s: None,
+            commit_each_bytes: 5,
         })
     }
 
@@ -495,6 +531,34 @@ mod tests {
     }
 
     #[test]
+    fn clones_get_what_the_nodes_descriptors_and_a_kernel_that_lends_no_memory_have_left() {
+        let ledger = ledger(1000);
+        let mut ask = memory(10);
+        (ask.amount.descriptors, ask.peak_bytes) = (20, 45);
+        let runs = ledger.reserve("web", &ask, Sight::default).unwrap().commit();
+        let sight = |free_descriptors, commit_bytes| Sight {
+            used_bytes: [(runs.id(), 10)].into(),
+            free_descriptors,
+            commit_bytes,
+            ..Default::default()
+        };
+        let few = || sight(Some(70), None);
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, few);
+        let short = short.unwrap();
+        assert_eq!((clones.len(), short.of), (3, Resource::Descriptors));
+        assert_eq!((short.asked, short.left, short.all), (20, 10, 70));
+        assert_eq!(short.holders, []);
+        drop(clones);
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, || sight(None, Some(249)));
+        let short = short.unwrap();
+        assert_eq!((clones.len(), short.of), (4, Resource::Commit));
+        assert_eq!((short.asked, short.left, short.all), (50, 49, 249));
+        // what clones were promised that have not been started yet is not there for others
+        assert!(ledger.reserve("db", &ask, || sight(None, Some(249))).is_err());
+        assert!(ledger.reserve("db", &ask, || sight(Some(100), Some(250))).is_ok());
+    }
+
+    #[test]
     fn a_fork_gets_as_many_as_fit() {
         let ledger = ledger(100);
         let (claims, short) = ledger.reserve_up_to(5, "fork", &memory(30), Sight::default);
@@ -527,6 +591,7 @@ mod tests {
                         vcpus,
                         memory_bytes,
                         link_bytes_per_s,
+                        descriptors: 0,
                     },
                     peak_bytes: memory_bytes + more,
                     overcommit,
@@ -555,7 +620,7 @@ mod tests {
         fn promises_are_what_is_held_and_never_more_than_the_host_has_unless_somebody_insists(
             steps in prop::collection::vec(step(), 0..80)
         ) {
-            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70) };
+            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70), commit_each_bytes: 0 };
             let ledger = Ledger::new(capacity);
             let mut reserved: Vec<(Claim<Reserved>, (Amount, bool))> = Vec::new();
             let mut committed: Vec<(Claim<Committed>, (Amount, bool))> = Vec::new();
