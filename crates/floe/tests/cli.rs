@@ -321,6 +321,11 @@ fn a_wrong_value_says_how_to_write_it() {
             "did you mean 512M?",
         ),
         (&["run", "debian", "--memory", "1X"], "such as 512M or 1.5G"),
+        (&["run", "debian", "--memory", "0"], "such as 512M or 1.5G"),
+        (&["run", "debian", "--memory", "-1"], "-1 is less than nothing"),
+        (&["run", "debian", "--cpus", "-4"], "-4 is less than nothing"),
+        (&["disk", "resize", "web", "-1G"], "-1 is less than nothing"),
+        (&["wait", "web", "--timeout", "-5m"], "-5 is less than nothing"),
         (&["run", "debian", "-p", "80"], "for example 8080:80"),
         (&["run", "debian", "--cpus", "0"], "0 is not in"),
         (
@@ -337,6 +342,7 @@ fn a_wrong_value_says_how_to_write_it() {
         assert_eq!(out.status.code(), Some(2), "{args:?}");
         let stderr = text(&out.stderr);
         assert!(stderr.contains(hint), "{args:?}: {stderr}");
+        assert!(!stderr.contains("-- -"), "{args:?}: {stderr}");
     }
 }
 

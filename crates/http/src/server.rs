@@ -165,7 +165,7 @@ impl Server {
             .enable_all()
             .build()
             .map_err(|e| Fault::NotAsked(format!("cannot start a connection: {e}")))?;
-        let until = Instant::now() + limit;
+        let until = floe_threads::from_now(limit);
         let dialled = runtime.block_on(async { timeout_at(until.into(), self.dial()).await });
         match dialled {
             Ok(Ok((send, driver))) => Ok(Connection::new(runtime, send, driver)),

@@ -462,6 +462,7 @@ fn begin(
     node.forks.start_watching_hosts()?;
     node.forks.start_ending_owed()?;
     node.forks.start_watching_tickets()?;
+    node.forks.start_tidying()?;
     // a weak handle: a strong one would keep alive the service that the thread belongs to
     let tunnels = Arc::downgrade(&node.networks);
     node.cluster.start_keeping(&node.core.threads, move || {

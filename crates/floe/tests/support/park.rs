@@ -74,7 +74,7 @@ pub fn never_refused(node: &TestNode, name: &str, port: u16, rounds: usize) {
         let ends = Ends(&over);
         for _ in 0..rounds {
             let mut later = Vec::new();
-            let parked = node.client().park(name).unwrap().finish(|event| {
+            let parked = node.client().park(name, &Default::default()).unwrap().finish(|event| {
                 let kept = ["capture", "store", "qemu end"];
                 if matches!(event, Event::Stage { name, .. } if kept.contains(&name.as_str())) {
                     later.push(scope.spawn(|| page(port)));

@@ -60,7 +60,7 @@ pub fn wait(
     cancel: &Cancel,
     mut alive: impl FnMut() -> Result<(), NodeError>,
 ) -> Result<Option<Instant>, NodeError> {
-    let until = Instant::now() + timeout;
+    let until = floe_threads::from_now(timeout);
     let watch = match sign {
         Sign::Console { dir, .. } => ConsoleWatch::new(dir).ok(),
         _ => None,
