@@ -174,7 +174,9 @@ fn adds_a_limit(line: &str) -> bool {
 #[test]
 fn no_limit_from_outside_is_longer_than_a_clock_can_count() {
     assert!(adds_a_limit("let until = Instant::now() + timeout;"));
-    assert!(!adds_a_limit("let until = Instant::now() + PATIENCE; // + timeout"));
+    assert!(!adds_a_limit(
+        "let until = Instant::now() + PATIENCE; // + timeout"
+    ));
     let (mut found, mut right) = (Vec::new(), 0);
     for (file, lines) in product() {
         for (number, line) in lines.iter().enumerate() {

@@ -322,10 +322,19 @@ fn a_wrong_value_says_how_to_write_it() {
         ),
         (&["run", "debian", "--memory", "1X"], "such as 512M or 1.5G"),
         (&["run", "debian", "--memory", "0"], "such as 512M or 1.5G"),
-        (&["run", "debian", "--memory", "-1"], "-1 is less than nothing"),
-        (&["run", "debian", "--cpus", "-4"], "-4 is less than nothing"),
+        (
+            &["run", "debian", "--memory", "-1"],
+            "-1 is less than nothing",
+        ),
+        (
+            &["run", "debian", "--cpus", "-4"],
+            "-4 is less than nothing",
+        ),
         (&["disk", "resize", "web", "-1G"], "-1 is less than nothing"),
-        (&["wait", "web", "--timeout", "-5m"], "-5 is less than nothing"),
+        (
+            &["wait", "web", "--timeout", "-5m"],
+            "-5 is less than nothing",
+        ),
         (&["run", "debian", "-p", "80"], "for example 8080:80"),
         (&["run", "debian", "--cpus", "0"], "0 is not in"),
         (

@@ -60,8 +60,8 @@ mod verdicts;
 mod writeback;
 
 pub use api::Mount;
-pub use device::try_mount;
 pub use blank::{BlankDisk, BlankSpec};
+pub use device::try_mount;
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
 pub use io::{IoMachine, IoProgram, IoSaid, IoScheduling, IoStatus};

@@ -148,7 +148,10 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         let error = by_fusermount(place, SAID, &around(false, None)).to_string();
-        assert!(!error.contains("apparmor") && error.contains("set-uid"), "{error}");
+        assert!(
+            !error.contains("apparmor") && error.contains("set-uid"),
+            "{error}"
+        );
         let container = around(false, enforced("docker-default (enforce)\n").as_deref());
         for error in [
             by_fusermount(place, SAID, &container),
@@ -165,7 +168,10 @@ mod tests {
         let all = around(true, Some("docker-default"));
         let other = "fusermount3: option allow_other only allowed if 'user_allow_other' is set in /etc/fuse.conf";
         let error = by_fusermount(place, other, &all).to_string();
-        assert!(error.ends_with("put user_allow_other in /etc/fuse.conf"), "{error}");
+        assert!(
+            error.ends_with("put user_allow_other in /etc/fuse.conf"),
+            "{error}"
+        );
         let error = by_kernel(place, "No such file or directory (os error 2)", &all).to_string();
         assert!(error.contains("the directory must exist"), "{error}");
         assert_eq!(enforced("unconfined\n"), None);

@@ -221,7 +221,9 @@ fn mount(home: &Path) -> Check {
     let Some(place) = home.ancestors().find(|path| may_be_there(path)) else {
         return untried("none of the directories on the way to it is there".into());
     };
-    let dir = tempfile::Builder::new().prefix(".floe-doctor-").tempdir_in(place);
+    let dir = tempfile::Builder::new()
+        .prefix(".floe-doctor-")
+        .tempdir_in(place);
     let dir = match dir {
         Ok(dir) => dir,
         Err(error) => return untried(error.to_string()),
@@ -237,7 +239,12 @@ fn mount(home: &Path) -> Check {
         }
         Err(error) => {
             let text = error.to_string();
-            check(NAME, CheckStatus::Fail, text, "install the package fuse3, or run as root")
+            check(
+                NAME,
+                CheckStatus::Fail,
+                text,
+                "install the package fuse3, or run as root",
+            )
         }
     }
 }
@@ -346,10 +353,22 @@ fn descriptors() -> Check {
         return ok(NAME, "not limited");
     };
     let machines = most.saturating_sub(NODE_DESCRIPTORS) / descriptors_of(1);
-    let text = format!("at most {most}: a node that is started from here has room for {machines} machines or clones");
+    let text = format!(
+        "at most {most}: a node that is started from here has room for {machines} machines or clones"
+    );
     match machines {
-        0 => check(NAME, CheckStatus::Fail, text, crate::resources::DESCRIPTORS_FIX),
-        1..MACHINES_FEW => check(NAME, CheckStatus::Warn, text, crate::resources::DESCRIPTORS_FIX),
+        0 => check(
+            NAME,
+            CheckStatus::Fail,
+            text,
+            crate::resources::DESCRIPTORS_FIX,
+        ),
+        1..MACHINES_FEW => check(
+            NAME,
+            CheckStatus::Warn,
+            text,
+            crate::resources::DESCRIPTORS_FIX,
+        ),
         _ => ok(NAME, text),
     }
 }

@@ -69,7 +69,9 @@ pub fn second_name(file: &Path, dir: &Path) -> io::Result<TempPath> {
         Ok(linked) => Ok(linked.into_temp_path()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(e),
         Err(_) => {
-            let mut copy = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(dir)?;
+            let mut copy = tempfile::Builder::new()
+                .prefix(TEMPORARY)
+                .tempfile_in(dir)?;
             io::copy(&mut File::open(file)?, copy.as_file_mut())?;
             Ok(copy.into_temp_path())
         }
@@ -90,7 +92,9 @@ pub(crate) fn has_name(file: &File, name: &Path) -> io::Result<bool> {
 /// removed when this is dropped.
 pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreError> {
     let make = || {
-        let file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(tmp)?;
+        let file = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempfile_in(tmp)?;
         file.as_file()
             .set_permissions(Permissions::from_mode(mode))?;
         Ok(file)

@@ -203,7 +203,10 @@ impl Client {
     }
     /// Stores a machine's memory and ends its QEMU, until [`Client::wake`].
     pub fn park(&self, name: &str, query: &ParkQuery) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, &format!("/park?wait={}", query.wait)), &())
+        self.stream(
+            &machine_path(name, &format!("/park?wait={}", query.wait)),
+            &(),
+        )
     }
     /// Lets a parked machine go on where it was.
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {

@@ -16,8 +16,8 @@ use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;
 use floe_api::{
-    CardTraffic, EventsQuery, Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent, UsageList,
-    UsageQuery, WaitFor, WaitQuery,
+    CardTraffic, EventsQuery, Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent,
+    UsageList, UsageQuery, WaitFor, WaitQuery,
 };
 
 /// Wait until machines stop, run, stand still or answer

@@ -11,6 +11,7 @@ mod blanks;
 mod buckets;
 mod exec;
 mod grow;
+mod hosts;
 mod households;
 mod imports;
 mod left_alone;

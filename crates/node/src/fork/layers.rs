@@ -3,8 +3,8 @@
 use super::{kept::Keeping, layer::Layer};
 use crate::{error::NodeError, inventory::record::Origin};
 use floe_image::{Hash, Kind, Layout, Manifest};
-use floe_threads::{Cancel, Pulse};
 use floe_source::{Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
+use floe_threads::{Cancel, Pulse};
 use parking_lot::RwLock;
 use std::{
     collections::{HashMap, HashSet},

@@ -65,7 +65,10 @@ impl Forks {
     fn tidy(&self) {
         let stored = self.unneeded.lock().all();
         // no lock is held while services are asked
-        let idle = stored.into_iter().filter(|id| !self.is_needed(id)).collect();
+        let idle = stored
+            .into_iter()
+            .filter(|id| !self.is_needed(id))
+            .collect();
         let due = self.unneeded.lock().look(idle);
         for id in due {
             // one that was given a name stays

@@ -105,8 +105,13 @@ impl Images {
         tidy(&self.core.home.tmp());
         match self.repo.remove_unfinished() {
             Ok(0) => {}
-            Ok(bytes) => tracing::info!(bytes, "what was being stored when the last node ended is gone"),
-            Err(error) => tracing::warn!(%error, "what was being stored when the last node ended stays"),
+            Ok(bytes) => tracing::info!(
+                bytes,
+                "what was being stored when the last node ended is gone"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "what was being stored when the last node ended stays")
+            }
         }
     }
 

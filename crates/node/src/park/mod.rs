@@ -149,7 +149,9 @@ impl Parks {
         if self.forks.any_unstored_of(name.as_str()) {
             return Err(refused(
                 format!("clones of {name} still need the memory that it had at their fork"),
-                format!("floe park --wait {name} has that stored, and waits for it; or end them: floe kill"),
+                format!(
+                    "floe park --wait {name} has that stored, and waits for it; or end them: floe kill"
+                ),
             ));
         }
         let life = operation.life();

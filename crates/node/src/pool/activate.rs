@@ -15,8 +15,9 @@ use crate::{
 };
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
-    CloneInfo, CloneState, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandRequest, ForkRequest, HERE, Happened, Outcome,
-    RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility, visibility_of_label,
+    CloneInfo, CloneState, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandRequest, ForkRequest, HERE,
+    Happened, Outcome, RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility,
+    visibility_of_label,
 };
 use floe_image::{Hash, Manifest};
 use floe_threads::{Cancel, Waited};

@@ -72,7 +72,10 @@ fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
     if policy.trim() != NEVER {
         return None;
     }
-    let (limit, given) = (bytes_of(meminfo, "CommitLimit:")?, bytes_of(meminfo, "Committed_AS:")?);
+    let (limit, given) = (
+        bytes_of(meminfo, "CommitLimit:")?,
+        bytes_of(meminfo, "Committed_AS:")?,
+    );
     Some(limit.saturating_sub(given))
 }
 
@@ -193,7 +196,9 @@ mod tests {
     fn descriptors_are_free_until_they_are_open() {
         let before = descriptors_free().unwrap();
         assert!(before < descriptors_max().unwrap());
-        let held: Vec<_> = (0..64).map(|_| std::fs::File::open("/proc/self/status").unwrap()).collect();
+        let held: Vec<_> = (0..64)
+            .map(|_| std::fs::File::open("/proc/self/status").unwrap())
+            .collect();
         // other tests of this process open and close some meanwhile
         assert!(descriptors_free().unwrap() <= before - 32, "{}", held.len());
         assert!(descriptors_of(2) > descriptors_of(1));

@@ -391,15 +391,25 @@ impl Books {
             (Resource::Links, asked, promised, all)
         });
         let descriptors = sight.free_descriptors.map(|all| {
-            let (asked, promised) = (amount.descriptors, self.to_come(sight, |e| e.amount.descriptors));
+            let (asked, promised) = (
+                amount.descriptors,
+                self.to_come(sight, |e| e.amount.descriptors),
+            );
             (Resource::Descriptors, asked, promised, all)
         });
         let commit = sight.commit_bytes.map(|all| {
             let whole = |peak: u64| peak.saturating_add(capacity.commit_each_bytes);
-            let (asked, promised) = (whole(ask.peak_bytes), self.to_come(sight, |e| whole(e.peak_bytes)));
+            let (asked, promised) = (
+                whole(ask.peak_bytes),
+                self.to_come(sight, |e| whole(e.peak_bytes)),
+            );
             (Resource::Commit, asked, promised, all)
         });
-        let mut rest = vcpus.into_iter().chain(links).chain(descriptors).chain(commit);
+        let mut rest = vcpus
+            .into_iter()
+            .chain(links)
+            .chain(descriptors)
+            .chain(commit);
         rest.find_map(|(of, asked, promised, all)| {
             let left = left(all, promised);
             (asked > left).then(|| shortage(of, asked, left, all))
@@ -408,7 +418,10 @@ impl Books {
 
     /// Returns what those will take who were promised something and have not been started yet.
     fn to_come(&self, sight: &Sight, of: impl Fn(&Entry) -> u64) -> u64 {
-        let waiting = self.claims.iter().filter(|(id, _)| !sight.used_bytes.contains_key(id));
+        let waiting = self
+            .claims
+            .iter()
+            .filter(|(id, _)| !sight.used_bytes.contains_key(id));
         waiting.fold(0, |sum, (_, entry)| sum.saturating_add(of(entry)))
     }
 
@@ -535,7 +548,10 @@ mod tests {
         let ledger = ledger(1000);
         let mut ask = memory(10);
         (ask.amount.descriptors, ask.peak_bytes) = (20, 45);
-        let runs = ledger.reserve("web", &ask, Sight::default).unwrap().commit();
+        let runs = ledger
+            .reserve("web", &ask, Sight::default)
+            .unwrap()
+            .commit();
         let sight = |free_descriptors, commit_bytes| Sight {
             used_bytes: [(runs.id(), 10)].into(),
             free_descriptors,
@@ -554,8 +570,16 @@ mod tests {
         assert_eq!((clones.len(), short.of), (4, Resource::Commit));
         assert_eq!((short.asked, short.left, short.all), (50, 49, 249));
         // what clones were promised that have not been started yet is not there for others
-        assert!(ledger.reserve("db", &ask, || sight(None, Some(249))).is_err());
-        assert!(ledger.reserve("db", &ask, || sight(Some(100), Some(250))).is_ok());
+        assert!(
+            ledger
+                .reserve("db", &ask, || sight(None, Some(249)))
+                .is_err()
+        );
+        assert!(
+            ledger
+                .reserve("db", &ask, || sight(Some(100), Some(250)))
+                .is_ok()
+        );
     }
 
     #[test]

@@ -35,11 +35,7 @@ mod limits;
 mod refusal;
 mod trim;
 
-use crate::{
-    BLANK_BYTES, MachineName, STANDBY_BYTES,
-    error::NodeError,
-    inventory::record::Record,
-};
+use crate::{BLANK_BYTES, MachineName, STANDBY_BYTES, error::NodeError, inventory::record::Record};
 use floe_api::{Room, Size, paths::Home, size_text};
 use floe_image::MachineConfig;
 use floe_machine::{MEMORY_BYTES_DEFAULT, accel::Accel};
@@ -48,9 +44,9 @@ use ledger::{
 };
 use limits::Groups;
 pub use limits::control_groups;
+use parking_lot::Mutex;
 pub(crate) use refusal::{COMMIT_FIX, DESCRIPTORS_FIX};
 use refusal::{explain, refusal};
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{OnceLock, Weak},

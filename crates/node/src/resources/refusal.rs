@@ -110,13 +110,27 @@ mod tests {
             more_holders: 0,
         };
         let files = refusal(&short(Resource::Descriptors, 20, 7)).to_api();
-        assert!(files.message.contains(", 7 more are free for machines, and it takes 20"), "{files}");
+        assert!(
+            files
+                .message
+                .contains(", 7 more are free for machines, and it takes 20"),
+            "{files}"
+        );
         assert!(files.fix.contains("LimitNOFILE="), "{files}");
         let clones = explain(&short(Resource::Descriptors, 20, 7));
         assert!(clones.ends_with(DESCRIPTORS_FIX), "{clones}");
         let commit = refusal(&short(Resource::Commit, 1 << 30, 1 << 29)).to_api();
-        assert!(commit.message.contains("vm.overcommit_memory is 2"), "{commit}");
-        assert!(commit.message.contains("1.0 GiB") && commit.message.contains("512"), "{commit}");
-        assert!(commit.fix.contains("sysctl vm.overcommit_memory=0"), "{commit}");
+        assert!(
+            commit.message.contains("vm.overcommit_memory is 2"),
+            "{commit}"
+        );
+        assert!(
+            commit.message.contains("1.0 GiB") && commit.message.contains("512"),
+            "{commit}"
+        );
+        assert!(
+            commit.fix.contains("sysctl vm.overcommit_memory=0"),
+            "{commit}"
+        );
     }
 }

@@ -210,7 +210,10 @@ fn what_a_killed_pull_was_writing_goes_at_the_next_start_and_what_it_noted_stays
     let journal = tmp.join(format!("pull-{id}"));
     std::fs::write(&journal, b"what is here already").unwrap();
     assert_eq!(repository.remove_unfinished().unwrap(), 5004);
-    let left: Vec<_> = std::fs::read_dir(&tmp).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let left: Vec<_> = std::fs::read_dir(&tmp)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     assert_eq!(left, [journal]);
     assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
     assert_eq!(repository.remove_unfinished().unwrap(), 0);
