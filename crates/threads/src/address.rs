@@ -13,7 +13,8 @@ use rustix::fs::{Mode, OFlags};
 
 /// Longest path in a socket's address, in bytes: `sun_path` has 108, one of them for the end.
 const PATH_BYTES_MAX: usize = 107;
-/// Longest name of the socket's own file behind a longer path, in bytes: what `/proc/self/fd/`, a descriptor of ten digits and a slash leave.
+/// Longest name of the socket's own file behind a longer path, in bytes: what `/proc/self/fd/`, a descriptor of ten digits and a slash
+/// leave.
 const NAME_BYTES_MAX: usize = PATH_BYTES_MAX - 25;
 
 /// The address of a unix socket, whatever the length of its path; of use for as long as this value is there.

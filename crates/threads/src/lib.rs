@@ -63,8 +63,8 @@ impl From<StartError> for std::io::Error {
 /// The longest wait that has an end: longer than any host runs, and shorter than what a clock can count.
 const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Returns when `limit` from now is over. Limits come from users, images and other hosts, and may be longer than a clock can count: such a one
-/// is over in a hundred years.
+/// Returns when `limit` from now is over. Limits come from users, images and other hosts, and may be longer than a clock can count: such
+/// a one is over in a hundred years.
 pub fn from_now(limit: Duration) -> Instant {
     Instant::now() + limit.min(WAIT_MAX)
 }

@@ -153,8 +153,8 @@ struct Asked<'a> {
     planned: &'a [Planned],
 }
 
-/// The service that forks machines. Locks: those of the records, the layers, the tickets and the images that may go; none is held while another of them
-/// is taken. That of the records is held while one is written to the disk.
+/// The service that forks machines. Locks: those of the records, the layers, the tickets and the images that may go; none is held while
+/// another of them is taken. That of the records is held while one is written to the disk.
 pub(crate) struct Forks {
     core: Arc<Core>,
     images: Arc<Images>,

@@ -381,47 +381,43 @@ impl Books {
                 return Some(shortage(Resource::FreeMemory, asked, spare, all));
             }
         }
-        let (vcpus, links) = (capacity.vcpus, capacity.link_bytes_per_s);
-        let vcpus = vcpus.map(|all| {
-            let (asked, promised) = (amount.vcpus.into(), promised.vcpus.into());
-            (Resource::Vcpus, asked, promised, all.into())
-        });
-        let links = links.map(|all| {
-            let (asked, promised) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
-            (Resource::Links, asked, promised, all)
-        });
-        let descriptors = sight.free_descriptors.map(|all| {
-            let (asked, promised) = (
-                amount.descriptors,
-                self.to_come(sight, |e| e.amount.descriptors),
-            );
-            (Resource::Descriptors, asked, promised, all)
-        });
-        let commit = sight.commit_bytes.map(|all| {
-            let whole = |peak: u64| peak.saturating_add(capacity.commit_each_bytes);
-            let (asked, promised) = (
-                whole(ask.peak_bytes),
-                self.to_come(sight, |e| whole(e.peak_bytes)),
-            );
-            (Resource::Commit, asked, promised, all)
-        });
-        let mut rest = vcpus
-            .into_iter()
-            .chain(links)
-            .chain(descriptors)
-            .chain(commit);
-        rest.find_map(|(of, asked, promised, all)| {
-            let left = left(all, promised);
+        let whole = |peak: u64| match peak {
+            0 => 0, // no QEMU's
+            peak => peak.saturating_add(capacity.commit_each_bytes),
+        };
+        let to_come = |of: &dyn Fn(&Entry) -> u64| self.to_come(sight, of);
+        let (vcpus, promised_vcpus) = (amount.vcpus.into(), promised.vcpus.into());
+        let (links, promised_links) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
+        let (files, commit) = (amount.descriptors, whole(ask.peak_bytes));
+        let files_to_come = to_come(&|entry| entry.amount.descriptors);
+        let commit_to_come = to_come(&|entry| whole(entry.peak_bytes));
+        let all_vcpus = capacity.vcpus.map(u64::from);
+        let rest = [
+            (Resource::Vcpus, vcpus, promised_vcpus, all_vcpus),
+            (
+                Resource::Links,
+                links,
+                promised_links,
+                capacity.link_bytes_per_s,
+            ),
+            (
+                Resource::Descriptors,
+                files,
+                files_to_come,
+                sight.free_descriptors,
+            ),
+            (Resource::Commit, commit, commit_to_come, sight.commit_bytes),
+        ];
+        rest.into_iter().find_map(|(of, asked, promised, all)| {
+            let (left, all) = (left(all?, promised), all?);
             (asked > left).then(|| shortage(of, asked, left, all))
         })
     }
 
     /// Returns what those will take who were promised something and have not been started yet.
-    fn to_come(&self, sight: &Sight, of: impl Fn(&Entry) -> u64) -> u64 {
-        let waiting = self
-            .claims
-            .iter()
-            .filter(|(id, _)| !sight.used_bytes.contains_key(id));
+    fn to_come(&self, sight: &Sight, of: &dyn Fn(&Entry) -> u64) -> u64 {
+        let has_begun = |id| sight.used_bytes.contains_key(id);
+        let waiting = self.claims.iter().filter(|(id, _)| !has_begun(id));
         waiting.fold(0, |sum, (_, entry)| sum.saturating_add(of(entry)))
     }
 
@@ -531,6 +527,7 @@ mod tests {
         let sight = |used: u64| Sight {
             free_bytes: Some(40),
             used_bytes: [(first.id(), used)].into(),
+            ..Default::default()
         };
         assert_eq!(ledger.free_memory_bytes(|| sight(0)), Some(10));
         let short = ledger
@@ -558,28 +555,22 @@ mod tests {
             commit_bytes,
             ..Default::default()
         };
-        let few = || sight(Some(70), None);
-        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, few);
+        let look = || sight(Some(70), None);
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, look);
         let short = short.unwrap();
         assert_eq!((clones.len(), short.of), (3, Resource::Descriptors));
         assert_eq!((short.asked, short.left, short.all), (20, 10, 70));
         assert_eq!(short.holders, []);
         drop(clones);
-        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, || sight(None, Some(249)));
+        let look = || sight(None, Some(249));
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, look);
         let short = short.unwrap();
         assert_eq!((clones.len(), short.of), (4, Resource::Commit));
         assert_eq!((short.asked, short.left, short.all), (50, 49, 249));
         // what clones were promised that have not been started yet is not there for others
-        assert!(
-            ledger
-                .reserve("db", &ask, || sight(None, Some(249)))
-                .is_err()
-        );
-        assert!(
-            ledger
-                .reserve("db", &ask, || sight(Some(100), Some(250)))
-                .is_ok()
-        );
+        assert!(ledger.reserve("db", &ask, look).is_err());
+        let look = || sight(Some(100), Some(250));
+        assert!(ledger.reserve("db", &ask, look).is_ok());
     }
 
     #[test]
