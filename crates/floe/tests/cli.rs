@@ -423,10 +423,13 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "e2fsprogs",
             "uefi",
             "fuse",
+            "mounting",
             "user",
             "kernel",
             "pagemap",
             "memory",
+            "overcommit",
+            "open files",
             "disk",
             "image build",
             "node"
@@ -453,6 +456,30 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
         Some(&Value::from("warn")),
         "no node runs here"
     );
+    // what was tried has left nothing
+    let left = std::fs::read_dir(home.path()).expect("a directory");
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn doctor_says_for_how_many_machines_there_are_descriptors() {
+    let home = home();
+    let doctor = |most: &str| {
+        let script = format!("ulimit -n {most} && exec \"$0\" doctor");
+        let out = Command::new("bash")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_floe")])
+            .env("FLOE_HOME", home.path())
+            .output()
+            .expect("bash is there");
+        text(&out.stdout)
+    };
+    let few = doctor("1024");
+    assert!(few.contains("at most 1024"), "{few}");
+    assert!(few.contains("room for 56 machines or clones"), "{few}");
+    assert!(few.contains("LimitNOFILE="), "{few}");
+    let none = doctor("100");
+    assert!(none.contains("room for 0 machines"), "{none}");
+    assert!(none.contains("floe cannot work here"), "{none}");
 }
 
 #[test]

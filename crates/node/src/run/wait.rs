@@ -189,6 +189,19 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_no_clock_can_count_ends_with_its_sign() {
+        let (answered, changed) = (|| true, Arc::new(Pulse::new()));
+        let sign = Sign::Agent {
+            answered: &answered,
+            changed: &changed,
+        };
+        for limit in [Duration::from_secs(u64::MAX), Duration::MAX] {
+            let waited = wait(&sign, limit, &Cancel::default(), || Ok(()));
+            assert!(waited.unwrap().is_some());
+        }
+    }
+
+    #[test]
     fn an_agent_that_answers_later_is_waited_for() {
         let has = Arc::new(AtomicBool::new(false));
         let changed = Arc::new(Pulse::new());
