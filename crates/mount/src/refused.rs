@@ -66,7 +66,7 @@ pub(crate) fn by_fusermount(mountpoint: &Path, said: &str, around: &Around) -> M
         } if denied => confined(reason, profile),
         _ if denied => (
             reason,
-            "fusermount3 must belong to root and be set-uid (chmod u+s), on a file system that is not mounted nosuid; or run the node \
+            "fusermount3 must belong to root and be set-uid (chmod u+s), on a file system that is not mounted nosuid, or the node run \
              as root"
                 .to_owned(),
         ),
@@ -107,7 +107,7 @@ fn confined(reason: String, profile: &str) -> (String, String) {
     (
         format!("{reason}: this process is confined by the AppArmor profile {profile}"),
         format!(
-            "let {profile} mount (`mount fstype=fuse.floe,` and `umount,`); a container is started with --security-opt \
+            "let {profile} mount (`mount fstype=fuse.floe,` and `umount,`), or start the container with --security-opt \
              apparmor=unconfined"
         ),
     )
