@@ -163,3 +163,32 @@ fn nobody_sleeps_without_a_reason_beside_it() {
     );
     assert!(reasons > 0, "the rule finds nothing");
 }
+
+/// Whether a line adds a limit to the time that it is now which may have come from outside: one that is no constant.
+fn adds_a_limit(line: &str) -> bool {
+    let mut rest = code(line).split("Instant::now() + ");
+    rest.next();
+    rest.any(|limit| limit.starts_with(|first: char| first.is_ascii_lowercase()))
+}
+
+#[test]
+fn no_limit_from_outside_is_longer_than_a_clock_can_count() {
+    assert!(adds_a_limit("let until = Instant::now() + timeout;"));
+    assert!(!adds_a_limit(
+        "let until = Instant::now() + PATIENCE; // + timeout"
+    ));
+    let (mut found, mut right) = (Vec::new(), 0);
+    for (file, lines) in product() {
+        for (number, line) in lines.iter().enumerate() {
+            right += usize::from(code(line).contains("from_now("));
+            if adds_a_limit(line) {
+                found.push(format!("{file}:{}: {line}", number + 1));
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "the sum of a clock and a limit that is too long is a panic: use floe_threads::from_now: {found:#?}"
+    );
+    assert!(right > 10, "the rule finds nothing");
+}

@@ -175,6 +175,7 @@ function App() {
           search={search}
           verb="How to start"
           onOpen={setChosen}
+          onTitle={setChosen}
           empty={<><h3>No public images yet</h3><p>floe push NAME {location.origin} --public</p></>}
         />
       </main>

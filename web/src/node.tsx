@@ -178,6 +178,7 @@ function App() {
           entries={entries}
           search={search}
           verb="Start"
+          onTitle={(entry) => setSubject({ image: entry.id })}
           onOpen={(entry) => {
             const image = byId(entry.id);
             if (image) start(image);

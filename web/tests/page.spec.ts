@@ -211,6 +211,28 @@ test("stopped, it can be started again; captured, it is in the catalogue", async
   await expect(page.getByRole("button", { name: "Start again", exact: true })).toHaveCount(0);
 });
 
+test("a click on a name shows the machine if it runs, else the details, and starts nothing", async ({ page, site }) => {
+  await page.getByRole("heading", { name: "tiny-live:shell" }).click();
+  const drawer = page.locator(".drawer");
+  await expect(drawer).toContainText("tiny-live:shell");
+  await page.keyboard.press("Escape");
+  await expect(drawer).toHaveCount(0);
+  expect(machines(site)).toEqual([]);
+  const name = await launch(page);
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  const heading = page.getByRole("heading", { name, exact: true });
+  await heading.click();
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  floe(site, "stop", name, "--now");
+  await expect(page.getByRole("button", { name: `Start ${name} from its disks` })).toBeVisible();
+  await heading.click();
+  await expect(drawer).toContainText(name);
+  expect(machines(site).map((machine) => machine.status)).toEqual(["stopped"]);
+});
+
 test("a disk comes from the page with progress and becomes an image", async ({ page }) => {
   await page.getByRole("button", { name: "Add", exact: true }).click();
   // an empty disk's beginning, so that it is taken for one

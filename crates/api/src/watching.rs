@@ -11,6 +11,20 @@ pub struct EventsQuery {
     /// events. Without it only what happens from now on is told.
     #[serde(default)]
     pub since_unix_ms: Option<u64>,
+    /// End after what has happened, all that the node still knows of if no time is given, instead of waiting for more.
+    #[serde(default)]
+    pub once: bool,
+}
+
+/// Query of `POST /v1/machines/{name}/park`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ParkQuery {
+    /// Has the memory stored that the machine was cloned from, or that its clones were, and parks it once that is done. Without it such a
+    /// machine is refused.
+    #[serde(default)]
+    pub wait: bool,
 }
 
 /// What a machine is waited to do.

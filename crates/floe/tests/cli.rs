@@ -321,6 +321,20 @@ fn a_wrong_value_says_how_to_write_it() {
             "did you mean 512M?",
         ),
         (&["run", "debian", "--memory", "1X"], "such as 512M or 1.5G"),
+        (&["run", "debian", "--memory", "0"], "such as 512M or 1.5G"),
+        (
+            &["run", "debian", "--memory", "-1"],
+            "-1 is less than nothing",
+        ),
+        (
+            &["run", "debian", "--cpus", "-4"],
+            "-4 is less than nothing",
+        ),
+        (&["disk", "resize", "web", "-1G"], "-1 is less than nothing"),
+        (
+            &["wait", "web", "--timeout", "-5m"],
+            "-5 is less than nothing",
+        ),
         (&["run", "debian", "-p", "80"], "for example 8080:80"),
         (&["run", "debian", "--cpus", "0"], "0 is not in"),
         (
@@ -337,6 +351,7 @@ fn a_wrong_value_says_how_to_write_it() {
         assert_eq!(out.status.code(), Some(2), "{args:?}");
         let stderr = text(&out.stderr);
         assert!(stderr.contains(hint), "{args:?}: {stderr}");
+        assert!(!stderr.contains("-- -"), "{args:?}: {stderr}");
     }
 }
 
@@ -408,10 +423,13 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "e2fsprogs",
             "uefi",
             "fuse",
+            "mounting",
             "user",
             "kernel",
             "pagemap",
             "memory",
+            "overcommit",
+            "open files",
             "disk",
             "image build",
             "node"
@@ -438,6 +456,30 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
         Some(&Value::from("warn")),
         "no node runs here"
     );
+    // what was tried has left nothing
+    let left = std::fs::read_dir(home.path()).expect("a directory");
+    assert_eq!(left.count(), 0);
+}
+
+#[test]
+fn doctor_says_for_how_many_machines_there_are_descriptors() {
+    let home = home();
+    let doctor = |most: &str| {
+        let script = format!("ulimit -n {most} && exec \"$0\" doctor");
+        let out = Command::new("bash")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_floe")])
+            .env("FLOE_HOME", home.path())
+            .output()
+            .expect("bash is there");
+        text(&out.stdout)
+    };
+    let few = doctor("1024");
+    assert!(few.contains("at most 1024"), "{few}");
+    assert!(few.contains("room for 56 machines or clones"), "{few}");
+    assert!(few.contains("LimitNOFILE="), "{few}");
+    let none = doctor("100");
+    assert!(none.contains("room for 0 machines"), "{none}");
+    assert!(none.contains("floe cannot work here"), "{none}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub mod telemetry;
 pub mod turns;
 
 pub use gate::Gate;
-pub use listener::{Peer, run};
+pub use listener::{Peer, raise_descriptors, run};
 pub use memory::{Held, Memory};
 pub use stream::TooSlow;
 pub use table::{Seat, Table};

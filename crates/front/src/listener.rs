@@ -162,17 +162,23 @@ impl Peer {
     }
 }
 
-/// Returns how many connections the process has descriptors for, at most `wanted`. Raises the process's limit as far as
-/// allowed.
-pub fn affordable(wanted: usize) -> usize {
+/// Raises the process's limit of descriptors as far as it may, and returns it; `u64::MAX` if there is none.
+pub fn raise_descriptors() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
         maximum: limit.maximum,
     };
+    // what can't be raised is counted as it is
     let _ = setrlimit(Resource::Nofile, raised);
-    let now = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Returns how many connections the process has descriptors for, at most `wanted`. Raises the process's limit as far as
+/// allowed.
+pub fn affordable(wanted: usize) -> usize {
+    let now = raise_descriptors();
     let room = now.saturating_sub(DESCRIPTORS_LEFT).max(now / 2);
     wanted
         .min(usize::try_from(room).unwrap_or(usize::MAX))

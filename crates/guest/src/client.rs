@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Sends a call and waits for the answer, at most for `limit`.
 pub fn call(socket: &Path, call: &Call, limit: Option<Duration>) -> io::Result<Answer> {
-    let until = limit.map(|limit| Instant::now() + limit);
+    // without an end if no clock can count that
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     let mut stream = UnixStream::connect(socket).map_err(|error| {
         io::Error::new(
             error.kind(),

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use floe_threads::from_now;
 use futures::task::AtomicWaker;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -46,7 +47,7 @@ impl Limits {
     pub fn within(limit: Duration, connect: Duration) -> Limits {
         Limits {
             connect: connect.min(limit),
-            until: Some(Instant::now() + limit),
+            until: Some(from_now(limit)),
             stall: None,
             answer: None,
             look: Duration::ZERO,
@@ -300,7 +301,7 @@ async fn watch<E>(
         };
         let late = async {
             match limit {
-                Some(limit) => sleep_until((Instant::now() + limit).into()).await,
+                Some(limit) => sleep_until(from_now(limit).into()).await,
                 None => std::future::pending().await,
             }
         };
@@ -346,7 +347,7 @@ async fn why_silent(error: hyper::Error, driver: &mut JoinHandle<hyper::Result<(
 async fn looking<T>(answer: impl Future<Output = T>, long: Duration) -> T {
     let mut answer = std::pin::pin!(answer);
     if !long.is_zero() {
-        let until = Instant::now() + long;
+        let until = from_now(long);
         while Instant::now() < until {
             tokio::select! {
                 biased;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderValue, PROXY_AUTHORIZATION};
@@ -192,7 +192,7 @@ impl Server {
             .enable_all()
             .build()
             .map_err(|e| Fault::NotAsked(format!("cannot start a connection: {e}")))?;
-        let until = Instant::now() + limit;
+        let until = floe_threads::from_now(limit);
         let dialled = runtime.block_on(async { timeout_at(until.into(), self.dial()).await });
         match dialled {
             Ok(Ok((send, driver))) => Ok(Connection::new(runtime, send, driver)),
@@ -204,7 +204,8 @@ impl Server {
     async fn dial(&self) -> Result<Dialled, String> {
         match &self.place {
             Place::Unix(socket) => {
-                let stream = UnixStream::connect(socket).await;
+                let address = floe_threads::Address::of(socket).map_err(|e| e.to_string())?;
+                let stream = UnixStream::connect(address.path()).await;
                 speak(stream.map_err(|e| e.to_string())?).await
             }
             Place::Tcp {

@@ -4,7 +4,6 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -221,8 +220,11 @@ fn an_answer_that_comes_before_the_body_was_sent_is_read() {
 #[test]
 fn an_answer_can_be_read_piece_by_piece_from_a_unix_socket() {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("socket");
-    let listener = UnixListener::bind(&socket).unwrap();
+    // longer than a socket's address has room for
+    let deep = dir.path().join("d".repeat(120));
+    std::fs::create_dir(&deep).unwrap();
+    let socket = deep.join("socket");
+    let listener = floe_threads::listen(&socket).unwrap();
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         head(&mut stream).unwrap();

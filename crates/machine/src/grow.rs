@@ -286,7 +286,7 @@ impl Machine {
     /// Returns how the guest reacted to an added device, given by its id (for a disk: its name). Waits up to `limit` for
     /// that.
     pub fn reception(&self, id: &str, limit: Duration) -> Result<Reception, MachineError> {
-        let until = Instant::now() + limit;
+        let until = floe_threads::from_now(limit);
         let config = self.config();
         let drive = |d: &&String| devices::property(d, "drive") == Some(id);
         let device = config.devices.iter().find(drive);
@@ -360,7 +360,7 @@ impl Machine {
 
     /// Asks the guest to release a device and waits until it has.
     fn unplug(&self, id: &str, shown: &str, limit: Duration) -> Result<(), MachineError> {
-        let until = Instant::now() + limit;
+        let until = floe_threads::from_now(limit);
         let waiting = self.record().removing.iter().any(|other| other == id);
         self.change(|record| {
             record.removing.retain(|other| other != id);

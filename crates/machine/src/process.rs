@@ -121,7 +121,7 @@ impl Process {
 
     /// Waits for its end, but only until `other` can be read or `limit` has passed. Returns false if it still lives.
     pub fn wait_beside(&self, other: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
-        let deadline = std::time::Instant::now() + limit;
+        let deadline = floe_threads::from_now(limit);
         loop {
             let left = deadline.saturating_duration_since(std::time::Instant::now());
             let timeout = left.try_into().unwrap_or(rustix::event::Timespec {

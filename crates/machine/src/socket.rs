@@ -11,9 +11,6 @@ use std::path::Path;
 use crate::command::files;
 use crate::machine::Machine;
 
-/// Longest path in a socket's address, in bytes.
-const ADDRESS_BYTES_MAX: usize = 107;
-
 /// A socket by which users are with a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Socket {
@@ -40,7 +37,7 @@ impl Machine {
 
 /// Connects to a socket, whatever the length of its path; an error unless this process listens there.
 pub(crate) fn connect(path: &Path, pid: u32) -> io::Result<UnixStream> {
-    let stream = connect_any(path)?;
+    let stream = floe_threads::connect(path)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
     let peer = peer.as_raw_nonzero().get();
     match u32::try_from(peer) == Ok(pid) {
@@ -49,21 +46,6 @@ pub(crate) fn connect(path: &Path, pid: u32) -> io::Result<UnixStream> {
             "process {peer} listens there, not QEMU's process {pid}"
         ))),
     }
-}
-
-/// Connects whoever listens there. A long path is passed by a descriptor of its directory.
-fn connect_any(path: &Path) -> io::Result<UnixStream> {
-    use rustix::fs::{Mode, OFlags};
-    if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
-        return UnixStream::connect(path);
-    }
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(dir, flags, Mode::empty())?;
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
-    UnixStream::connect(Path::new("/proc/self/fd").join(fd.to_string()).join(name))
 }
 
 #[cfg(test)]

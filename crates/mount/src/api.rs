@@ -96,7 +96,8 @@ fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connect
         reason: format!(
             "machines run on it, and which of its files are whose is not to be found out ({error})"
         ),
-        fix: "end the `floe supervisor` of this state directory; its machines lose their memory, and start again from their disks",
+        fix: "end the `floe supervisor` of this state directory; its machines lose their memory, and start again from their disks"
+            .into(),
     })?;
     let max_write = table.max_write as usize;
     Ok(Some(Connection {

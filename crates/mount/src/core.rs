@@ -327,7 +327,7 @@ impl Core {
             tracing::warn!(reason, "a chunk is not to be had now; the request waits");
         }
         let retries = &self.queues.retries;
-        retries.add(Instant::now() + pause, parked.clone());
+        retries.add(floe_threads::from_now(pause), parked.clone());
     }
 
     /// Tries a parked request again.

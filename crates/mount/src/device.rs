@@ -1,6 +1,7 @@
 //! `/dev/fuse`: opens, clones and mounts it, reads requests and writes answers.
 
 use crate::pinned::Pinned;
+use crate::refused::{self, Around};
 use crate::{MountError, abi};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -131,10 +132,10 @@ impl Device {
 
 /// Mounts a new connection on `mountpoint`: directly as root, with fusermount3 otherwise.
 pub(crate) fn mount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError> {
-    let cannot = |reason: String, fix| MountError::Cannot {
+    let cannot = |reason: String, fix: &'static str| MountError::Cannot {
         path: mountpoint.to_owned(),
         reason,
-        fix,
+        fix: fix.into(),
     };
     if !rustix::process::geteuid().is_root() {
         return fusermount(mountpoint, allow_other);
@@ -156,21 +157,16 @@ pub(crate) fn mount(mountpoint: &Path, allow_other: bool) -> Result<Device, Moun
         MountFlags::NOSUID | MountFlags::NODEV,
         data.as_c_str(),
     )
-    .map_err(|e| {
-        cannot(
-            format!("mount: {e}"),
-            "the directory must exist, and a container needs CAP_SYS_ADMIN",
-        )
-    })?;
+    .map_err(|e| refused::by_kernel(mountpoint, &e.to_string(), &Around::look()))?;
     Ok(Device(fd))
 }
 
 fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    let cannot = |reason: String, fix| MountError::Cannot {
+    let cannot = |reason: String, fix: &'static str| MountError::Cannot {
         path: mountpoint.to_owned(),
         reason,
-        fix,
+        fix: fix.into(),
     };
     let io = MountError::io("socketpair for fusermount3 on", mountpoint);
     let (ours, theirs) = socketpair(
@@ -198,11 +194,8 @@ fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError
         .map_err(|e| cannot(format!("fusermount3: {e}"), "install the package fuse3"))?;
     drop((inherited, theirs));
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(cannot(
-            said,
-            "see the message; for allow_other put user_allow_other in /etc/fuse.conf",
-        ));
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(refused::by_fusermount(mountpoint, &said, &Around::look()));
     }
     let mut byte = [0; 1];
     match crate::supervisor::receive(&ours, &mut byte) {
@@ -216,6 +209,14 @@ fn fusermount(mountpoint: &Path, allow_other: bool) -> Result<Device, MountError
             "install the package fuse3",
         )),
     }
+}
+
+/// Mounts on an empty directory, and unmounts at once, to see whether this process can. Nothing answers there meanwhile: nobody else may
+/// know the directory.
+pub fn try_mount(dir: &Path) -> Result<(), MountError> {
+    // without a process behind it the mount answers at once, with an error
+    drop(mount(dir, false)?);
+    unmount(dir).map_err(MountError::io("unmount what was tried on", dir))
 }
 
 /// Unmounts, now or as soon as nobody uses the mount.

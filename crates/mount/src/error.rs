@@ -1,6 +1,7 @@
 //! Errors of the mount.
 
 use floe_image::Hash;
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ pub enum MountError {
         /// What the kernel or fusermount3 said.
         reason: String,
         /// What to do about it.
-        fix: &'static str,
+        fix: Cow<'static, str>,
     },
     /// A file operation or system call failed.
     #[error("{what} {}: {source}", path.display())]

@@ -47,6 +47,7 @@ mod owner;
 mod pinned;
 mod push;
 mod queue;
+mod refused;
 mod retries;
 mod serve;
 mod start;
@@ -60,6 +61,7 @@ mod writeback;
 
 pub use api::Mount;
 pub use blank::{BlankDisk, BlankSpec};
+pub use device::try_mount;
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
 pub use io::{IoMachine, IoProgram, IoSaid, IoScheduling, IoStatus};

@@ -74,7 +74,7 @@ impl Retries {
 /// Runs until the mount is gone. `timeout`: how long a request may wait.
 pub(crate) fn run(core: &Weak<Core>, retries: &Retries, timeout: Option<Duration>) {
     let every = timeout.map(|t| (t / 4).clamp(CHECK_MIN, CHECK_MAX));
-    let mut check = every.map(|every| Instant::now() + every);
+    let mut check = every.map(floe_threads::from_now);
     while let Some(due) = retries.next(check) {
         let Some(core) = core.upgrade() else {
             return;
@@ -86,7 +86,7 @@ pub(crate) fn run(core: &Weak<Core>, retries: &Retries, timeout: Option<Duration
             && check.is_some_and(|at| at <= Instant::now())
         {
             end_late(&core, timeout);
-            check = Some(Instant::now() + every);
+            check = Some(floe_threads::from_now(every));
         }
     }
 }

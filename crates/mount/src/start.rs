@@ -26,10 +26,10 @@ fn request_bytes(max_write: usize) -> usize {
 
 /// Answers INIT, the first request of a new connection; returns the longest WRITE agreed on.
 pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, MountError> {
-    let cannot = |reason: String, fix| MountError::Cannot {
+    let cannot = |reason: String, fix: &'static str| MountError::Cannot {
         path: mountpoint.to_owned(),
         reason,
-        fix,
+        fix: fix.into(),
     };
     let init = || MountError::io("read INIT from /dev/fuse for", mountpoint);
     let mut buf = Pinned::new(request_bytes(IO_BYTES_MAX)).map_err(init())?;

@@ -11,6 +11,7 @@
 //! `refused: ` with a reason.
 
 use crate::MountError;
+use floe_threads::Address;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -74,14 +75,16 @@ pub(crate) fn receive(socket: impl AsFd, buf: &mut [u8]) -> io::Result<(usize, O
     Ok((got.bytes, fd))
 }
 
-fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix)> {
+/// Returns a new socket and the address of `socket`, which is of use while the third value is there.
+fn seqpacket(socket: &Path) -> io::Result<(OwnedFd, SocketAddrUnix, Address)> {
     let fd = socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    Ok((fd, SocketAddrUnix::new(socket)?))
+    let address = Address::of(socket)?;
+    Ok((fd, SocketAddrUnix::new(address.path())?, address))
 }
 
 /// Descriptors by name.
@@ -99,7 +102,7 @@ pub fn run(socket: &Path, listening: impl FnOnce()) -> Result<(), MountError> {
         reason,
     };
     let io = |e: io::Error| failed(e.to_string());
-    let (listener, address) = seqpacket(socket).map_err(io)?;
+    let (listener, address, _there) = seqpacket(socket).map_err(io)?;
     match connect(seqpacket(socket).map_err(io)?.0, &address) {
         Ok(()) => return Err(failed("another one is running".into())),
         // Nobody listens, or there is no socket. After any other error there may be one who does.
@@ -231,7 +234,7 @@ impl Client {
             path: socket.to_owned(),
             reason: e.to_string(),
         };
-        let (fd, address) = seqpacket(socket).map_err(failed)?;
+        let (fd, address, _there) = seqpacket(socket).map_err(failed)?;
         connect(&fd, &address).map_err(|e| failed(e.into()))?;
         for timeout in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&fd, timeout, Some(ANSWER_TIMEOUT)).map_err(|e| failed(e.into()))?;
@@ -331,13 +334,16 @@ mod tests {
     #[test]
     fn a_client_that_reads_no_answers_keeps_nobody_else_waiting() {
         let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("sock");
+        // longer than an address has room for
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        let socket = deep.join("sock");
         let serving = socket.clone();
         let (listening, listens) = crossbeam_channel::bounded(1);
         let thread =
             std::thread::spawn(move || run(&serving, || listening.send(()).unwrap()).unwrap());
         listens.recv().unwrap();
-        let (silent, address) = seqpacket(&socket).unwrap();
+        let (silent, address, _there) = seqpacket(&socket).unwrap();
         connect(&silent, &address).unwrap();
         rustix::io::ioctl_fionbio(&silent, true).unwrap();
         // once nothing more is taken for a while, the supervisor has stopped at an answer that nobody reads

@@ -1,7 +1,7 @@
 //! Checks what floe needs of a host: for `floe doctor` and the node's `GET /v1/doctor`.
 //!
 //! Every check says what it found and, if something is missing, which Debian package or command puts it right. The checks
-//! change nothing.
+//! leave nothing behind: whether a mount is allowed is seen by one, in a directory of its own, which is gone at once.
 
 mod sched;
 
@@ -19,6 +19,8 @@ use crate::firmware::Uefi;
 const KERNEL_TAKEOVER: (u32, u32) = (6, 9);
 /// Free memory below which a machine of 512 MiB and its QEMU do not fit.
 const MEMORY_LOW_BYTES: u64 = 1 << 30;
+/// Number of machines below which a limit of descriptors is called low: forks of a hundred clones are nothing special.
+const MACHINES_FEW: u64 = 200;
 /// Free disk space below which an import of a small disk may fail.
 const DISK_LOW_BYTES: u64 = 10 << 30;
 /// Free disk space below which nothing can be stored.
@@ -34,11 +36,14 @@ pub fn report(home: &Home) -> DoctorReport {
             agent_tools(),
             uefi(),
             fuse(),
+            mount(home.root()),
             user(home.root()),
             kernel(),
             sched::vcpus(),
             pagemap(),
             memory(),
+            lending(),
+            descriptors(),
             disk(home.root()),
         ],
     }
@@ -208,6 +213,45 @@ fn fuse() -> Check {
     }
 }
 
+/// Tries a mount where the state directory is: AppArmor's profiles name directories.
+fn mount(home: &Path) -> Check {
+    const NAME: &str = "mounting";
+    let untried = |why: String| {
+        let text = format!("not tried in {}: {why}", home.display());
+        let fix = "run floe doctor as the user who starts the node";
+        check(NAME, CheckStatus::Warn, text, fix)
+    };
+    let Some(place) = home.ancestors().find(|path| may_be_there(path)) else {
+        return untried("none of the directories on the way to it is there".into());
+    };
+    let dir = tempfile::Builder::new()
+        .prefix(".floe-doctor-")
+        .tempdir_in(place);
+    let dir = match dir {
+        Ok(dir) => dir,
+        Err(error) => return untried(error.to_string()),
+    };
+    match floe_mount::try_mount(dir.path()) {
+        Ok(()) => ok(NAME, format!("a mount in {} works", place.display())),
+        Err(floe_mount::MountError::Cannot { reason, fix, .. }) => {
+            // what is to be allowed is the node's own mountpoint, not the directory that this was tried in
+            let mountpoint = Home::at(home).mountpoint().display().to_string();
+            let fix = fix.replace(&dir.path().display().to_string(), &mountpoint);
+            let text = format!("cannot mount in {}: {reason}", place.display());
+            check(NAME, CheckStatus::Fail, text, &fix)
+        }
+        Err(error) => {
+            let text = error.to_string();
+            check(
+                NAME,
+                CheckStatus::Fail,
+                text,
+                "install the package fuse3, or run as root",
+            )
+        }
+    }
+}
+
 /// Returns the directory on the way to `home` that the machines' own users can't traverse, if there are such users and such a
 /// directory.
 pub(crate) fn impassable(home: &Path) -> Option<PathBuf> {
@@ -286,6 +330,50 @@ fn memory() -> Check {
         return check("memory", CheckStatus::Warn, detail, fix);
     }
     ok("memory", detail)
+}
+
+/// Whether the kernel sets a machine's whole memory aside at its start.
+fn lending() -> Check {
+    const NAME: &str = "overcommit";
+    match crate::resources::host::commit_bytes() {
+        None => ok(NAME, "the kernel lends memory: clones take what they write"),
+        Some(left) => {
+            let text = format!(
+                "vm.overcommit_memory is 2: each machine and clone needs all of its memory at its start, and {} are left",
+                floe_api::size_text(left)
+            );
+            check(NAME, CheckStatus::Warn, text, crate::resources::COMMIT_FIX)
+        }
+    }
+}
+
+/// For how many machines a node that is started from here has descriptors. A node raises its limit as far as it may.
+fn descriptors() -> Check {
+    use crate::resources::host::{NODE_DESCRIPTORS, descriptors_of};
+    const NAME: &str = "open files";
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let Some(most) = most else {
+        return ok(NAME, "not limited");
+    };
+    let machines = most.saturating_sub(NODE_DESCRIPTORS) / descriptors_of(1);
+    let text = format!(
+        "at most {most}: a node that is started from here has room for {machines} machines or clones"
+    );
+    match machines {
+        0 => check(
+            NAME,
+            CheckStatus::Fail,
+            text,
+            crate::resources::DESCRIPTORS_FIX,
+        ),
+        1..MACHINES_FEW => check(
+            NAME,
+            CheckStatus::Warn,
+            text,
+            crate::resources::DESCRIPTORS_FIX,
+        ),
+        _ => ok(NAME, text),
+    }
 }
 
 fn disk(home: &Path) -> Check {

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-/// Longest name of a machine: `machines/NAME/run/console.sock` must fit in a socket address (108 bytes).
+/// Longest name of a machine: a clone's has its family's numbers as well, and all of it fits in a host name (63 bytes) and in a column.
 pub const MACHINE_NAME_MAX: usize = 40;
 
 /// How many letters of a misspelt name may be wrong, for it to be recognised.

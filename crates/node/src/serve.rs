@@ -69,6 +69,8 @@ pub struct NodeHandle {
 /// Starts a node on threads of its own and returns once it answers. May be called inside or outside a tokio runtime.
 pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     let home = options.home.clone();
+    // machines take descriptors, and the limit that a shell sets is lower than what it allows
+    floe_front::raise_descriptors();
     make_dirs(&options)?;
     let reserve = Arc::new(Reserve::open(home.run().join("reserve"))?);
     close_dirs(&options, &reserve)?;
@@ -274,7 +276,11 @@ fn services(
     let networks = Arc::new(network::Networks::open(home, cluster.clone())?);
     let layers = fork::Layers::new(fork::Keeping::new(core.keeper.clone(), home));
     let forked = fork::Forked::new(layers.clone(), cluster.clone(), cache.clone());
-    let resources = Resources::of_this_host(home, core.options.memory_bytes_max);
+    let resources = Resources::of_this_host(
+        home,
+        core.options.memory_bytes_max,
+        core.options.emulator_cache_mib,
+    );
     let resources = Arc::new(resources);
     let stock = Stock::new(pool::budget(home)?, resources.clone());
     let active = Active::default();
@@ -464,6 +470,7 @@ fn begin(
     node.forks.start_watching_hosts()?;
     node.forks.start_ending_owed()?;
     node.forks.start_watching_tickets()?;
+    node.forks.start_tidying()?;
     // a weak handle: a strong one would keep alive the service that the thread belongs to
     let tunnels = Arc::downgrade(&node.networks);
     node.cluster.start_keeping(&node.core.threads, move || {
@@ -595,7 +602,7 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
         private::make_dirs_with(dir, PASSABLE_MODE)
             .map_err(at(format!("cannot make {}", dir.display())))?;
     }
-    match std::os::unix::net::UnixStream::connect(socket) {
+    match floe_threads::connect(socket) {
         Ok(_) => {
             return Err(busy(
                 format!("a node answers on {shown} already"),
@@ -617,7 +624,7 @@ fn bind(socket: &Path, group: Option<u32>) -> Result<std::os::unix::net::UnixLis
     let _ = fs::remove_file(socket);
     // the umask keeps others from connecting before the mode is set
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-    let listener = std::os::unix::net::UnixListener::bind(socket);
+    let listener = floe_threads::listen(socket);
     rustix::process::umask(before);
     let listener = listener.map_err(at(format!("cannot listen on {shown}")))?;
     if let Some(group) = group {

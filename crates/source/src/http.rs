@@ -166,7 +166,7 @@ impl Http {
         request: &Request,
         on_data: &mut OnData<'_>,
     ) -> Result<Parts, SourceError> {
-        let until = Instant::now() + request.deadline;
+        let until = floe_threads::from_now(request.deadline);
         self.wait_as_asked(until);
         let mut place: Option<Place> = None;
         for _ in 0..=HOPS_MAX {
@@ -314,7 +314,7 @@ impl Http {
         let after: Option<u64> = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
         if let Some(seconds) = after.filter(|_| busy.contains(&parts.status)) {
             let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
-            *self.not_before.lock() = Some(Instant::now() + wait);
+            *self.not_before.lock() = Some(floe_threads::from_now(wait));
         }
     }
 

@@ -553,7 +553,7 @@ impl Deadline {
     pub fn new(request: &Request) -> Deadline {
         Deadline {
             request: *request,
-            until: Instant::now() + request.deadline,
+            until: floe_threads::from_now(request.deadline),
         }
     }
 

@@ -56,17 +56,22 @@ pub fn replace_file(
     }
 }
 
+/// How the name of a file begins that has not got its own yet.
+pub(crate) const TEMPORARY: &str = "new-";
+
 /// Gives a file a second name in a directory, which is removed when this is dropped. On another file system, or on one where files have
 /// one name each, it is copied instead.
 pub fn second_name(file: &Path, dir: &Path) -> io::Result<TempPath> {
     let linked = tempfile::Builder::new()
-        .prefix("new-")
+        .prefix(TEMPORARY)
         .make_in(dir, |name| std::fs::hard_link(file, name));
     match linked {
         Ok(linked) => Ok(linked.into_temp_path()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(e),
         Err(_) => {
-            let mut copy = NamedTempFile::new_in(dir)?;
+            let mut copy = tempfile::Builder::new()
+                .prefix(TEMPORARY)
+                .tempfile_in(dir)?;
             io::copy(&mut File::open(file)?, copy.as_file_mut())?;
             Ok(copy.into_temp_path())
         }
@@ -87,7 +92,9 @@ pub(crate) fn has_name(file: &File, name: &Path) -> io::Result<bool> {
 /// removed when this is dropped.
 pub(crate) fn temporary(tmp: &Path, mode: u32) -> Result<NamedTempFile, StoreError> {
     let make = || {
-        let file = tempfile::Builder::new().prefix("new-").tempfile_in(tmp)?;
+        let file = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempfile_in(tmp)?;
         file.as_file()
             .set_permissions(Permissions::from_mode(mode))?;
         Ok(file)

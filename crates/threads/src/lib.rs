@@ -14,10 +14,14 @@
 //! - [`Pulse`] says that something has changed, and wakes all who look at it.
 //! - [`Cancel`] asks for an end. It wakes those who wait on a pulse, on a descriptor or on nothing else.
 //! - [`ready`] waits for descriptors, [`ended`] for the end of a child process.
+//! - [`from_now`] says when a wait is over, whatever limit somebody has given it.
+//!
+//! Programs on one host meet at unix sockets: [`Address`] is where one is, however long its path is.
 //!
 //! Not for the page fault's own threads inside FUSE requests, and not for what runs on tokio's threads: those wait on what their
 //! own room has.
 
+mod address;
 mod cancel;
 #[cfg(test)]
 mod interleavings;
@@ -26,11 +30,14 @@ mod pulse;
 mod ready;
 mod task;
 
+pub use address::{Address, connect, listen};
 pub use cancel::{Cancel, Hook};
 pub use keep::{Report, Threads, Waker};
 pub use pulse::{Pulse, Seen};
 pub use ready::{Ready, ended, ready};
 pub use task::{Panicked, Scope, Task, keep_running, scope, spawn};
+
+use std::time::{Duration, Instant};
 
 /// Where `pulse.rs` takes its locks from: the standard library here, and loom in `interleavings`.
 mod sync {
@@ -53,6 +60,15 @@ impl From<StartError> for std::io::Error {
     }
 }
 
+/// The longest wait that has an end: longer than any host runs, and shorter than what a clock can count.
+const WAIT_MAX: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Returns when `limit` from now is over. Limits come from users, images and other hosts, and may be longer than a clock can count: such
+/// a one is over in a hundred years.
+pub fn from_now(limit: Duration) -> Instant {
+    Instant::now() + limit.min(WAIT_MAX)
+}
+
 /// What became of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited<T> {
@@ -71,5 +87,19 @@ impl<T> Waited<T> {
             Waited::Come(come) => Some(come),
             Waited::TimedOut | Waited::Cancelled => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_no_clock_can_count_is_a_long_one() {
+        let far = Instant::now() + Duration::from_secs(99 * 365 * 86_400);
+        for limit in [Duration::MAX, Duration::from_secs(u64::MAX), WAIT_MAX] {
+            assert!(from_now(limit) > far, "{limit:?}");
+        }
+        assert!(from_now(Duration::from_secs(1)) < far);
     }
 }

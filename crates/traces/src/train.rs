@@ -100,7 +100,7 @@ impl Trainer {
     pub fn train_now(&self, image: &Hash, owner: &str, method: Method, patience: Duration) {
         self.inner.enter(image, owner, &[method], Duration::ZERO);
         let key = (*image, owner.to_owned());
-        let until = Instant::now() + patience;
+        let until = floe_threads::from_now(patience);
         let mut queue = self.inner.queue.lock();
         while !queue.over
             && (queue.waiting.contains_key(&key) || queue.running.as_ref() == Some(&key))

@@ -42,6 +42,8 @@ export function Catalogue(props: {
   /** What a click on a picture does, in a word: `Start`. */
   verb: string;
   onOpen: (entry: Entry) => void;
+  /** What a click on a title does: it starts nothing. */
+  onTitle: (entry: Entry) => void;
   /** More buttons of a card. */
   actions?: (entry: Entry) => ComponentChildren;
   empty: ComponentChildren;
@@ -87,7 +89,7 @@ export function Catalogue(props: {
                 {entry.badge && <span class="badge">{entry.badge}</span>}
               </button>
               <div class="card-text">
-                <h3 title={entry.names.map(shortName).join(", ") || entry.id}>{entry.title}</h3>
+                <h3 onClick={() => props.onTitle(entry)} title={entry.names.map(shortName).join(", ") || entry.id}>{entry.title}</h3>
                 {props.actions && <div class="card-actions">{props.actions(entry)}</div>}
                 <p class="facts">{entry.facts.map((fact) => <span key={fact} title={fact}>{fact}</span>)}</p>
                 {tagsOf(entry).length > 0 && (

@@ -50,6 +50,7 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
   const paused = acts.isPaused(machine);
   const parked = status === "parked";
   const start = (): void => void (parked ? acts.wake(name) : acts.start(name));
+  const show = (): void => go(`machine/${encodeURIComponent(name)}`);
   const thumb = image?.thumbnail ? `/v1/images/${image.id}/thumbnail` : null;
   const source = shortName(machine.image_name).split("/").pop() ?? "";
   const facts = [source, bytes(machine.memory_bytes), ago(machine.created_unix_s)];
@@ -63,13 +64,14 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
       <button
         class="card-open"
         aria-label={awake ? `Show the screen of ${name}` : `${parked ? "Wake" : "Start"} ${name}`}
-        onClick={() => (awake ? go(`machine/${encodeURIComponent(name)}`) : start())}
+        onClick={() => (awake ? show() : start())}
       >
         <Thumb src={awake ? (shot ?? thumb) : thumb} seed={machine.image} />
         <span class={`status ${status}`}>{status}</span>
       </button>
       <div class="card-text">
-        <h3 title={name}>{name}</h3>
+        {/* for the mouse: the keyboard has the picture and the button for details. A name alone starts nothing */}
+        <h3 title={name} onClick={() => (awake ? show() : props.onDetails(name))}>{name}</h3>
         <div class="card-actions">
           {button("info", `Details of ${name}`, "Details (i)", () => props.onDetails(name))}
           {awake && button(paused ? "play" : "pause", `${paused ? "Resume" : "Pause"} ${name}`, paused ? "Resume" : "Pause", () => void acts.pauseOrResume(machine))}

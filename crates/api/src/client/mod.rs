@@ -143,11 +143,12 @@ impl Client {
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
     }
-    /// Streams what happens on the node from now on, after what has happened since a Unix time in milliseconds, if one is given.
-    pub fn events(&self, since_unix_ms: Option<u64>) -> Result<Lines<NodeEvent>, ClientError> {
-        let since = since_unix_ms.map(|ms| format!("?since_unix_ms={ms}"));
+    /// Streams what happens on the node from now on, after what has happened since a time if one is given; or only that.
+    pub fn events(&self, query: &EventsQuery) -> Result<Lines<NodeEvent>, ClientError> {
+        let since = query.since_unix_ms.map(|ms| format!("&since_unix_ms={ms}"));
+        let since = since.unwrap_or_default();
         Ok(Lines {
-            bytes: self.open_get(&format!("/v1/events{}", since.unwrap_or_default()))?,
+            bytes: self.open_get(&format!("/v1/events?once={}{since}", query.once))?,
             buffer: Vec::new(),
             over: false,
             item: Default::default(),
@@ -201,8 +202,11 @@ impl Client {
         self.post(&machine_path(name, "/resume"), &())
     }
     /// Stores a machine's memory and ends its QEMU, until [`Client::wake`].
-    pub fn park(&self, name: &str) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, "/park"), &())
+    pub fn park(&self, name: &str, query: &ParkQuery) -> Result<Events, ClientError> {
+        self.stream(
+            &machine_path(name, &format!("/park?wait={}", query.wait)),
+            &(),
+        )
     }
     /// Lets a parked machine go on where it was.
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
@@ -272,7 +276,7 @@ impl Client {
     pub fn attach(&self, name: &str) -> Result<std::os::unix::net::UnixStream, ClientError> {
         let console = self.console(name)?;
         let at = |why: String| ClientError::Broken(format!("console {}: {why}", console.socket));
-        let line = std::os::unix::net::UnixStream::connect(&console.socket)
+        let line = floe_threads::connect(Path::new(&console.socket))
             .map_err(|error| at(error.to_string()))?;
         let peer =
             rustix::net::sockopt::socket_peercred(&line).map_err(|error| at(error.to_string()))?;
@@ -466,8 +470,7 @@ impl Client {
 
     /// Returns whether the socket is there, or may be, but not for this user.
     fn is_denied(&self) -> bool {
-        use std::os::unix::net::UnixStream;
-        UnixStream::connect(&self.socket)
+        floe_threads::connect(&self.socket)
             .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 

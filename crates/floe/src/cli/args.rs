@@ -70,14 +70,24 @@ pub fn time_s(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("too long; {help}"))
 }
 
+/// Least memory of a machine, in bytes.
+const MEMORY_MIN: u64 = 1 << 20;
+/// The smallest number that is taken for one of MiB if its unit is missing.
+const MEMORY_MIB_LEAST: u64 = 16;
+
 /// Parses a machine's memory: a size of at least 1 MiB (a bare `512` is probably a mistake).
 pub fn memory(text: &str) -> Result<u64, String> {
-    match size(text)? {
-        n if n < 1 << 20 => Err(format!(
-            "{n} bytes is too little for a machine; did you mean {n}M?"
-        )),
-        n => Ok(n),
+    let bytes = size(text)?;
+    if bytes >= MEMORY_MIN {
+        return Ok(bytes);
     }
+    // a number without its unit; less than this was no number of MiB either
+    let bare = text.bytes().all(|byte| byte.is_ascii_digit()) && bytes >= MEMORY_MIB_LEAST;
+    let way_out = match bare {
+        true => format!("did you mean {bytes}M?"),
+        false => "write a number and a unit, such as 512M or 1.5G".into(),
+    };
+    Err(format!("{text:?} is too little for a machine; {way_out}"))
 }
 
 /// Parses `KEY=VALUE`.
@@ -162,6 +172,11 @@ mod tests {
     #[test]
     fn a_forgotten_unit_is_noticed() {
         assert!(memory("512").unwrap_err().contains("did you mean 512M"));
+        for text in ["0", "0M", "1", "512K", "0.5", "00"] {
+            let error = memory(text).unwrap_err();
+            assert!(!error.contains("did you mean"), "{error}");
+            assert!(error.contains("such as 512M"), "{error}");
+        }
         assert_eq!(memory("512M"), Ok(512 << 20));
     }
 

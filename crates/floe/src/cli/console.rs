@@ -150,7 +150,7 @@ impl Session {
             fds.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
         }
         let limit = Timespec {
-            tv_sec: self.quiet.as_secs() as i64,
+            tv_sec: i64::try_from(self.quiet.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(self.quiet.subsec_nanos()),
         };
         let limit = (!self.input_open).then_some(&limit);

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Serialize;
 
 use super::error::CliError;
@@ -383,13 +382,6 @@ fn end_left(cx: &Context) -> Result<(), CliError> {
         });
     }
     floe_store::private::set_umask();
-    // machines take descriptors, and a shell's limit is lower than that of a node's unit
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, raised); // it only matters for many machines
     let mut options = NodeOptions::new(cx.home.clone())
         .map_err(|e| CliError::failed("cannot find this program's own file", e))?;
     options.socket = cx.socket.clone();
@@ -429,7 +421,7 @@ impl NodeProcess {
 
     fn behind(socket: &Path) -> NodeProcess {
         // the process that listens is the node's: it makes the socket itself
-        let peer = UnixStream::connect(socket)
+        let peer = floe_threads::connect(socket)
             .ok()
             .and_then(|stream| socket_peercred(&stream).ok());
         NodeProcess {
@@ -445,7 +437,7 @@ impl NodeProcess {
             while poll(ended, None) == Err(Errno::INTR) {}
             return;
         }
-        while UnixStream::connect(&self.socket).is_ok() {
+        while floe_threads::connect(&self.socket).is_ok() {
             // a kernel without pidfds tells nobody of the end of a process that is not its child
             std::thread::sleep(NodeProcess::LOOK_EVERY);
         }

@@ -440,10 +440,20 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         ("age", age(s.created_unix_s)),
         (
             "size",
+            format!("{} of memory and disks", bytes(s.virtual_bytes)),
+        ),
+        // as in the columns of `floe image ls`
+        (
+            "own",
             format!(
-                "{}, stored in {} ({} of it shared with other images, {} packs)",
-                bytes(s.virtual_bytes),
-                bytes(s.stored_bytes),
+                "{} of this node's disk, which go with it",
+                bytes(s.stored_bytes.saturating_sub(s.shared_bytes))
+            ),
+        ),
+        (
+            "shared",
+            format!(
+                "{} of it with other images; all of it in {} packs",
                 bytes(s.shared_bytes),
                 image.packs
             ),

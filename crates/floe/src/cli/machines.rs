@@ -85,7 +85,8 @@ pub struct Run {
     /// Put it into a network of its own, which its clones join: they see each other and nobody else
     #[arg(long)]
     network: bool,
-    /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443
+    /// Let that network reach ADDRESS[/BITS][:PORT] through this host (repeatable), such as 192.0.2.0/24:443. The host must pass
+    /// packets on: sysctl -w net.ipv4.ip_forward=1
     #[arg(long, value_name = "DESTINATION", requires = "network")]
     allow: Vec<floe_api::Allow>,
     /// At most this many bytes a second to and from there, such as 10M, on all hosts that its clones are on together
@@ -141,8 +142,8 @@ pub(super) struct WaitArgs {
     /// forwarded port answers), port=N (that of the guest's port N does), none
     #[arg(long, value_parser = sign, value_name = "SIGN", default_value = "none")]
     wait: Sign,
-    /// How long to wait for it, in seconds; 120 by default
-    #[arg(long, value_name = "SECONDS")]
+    /// How long to wait for it, such as 90s or 10m; a number alone is of seconds, and 120 the default
+    #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     wait_timeout: Option<u64>,
 }
 

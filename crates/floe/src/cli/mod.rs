@@ -223,7 +223,8 @@ pub fn main() -> ExitCode {
         return code;
     }
     completions::answer(Cli::command);
-    let cli = Cli::parse_from(args); // on a wrong command line: usage on standard error, exit code 2
+    // on a wrong command line: usage on standard error, exit code 2
+    let cli = Cli::try_parse_from(args).unwrap_or_else(|error| explained(error).exit());
     let home = Home::from_env();
     let context = Context {
         out: Output {
@@ -239,6 +240,26 @@ pub fn main() -> ExitCode {
             error.print(context.out.json);
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+/// Says of a number below zero that none is possible. The parser takes it for an option, and would advise to write `-- -1`.
+fn explained(error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let Some(ContextValue::String(what)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let is_number = what
+        .strip_prefix('-')
+        .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+    match error.kind() {
+        ErrorKind::UnknownArgument if is_number => clap::Error::raw(
+            ErrorKind::InvalidValue,
+            format!(
+                "{what} is less than nothing: numbers, sizes and times of floe begin at 0\n\nFor more information, try '--help'.\n"
+            ),
+        ),
+        _ => error,
     }
 }
 

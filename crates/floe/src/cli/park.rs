@@ -21,17 +21,24 @@ Example: a machine that nobody needs until tomorrow
   floe wake web
 
 A parked machine keeps its name, disks, addresses, limits and forwarded ports. The first connection to one of its ports wakes it
-and is answered by its guest. Connections that are open while it is parked are cut. floe run --park-after parks a machine by itself.")]
+and is answered by its guest. Connections that are open while it is parked are cut. floe run --park-after parks a machine by itself.
+
+For a while after a fork, at most two minutes, the memory of that moment is kept in memory, and neither the machine nor its clones can be
+parked. --wait has it stored at once, and parks then.")]
 pub struct Park {
     /// The machines
     #[arg(required = true)]
     machines: Vec<String>,
+    /// Wait until the memory of the machine's forks is stored, and park it then; Ctrl-C ends the wait
+    #[arg(long)]
+    wait: bool,
 }
 
 impl Park {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let query = floe_api::ParkQuery { wait: self.wait };
         let turns = Turns::take(cx, &self.machines, |client, name| {
-            let done = progress::follow(cx.out, client.park(name)?)?;
+            let done = progress::follow(cx.out, client.park(name, &query)?)?;
             if cx.out.json {
                 return Ok(());
             }

@@ -177,7 +177,8 @@ pub struct Activate {
     /// Put them into a network of their own, together: they see each other and nobody else, on all of their hosts
     #[arg(long)]
     network: bool,
-    /// Let that network reach ADDRESS[/BITS][:PORT] through their hosts (repeatable), such as 192.0.2.0/24:443
+    /// Let that network reach ADDRESS[/BITS][:PORT] through their hosts (repeatable), such as 192.0.2.0/24:443. The hosts must pass
+    /// packets on: sysctl -w net.ipv4.ip_forward=1
     #[arg(long, value_name = "DESTINATION", requires = "network")]
     allow: Vec<floe_api::Allow>,
     /// Start them even if this host has too little memory for them: when its memory is full, it may end machines

@@ -16,8 +16,8 @@ use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;
 use floe_api::{
-    CardTraffic, Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent, UsageList,
-    UsageQuery, WaitFor, WaitQuery,
+    CardTraffic, EventsQuery, Happened, MachineInfo, MachineStatus, MachineUsage, NodeEvent,
+    UsageList, UsageQuery, WaitFor, WaitQuery,
 };
 
 /// Wait until machines stop, run, stand still or answer
@@ -101,14 +101,19 @@ Example: everything, from now on
   floe events
 Example: what became of one machine in the last hour, and what will
   floe events --since 1h --machine web
+Example: what has happened in the last two minutes, and no more
+  floe events --since 2m --once
 Example: for programs, one JSON object a line
   floe events --json | jq -r 'select(.kind == \"machine.ended\").subject'
 
-The node remembers its last 1024 events. Ctrl-C ends it.")]
+The node remembers its last 1024 events. Without --once it goes on until Ctrl-C.")]
 pub struct Events {
-    /// Begin with what has happened in this time, such as 10m or 1d
+    /// Begin with what has happened in this time, such as 10m or 1d, and go on with what happens
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     since: Option<u64>,
+    /// Show what has happened and end: what --since says, or all that the node remembers
+    #[arg(long)]
+    once: bool,
     /// Only what concerns this machine
     #[arg(long, value_name = "MACHINE")]
     machine: Option<String>,
@@ -122,7 +127,11 @@ impl Events {
             let then = then.saturating_sub(Duration::from_secs(s));
             then.as_millis() as u64
         });
-        for event in cx.client()?.events(since)? {
+        let query = EventsQuery {
+            since_unix_ms: since,
+            once: self.once,
+        };
+        for event in cx.client()?.events(&query)? {
             let event = event?;
             if concerns(&event, self.machine.as_deref()) {
                 cx.out.value(&event, told)?;

@@ -151,7 +151,11 @@ fn a_node_killed_at_any_step_of_parking_or_waking_leaves_it_parked_or_running() 
         for at in stages {
             if parks {
                 let client = node.client();
-                killed_at(&mut node, client.park("web").unwrap(), at);
+                killed_at(
+                    &mut node,
+                    client.park("web", &Default::default()).unwrap(),
+                    at,
+                );
             } else {
                 succeeds(&node, &["park", "web"]);
                 let client = node.client();

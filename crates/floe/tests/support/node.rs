@@ -48,6 +48,8 @@ pub struct Setup {
     pub log_is_full: bool,
     /// Size of the disk that its state directory is on, if that is one of its own.
     pub disk_bytes: Option<u64>,
+    /// Whether its state directory's path is longer than what a socket's address has room for.
+    pub deep: bool,
 }
 
 impl Setup {
@@ -132,8 +134,9 @@ impl TestNode {
     /// Starts a node that is like this.
     pub fn with(setup: Setup) -> TestNode {
         use std::os::unix::fs::PermissionsExt;
+        let deep = if setup.deep { 120 } else { 0 };
         let dir = tempfile::Builder::new()
-            .prefix("floe-node-")
+            .prefix(&format!("floe-node-{}", "d".repeat(deep)))
             .tempdir()
             .unwrap();
         if let Some(bytes) = setup.disk_bytes {
@@ -273,6 +276,25 @@ impl TestNode {
             maximum: Some(bytes),
         };
         prlimit(Some(pid), Resource::Data, limit).unwrap();
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// Bounds how many more descriptors its process can have from now on.
+    pub fn limit_descriptors(&self, more: u64) {
+        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        let pid = Pid::from_child(self.process.as_ref().unwrap());
+        let limit = Rlimit {
+            current: Some(self.descriptors() + more),
+            maximum: Some(self.descriptors() + more),
+        };
+        prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// How many descriptors its process has.
+    pub fn descriptors(&self) -> u64 {
+        let pid = self.process.as_ref().unwrap().id();
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
     }
 
     #[allow(dead_code, reason = "as above")]

@@ -57,41 +57,42 @@ impl Drop for Ends<'_> {
 /// its memory is being stored is answered.
 pub fn never_refused(node: &TestNode, name: &str, port: u16, rounds: usize) {
     let over = AtomicBool::new(false);
-    let asked = std::thread::scope(|scope| {
-        let client = scope.spawn(|| {
-            let mut asked = 0;
-            while !over.load(Ordering::Relaxed) {
-                match page(port) {
-                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                        panic!("after {asked}: {error}")
+    let asked =
+        std::thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let mut asked = 0;
+                while !over.load(Ordering::Relaxed) {
+                    match page(port) {
+                        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                            panic!("after {asked}: {error}")
+                        }
+                        // a connection that is open when it is parked is cut
+                        _ => asked += 1,
                     }
-                    // a connection that is open when it is parked is cut
-                    _ => asked += 1,
                 }
-            }
-            asked
-        });
-        let ends = Ends(&over);
-        for _ in 0..rounds {
-            let mut later = Vec::new();
-            let parked = node.client().park(name).unwrap().finish(|event| {
+                asked
+            });
+            let ends = Ends(&over);
+            for _ in 0..rounds {
+                let mut later = Vec::new();
+                let parked = node.client().park(name, &Default::default()).unwrap().finish(|event| {
                 let kept = ["capture", "store", "qemu end"];
                 if matches!(event, Event::Stage { name, .. } if kept.contains(&name.as_str())) {
                     later.push(scope.spawn(|| page(port)));
                 }
             });
-            parked.unwrap();
-            assert_eq!(later.len(), 3);
-            for client in later {
-                let answer = client.join().unwrap();
-                assert!(is_page(&answer), "{answer:?}\n{}", node.log());
+                parked.unwrap();
+                assert_eq!(later.len(), 3);
+                for client in later {
+                    let answer = client.join().unwrap();
+                    assert!(is_page(&answer), "{answer:?}\n{}", node.log());
+                }
+                let runs = || machine(node, name).status == MachineStatus::Running;
+                eventually("it is woken", runs);
             }
-            let runs = || machine(node, name).status == MachineStatus::Running;
-            eventually("it is woken", runs);
-        }
-        drop(ends);
-        client.join().unwrap()
-    });
+            drop(ends);
+            client.join().unwrap()
+        });
     assert!(asked >= rounds, "{asked}");
 }
 

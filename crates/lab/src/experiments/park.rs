@@ -37,7 +37,9 @@ fn memory(context: &Context, node: &Node, report: &mut Report) -> anyhow::Result
     let names: Vec<String> = (0..context.pick(8, 2)).map(|n| format!("m{n}")).collect();
     // what the node needs once for all of them is there after the first
     run_machine(node, "tiny", "first")?;
-    node.client.park("first")?.finish(|_| ())?;
+    node.client
+        .park("first", &Default::default())?
+        .finish(|_| ())?;
     node.client.remove_machine("first", true)?;
     let (mut runs, mut parked) = (Samples::default(), Samples::default());
     let mut before = node_mb(node)?;
@@ -47,7 +49,9 @@ fn memory(context: &Context, node: &Node, report: &mut Report) -> anyhow::Result
         let own = usage.iter().find(|machine| machine.name == *name);
         let own = own.and_then(|machine| machine.own_bytes);
         runs.push(own.context("the kernel does not tell what QEMU uses")? as f64 / 1e6);
-        node.client.park(name)?.finish(|_| ())?;
+        node.client
+            .park(name, &Default::default())?
+            .finish(|_| ())?;
         if node.machine(name)?.pid.is_some() {
             report.fail(format!("{name} is parked and has a QEMU"));
         }
@@ -77,7 +81,9 @@ fn wakes(
         (Samples::default(), Samples::default(), Samples::default());
     for _ in 0..context.pick(15, 3) {
         let began = Instant::now();
-        node.client.park(image)?.finish(|_| ())?;
+        node.client
+            .park(image, &Default::default())?
+            .finish(|_| ())?;
         park.push(ms(began));
         let began = Instant::now();
         first_byte(port)?.context("the connection was ended")?;

@@ -422,7 +422,9 @@ impl World {
             let cloned = node.machine(&self.machine)?.cloned;
             Ok(cloned.is_none_or(|cloned| cloned.settled))
         })?;
-        client.park(&self.machine)?.finish(|_| ())?;
+        client
+            .park(&self.machine, &Default::default())?
+            .finish(|_| ())?;
         let request = StartRequest::default();
         client.wake(&self.machine, &request)?.finish(|_| ())?;
         Ok(())

@@ -68,7 +68,7 @@ impl Agent {
     pub(crate) fn over(stream: UnixStream, limit: Duration) -> Result<Agent, QgaError> {
         let mut agent = Agent {
             stream,
-            deadline: Instant::now() + limit,
+            deadline: floe_threads::from_now(limit),
             limit,
         };
         let id = rand::random::<u32>();

@@ -19,7 +19,7 @@ use floe_guest::exec::{
     request::{REQUEST_BYTES_MAX, Request, What},
 };
 use floe_machine::Machine;
-use floe_threads::Cancel;
+use floe_threads::{Cancel, from_now};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::BTreeMap,
@@ -330,7 +330,7 @@ impl Process {
         most: usize,
         cancel: &Cancel,
     ) -> Option<Said> {
-        let until = Instant::now() + limit;
+        let until = from_now(limit);
         let (mut output, mut errors) = (Vec::new(), Vec::new());
         let streams = self.streams.clone();
         let _woken = cancel.on_cancel(move || {

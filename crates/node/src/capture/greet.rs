@@ -14,7 +14,7 @@ use std::{
 /// Has the agent set the clock and mix in random numbers. Returns the connection: the guest sees the conversation end when it
 /// is dropped. Fails if the machine has no port for an agent or the agent does not answer within `limit`.
 pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream> {
-    let until = Instant::now() + limit;
+    let until = floe_threads::from_now(limit);
     let no_port = || io::Error::new(ErrorKind::NotFound, "it has no port for an agent");
     let mut stream = machine.connect_floe_port().ok_or_else(no_port)??;
     stream.set_write_timeout(Some(limit))?;

@@ -70,7 +70,7 @@ impl Forks {
             .unwrap_or(floe_machine::MEMORY_BYTES_DEFAULT);
         Ok((
             config.cpus_now().unwrap_or(1),
-            memory + crate::STANDBY_BYTES,
+            memory.saturating_add(crate::STANDBY_BYTES),
         ))
     }
 

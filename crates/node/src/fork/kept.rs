@@ -21,6 +21,7 @@ use floe_image::{CHUNK_SIZE, Hash, Manifest, SEGMENT_BYTES, Segment};
 use floe_machine::{MemoryFile, Pages};
 use floe_mount::{FrozenDisk, Keeper};
 use floe_source::Fetcher;
+use floe_threads::Cancel;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
@@ -195,6 +196,7 @@ impl Unfinished {
             memory: MemoryFile::seal(file).map_err(at(failed))?,
             files: self.files,
             bases: self.bases,
+            hurry: Cancel::default(),
         })
     }
 }
@@ -424,6 +426,7 @@ impl Keeping {
                 dir,
                 files: index.head.files,
             },
+            hurry: Cancel::default(),
         })
     }
 }

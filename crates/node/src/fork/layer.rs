@@ -16,6 +16,7 @@ use floe_image::{
 use floe_machine::{Capture, MemoryFile, Pages, Rest};
 use floe_mount::{FrozenDisk, FrozenLayers, MountError};
 use floe_source::{Fetcher, Request, Sink, SourceError};
+use floe_threads::Cancel;
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
@@ -93,6 +94,8 @@ pub(crate) struct Layer {
     pub(super) files: Vec<File>,
     /// The images that have everything else.
     pub(super) bases: Vec<(Hash, Origin, Arc<Fetcher>)>,
+    /// Thrown when it is to be stored soon, whatever else the host has to do.
+    pub(super) hurry: Cancel,
 }
 
 impl Layer {

@@ -4,6 +4,7 @@ use super::{kept::Keeping, layer::Layer};
 use crate::{error::NodeError, inventory::record::Origin};
 use floe_image::{Hash, Kind, Layout, Manifest};
 use floe_source::{Fetcher, READ_ITEMS_MAX, Request, Sink, Source, SourceError};
+use floe_threads::{Cancel, Pulse};
 use parking_lot::RwLock;
 use std::{
     collections::{HashMap, HashSet},
@@ -17,6 +18,8 @@ pub(crate) struct Layers {
     known: Arc<RwLock<Known>>,
     /// Keeps them beyond the end of this process; `None` in tests.
     keeping: Option<Arc<Keeping>>,
+    /// Beats when one is stored or gone.
+    settled: Arc<Pulse>,
 }
 
 #[derive(Default)]
@@ -34,6 +37,7 @@ impl Layers {
         Layers {
             known: Arc::default(),
             keeping: Some(Arc::new(keeping)),
+            settled: Arc::default(),
         }
     }
 
@@ -93,15 +97,45 @@ impl Layers {
         if known.layers.get(&layer.id).is_some_and(is_it) {
             known.layers.remove(&layer.id);
         }
+        drop(known);
+        self.settled.beat();
     }
 
     /// Whether there is a layer of a machine by this name.
     pub fn any_of(&self, parent: &str) -> bool {
+        !self.used_by(parent, None).is_empty()
+    }
+
+    /// Returns the layers that a machine by this name was forked for, and the one that it was cloned from.
+    fn used_by(&self, name: &str, cloned_from: Option<Hash>) -> Vec<Arc<Layer>> {
         let known = self.known.read();
-        known
-            .layers
-            .values()
-            .any(|layer| layer.parent.name == parent)
+        let layers = known.layers.values();
+        let uses = |layer: &&Arc<Layer>| layer.parent.name == name || Some(layer.id) == cloned_from;
+        layers.filter(uses).cloned().collect()
+    }
+
+    /// Has those layers stored soon, and waits until none of them is left; an error once `cancel` is thrown. `cloned_from` is looked up
+    /// again each time.
+    pub fn settle(
+        &self,
+        name: &str,
+        cloned_from: impl Fn() -> Option<Hash>,
+        cancel: &Cancel,
+    ) -> Result<(), NodeError> {
+        let settled = self.settled.clone();
+        let _woken = cancel.on_cancel(move || settled.beat());
+        loop {
+            let seen = self.settled.seen();
+            if cancel.is_cancelled() {
+                return Err(NodeError::Cancelled);
+            }
+            let waits_for = self.used_by(name, cloned_from());
+            if waits_for.is_empty() {
+                return Ok(());
+            }
+            waits_for.iter().for_each(|layer| layer.hurry.cancel());
+            self.settled.wait(seen, None);
+        }
     }
 
     /// Returns the images that layers are based on.

@@ -33,6 +33,7 @@ mod shares;
 mod start;
 mod store;
 mod tickets;
+mod unneeded;
 mod when;
 
 pub(crate) use forked::Forked;
@@ -50,7 +51,7 @@ use crate::{
     core::Core,
     error::{NodeError, usage},
     images::{FORK_LABEL, ImageUser, Images, sources::Found},
-    inventory::{Inventory, record::Attachment},
+    inventory::{Entry, Inventory, record::Attachment},
     machines::{Kin, Machines, Maker},
     network::Networks,
     placement::{Held, Tickets},
@@ -65,6 +66,7 @@ use floe_api::{
 };
 use floe_image::Hash;
 use floe_store::StoreError;
+use floe_threads::Cancel;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
 use parking_lot::Mutex;
@@ -73,6 +75,7 @@ use records::Records;
 use remote::Remote;
 use start::Start;
 use std::sync::{Arc, Weak};
+use unneeded::Unneeded;
 
 /// The warning for a fork with such a host.
 const IN_CLEAR_TEXT: &str = "memory of the machine and the page's token cross the network in clear text: whoever can listen there \
@@ -150,8 +153,8 @@ struct Asked<'a> {
     planned: &'a [Planned],
 }
 
-/// The service that forks machines. Locks: those of the records, the layers and the tickets; none is held while another of them
-/// is taken. That of the records is held while one is written to the disk.
+/// The service that forks machines. Locks: those of the records, the layers, the tickets and the images that may go; none is held while
+/// another of them is taken. That of the records is held while one is written to the disk.
 pub(crate) struct Forks {
     core: Arc<Core>,
     images: Arc<Images>,
@@ -166,6 +169,8 @@ pub(crate) struct Forks {
     layers: Layers,
     /// What placement plug-ins granted to forks.
     tickets: Arc<Tickets>,
+    /// The forks' images in the repository, until nobody needs them.
+    unneeded: Mutex<Unneeded>,
 }
 
 /// Where a forked image's memory is.
@@ -231,6 +236,7 @@ impl Forks {
         let forks = Arc::new(Forks {
             records: Records::open(&core.home)?,
             tickets: Arc::new(Tickets::open(&core.home)?),
+            unneeded: Mutex::new(Unneeded::of(&images.repo)?),
             core,
             images,
             networks,
@@ -261,6 +267,16 @@ impl Forks {
     /// Whether a fork of this machine is in memory only.
     pub fn any_unstored_of(&self, name: &str) -> bool {
         self.layers.any_of(name)
+    }
+
+    /// Has the memory stored that a machine was cloned from, or that its own clones were, and waits until it is; an error once `cancel` is
+    /// thrown.
+    pub fn settle_all_of(&self, entry: &Entry, cancel: &Cancel) -> Result<(), NodeError> {
+        let cloned_from = || {
+            let record = entry.record();
+            record.rests_on_this_node().then_some(record.image)
+        };
+        self.layers.settle(entry.name.as_str(), cloned_from, cancel)
     }
 
     /// Returns where the memory of a fork is whose machines' records say that it was not stored.
@@ -506,10 +522,16 @@ impl Forks {
         remote.expand(request)
     }
 
+    /// Whether anybody needs a fork's image, or may: a machine whose record can't be read.
+    fn is_needed(&self, id: &Hash) -> bool {
+        self.images.user_of(id).is_some()
+            || self.layers.get(id).is_some()
+            || self.inventory.any_left_alone()
+    }
+
     /// Removes a fork's image if nobody needs it any more.
     pub(crate) fn drop_fork_image(&self, id: &Hash) {
-        let needed = self.images.user_of(id).is_some() || self.layers.get(id).is_some();
-        if needed || self.inventory.any_left_alone() {
+        if self.is_needed(id) {
             return;
         }
         let Ok(manifest) = self.images.repo.manifest(id) else {

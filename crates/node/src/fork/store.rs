@@ -86,7 +86,7 @@ impl Forks {
             return;
         };
         let forks = Arc::downgrade(self);
-        let ending = Cancel::default();
+        let ending = layer.hurry.clone();
         // a node that is ending waits for this job
         let job = self.core.job(ending.clone());
         let forked = Instant::now();
@@ -130,6 +130,7 @@ impl Forks {
         };
         let to = Destination::Repository(&self.images.repo, Some(&self.images.cache));
         transfer::pull(fetcher.source().as_ref(), image, to, &options, &|_| ())?;
+        self.unneeded.lock().stored(*image);
         Ok(())
     }
 
@@ -254,8 +255,9 @@ fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: 
     {
         tracing::warn!(machine = %parent.entry.name, %error, "its disks keep the fork's frozen layers");
     }
-    forks.layers.remove(layer);
+    // before it is gone: whoever waits for that finds the clones settled
     forks.settle_clones(layer);
+    forks.layers.remove(layer);
     forks.core.tell(Happened::ForkStored, &layer.id.short(), "");
     drop(job);
     layer.bases().for_each(|base| forks.drop_fork_image(base));

@@ -308,7 +308,7 @@ impl Guests {
                 return Err(Refusal::new(codes::TIMEOUT, "nobody waits any more", ""));
             }
             let until = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(began.elapsed()));
-            wait(Instant::now() + until.min(ASK_EVERY));
+            wait(floe_threads::from_now(until.min(ASK_EVERY)));
         }
     }
 

@@ -99,9 +99,20 @@ impl Images {
         }
     }
 
-    /// Removes temporary files that a killed node left, except uploads, which may still be imported.
+    /// Removes temporary files that a killed node left, except uploads, which may still be imported, and what a pull that was not
+    /// finished goes on from.
     pub(crate) fn tidy_tmp(&self) {
         tidy(&self.core.home.tmp());
+        match self.repo.remove_unfinished() {
+            Ok(0) => {}
+            Ok(bytes) => tracing::info!(
+                bytes,
+                "what was being stored when the last node ended is gone"
+            ),
+            Err(error) => {
+                tracing::warn!(%error, "what was being stored when the last node ended stays")
+            }
+        }
     }
 
     fn forget_old_uploads(&self) {

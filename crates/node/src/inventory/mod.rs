@@ -273,7 +273,10 @@ impl Entry {
         if let Err(other) = begun {
             return Err(busy(
                 format!("machine {}: {other} is under way", self.name),
-                format!("wait for it to end, then {what} again"),
+                match what.is_unasked() {
+                    true => "wait for it to end, then try again".to_owned(),
+                    false => format!("wait for it to end, then {what} again"),
+                },
             ));
         }
         Ok(Operation {

@@ -143,13 +143,15 @@ impl Parks {
         if operation.record().rests_on_this_node() {
             return Err(refused(
                 format!("the memory that {name} was cloned from is not stored yet"),
-                format!("park it later: floe ps {name} says settled then"),
+                format!("floe park --wait {name} has it stored, and waits for that"),
             ));
         }
         if self.forks.any_unstored_of(name.as_str()) {
             return Err(refused(
                 format!("clones of {name} still need the memory that it had at their fork"),
-                "park it in a minute, when that is stored, or end them: floe kill --all",
+                format!(
+                    "floe park --wait {name} has that stored, and waits for it; or end them: floe kill"
+                ),
             ));
         }
         let life = operation.life();

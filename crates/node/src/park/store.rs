@@ -12,7 +12,7 @@ use crate::{
     },
     report::{Report, millis},
 };
-use floe_api::{Outcome, PauseReason, StoredReport};
+use floe_api::{Outcome, ParkQuery, PauseReason, StoredReport};
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, MachineConfig, memory_region};
 use floe_machine::{Capture, CaptureOptions, Machine};
@@ -26,8 +26,19 @@ const QUIT_WAIT: Duration = Duration::from_secs(10);
 const OWN_LAYERS_MAX: u32 = 4;
 
 impl Parks {
-    /// Stores a machine's memory and ends its QEMU, for its user. One that is parked already stays so.
-    pub fn park(self: &Arc<Self>, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
+    /// Stores a machine's memory and ends its QEMU, for its user. One that is parked already stays so. If the query says so, the memory of
+    /// its forks is waited for.
+    pub fn park(
+        self: &Arc<Self>,
+        name: &str,
+        query: &ParkQuery,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        if query.wait {
+            let entry = self.inventory.get(name)?;
+            self.forks.settle_all_of(&entry, &report.cancel())?;
+            report.stage("forks stored")?;
+        }
         self.park_as(Task::Park, name, report)
     }
 

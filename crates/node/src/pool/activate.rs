@@ -15,8 +15,9 @@ use crate::{
 };
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
-    CloneInfo, CloneState, ErrorCode, ExpandRequest, ForkRequest, HERE, Happened, Outcome,
-    RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility, visibility_of_label,
+    CloneInfo, CloneState, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandRequest, ForkRequest, HERE,
+    Happened, Outcome, RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility,
+    visibility_of_label,
 };
 use floe_image::{Hash, Manifest};
 use floe_threads::{Cancel, Waited};
@@ -105,6 +106,7 @@ impl Pool {
         self.shrinks.look_now();
         self.note_activated(name, &basis, from_memory, machines.len());
         let limit_s = request.answer_s.unwrap_or(ACTIVATE_ANSWER_S_DEFAULT);
+        let limit_s = limit_s.min(EXPAND_ANSWER_S_MAX);
         let further = ExpandRequest {
             fork: outcome
                 .fork

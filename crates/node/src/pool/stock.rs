@@ -215,7 +215,7 @@ mod tests {
             .region_bytes("ram", &[chunk(1), chunk(2), chunk(3)].concat())
             .unwrap();
         let id = ingest.finish(Default::default()).unwrap();
-        let resources = Resources::of_this_host(&floe_api::paths::Home::at("/nowhere"), None);
+        let resources = Resources::of_this_host(&floe_api::paths::Home::at("/nowhere"), None, 0);
         let stock = Stock::new(1 << 20, Arc::new(resources));
         let hashes = [1, 2, 3].map(|n| Hash::of(&chunk(n)));
         let items = [0, 1].map(|at| PoolItem {
@@ -285,7 +285,7 @@ mod tests {
         // room for a machine, and for two of three substrates of 256 KiB and some beside it
         let home = floe_api::paths::Home::at("/nowhere");
         let all = machine_bytes + (700 << 10);
-        let resources = Arc::new(Resources::of_this_host(&home, Some(all)));
+        let resources = Arc::new(Resources::of_this_host(&home, Some(all), 0));
         let stock = Stock::new(1 << 30, resources.clone());
         assert_eq!(stock.host_bytes(), Some(all));
         for name in 0..3 {

@@ -231,9 +231,11 @@ fn receptions(vm: &Machine, added: &[String]) -> Result<usize, NodeError> {
 /// Returns the size of the block with which a machine has at least so many bytes: guests take memory in steps only. What is too
 /// much of it goes into the balloon.
 pub(super) fn block_of(there: u64, wanted: u64) -> u64 {
-    wanted
-        .saturating_sub(there)
-        .next_multiple_of(MEMORY_STEP_BYTES)
+    let block = wanted.saturating_sub(there);
+    // what is more than any host has is refused as that
+    block
+        .checked_next_multiple_of(MEMORY_STEP_BYTES)
+        .unwrap_or(u64::MAX)
 }
 
 fn short_error(message: String, fix: impl Into<String>) -> ApiError {
@@ -275,4 +277,19 @@ fn report_unknown(name: &str, short: &mut Short) {
         format!("the guest of {name} was given the memory; whether it uses it is not known, since no agent answers in it"),
         format!("floe agent install {name}; or look in it: grep MemTotal /proc/meminfo"),
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_whole_steps_and_no_size_is_too_large_to_be_refused() {
+        let gib = 1 << 30;
+        assert_eq!(block_of(gib, gib), 0);
+        assert_eq!(block_of(gib, gib + 1), MEMORY_STEP_BYTES);
+        assert_eq!(block_of(gib, gib + MEMORY_STEP_BYTES), MEMORY_STEP_BYTES);
+        assert_eq!(block_of(0, u64::MAX), u64::MAX);
+        assert_eq!(block_of(gib, 0), 0);
+    }
 }

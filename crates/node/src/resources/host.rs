@@ -2,6 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+/// Descriptors that machines leave to the node itself: for callers, connections of the page, files that are open for a moment.
+pub(crate) const NODE_DESCRIPTORS: u64 = 128;
+/// Most descriptors that a running machine has in the node's process: of QMP, of its guest's agent, of its process, for a screen.
+const MACHINE_DESCRIPTORS: u64 = 12;
+/// Most that each of its disks has there: the file, map and record of its layers.
+const DISK_DESCRIPTORS: u64 = 4;
+
+/// Returns the most descriptors that a machine with so many disks has in the node's process.
+pub(crate) fn descriptors_of(disks: usize) -> u64 {
+    MACHINE_DESCRIPTORS + DISK_DESCRIPTORS * disks as u64
+}
+
 /// Memory of the host, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
@@ -46,6 +58,37 @@ pub(crate) fn memory() -> Option<Memory> {
 pub(crate) fn used_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     Some(bytes_of(&status, "RssAnon:")? + bytes_of(&status, "RssShmem:")?)
+}
+
+/// Returns how much memory in bytes the kernel still hands out, whether it is used or not; `None` if it lends more than it has.
+pub(crate) fn commit_bytes() -> Option<u64> {
+    let policy = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    parse_commit(&policy, &std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+/// Reads the same from the texts of the two files.
+fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
+    const NEVER: &str = "2";
+    if policy.trim() != NEVER {
+        return None;
+    }
+    let (limit, given) = (
+        bytes_of(meminfo, "CommitLimit:")?,
+        bytes_of(meminfo, "Committed_AS:")?,
+    );
+    Some(limit.saturating_sub(given))
+}
+
+/// Returns how many descriptors this process may have; `None` if that is not limited.
+pub(crate) fn descriptors_max() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
+
+/// Returns how many more descriptors machines may have the node open; `None` if unknown.
+pub(crate) fn descriptors_free() -> Option<u64> {
+    let all = descriptors_max()?;
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count() as u64;
+    Some(all.saturating_sub(open.saturating_add(NODE_DESCRIPTORS)))
 }
 
 fn parse_meminfo(text: &str) -> Option<Memory> {
@@ -136,6 +179,29 @@ mod tests {
         };
         assert_eq!(parse_meminfo(text), Some(expected));
         assert_eq!(parse_meminfo(""), None);
+    }
+
+    #[test]
+    fn a_kernel_that_lends_no_memory_says_what_is_left() {
+        let text = "MemTotal: 4096 kB\nCommitLimit:    2048 kB\nCommitted_AS:   1024 kB\n";
+        assert_eq!(parse_commit("2\n", text), Some(1 << 20));
+        assert_eq!(parse_commit("0\n", text), None);
+        assert_eq!(parse_commit("1\n", text), None);
+        let over = "CommitLimit:    1 kB\nCommitted_AS:   2 kB\n";
+        assert_eq!(parse_commit("2", over), Some(0));
+        assert_eq!(parse_commit("2", "CommitLimit: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn descriptors_are_free_until_they_are_open() {
+        let before = descriptors_free().unwrap();
+        assert!(before < descriptors_max().unwrap());
+        let held: Vec<_> = (0..64)
+            .map(|_| std::fs::File::open("/proc/self/status").unwrap())
+            .collect();
+        // other tests of this process open and close some meanwhile
+        assert!(descriptors_free().unwrap() <= before - 32, "{}", held.len());
+        assert!(descriptors_of(2) > descriptors_of(1));
     }
 
     #[test]

@@ -12,6 +12,9 @@
 //! 2. The sum of all promises would be more than the host has ([`Capacity`]).
 //! 3. Less is free at the moment ([`Sight`]), since other programs need memory, too. What was promised but is not used yet
 //!    does not count as free.
+//!
+//! Two more things are counted as they are at the moment, and not promised: the node's descriptors, and what a kernel that lends no
+//! memory ([`Sight::commit_bytes`]) still hands out.
 
 use parking_lot::Mutex;
 use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
@@ -29,6 +32,8 @@ pub(crate) struct Capacity {
     pub memory_bytes: Option<u64>,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: Option<u64>,
+    /// What each QEMU takes beside its guest's memory where the kernel lends none, in bytes.
+    pub commit_each_bytes: u64,
 }
 
 /// Amounts of all resources.
@@ -40,6 +45,8 @@ pub(crate) struct Amount {
     pub memory_bytes: u64,
     /// Bytes a second of the host's links.
     pub link_bytes_per_s: u64,
+    /// Descriptors of the node's process.
+    pub descriptors: u64,
 }
 
 impl Amount {
@@ -48,6 +55,7 @@ impl Amount {
             vcpus: self.vcpus.saturating_add(other.vcpus),
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
             link_bytes_per_s: self.link_bytes_per_s.saturating_add(other.link_bytes_per_s),
+            descriptors: self.descriptors.saturating_add(other.descriptors),
         }
     }
 }
@@ -63,13 +71,18 @@ pub(crate) struct Ask {
     pub overcommit: bool,
 }
 
-/// The host's memory at the moment of a reservation.
+/// The host at the moment of a reservation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sight {
     /// Free memory in bytes; `None` if unknown.
     pub free_bytes: Option<u64>,
-    /// Memory in bytes that holders use already, by their claims' numbers.
+    /// Memory in bytes that holders use already, by their claims' numbers. Who isn't named has not been started yet.
     pub used_bytes: BTreeMap<ClaimId, u64>,
+    /// How many descriptors the node may still open; `None` if unknown.
+    pub free_descriptors: Option<u64>,
+    /// How much memory in bytes the kernel still hands out, used or not; `None` if it lends more than it has (vm.overcommit_memory
+    /// is not 2).
+    pub commit_bytes: Option<u64>,
 }
 
 /// A claim's number, unique as long as the ledger lives.
@@ -101,6 +114,7 @@ impl Shortage {
                 Some(asked.saturating_sub(self.left))
             }
             Resource::WholeMemory | Resource::Vcpus | Resource::Links => None,
+            Resource::Descriptors | Resource::Commit => None,
         }
     }
 }
@@ -118,6 +132,10 @@ pub(crate) enum Resource {
     FreeMemory,
     /// Bytes a second of the host's links.
     Links,
+    /// Descriptors of the node's process.
+    Descriptors,
+    /// Memory that the kernel hands out only if it has it.
+    Commit,
 }
 
 /// The stage of a claim whose holder is being started.
@@ -363,20 +381,44 @@ impl Books {
                 return Some(shortage(Resource::FreeMemory, asked, spare, all));
             }
         }
-        let (vcpus, links) = (capacity.vcpus, capacity.link_bytes_per_s);
-        let vcpus = vcpus.map(|all| {
-            let (asked, promised) = (amount.vcpus.into(), promised.vcpus.into());
-            (Resource::Vcpus, asked, promised, all.into())
-        });
-        let links = links.map(|all| {
-            let (asked, promised) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
-            (Resource::Links, asked, promised, all)
-        });
-        let mut rest = vcpus.into_iter().chain(links);
-        rest.find_map(|(of, asked, promised, all)| {
-            let left = left(all, promised);
+        let whole = |peak: u64| match peak {
+            0 => 0, // no QEMU's
+            peak => peak.saturating_add(capacity.commit_each_bytes),
+        };
+        let to_come = |of: &dyn Fn(&Entry) -> u64| self.to_come(sight, of);
+        let (vcpus, promised_vcpus) = (amount.vcpus.into(), promised.vcpus.into());
+        let (links, promised_links) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
+        let (files, commit) = (amount.descriptors, whole(ask.peak_bytes));
+        let files_to_come = to_come(&|entry| entry.amount.descriptors);
+        let commit_to_come = to_come(&|entry| whole(entry.peak_bytes));
+        let all_vcpus = capacity.vcpus.map(u64::from);
+        let rest = [
+            (Resource::Vcpus, vcpus, promised_vcpus, all_vcpus),
+            (
+                Resource::Links,
+                links,
+                promised_links,
+                capacity.link_bytes_per_s,
+            ),
+            (
+                Resource::Descriptors,
+                files,
+                files_to_come,
+                sight.free_descriptors,
+            ),
+            (Resource::Commit, commit, commit_to_come, sight.commit_bytes),
+        ];
+        rest.into_iter().find_map(|(of, asked, promised, all)| {
+            let (left, all) = (left(all?, promised), all?);
             (asked > left).then(|| shortage(of, asked, left, all))
         })
+    }
+
+    /// Returns what those will take who were promised something and have not been started yet.
+    fn to_come(&self, sight: &Sight, of: &dyn Fn(&Entry) -> u64) -> u64 {
+        let has_begun = |id| sight.used_bytes.contains_key(id);
+        let waiting = self.claims.iter().filter(|(id, _)| !has_begun(id));
+        waiting.fold(0, |sum, (_, entry)| sum.saturating_add(of(entry)))
     }
 
     fn shortage(&self, of: Resource, asked: u64, left: u64, all: u64) -> Shortage {
@@ -388,6 +430,8 @@ impl Books {
                 Resource::Memory | Resource::WholeMemory | Resource::FreeMemory => {
                     entry.amount.memory_bytes
                 }
+                // who has them is not the one who lacks them: it is the limit that is low
+                Resource::Descriptors | Resource::Commit => 0,
             };
             let sum = by_holder.entry(&entry.holder).or_default();
             *sum = sum.saturating_add(has);
@@ -432,6 +476,7 @@ mod tests {
             vcpus: None,
             memory_bytes: Some(memory_bytes),
             link_bytes_per_s: None,
+            commit_each_bytes: 5,
         })
     }
 
@@ -482,6 +527,7 @@ mod tests {
         let sight = |used: u64| Sight {
             free_bytes: Some(40),
             used_bytes: [(first.id(), used)].into(),
+            ..Default::default()
         };
         assert_eq!(ledger.free_memory_bytes(|| sight(0)), Some(10));
         let short = ledger
@@ -492,6 +538,39 @@ mod tests {
         assert!(ledger.reserve("db", &memory(11), || sight(29)).is_ok());
         assert_eq!(ledger.free_memory_bytes(|| sight(35)), Some(40));
         assert_eq!(ledger.free_memory_bytes(Sight::default), Some(70));
+    }
+
+    #[test]
+    fn clones_get_what_the_nodes_descriptors_and_a_kernel_that_lends_no_memory_have_left() {
+        let ledger = ledger(1000);
+        let mut ask = memory(10);
+        (ask.amount.descriptors, ask.peak_bytes) = (20, 45);
+        let runs = ledger
+            .reserve("web", &ask, Sight::default)
+            .unwrap()
+            .commit();
+        let sight = |free_descriptors, commit_bytes| Sight {
+            used_bytes: [(runs.id(), 10)].into(),
+            free_descriptors,
+            commit_bytes,
+            ..Default::default()
+        };
+        let look = || sight(Some(70), None);
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, look);
+        let short = short.unwrap();
+        assert_eq!((clones.len(), short.of), (3, Resource::Descriptors));
+        assert_eq!((short.asked, short.left, short.all), (20, 10, 70));
+        assert_eq!(short.holders, []);
+        drop(clones);
+        let look = || sight(None, Some(249));
+        let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, look);
+        let short = short.unwrap();
+        assert_eq!((clones.len(), short.of), (4, Resource::Commit));
+        assert_eq!((short.asked, short.left, short.all), (50, 49, 249));
+        // what clones were promised that have not been started yet is not there for others
+        assert!(ledger.reserve("db", &ask, look).is_err());
+        let look = || sight(Some(100), Some(250));
+        assert!(ledger.reserve("db", &ask, look).is_ok());
     }
 
     #[test]
@@ -527,6 +606,7 @@ mod tests {
                         vcpus,
                         memory_bytes,
                         link_bytes_per_s,
+                        descriptors: 0,
                     },
                     peak_bytes: memory_bytes + more,
                     overcommit,
@@ -555,7 +635,7 @@ mod tests {
         fn promises_are_what_is_held_and_never_more_than_the_host_has_unless_somebody_insists(
             steps in prop::collection::vec(step(), 0..80)
         ) {
-            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70) };
+            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70), commit_each_bytes: 0 };
             let ledger = Ledger::new(capacity);
             let mut reserved: Vec<(Claim<Reserved>, (Amount, bool))> = Vec::new();
             let mut committed: Vec<(Claim<Committed>, (Amount, bool))> = Vec::new();

@@ -147,11 +147,15 @@ pub async fn resume(
 }
 
 /// Parks a machine: its memory is stored and its QEMU ends.
-#[utoipa::path(post, path = "/v1/machines/{name}/park", tag = "machines", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/v1/machines/{name}/park", tag = "machines", params(("name" = String, Path), ParkQuery),
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn park(State(node): Floe, Path(name): Path<String>) -> Response {
+pub async fn park(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Args(query): Args<ParkQuery>,
+) -> Response {
     stream(node, "park", move |node, report| {
-        node.parks.park(&name, report)
+        node.parks.park(&name, &query, report)
     })
 }
 

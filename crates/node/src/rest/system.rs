@@ -35,15 +35,18 @@ pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
     answer(move || Ok(crate::doctor::examine(&node))).await
 }
 
-/// What happens on the node from now on, or since a time, one NodeEvent per line.
+/// What happens on the node from now on, or since a time, or what has happened and no more, one NodeEvent per line.
 #[utoipa::path(get, path = "/v1/events", tag = "node", params(EventsQuery),
     responses((status = 200, body = NodeEvent, content_type = "application/x-ndjson")))]
 pub async fn events(State(node): Floe, caller: Caller, Args(query): Args<EventsQuery>) -> Response {
     let (past, events) = match query.since_unix_ms {
         Some(since) => node.core.listen_since(since),
+        None if query.once => node.core.listen_since(0),
         None => (Vec::new(), node.core.listen()),
     };
-    let events = futures::stream::iter(past).chain(all_events(events));
+    let to_come = (!query.once).then(|| all_events(events));
+    let to_come = futures::stream::iter(to_come).flatten();
+    let events = futures::stream::iter(past).chain(to_come);
     let told = events.filter(move |event| std::future::ready(node.pool.tells(event, &caller)));
     ndjson(Body::from_stream(told.map(|event| line(&event))))
 }

@@ -60,7 +60,7 @@ pub fn wait(
     cancel: &Cancel,
     mut alive: impl FnMut() -> Result<(), NodeError>,
 ) -> Result<Option<Instant>, NodeError> {
-    let until = Instant::now() + timeout;
+    let until = floe_threads::from_now(timeout);
     let watch = match sign {
         Sign::Console { dir, .. } => ConsoleWatch::new(dir).ok(),
         _ => None,
@@ -186,6 +186,19 @@ mod tests {
         assert!(!waits(&sign, 30));
         std::fs::write(&log, b"before and after").unwrap();
         assert!(waits(&sign, 60_000));
+    }
+
+    #[test]
+    fn a_wait_that_no_clock_can_count_ends_with_its_sign() {
+        let (answered, changed) = (|| true, Arc::new(Pulse::new()));
+        let sign = Sign::Agent {
+            answered: &answered,
+            changed: &changed,
+        };
+        for limit in [Duration::from_secs(u64::MAX), Duration::MAX] {
+            let waited = wait(&sign, limit, &Cancel::default(), || Ok(()));
+            assert!(waited.unwrap().is_some());
+        }
     }
 
     #[test]

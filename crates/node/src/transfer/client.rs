@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -156,7 +156,7 @@ impl HubClient {
         };
         let limits = Limits {
             connect: CONNECT_TIMEOUT,
-            until: self.once.map(|limit| Instant::now() + limit),
+            until: self.once.map(floe_threads::from_now),
             stall: Some(STALL_TIMEOUT),
             answer: Some(ANSWER_TIMEOUT),
             look: Duration::ZERO,

@@ -100,7 +100,7 @@ impl Engine {
         };
         let what = || crate::packed::item_name(&(wanted.kind, wanted.hash));
         let now = Instant::now();
-        let until = self.options.demand_deadline.map(|limit| now + limit);
+        let until = self.options.demand_deadline.map(floe_threads::from_now);
         let mut state = self.state.lock();
         let mut done = done;
         if self.has_landed(&state, wanted.kind, &wanted.hash) {

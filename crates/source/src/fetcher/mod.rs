@@ -264,6 +264,6 @@ impl Drop for Fetcher {
 impl FetchOptions {
     /// Returns when a demand made now would end; `None` for never.
     fn until(&self) -> Option<Instant> {
-        self.demand_deadline.map(|limit| Instant::now() + limit)
+        self.demand_deadline.map(floe_threads::from_now)
     }
 }

@@ -55,7 +55,7 @@ impl Member {
             .saturating_mul(1 << health.failures.min(10))
             .min(SICK_LONGEST);
         health.failures += 1;
-        health.sick_until = Some(Instant::now() + sick);
+        health.sick_until = Some(floe_threads::from_now(sick));
         tracing::warn!(%error, source = self.source.describe(), ?sick, "source failed, others come first for a while");
     }
 

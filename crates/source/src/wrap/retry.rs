@@ -67,7 +67,7 @@ impl Retry {
             };
             failures += 1;
             let pause = pause(&self.options, failures);
-            let in_time = until.is_none_or(|until| Instant::now() + pause < until);
+            let in_time = until.is_none_or(|until| floe_threads::from_now(pause) < until);
             if !error.is_retryable() || failures >= self.options.attempts || !in_time {
                 return Err(error);
             }

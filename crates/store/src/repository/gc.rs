@@ -117,6 +117,20 @@ impl Repository {
         Ok(sweep.report)
     }
 
+    /// Removes what was being written here when a process was killed, and returns how many bytes that was: temporary files that have no
+    /// name to come back to. Call it only while nobody writes here, as when a node starts. What an unfinished pull noted stays.
+    pub fn remove_unfinished(&self) -> Result<u64, StoreError> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        let mut sweep = Sweep {
+            now: SystemTime::now(),
+            min_age: Duration::ZERO,
+            report: GcReport::default(),
+        };
+        let keep = |name: &str| !name.starts_with(durable::TEMPORARY);
+        sweep.folder(&self.tmp_dir(), keep, |report| &mut report.temporary)?;
+        Ok(sweep.report.bytes)
+    }
+
     /// Returns the packs of these images. The caller must hold the lock exclusively.
     pub(super) fn listed_packs<'a>(
         &self,

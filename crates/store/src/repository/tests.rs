@@ -201,6 +201,25 @@ fn an_image_is_visible_only_after_its_manifests_rename() {
 }
 
 #[test]
+fn what_a_killed_pull_was_writing_goes_at_the_next_start_and_what_it_noted_stays() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    let tmp = repository.tmp_dir();
+    std::fs::write(tmp.join("new-AbC123"), vec![1; 5000]).unwrap();
+    std::fs::write(tmp.join("new-x"), b"half").unwrap();
+    let journal = tmp.join(format!("pull-{id}"));
+    std::fs::write(&journal, b"what is here already").unwrap();
+    assert_eq!(repository.remove_unfinished().unwrap(), 5004);
+    let left: Vec<_> = std::fs::read_dir(&tmp)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(left, [journal]);
+    assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+    assert_eq!(repository.remove_unfinished().unwrap(), 0);
+}
+
+#[test]
 fn gc_removes_only_what_nothing_refers_to_and_nothing_young() {
     let (_dir, repository) = repository();
     let (a, bytes_a) = image(&repository, None, 0..40);

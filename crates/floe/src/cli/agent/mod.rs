@@ -295,7 +295,7 @@ impl Console {
         self.write(&format!(
             "{command} && printf '\\nfloe=%s=%s=\\n' {number} \"{word}\" || printf '\\nfloe=%s=%s=\\n' {number} no\n"
         ))?;
-        let until = Instant::now() + self.limit;
+        let until = floe_threads::from_now(self.limit);
         loop {
             while let Some(line) = self.line() {
                 let answer = line.split_once(&mark).map(|(_, rest)| rest);

@@ -37,7 +37,7 @@ impl Worker {
             Ok(verified.now)
         };
         self.done.lock().kept = run(PARKED)?;
-        node.park(PARKED)?.finish(|_| {})?;
+        node.park(PARKED, &Default::default())?.finish(|_| {})?;
         self.done.lock().docked = run(SUBSTRATE)?;
         let request = DockRequest {
             name: SUBSTRATE.into(),
@@ -74,7 +74,7 @@ impl Worker {
         if let Some(now) = self.verify_kept(PARKED, &kept) {
             self.done.lock().kept = now;
         }
-        node.park(PARKED)?
+        node.park(PARKED, &Default::default())?
             .finish(|_| {})
             .context("it is parked again")?;
         let request = ActivateRequest {

@@ -122,6 +122,14 @@ impl Task {
         )
     }
 
+    /// Whether it is asked for by no command of its name.
+    pub fn is_unasked(self) -> bool {
+        matches!(
+            self,
+            Task::End | Task::Adopt | Task::Expand | Task::Look | Task::ParkIdle
+        )
+    }
+
     /// Whether the machine may be paused for buffering during this task, which then waits for the guest only.
     pub fn allows_buffering(self) -> bool {
         matches!(
@@ -159,7 +167,7 @@ impl Display for Task {
             Task::End => "end",
             Task::Adopt => "adopt",
             Task::Pause => "pause",
-            Task::Continue => "continue",
+            Task::Continue => "resume",
             Task::Park | Task::ParkIdle => "park",
             Task::Wake => "wake",
             Task::Expand => "expansion",
