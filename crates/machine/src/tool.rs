@@ -2,7 +2,7 @@
 //!
 //! The node opens the files; the tool gets their descriptors under the names [`INPUT`] and [`OUTPUT`] (see
 //! [`guard`](crate::guard)). It has a user of its own if the node is root, no network and no other process, and limits of
-//! memory, time and file size. As soon as it opens its input, the kernel lets it open nothing else: if the file names
+//! memory, time and file size. As soon as it opens its input, the kernel lets it open nothing else (but `/dev/null`): if the file names
 //! another one as its backing file, its data file or its extent, opening that fails.
 
 use std::ffi::OsString;

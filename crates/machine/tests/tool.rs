@@ -66,6 +66,8 @@ fn disks_are_converted_by_descriptors_alone() {
         let (status, said, raw) = run(&tool, &convert(format, "raw"), Path::new(&image));
         assert!(status.success(), "{format}: {said}");
         assert!(said.contains("(100.00/100%)"), "{format}: {said}");
+        // the confinement is not heard of
+        assert!(!said.contains("/dev/null"), "{format}: {said}");
         assert_eq!(raw[..content.len()], content, "{format}");
         assert!(raw[content.len()..].iter().all(|byte| *byte == 0));
     }
@@ -124,7 +126,38 @@ fn a_disk_that_names_a_file_of_the_host_gets_nothing_of_it() {
         let leaked = written.windows(SECRET.len()).any(|at| at == SECRET);
         assert!(!leaked, "{name}: {said}");
         assert!(said.contains("Could not open"), "{name}: {said}");
+        assert!(!said.contains("/dev/null"), "{name}: {said}");
     }
+}
+
+#[test]
+#[ignore = "needs qemu-img and python3: make test-all"]
+fn a_disk_is_opened_by_options_as_well() {
+    let dir = scratch();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("raw"), vec![7; 3 << 20]).unwrap();
+    let (raw, vhd) = (path("raw"), path("vhd"));
+    qemu_img(&[
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "vpc",
+        "-o",
+        "force_size=on",
+        &raw,
+        &vhd,
+    ]);
+    let input =
+        format!("driver=vpc,file.driver=file,file.filename={INPUT},force_size_calc=current_size");
+    let args = ["convert", "-p", "-O", "raw", "--image-opts", &input, OUTPUT];
+    let (status, said, written) = run(&program("qemu-img"), &args, Path::new(&vhd));
+    assert!(status.success(), "{said}");
+    assert!(
+        written == vec![7; 3 << 20],
+        "{} bytes: {said}",
+        written.len()
+    );
 }
 
 #[test]
@@ -158,6 +191,8 @@ attempt('unlink', lambda: os.unlink('/tmp/x'))
 attempt('ptrace', lambda: libc.ptrace(16, 1, 0, 0))
 attempt('kill', lambda: os.kill(1, 0))
 attempt('memory', lambda: bytearray(4 << 30) and None)
+n = os.open('/dev/null', os.O_RDWR)
+print('null', os.write(n, b'x'), len(os.read(n, 1)), os.fstat(n).st_rdev == os.makedev(1, 3))
 o = os.open('/floe/out', os.O_RDWR | os.O_CREAT)
 os.write(o, b'output')
 print('uid', os.geteuid(), 'new privileges', libc.prctl(39, 0, 0, 0, 0))
@@ -168,6 +203,7 @@ print('uid', os.geteuid(), 'new privileges', libc.prctl(39, 0, 0, 0, 0))
     assert!(said.contains("read input"), "{said}");
     assert!(!said.contains("DONE"), "{said}");
     assert_eq!(said.matches("REFUSED").count(), 10, "{said}");
+    assert!(said.contains("null 1 0 True"), "{said}");
     assert!(said.contains("new privileges 1"), "{said}");
     // SAFETY: takes nothing.
     if unsafe { libc::geteuid() } == 0 {

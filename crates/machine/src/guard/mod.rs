@@ -120,7 +120,7 @@ pub enum Role {
         /// Largest size of the current console log, in bytes.
         log_bytes: u64,
     },
-    /// Gives a tool its two files and nothing else.
+    /// Gives a tool its two files and `/dev/null`, nothing else.
     Tool,
 }
 

@@ -454,6 +454,10 @@ unsafe fn open_any(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) 
         {
             return open_given(descriptor, flags);
         }
+        // QEMU opens it, as often as it likes, to find out how files can be locked, and complains where it can't
+        if name == NULL.to_bytes() && NULL_FD.load(Ordering::Acquire) >= 0 {
+            return duplicate(NULL_FD.load(Ordering::Acquire));
+        }
         let file = syscall(sys::OPENAT, dir, path, flags, mode) as c_int;
         if file >= 0 && name == LOG.to_bytes() && is_machine() {
             const SEEK_END: c_int = 2;
@@ -465,19 +469,30 @@ unsafe fn open_any(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) 
     }
 }
 
+/// A file that has nothing in it, which a tool can open after all others are out of its reach.
+const NULL: &core::ffi::CStr = c"/dev/null";
+/// A tool's descriptor of it, from when it can open nothing more; none before that.
+static NULL_FD: AtomicI32 = AtomicI32::new(-1);
+
+/// Returns a duplicate of a descriptor of this process.
+fn duplicate(descriptor: c_int) -> c_int {
+    const F_DUPFD_CLOEXEC: c_int = 1030;
+    // SAFETY: integers only.
+    unsafe { syscall(sys::FCNTL, descriptor, F_DUPFD_CLOEXEC, 4 as c_long) as c_int }
+}
+
 /// Returns a duplicate of a descriptor that the node opened.
 ///
 /// # Safety
 ///
 /// The descriptor must be one that the node passed to this process.
 unsafe fn open_given(descriptor: c_int, flags: c_int) -> c_int {
-    const F_DUPFD_CLOEXEC: c_int = 1030;
     if !open_nothing_more() {
         return fail(EACCES);
     }
     // SAFETY: integers only.
     unsafe {
-        let file = syscall(sys::FCNTL, descriptor, F_DUPFD_CLOEXEC, 4 as c_long) as c_int;
+        let file = duplicate(descriptor);
         if file >= 0 && flags & O_TRUNC != 0 && descriptor != 0 {
             syscall(sys::FTRUNCATE, file, 0 as c_long);
         }
@@ -500,6 +515,12 @@ fn open_nothing_more() -> bool {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.load(Ordering::Acquire) {
         return true;
+    }
+    if NULL_FD.load(Ordering::Acquire) < 0 {
+        const O_RDWR: c_int = 2;
+        // SAFETY: a constant path.
+        let null = unsafe { syscall(sys::OPENAT, AT_FDCWD, NULL.as_ptr(), O_RDWR | O_CLOEXEC) } as c_int;
+        NULL_FD.store(null, Ordering::Release);
     }
     const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
     const EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
