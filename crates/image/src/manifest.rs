@@ -144,6 +144,9 @@ pub struct MachineConfig {
     /// Names of the disks' regions, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<String>,
+    /// Bytes of a sector, of each disk that has not the usual 512.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub disk_sectors: BTreeMap<String, u32>,
     /// The network card's MAC address, which the guest has in its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic_mac: Option<String>,
@@ -263,6 +266,11 @@ impl MachineConfig {
             )?;
         }
         limit(
+            "number of disks with sectors of their own size",
+            self.disk_sectors.len() as u64,
+            CONFIG_LIST_MAX as u64,
+        )?;
+        limit(
             "number of labels",
             self.labels.len() as u64,
             CONFIG_LIST_MAX as u64,
@@ -272,6 +280,7 @@ impl MachineConfig {
             .flatten()
             .chain(lists.into_iter().flatten());
         for s in strings
+            .chain(self.disk_sectors.keys())
             .chain(self.labels.keys())
             .chain(self.labels.values())
         {

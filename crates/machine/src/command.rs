@@ -11,7 +11,8 @@ use crate::devices;
 use crate::error::MachineError;
 use crate::hardware::{self, Profile};
 use crate::host::{CPU_MODEL_DEFAULT, Host};
-use crate::models::Models;
+use crate::models::{DiskModel, Models};
+use crate::sectors;
 use crate::spec::{
     CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, Spec,
@@ -107,7 +108,7 @@ pub fn complete(
         }
     };
     let models = Models::of(&config)?;
-    check_disks(&config.disks, models)?;
+    check_disks(&config, models)?;
     let is_added = |disk: &&String| devices::values(&added, "drive").any(|drive| drive == *disk);
     let started: Vec<String> = config
         .disks
@@ -121,12 +122,29 @@ pub fn complete(
         profile,
         models,
     );
+    for device in &mut config.devices {
+        let disk = devices::property(device, "drive").unwrap_or_default();
+        let sector = config.disk_sectors.get(disk).copied();
+        *device = sectors::with_sector(std::mem::take(device), sector);
+    }
     config.devices.extend(added);
     Ok(config)
 }
 
 /// Refuses disks that this hardware cannot have.
-fn check_disks(disks: &[String], models: Models) -> Result<(), MachineError> {
+fn check_disks(config: &MachineConfig, models: Models) -> Result<(), MachineError> {
+    let disks = &config.disks;
+    let large = disks
+        .iter()
+        .find(|disk| config.disk_sectors.contains_key(*disk));
+    if let (DiskModel::Sata | DiskModel::Ide, Some(disk)) = (models.disk, large) {
+        let what = format!(
+            "{disk} has sectors of {} bytes, which no disk of the model {} has; use virtio, scsi or nvme",
+            sectors::SECTOR_BYTES_LARGE,
+            models.disk
+        );
+        return Err(MachineError::Spec { what });
+    }
     let numbered = disks
         .iter()
         .filter(|disk| !floe_image::is_special_disk(disk));

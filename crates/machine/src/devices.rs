@@ -14,6 +14,7 @@ use crate::command::NETDEV;
 use crate::error::MachineError;
 use crate::hardware::Profile;
 use crate::models::{DiskModel, Models, NetworkModel};
+use crate::sectors;
 use crate::spec::DISKS_MAX;
 
 /// Size of the video memory in MiB: 1920 x 1200 in 32 bits fits. It is not 8 MiB, the size of a thread's stack, because
@@ -189,7 +190,7 @@ pub(crate) fn disk(number: usize, place: u32) -> String {
 
 /// Returns the device for an additional disk behind the machine's SCSI controller. Unlike those of a cold start it has no place in the
 /// order in which disks are tried at boot.
-fn scsi_disk(number: usize, scsi_id: u32) -> String {
+pub(crate) fn scsi_disk(number: usize, scsi_id: u32) -> String {
     format!(
         "scsi-hd,id=sd{number},drive=disk{number},serial=disk{number},werror=stop,rerror=report,bus={SCSI}.0,scsi-id={scsi_id},lun=0"
     )
@@ -226,9 +227,14 @@ pub(crate) fn arguments(device: &str) -> Value {
     let is_memory = device.starts_with("pc-dimm,");
     for (key, value) in parts.filter_map(|part| part.split_once('=')) {
         let number = match key {
-            "socket-id" | "core-id" | "thread-id" | "slot" | "scsi-id" | "lun" => {
-                value.parse::<u64>().ok()
-            }
+            "socket-id"
+            | "core-id"
+            | "thread-id"
+            | "slot"
+            | "scsi-id"
+            | "lun"
+            | "logical_block_size"
+            | "physical_block_size" => value.parse::<u64>().ok(),
             // a device's address on its bus is text, a memory block's is a number
             "addr" if is_memory => u64::from_str_radix(value.trim_start_matches("0x"), 16).ok(),
             _ => None,
@@ -445,7 +451,7 @@ fn check_one(device: &str, cpu_model: &str) -> Result<(), String> {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("{part:?} is not key=value"))?;
-        if !properties.contains(&key) {
+        if !properties.contains(&key) && !sectors::is_property(driver, key) {
             return Err(format!("property {key:?} of {driver} is none of floe's"));
         }
         if !given.insert(key) {

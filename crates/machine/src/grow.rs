@@ -13,7 +13,7 @@
 //! machine.add_memory(512 << 20)?;
 //! machine.add_card(None)?;
 //! let disk = machine.free_disk_name();
-//! machine.add_disk(&disk, Path::new("/var/lib/floe/more.raw"))?;
+//! machine.add_disk(&disk, Path::new("/var/lib/floe/more.raw"), None)?;
 //! machine.remove_disk(&disk, Duration::from_secs(10))?;
 //! # Ok(())
 //! # }
@@ -38,6 +38,7 @@ use crate::host::CPU_MODEL_DEFAULT;
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 use crate::record::Record;
+use crate::sectors;
 use crate::spec::DISKS_MAX;
 
 /// How often QEMU is asked whether the guest's driver has set a device up: QEMU has no event for that.
@@ -224,8 +225,14 @@ impl Machine {
     }
 
     /// Adds a disk, whose file must be like those of a [`Spec`](crate::Spec). Its name is the name of its region in
-    /// captures and the serial number that the guest sees; [`Machine::free_disk_name`] returns a free one.
-    pub fn add_disk(&self, name: &str, file: &Path) -> Result<(), MachineError> {
+    /// captures and the serial number that the guest sees; [`Machine::free_disk_name`] returns a free one. Its sectors have so many bytes,
+    /// if not the usual number.
+    pub fn add_disk(
+        &self,
+        name: &str,
+        file: &Path,
+        sector: Option<u32>,
+    ) -> Result<(), MachineError> {
         let _alone = self.hardware.lock();
         let config = self.config();
         let number = match floe_image::disk_number(name) {
@@ -245,6 +252,7 @@ impl Machine {
             Some(device) => device,
             None => devices::disk(number, self.free_place()?),
         };
+        let device = sectors::with_sector(device, sector);
         let direct = json!({"direct": true});
         let file_node = json!({"driver": "file", "cache": direct, "discard": "unmap", "aio": "threads",
             "filename": file});
@@ -255,6 +263,8 @@ impl Machine {
         let plugged = self.plug(&device, |record| {
             record.config.devices.push(device.clone());
             record.config.disks.push(name.to_owned());
+            let sector = sector.map(|sector| (name.to_owned(), sector));
+            record.config.disk_sectors.extend(sector);
             record.disks.push(file.to_owned());
         });
         plugged.map(drop).inspect_err(|_| {
@@ -439,7 +449,8 @@ impl Machine {
             config.devices.retain(|other| other != device);
             record.removing.retain(|other| other != id);
             if let Some(at) = drive.and_then(|d| config.disks.iter().position(|name| name == d)) {
-                config.disks.remove(at);
+                let disk = config.disks.remove(at);
+                config.disk_sectors.remove(&disk);
                 if at < record.disks.len() {
                     record.disks.remove(at);
                 }

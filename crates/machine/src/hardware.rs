@@ -21,6 +21,7 @@ use crate::accel::Accel;
 use crate::devices;
 use crate::host::Incompatible;
 use crate::models::Models;
+use crate::sectors;
 use crate::spec::{CPUS_MAX, DISKS_MAX};
 
 /// Number of memory blocks that can be added to a machine of profile 2.
@@ -122,8 +123,13 @@ pub fn set_size(config: &mut MachineConfig, cpus: Option<u32>, memory_bytes: Opt
 }
 
 /// Gives a configuration another disk, which has a number (`disk1`), where one would be added while the machine runs: its next cold
-/// start has it, and it can be taken away again later. An error says why there is no room.
-pub fn give_disk(config: &mut MachineConfig, disk: &str) -> Result<(), String> {
+/// start has it, and it can be taken away again later. Its sectors have so many bytes, if not the usual number. An error says why there
+/// is no room.
+pub fn give_disk(
+    config: &mut MachineConfig,
+    disk: &str,
+    sector: Option<u32>,
+) -> Result<(), String> {
     let Some(number) = floe_image::disk_number(disk) else {
         return Err(format!("{disk:?} is no name of a disk"));
     };
@@ -133,16 +139,19 @@ pub fn give_disk(config: &mut MachineConfig, disk: &str) -> Result<(), String> {
         ));
     }
     // one without a device gets a place of its own at the start
-    config
-        .devices
-        .extend(devices::added_disk(&config.devices, number));
+    let device = devices::added_disk(&config.devices, number);
+    let device = device.map(|device| sectors::with_sector(device, sector));
+    config.devices.extend(device);
     config.disks.push(disk.to_owned());
+    let sector = sector.map(|sector| (disk.to_owned(), sector));
+    config.disk_sectors.extend(sector);
     Ok(())
 }
 
 /// Takes a disk out of a configuration; its next cold start is without it.
 pub fn take_disk(config: &mut MachineConfig, disk: &str) {
     config.disks.retain(|other| other != disk);
+    config.disk_sectors.remove(disk);
     let of_it = |device: &String| devices::property(device, "drive") == Some(disk);
     config.devices.retain(|device| !of_it(device));
 }
@@ -219,6 +228,16 @@ pub(crate) fn check(config: &MachineConfig) -> Result<(), String> {
         return Err(format!(
             "{} bytes of memory of at most {}: the limit must be whole MiB between that and {most}",
             room.memory_bytes, room.memory_bytes_max
+        ));
+    }
+    let known = [sectors::SECTOR_BYTES, sectors::SECTOR_BYTES_LARGE];
+    let odd = config
+        .disk_sectors
+        .iter()
+        .find(|(_, bytes)| !known.contains(bytes));
+    if let Some((disk, bytes)) = odd {
+        return Err(format!(
+            "{disk} has sectors of {bytes} bytes: there are those of 512 and of 4096"
         ));
     }
     let blocks = &config.memory_blocks;
@@ -348,6 +367,8 @@ mod tests {
         assert!(change(&|c| c.memory_bytes_max = Some(u64::MAX)).contains("memory"));
         assert!(change(&|c| c.memory_bytes_max = Some(1 << 20)).contains("memory"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 20]).contains("multiple"));
+        let odd = |c: &mut MachineConfig| drop(c.disk_sectors.insert("disk0".into(), 513));
+        assert!(change(&odd).contains("sectors of 513 bytes"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 27]).contains("each"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 27; 9]).contains("at most 8"));
     }

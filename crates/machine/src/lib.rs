@@ -61,6 +61,7 @@ mod ram_fd;
 mod record;
 mod restore;
 mod screen;
+mod sectors;
 mod shown;
 mod socket;
 mod spec;
@@ -91,6 +92,7 @@ pub use process::{Process, ProcessId};
 pub use record::Record;
 pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
+pub use sectors::SECTOR_BYTES;
 pub use shown::{Shown, shown};
 pub use socket::Socket;
 pub use spec::{

@@ -61,7 +61,7 @@ fn grow(machine: &Machine, console: &mut Console, dir: &Path) -> String {
     ids.push(machine.add_card(None).unwrap());
     let disk = machine.free_disk_name();
     let file = disk_file(dir, &format!("{}-{disk}", machine.name()), user);
-    machine.add_disk(&disk, &file).unwrap();
+    machine.add_disk(&disk, &file, None).unwrap();
     ids.push(disk.clone());
     for id in ids {
         let reception = machine.reception(&id, PATIENCE).unwrap();
@@ -250,7 +250,7 @@ fn an_image_of_profile_1_goes_on_as_what_it_was() {
     assert_eq!(fixed(refused), "memory");
     assert_eq!(fixed(again.add_card(None).unwrap_err()), "cards and disks");
     let file = disk_file(dir.path(), "no.raw", again.user());
-    let refused = again.add_disk("disk0", &file).unwrap_err();
+    let refused = again.add_disk("disk0", &file, None).unwrap_err();
     assert_eq!(fixed(refused), "cards and disks");
     assert_eq!(again.config(), config, "what was refused left nothing");
 }

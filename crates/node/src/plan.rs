@@ -133,6 +133,7 @@ fn hardware(request: &RunRequest, image: &MachineConfig) -> MachineConfig {
     MachineConfig {
         firmware: config.firmware,
         disk_model: config.disk_model,
+        disk_sectors: config.disk_sectors,
         network_model: config.network_model,
         boot: match request.boot {
             None => config.boot,
