@@ -2,19 +2,44 @@
 
 use crate::images;
 
-/// A stranger's disk image: its format, or the file that it reaches for.
+/// A stranger's disk image: its format, the file that it reaches for, or those of which it consists: none that is elsewhere.
 pub fn disk_header(data: &[u8]) {
-    let _ = images::disk_format::examine_bytes(data);
+    use images::{disk_format, disk_vhd, disk_vmdk};
+    let _ = disk_format::examine_bytes(data);
+    let _ = disk_vhd::calculation(data);
+    let text = disk_format::descriptor(&disk_format::reader(data)).unwrap_or_default();
+    for extent in text
+        .and_then(|text| disk_vmdk::parse(&text).ok())
+        .unwrap_or_default()
+    {
+        let name = extent.form.name().unwrap_or("zero.vmdk");
+        assert!(!name.contains('/') && name.to_ascii_lowercase().ends_with(".vmdk"));
+    }
+}
+
+/// The description of a stranger's appliance.
+pub fn appliance(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let disks = images::ovf::disks(&text)
+        .unwrap_or_default()
+        .unwrap_or_default();
+    let ids: std::collections::HashSet<_> = disks.iter().map(|disk| &disk.id).collect();
+    assert_eq!(ids.len(), disks.len(), "a disk is named twice");
 }
 
 /// The tables of a stranger's disk image, in a file that may be longer than what there is of it; or what it is, if it has none.
 pub fn disk_tables(data: &[u8]) {
     use images::{disk_content, disk_extent, disk_format};
     let _ = disk_content::look_at_bytes(data);
+    let _ = disk_content::missing(&disk_format::reader(data), data.len() as u64);
     if let Ok(format) = disk_format::examine_bytes(data) {
         let read = disk_format::reader(data);
         for len in [data.len() as u64, 1 << 32, u64::MAX] {
             let _ = disk_extent::check(format, &read, len, &|| true);
+            let _ = disk_extent::walk(format, &read, len, &|| true, &|_, at, bytes| {
+                assert!(at + bytes <= len);
+                Ok(())
+            });
         }
     }
 }

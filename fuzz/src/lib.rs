@@ -104,8 +104,16 @@ mod node {
         pub mod disk_content;
         #[path = "disk_extent.rs"]
         pub mod disk_extent;
+        #[path = "disk_foreign.rs"]
+        pub mod disk_foreign;
         #[path = "disk_format.rs"]
         pub mod disk_format;
+        #[path = "disk_vhd.rs"]
+        pub mod disk_vhd;
+        #[path = "disk_vmdk.rs"]
+        pub mod disk_vmdk;
+        #[path = "ovf.rs"]
+        pub mod ovf;
         #[path = "agent/stat.rs"]
         pub mod stat;
     }
@@ -144,7 +152,7 @@ mod node {
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
-pub use disks::{disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
+pub use disks::{appliance, disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::extents;
 pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
@@ -197,6 +205,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("disk_boot", disk_boot),
     ("disk_entry", disk_entry),
     ("disk_archive", disk_archive),
+    ("appliance", appliance),
     ("extents", extents),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),

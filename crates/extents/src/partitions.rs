@@ -14,6 +14,10 @@ pub struct Table {
     pub has_code: bool,
     /// Whether it is a GPT.
     pub is_gpt: bool,
+    /// The sectors in which the table counts, in bytes. An MBR does not say; it is taken for one of 512.
+    pub sector: u64,
+    /// Where the disk ends by the table itself, in bytes: behind the copy that a GPT has in the disk's last sector.
+    pub end: Option<u64>,
     /// Its entries; empty ones of an MBR are among them.
     pub partitions: Vec<Partition>,
 }
@@ -25,6 +29,8 @@ pub struct Partition {
     pub number: u32,
     /// Where it begins, in bytes. Nothing says that the disk is that long.
     pub first: u64,
+    /// Where it ends, in bytes: behind its last one. Nothing says that the disk is that long.
+    pub end: u64,
     /// What it is said to be for.
     pub kind: Kind,
 }
@@ -78,15 +84,17 @@ pub fn read(read: &Read<'_>) -> io::Result<Option<Table>> {
     let protective = entries.iter().any(|entry| entry[4] == PROTECTIVE);
     let gpt = if protective { gpt(read)? } else { None };
     let is_gpt = gpt.is_some();
-    let partitions = match gpt {
-        Some(partitions) => partitions,
+    let (sector, end, partitions) = match gpt {
+        Some(gpt) => (gpt.sector, Some(gpt.end), gpt.partitions),
         None => {
             let mut partitions = Vec::new();
             for (number, entry) in (1..).zip(&entries) {
                 let first = u64::from(Bytes(entry).le32(8)) * SECTOR;
+                let bytes = u64::from(Bytes(entry).le32(12)) * SECTOR;
                 partitions.push(Partition {
                     number,
                     first,
+                    end: first + bytes,
                     kind: Kind::Mbr {
                         kind: entry[4],
                         active: entry[0] == 0x80,
@@ -97,12 +105,14 @@ pub fn read(read: &Read<'_>) -> io::Result<Option<Table>> {
             if let Some(holder) = holder.map(|part| part.first) {
                 logical(read, holder, &mut partitions)?;
             }
-            partitions
+            (SECTOR, None, partitions)
         }
     };
     Ok(Some(Table {
         has_code,
         is_gpt,
+        sector,
+        end,
         partitions,
     }))
 }
@@ -134,9 +144,11 @@ fn logical(read: &Read<'_>, holder: u64, partitions: &mut Vec<Partition>) -> io:
         let (own, next) = (PARTITIONS_AT, PARTITIONS_AT + 16);
         let place = |entry: usize| u64::from(Bytes(&record).le32(entry + 8)) * SECTOR;
         // 32 bits of sectors each: the sums stay far below 64 bits
+        let first = at + place(own);
         partitions.push(Partition {
             number,
-            first: at + place(own),
+            first,
+            end: first + u64::from(Bytes(&record).le32(own + 12)) * SECTOR,
             kind: Kind::Mbr {
                 kind: record[own + 4],
                 active: false,
@@ -150,8 +162,15 @@ fn logical(read: &Read<'_>, holder: u64, partitions: &mut Vec<Partition>) -> io:
     Ok(())
 }
 
+/// What a GPT says.
+struct Gpt {
+    sector: u64,
+    end: u64,
+    partitions: Vec<Partition>,
+}
+
 /// Reads a GPT; `None` if there is none.
-fn gpt(read: &Read<'_>) -> io::Result<Option<Vec<Partition>>> {
+fn gpt(read: &Read<'_>) -> io::Result<Option<Gpt>> {
     for sector in SECTORS {
         let mut header = [0; 92];
         if read(sector, &mut header)? < header.len() || !header.starts_with(b"EFI PART") {
@@ -165,7 +184,13 @@ fn gpt(read: &Read<'_>) -> io::Result<Option<Vec<Partition>>> {
         let Some(table) = entries.checked_mul(sector) else {
             continue;
         };
-        return gpt_entries(read, table, count.min(ENTRIES_MAX), size, sector).map(Some);
+        // the copy lies behind everything else; it has the place of the disk's last sector
+        let last = header.le64(32).max(header.le64(48));
+        return Ok(Some(Gpt {
+            sector,
+            end: last.saturating_add(1).saturating_mul(sector),
+            partitions: gpt_entries(read, table, count.min(ENTRIES_MAX), size, sector)?,
+        }));
     }
     Ok(None)
 }
@@ -193,6 +218,7 @@ fn gpt_entries(
             partitions.push(Partition {
                 number: number + 1,
                 first: first.unwrap_or(u64::MAX),
+                end: entry.le64(40).saturating_add(1).saturating_mul(sector),
                 kind: Kind::Gpt {
                     kind,
                     attributes: entry.le64(48),
@@ -262,5 +288,14 @@ mod tests {
         (disk[1024], disk[1024 + 32]) = (7, 40);
         (disk[1024 + 2 * 128], disk[1024 + 2 * 128 + 32]) = (7, 50);
         assert_eq!(found(&disk), [(1, 40), (3, 50)]);
+        (disk[512 + 32], disk[1024 + 40]) = (127, 49);
+        let read = table(&disk).unwrap();
+        assert_eq!((read.sector, read.end), (512, Some(64 << 10)));
+        assert_eq!(read.partitions[0].end, 50 * 512);
+        // the same on a disk whose sectors have 4096 bytes
+        disk.copy_within(512..512 + 92, 4096);
+        disk[512..520].fill(0);
+        let read = table(&disk).unwrap();
+        assert_eq!((read.sector, read.end), (4096, Some(128 * 4096)));
     }
 }

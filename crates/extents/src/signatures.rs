@@ -3,8 +3,8 @@
 
 use crate::bytes::Bytes;
 
-/// How many bytes of the beginning are needed: up to the last known signature, that of Btrfs.
-pub const HEAD_BYTES: usize = 0x10080;
+/// How many bytes of the beginning are needed: up to what Btrfs, whose signature is the last one, says of its length.
+pub const HEAD_BYTES: usize = 0x10100;
 
 /// The name of ext4, which stands for ext2 and ext3 as well.
 pub const EXT4: &str = "ext4";
@@ -31,6 +31,8 @@ const SIGNATURES: &[(usize, &[u8], &str)] = &[
     (0, b"\xfc\x4e\x2b\xa9", "Linux RAID"),
     (0x10034, b"ReIsEr", "ReiserFS"),
     (0x8000, b"JFS1", "JFS"),
+    (3, b"NTFS    ", "NTFS"),
+    (3, b"EXFAT   ", "exFAT"),
     (32, b"NXSB", "APFS"),
     (1024, b"H+\0\x04", "HFS+"),
     (1024, b"HX\0\x05", "HFS+"),

@@ -70,6 +70,11 @@ pub fn members(read: &Read<'_>, len: u64) -> io::Result<Vec<Member>> {
     Ok(members)
 }
 
+/// Whether a file that begins so is an archive: the header has a name, and its checksum is right.
+pub fn is_header(block: &[u8; BLOCK as usize]) -> bool {
+    block[0] != 0 && check_sum(Header::from_byte_slice(block)).is_ok()
+}
+
 /// Calls `part` for each part of a sparse file, whose bytes follow one another in the archive.
 pub fn parts(read: &Read<'_>, len: u64, member: &Member, part: &mut OnPart<'_>) -> io::Result<()> {
     let Form::Sparse { header, .. } = member.form else {

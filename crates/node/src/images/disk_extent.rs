@@ -3,8 +3,13 @@
 //! `qemu-img` reads zeros beyond the end of a file, so it would silently convert a download that was cut off into a disk with
 //! holes. Here every offset in the tables is compared with the file's length first. Tables are read in blocks, never whole,
 //! and a table that is referenced twice is read once, so that no file can cause more reads than it has bytes.
+//!
+//! Who wants the disk's bytes is told where they are: there are files that `qemu-img` does not read ([`walk`]).
 
-use crate::images::disk_format::{Bytes, Format, Read};
+use crate::images::{
+    disk_format::{Bytes, Format, Read},
+    disk_vhd,
+};
 use std::{cell::Cell, collections::HashSet, io};
 
 /// Why an image is incomplete or cannot be checked.
@@ -34,6 +39,19 @@ impl From<io::Error> for Fault {
 /// Called for each entry of a table with the entry's number and bytes.
 type OnEntry<'a, const WIDTH: usize> = dyn FnMut(u64, &[u8; WIDTH]) -> Result<(), Fault> + 'a;
 
+/// What a format's header says of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Its length in bytes. For a raw disk it is the file's.
+    pub bytes: u64,
+    /// The size of its sectors in bytes, where the format tells it.
+    pub sector: Option<u64>,
+}
+
+/// Called for each run of the disk's bytes that a file holds as they are: where on the disk, where in the file, and how many. An error
+/// ends the walk.
+pub type OnData<'a> = dyn Fn(u64, u64, u64) -> Result<(), Fault> + 'a;
+
 /// How many bytes of a table are read at once.
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Most tables of the second level. Their offsets are remembered, which takes some 100 MiB at most. It is QEMU's own limit
@@ -48,6 +66,10 @@ struct Image<'a> {
     goes_on: &'a dyn Fn() -> bool,
     /// How many bytes the tables have that were read.
     tables: Cell<u64>,
+    /// Who wants to know where the disk's bytes are. Then no part of the file may stand for several places of the disk.
+    on_data: Option<&'a OnData<'a>>,
+    /// How many bytes that one was told of.
+    told: Cell<u64>,
 }
 
 /// Checks that every offset in an image of `len` bytes lies within it. `goes_on` is called once for each block of a table; if
@@ -57,22 +79,49 @@ pub fn check(
     read: &Read<'_>,
     len: u64,
     goes_on: &dyn Fn() -> bool,
-) -> Result<(), Fault> {
+) -> Result<Facts, Fault> {
+    visit(format, read, len, goes_on, None)
+}
+
+/// Checks it as well, and tells where the disk's bytes are: those of a VHDX, and of a VMDK that is not packed.
+pub fn walk(
+    format: Format,
+    read: &Read<'_>,
+    len: u64,
+    goes_on: &dyn Fn() -> bool,
+    on_data: &OnData<'_>,
+) -> Result<Facts, Fault> {
+    visit(format, read, len, goes_on, Some(on_data))
+}
+
+fn visit(
+    format: Format,
+    read: &Read<'_>,
+    len: u64,
+    goes_on: &dyn Fn() -> bool,
+    on_data: Option<&OnData<'_>>,
+) -> Result<Facts, Fault> {
     let image = Image {
         read,
         len,
         goes_on,
         tables: Cell::new(0),
+        on_data,
+        told: Cell::new(0),
     };
-    match format {
-        Format::Raw => Ok(()),
-        Format::Qcow => image.qcow(),
-        Format::Qcow2 => image.qcow2(),
-        Format::Vmdk => image.vmdk(),
-        Format::Vdi => image.vdi(),
-        Format::Vpc => image.vpc(),
-        Format::Vhdx => image.vhdx(),
-    }
+    let bytes = match format {
+        Format::Raw => len,
+        Format::Qcow => image.qcow()?,
+        Format::Qcow2 => image.qcow2()?,
+        Format::Vmdk => image.vmdk()?,
+        Format::Vdi => image.vdi()?,
+        Format::Vpc => image.vpc()?,
+        Format::Vhdx => return image.vhdx(),
+    };
+    Ok(Facts {
+        bytes,
+        sector: None,
+    })
 }
 
 fn damaged<T>(what: impl Into<String>) -> Result<T, Fault> {
@@ -136,7 +185,28 @@ impl Image<'_> {
         Ok(())
     }
 
-    fn qcow(&self) -> Result<(), Fault> {
+    /// Checks that a run of the disk's bytes is in the file, and tells of it.
+    fn data(&self, guest: u64, at: u64, bytes: u64) -> Result<(), Fault> {
+        self.within(at, bytes, || data_at(guest))?;
+        let Some(on_data) = self.on_data else {
+            return Ok(());
+        };
+        self.told.set(self.told.get().saturating_add(bytes));
+        if self.told.get() > self.len {
+            return damaged("its data lie across one another");
+        }
+        on_data(guest, at, bytes)
+    }
+
+    /// Returns whether a table that several entries name may be passed over: who wants all data would miss some.
+    fn known(&self, table: &str) -> Result<(), Fault> {
+        match self.on_data {
+            None => Ok(()),
+            Some(_) => damaged(format!("{table} lies where another does")),
+        }
+    }
+
+    fn qcow(&self) -> Result<u64, Fault> {
         let head: [u8; 48] = self.get(0, "its header")?;
         let head = Bytes(&head);
         let size = head.be64(24);
@@ -170,10 +240,11 @@ impl Image<'_> {
                     _ => self.within(entry, used(cluster, guest, size), data),
                 }
             })
-        })
+        })?;
+        Ok(size)
     }
 
-    fn qcow2(&self) -> Result<(), Fault> {
+    fn qcow2(&self) -> Result<u64, Fault> {
         const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
         const EXTENDED_L2: u64 = 1 << 4;
         let head: [u8; 72] = self.get(0, "its header")?;
@@ -218,7 +289,8 @@ impl Image<'_> {
                     self.qcow2_cluster(&l2, number, entry.be64(0), Some(entry.be64(8)))
                 }),
             }
-        })
+        })?;
+        Ok(size)
     }
 
     /// Checks one cluster of a qcow2; `bitmap` says which of its 32 subclusters are there.
@@ -262,7 +334,7 @@ impl Image<'_> {
         self.within(offset, used(bytes, guest, l2.size), data)
     }
 
-    fn vmdk(&self) -> Result<(), Fault> {
+    fn vmdk(&self) -> Result<u64, Fault> {
         const AT_END: u64 = u64::MAX;
         const COMPRESSED: u32 = 1 << 16;
         let mut head: [u8; 512] = self.get(0, "its header")?;
@@ -289,27 +361,31 @@ impl Image<'_> {
             return damaged(format!("a disk of {sectors} sectors"));
         }
         let compressed = head.le32(8) & COMPRESSED != 0;
+        if compressed && self.on_data.is_some() {
+            return damaged("its data are packed, which those of a split disk never are");
+        }
         let directory = head.le64(56).saturating_mul(SECTOR);
         let mut seen = HashSet::new();
         self.table::<4>(directory, tables, "its grain directory", &mut |n, entry| {
             let table = u64::from(u32::from_le_bytes(*entry)) * SECTOR;
-            if table == 0 || !seen.insert(table) {
+            let what = format!("grain table {n}");
+            if table == 0 {
                 return Ok(());
             }
-            let what = format!("grain table {n}");
+            if !seen.insert(table) {
+                return self.known(&what);
+            }
             self.table::<4>(table, per_table, &what, &mut |m, entry| {
                 let guest = (n * per_table + m) * grain;
                 match u64::from(u32::from_le_bytes(*entry)) {
                     0 | 1 => Ok(()), // nothing, and zeros
                     _ if guest >= size => Ok(()),
                     at if compressed => self.vmdk_compressed(at * SECTOR, grain, guest),
-                    at => {
-                        let bytes = used(grain, guest, size);
-                        self.within(at * SECTOR, bytes, || data_at(guest))
-                    }
+                    at => self.data(guest, at * SECTOR, used(grain, guest, size)),
                 }
             })
-        })
+        })?;
+        Ok(size)
     }
 
     /// Checks a compressed grain, which consists of its place on the disk, its length and its bytes.
@@ -324,7 +400,7 @@ impl Image<'_> {
         self.within(at + MARKER, bytes, || what.clone())
     }
 
-    fn vdi(&self) -> Result<(), Fault> {
+    fn vdi(&self) -> Result<u64, Fault> {
         const HOLES: u32 = 0xffff_fffe;
         let head: [u8; 512] = self.get(0, "its header")?;
         let head = Bytes(&head);
@@ -347,35 +423,24 @@ impl Image<'_> {
                     self.within(at, used(block, guest, size), || data_at(guest))
                 }
             },
-        )
+        )?;
+        Ok(size)
     }
 
-    fn vpc(&self) -> Result<(), Fault> {
-        const COOKIE: &[u8] = b"conectix";
-        const DYNAMIC: u32 = 3;
+    fn vpc(&self) -> Result<u64, Fault> {
         const UNUSED: u32 = u32::MAX;
-        // the oldest writers leave out the last byte of the footer
-        let ends = [SECTOR, SECTOR - 1].map(|back| self.len.saturating_sub(back));
-        let mut footer = None;
-        for end in ends {
-            let mut bytes = [0; 64];
-            (self.read)(end, &mut bytes)?;
-            if bytes.starts_with(COOKIE) && end > 0 {
-                footer = Some(bytes);
-            }
-        }
-        let Some(footer) = footer else {
+        let Some(footer) = disk_vhd::last(self.read, self.len)? else {
             return Err(Fault::Truncated {
                 what: "the footer at its end".into(),
                 needs: self.len.saturating_add(SECTOR),
             });
         };
-        let footer = Bytes(&footer);
-        let size = footer.be64(48);
-        if footer.be32(60) != DYNAMIC {
-            return self.within(0, size, || "the end of its disk".into());
+        let size = footer.size;
+        if footer.kind != disk_vhd::DYNAMIC {
+            self.within(0, size, || "the end of its disk".into())?;
+            return Ok(size);
         }
-        let head: [u8; 48] = self.get(footer.be64(16), "its second header")?;
+        let head: [u8; 48] = self.get(footer.second, "its second header")?;
         let head = Bytes(&head);
         let block = u64::from(head.be32(32));
         if !head.at(0, b"cxsparse") || block == 0 || !block.is_multiple_of(SECTOR) {
@@ -394,11 +459,15 @@ impl Image<'_> {
                     self.within(at, used(block, guest, size), || data_at(guest))
                 }
             }
-        })
+        })?;
+        Ok(size)
     }
 
-    fn vhdx(&self) -> Result<(), Fault> {
+    fn vhdx(&self) -> Result<Facts, Fault> {
         const MIB: u64 = 1 << 20;
+        if self.on_data.is_some() {
+            self.vhdx_log_is_empty()?;
+        }
         let (map, metadata) = self.vhdx_regions()?;
         let found = self.vhdx_metadata(metadata)?;
         let Vhdx {
@@ -429,8 +498,36 @@ impl Image<'_> {
             }
             let guest = (n - n / (ratio + 1)) * block;
             let at = (entry >> 20).saturating_mul(MIB);
-            self.within(at, used(block, guest, size), || data_at(guest))
+            if entry & 7 == PARTIAL && self.on_data.is_some() {
+                return damaged("parts of it are in another file, its parent");
+            }
+            self.data(guest, at, used(block, guest, size))
+        })?;
+        Ok(Facts {
+            bytes: size,
+            sector: Some(sector),
         })
+    }
+
+    /// Returns an error if the program that wrote this VHDX last was ended amid its work: what it had begun is in a log.
+    fn vhdx_log_is_empty(&self) -> Result<(), Fault> {
+        const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
+        let (mut newest, mut log) = (None, [0; 16]);
+        for header in HEADERS {
+            let bytes: [u8; 64] = self.get(header, "its header")?;
+            let number = Bytes(&bytes).le64(8);
+            if bytes.starts_with(b"head") && newest < Some(number) {
+                newest = Some(number);
+                log.copy_from_slice(&bytes[48..64]);
+            }
+        }
+        match (newest, log) {
+            (None, _) => damaged("it has no header"),
+            (Some(_), [0, ..]) if log == [0; 16] => Ok(()),
+            _ => damaged(
+                "it was not closed properly: open and close it once in the program that made it",
+            ),
+        }
     }
 
     /// Returns where a VHDX has its block table and its metadata.

@@ -4,6 +4,7 @@
 //! because of its header, before any program that would open those files sees it. (If this overlooks a reference, the
 //! confinement of [`floe_machine::tool`] still keeps `qemu-img` from opening anything but the image.)
 
+use crate::images::disk_vmdk::{self, MARK};
 use std::io;
 
 /// Reads bytes at an offset of a file: fills as much of the buffer as the file has, and returns how much that is.
@@ -53,6 +54,10 @@ pub enum Refused {
         /// That file's name, as the image gives it.
         name: String,
     },
+    /// Its disk is encrypted, in this way.
+    Encrypted(&'static str),
+    /// It is one of several files of a disk, and not the one that names the others.
+    Part,
     /// Its header makes no sense.
     Damaged(String),
 }
@@ -63,9 +68,15 @@ const HEAD_BYTES: usize = 512;
 const NAME_BYTES_MAX: usize = 1023;
 /// Most header extensions of a qcow2 file that are read; six kinds are known.
 const EXTENSIONS_MAX: usize = 64;
-/// Most bytes of a VMDK's descriptor: QEMU's own limit.
+/// Most bytes of a VMDK's embedded descriptor: QEMU's own limit.
 const DESCRIPTOR_BYTES_MAX: usize = 20 * 512;
 const SECTOR: u64 = 512;
+
+/// Returns the descriptor of a disk that consists of several files, if this file is one: a VMDK of which the others are parts.
+pub fn descriptor(read: &Read<'_>) -> io::Result<Option<String>> {
+    let text = text_at(read, 0, disk_vmdk::BYTES_MAX)?;
+    Ok(text.starts_with(MARK).then_some(text))
+}
 
 /// Returns the image's format, or why it is refused.
 pub fn examine(read: &Read<'_>) -> io::Result<Result<Format, Refused>> {
@@ -74,15 +85,21 @@ pub fn examine(read: &Read<'_>) -> io::Result<Result<Format, Refused>> {
     let head = Bytes(&head[..len]);
     Ok(if head.at(0, b"QFI\xfb") {
         match head.be32(4) {
-            1 => stands_alone(Format::Qcow, backing_file(&head, read)?),
-            2 | 3 => stands_alone(Format::Qcow2, qcow2_other(&head, read)?),
+            1 => stands_alone(
+                Format::Qcow,
+                encrypted(&head, 36).or(backing_file(&head, read)?),
+            ),
+            2 | 3 => stands_alone(
+                Format::Qcow2,
+                encrypted(&head, 32).or(qcow2_other(&head, read)?),
+            ),
             version => Err(Refused::Damaged(format!("qcow version {version}"))),
         }
     } else if head.at(0, b"KDMV") {
         stands_alone(Format::Vmdk, vmdk_other(&head, read)?)
-    } else if head.at(0, b"# Disk DescriptorFile") {
-        let text = text_at(read, 0, DESCRIPTOR_BYTES_MAX)?;
-        Err(needs("extent", extent(&text)))
+    } else if head.at(0, MARK.as_bytes()) {
+        let text = text_at(read, 0, disk_vmdk::BYTES_MAX)?;
+        Err(needs("extent", first_extent(&text)))
     } else if head.at(0, b"conectix") {
         let differs = (head.be32(60) == 4).then(|| needs("parent", "in its header".into()));
         stands_alone(Format::Vpc, differs)
@@ -104,6 +121,16 @@ fn needs(what: &'static str, name: String) -> Refused {
 
 fn stands_alone(format: Format, other: Option<Refused>) -> Result<Format, Refused> {
     other.map_or(Ok(format), Err)
+}
+
+/// Returns a refusal if the method of encryption, at this place of a qcow's or qcow2's header, is one.
+fn encrypted(head: &Bytes<'_>, at: usize) -> Option<Refused> {
+    match head.be32(at) {
+        0 => None,
+        1 => Some(Refused::Encrypted("qcow2's AES")),
+        2 => Some(Refused::Encrypted("LUKS in qcow2")),
+        _ => Some(Refused::Encrypted("a method that QEMU added later")),
+    }
 }
 
 /// Returns a refusal if a qcow or qcow2 has a backing file.
@@ -149,29 +176,36 @@ fn qcow2_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>>
     Ok(external.then(|| needs("data file", name)))
 }
 
-/// Returns a refusal if a VMDK with an embedded descriptor has a parent, or if the file is only a descriptor of extents.
+/// Returns a refusal if a VMDK with an embedded descriptor has a parent or is encrypted, or if the file is only a descriptor of extents,
+/// or only one of them.
 fn vmdk_other(head: &Bytes<'_>, read: &Read<'_>) -> io::Result<Option<Refused>> {
     let at = head.le64(28).saturating_mul(SECTOR);
+    let mut descriptor = String::new();
     // QEMU looks for a parent in the usual place, whatever the header says
     for offset in [SECTOR, at] {
         let text = text_at(read, offset, DESCRIPTOR_BYTES_MAX)?;
-        if let Some((_, rest)) = text.split_once("parentFileNameHint") {
-            let name = rest.split('"').nth(1).unwrap_or_default();
-            return Ok(Some(needs("parent", name.to_owned())));
+        if let Some(refused) = disk_vmdk::stands_alone(&text) {
+            return Ok(Some(refused));
+        }
+        if disk_vmdk::extents(&text).next().is_some() {
+            descriptor = text;
         }
     }
-    if head.le64(12) != 0 {
-        return Ok(None);
+    if head.le64(12) == 0 {
+        return Ok(Some(needs("extent", first_extent(&descriptor))));
     }
-    let text = text_at(read, at, DESCRIPTOR_BYTES_MAX)?;
-    Ok(Some(needs("extent", extent(&text))))
+    let extents = disk_vmdk::extents(&descriptor).count();
+    Ok(match extents {
+        1 => None,
+        // each file of a split disk has a header like a whole one's, and no description of the disk
+        _ => Some(Refused::Part),
+    })
 }
 
-/// Returns the first file that a VMDK's descriptor names: `RW 2048 FLAT "disk-flat.vmdk" 0`.
-fn extent(text: &str) -> String {
-    let is_extent = |line: &&str| line.starts_with("RW ") || line.starts_with("RDONLY ");
-    let line = text.lines().find(is_extent).unwrap_or_default();
-    let name = line.split('"').nth(1).unwrap_or("that it does not name");
+fn first_extent(text: &str) -> String {
+    let first = disk_vmdk::extents(text).next();
+    let name = first.and_then(|line| line.split('"').nth(1));
+    let name = name.unwrap_or("that it does not name");
     name.chars().take(NAME_BYTES_MAX).collect()
 }
 
@@ -279,6 +313,10 @@ mod tests {
         assert_eq!(needs_of(&inside), ("extent", "/etc/shadow".into()));
         inside[12] = 1;
         assert_eq!(examine_bytes(&inside), Ok(Format::Vmdk));
+        // an extent of a split disk has a capacity, but no descriptor
+        let mut part = inside.clone();
+        part[1024..].fill(0);
+        assert_eq!(examine_bytes(&part), Err(Refused::Part));
         let hint = b"# Disk DescriptorFile\nparentFileNameHint=\"/etc/shadow\"\n";
         inside[512..512 + hint.len()].copy_from_slice(hint);
         assert_eq!(needs_of(&inside), ("parent", "/etc/shadow".into()));
@@ -294,6 +332,25 @@ mod tests {
         assert_eq!(examine_bytes(&vdi), Ok(Format::Vdi));
         vdi[0x4c] = 4;
         assert_eq!(needs_of(&vdi).0, "parent");
+    }
+
+    #[test]
+    fn an_encrypted_image_is_called_so() {
+        let mut image = vec![0; 4096];
+        image[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
+        image[35] = 2;
+        let refused = examine_bytes(&image).unwrap_err();
+        assert_eq!(refused, Refused::Encrypted("LUKS in qcow2"));
+        image[35] = 1;
+        assert!(matches!(examine_bytes(&image), Err(Refused::Encrypted(_))));
+        (image[7], image[35], image[39]) = (1, 0, 1);
+        assert!(matches!(examine_bytes(&image), Err(Refused::Encrypted(_))));
+        let mut vmdk = vec![0; 4096];
+        vmdk[..4].copy_from_slice(b"KDMV");
+        (vmdk[12], vmdk[28]) = (1, 1);
+        let text = b"# Disk DescriptorFile\nencryption.keySafe = \"vmware:key/list/x\"\n";
+        vmdk[512..512 + text.len()].copy_from_slice(text);
+        assert!(matches!(examine_bytes(&vmdk), Err(Refused::Encrypted(_))));
     }
 
     #[test]

@@ -1,14 +1,18 @@
-//! Opens a path that a user gave as a disk image that can be converted or read: without blocking, unpacked, recognized, and
-//! checked to be complete.
+//! Opens a path that a user gave as disk images that can be converted or read: without blocking, unpacked, put together, recognized,
+//! and checked to be complete.
 
 use crate::{
     error::{NodeError, at, at_named, refused},
     images::{
+        appliance::{self, Disk},
         disk_content::{self, Content, Packing},
-        disk_extent::{self, Fault},
+        disk_extent::{self, Facts, Fault},
+        disk_foreign::Foreign,
         disk_format::{self, Format, Refused},
+        disk_layout::Layout,
+        disk_vmdk,
         qemu_img::{DiskImage, read_up_to},
-        unpack::unpack,
+        unpack::{Archive, unpack},
     },
     report::Report,
 };
@@ -23,13 +27,24 @@ use tempfile::NamedTempFile;
 /// How many layers of packing are undone: a compressed archive with a compressed disk has three.
 const PACKINGS_MAX: usize = 4;
 const TAKE_AS_RAW: &str = "if these are a disk's bytes all the same, import them with --format raw";
+/// What a user can do with a file that is only a layer over others, which a stranger may have chosen.
+const STAND_ALONE: &str = "have whoever made it send one file that stands alone. Only if you trust it: `qemu-img convert -O qcow2 IN OUT` \
+     makes one, and copies whatever files of this host it names into that";
+
+/// Creates an empty temporary file of the node's.
+pub type Scratch<'a> = dyn Fn() -> Result<NamedTempFile, NodeError> + 'a;
 
 /// Opens a regular file or a block device for reading. Returns an error for anything else; a FIFO does not block it.
 pub fn open_input(path: &Path) -> Result<File, NodeError> {
+    open_with(path, 0)
+}
+
+/// Does the same with more flags of `open`.
+fn open_with(path: &Path, flags: i32) -> Result<File, NodeError> {
     let shown = path.display();
     let file = File::options()
         .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags)
         .open(path);
     let file = match file {
         Ok(file) => file,
@@ -70,50 +85,295 @@ fn no_file(path: &Path, what: &str) -> NodeError {
     )
 }
 
-/// Opens a disk image, unpacks it if it is packed, and checks that it is one and complete. With `as_raw` its bytes are taken
-/// as the disk's, whatever they look like. `scratch` creates an empty temporary file of the node's.
+/// Opens a disk image as [`open_disks`] does, where only one disk can be meant.
 pub fn open_disk(
     path: &Path,
     as_raw: bool,
-    scratch: &dyn Fn() -> Result<NamedTempFile, NodeError>,
+    scratch: &Scratch<'_>,
     report: &mut Report,
 ) -> Result<DiskImage, NodeError> {
-    let mut image = DiskImage {
-        file: open_input(path)?,
-        format: Format::Raw,
-        shown: path.display().to_string(),
-        unpacked: None,
-    };
+    let mut disks = open_disks(path, as_raw, scratch, report)?;
+    match (disks.pop(), disks.len()) {
+        (Some(disk), 0) => Ok(disk),
+        (_, more) => Err(refused(
+            format!(
+                "{} holds {} disks, and one is wanted",
+                path.display(),
+                more + 1
+            ),
+            "take them out (tar -xf), and name the one that you want",
+        )),
+    }
+}
+
+/// Opens a disk image, unpacks it if it is packed, puts it together if it consists of several files, and checks that it is one and
+/// complete. An appliance (OVA) may hold several disks, which are returned in their order. With `as_raw` its bytes are taken as the
+/// disk's, whatever they look like.
+pub fn open_disks(
+    path: &Path,
+    as_raw: bool,
+    scratch: &Scratch<'_>,
+    report: &mut Report,
+) -> Result<Vec<DiskImage>, NodeError> {
+    let image = DiskImage::new(open_input(path)?, path.display().to_string(), None);
+    let given = length(&image)?;
     if as_raw {
-        if length(&image)? == 0 {
-            return Err(foreign(
-                &image.shown,
-                "an empty file",
+        if given == 0 {
+            return Err(refused(
+                format!("{} is an empty file", image.shown),
                 "check the path, or the download",
             ));
         }
-        return Ok(image);
+        return Ok(vec![image]);
     }
-    let given = length(&image)?;
-    for _ in 0..PACKINGS_MAX {
-        match examine(&image, report)? {
-            Found::Disk(format) => {
-                image.format = format;
-                return Ok(image);
-            }
-            Found::Packed(packing) => image = unpacked(image, packing, given, scratch, report)?,
-        }
-    }
-    Err(refused(
-        format!("{} is packed more than {PACKINGS_MAX} times", image.shown),
-        "unpack it yourself, and import what comes out",
-    ))
+    let mut opener = Opener {
+        path,
+        given,
+        scratch,
+        report,
+    };
+    opener.open(image, PACKINGS_MAX)
 }
 
 /// What an open file turned out to be.
 enum Found {
-    Disk(Format),
+    /// A disk of this format, and what is known of it.
+    Disk(Format, Facts),
+    /// A disk's bytes, as many as this, and then others.
+    Longer(u64),
+    /// The description of a disk that consists of other files.
+    Split(String),
     Packed(Packing),
+}
+
+/// Opens what a user gave.
+struct Opener<'a> {
+    path: &'a Path,
+    /// The length of the user's file, in bytes.
+    given: u64,
+    scratch: &'a Scratch<'a>,
+    report: &'a mut Report,
+}
+
+impl Opener<'_> {
+    /// Opens the disks in a file that may be packed so many times.
+    fn open(&mut self, mut image: DiskImage, packings: usize) -> Result<Vec<DiskImage>, NodeError> {
+        for left in (0..packings).rev() {
+            let packing = match examine(&image, self.report)? {
+                Found::Packed(packing) => packing,
+                other => return Ok(vec![self.ready(image, other)?]),
+            };
+            if packing == Packing::Tar {
+                return self.open_archive(&image, left);
+            }
+            image = self.unpacked(image, packing)?;
+        }
+        Err(refused(
+            format!("{} is packed more than {PACKINGS_MAX} times", image.shown),
+            "unpack it yourself, and import what comes out",
+        ))
+    }
+
+    /// Makes a disk that was recognized into one that can be converted or read.
+    fn ready(&mut self, mut image: DiskImage, found: Found) -> Result<DiskImage, NodeError> {
+        match found {
+            Found::Disk(Format::Vhdx, facts)
+                if facts.sector.is_some_and(|sector| sector != 512) =>
+            {
+                let laid_out = self.lay_out(&image.shown, facts.bytes, &mut |layout| {
+                    let mapped =
+                        layout.copy_mapped(Format::Vhdx, &image.file, &image.shown, 0, facts.bytes);
+                    mapped.map(drop)
+                })?;
+                Ok(DiskImage {
+                    bytes: Some(facts.bytes),
+                    sector: facts.sector,
+                    ..laid_out
+                })
+            }
+            Found::Disk(format, facts) => {
+                image.format = format;
+                image.bytes = (format != Format::Raw).then_some(facts.bytes);
+                Ok(image)
+            }
+            Found::Longer(bytes) => self.lay_out(&image.shown, bytes, &mut |layout| {
+                layout.copy(&image.file, 0, bytes, 0)
+            }),
+            Found::Split(text) => {
+                let dir = self.path.parent().unwrap_or(Path::new("/")).to_owned();
+                let is_given = image.unpacked.is_none();
+                let shown = image.shown.clone();
+                self.join(&text, &shown, &mut |name| match is_given {
+                    true => beside(&dir, name, &shown),
+                    false => Err(missing_part(&shown, name)),
+                })
+            }
+            Found::Packed(_) => Err(refused(
+                format!("{} is packed once more", image.shown),
+                "unpack it yourself, and import what comes out",
+            )),
+        }
+    }
+
+    /// Opens the disks in an archive.
+    fn open_archive(
+        &mut self,
+        image: &DiskImage,
+        packings: usize,
+    ) -> Result<Vec<DiskImage>, NodeError> {
+        let archive = Archive::open(&image.file, &image.shown, self.given)?;
+        let disks = appliance::disks(&archive)?;
+        for note in disks.notes {
+            self.report.note(note);
+        }
+        let mut opened = Vec::new();
+        for disk in disks.disks {
+            match disk {
+                Disk::Whole(name) => {
+                    self.report
+                        .note(format!("the disk in {} is {name}", image.shown));
+                    let whole = self.take(&archive, &name)?;
+                    opened.extend(self.open(whole, packings)?);
+                }
+                Disk::Split { name, descriptor } => {
+                    self.report
+                        .note(format!("the disk in {} is {name}", image.shown));
+                    opened.push(self.join_inside(&archive, &name, &descriptor)?);
+                }
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Puts together a disk whose files are all in an archive.
+    fn join_inside(
+        &mut self,
+        archive: &Archive<'_>,
+        name: &str,
+        descriptor: &str,
+    ) -> Result<DiskImage, NodeError> {
+        let shown = format!("{name} in {}", archive.shown());
+        let dir = name
+            .rsplit_once('/')
+            .map_or(String::new(), |(dir, _)| format!("{dir}/"));
+        let extents = disk_vmdk::parse(descriptor).map_err(|why| not_alone(&shown, &why))?;
+        let mut parts = Vec::new();
+        for part in extents.iter().filter_map(|extent| extent.form.name()) {
+            let inside = format!("{dir}{part}");
+            if !archive.holds(&inside) {
+                return Err(missing_part(&shown, part));
+            }
+            if parts.iter().all(|(name, _)| *name != part) {
+                parts.push((part, self.take(archive, &inside)?));
+            }
+        }
+        self.join(descriptor, &shown, &mut |wanted| {
+            let found = parts.iter().find(|(name, _)| *name == wanted);
+            let (_, part) = found.ok_or_else(|| missing_part(&shown, wanted))?;
+            part.file.try_clone().map_err(at("cannot share a file"))
+        })
+    }
+
+    /// Unpacks what is not an archive.
+    fn unpacked(&mut self, image: DiskImage, packing: Packing) -> Result<DiskImage, NodeError> {
+        let to = (self.scratch)()?;
+        let line = self.report.progress_line("unpack", "bytes");
+        let shown = image.shown;
+        unpack(
+            packing,
+            &image.file,
+            &shown,
+            self.given,
+            to.as_file(),
+            &line,
+        )?;
+        self.report.stage(&format!("unpack {}", packing.name()))?;
+        own(to, format!("what is packed in {shown}"))
+    }
+
+    /// Takes a file out of an archive.
+    fn take(&mut self, archive: &Archive<'_>, name: &str) -> Result<DiskImage, NodeError> {
+        let to = (self.scratch)()?;
+        let line = self.report.progress_line("unpack", "bytes");
+        archive.take(name, to.as_file(), &line)?;
+        self.report.stage("unpack tar")?;
+        own(to, format!("{name} in {}", archive.shown()))
+    }
+
+    /// Lays a disk of so many bytes out in a file of the node's.
+    fn lay_out(
+        &mut self,
+        shown: &str,
+        bytes: u64,
+        fill: &mut dyn FnMut(&mut Layout<'_>) -> Result<(), NodeError>,
+    ) -> Result<DiskImage, NodeError> {
+        let to = (self.scratch)()?;
+        let line = self.report.progress_line("lay out", "bytes");
+        fill(&mut Layout::new(to.as_file(), bytes, shown, &line)?)?;
+        self.report.stage("lay out")?;
+        Ok(DiskImage {
+            bytes: Some(bytes),
+            ..own(to, shown.to_owned())?
+        })
+    }
+
+    /// Puts a disk together from the files that its description names; `open` opens the one of a name.
+    fn join(
+        &mut self,
+        descriptor: &str,
+        shown: &str,
+        open: &mut dyn FnMut(&str) -> Result<File, NodeError>,
+    ) -> Result<DiskImage, NodeError> {
+        let extents = disk_vmdk::parse(descriptor).map_err(|why| not_alone(shown, &why))?;
+        let bytes = extents.iter().map(|extent| extent.bytes).sum();
+        self.lay_out(shown, bytes, &mut |layout| {
+            let mut place = 0;
+            for extent in &extents {
+                if let Some(name) = extent.form.name() {
+                    layout.copy_extent(extent, &open(name)?, place)?;
+                }
+                place += extent.bytes;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Returns a file of the node's own as a disk of which nothing is known yet.
+fn own(to: NamedTempFile, shown: String) -> Result<DiskImage, NodeError> {
+    let file = to.as_file().try_clone();
+    let file = file.map_err(at("cannot share a file"))?;
+    Ok(DiskImage::new(file, shown, Some(to)))
+}
+
+/// Opens a file of a disk whose description is in this directory. A stranger wrote its name, so no link is followed.
+fn beside(dir: &Path, name: &str, shown: &str) -> Result<File, NodeError> {
+    let path = dir.join(name);
+    match std::fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(missing_part(shown, name));
+        }
+        Err(error) => {
+            return Err(at_named(format!("cannot look at {}", path.display()))(
+                error,
+            ));
+        }
+        Ok(meta) if meta.is_file() => {}
+        Ok(_) => {
+            return Err(no_file(
+                &path,
+                "a link or no file, and part of a disk that somebody else may have described",
+            ));
+        }
+    }
+    open_with(&path, libc::O_NOFOLLOW)
+}
+
+fn missing_part(shown: &str, name: &str) -> NodeError {
+    refused(
+        format!("{shown} needs the extent {name}, which is not beside it"),
+        "put all files of the disk into one directory and import the one that describes them, or a tar archive of them all",
+    )
 }
 
 fn examine(image: &DiskImage, report: &Report) -> Result<Found, NodeError> {
@@ -121,15 +381,18 @@ fn examine(image: &DiskImage, report: &Report) -> Result<Found, NodeError> {
     let read = |offset: u64, buffer: &mut [u8]| read_up_to(file, offset, buffer);
     let unreadable = || at(format!("cannot read {shown}"));
     let len = length(image)?;
-    let mut format = disk_format::examine(&read)
+    if let Some(text) = disk_format::descriptor(&read).map_err(unreadable())? {
+        return Ok(Found::Split(text));
+    }
+    let format = disk_format::examine(&read)
         .map_err(unreadable())?
         .map_err(|why| not_alone(shown, &why))?;
     if format == Format::Raw {
         match disk_content::look(&read, len).map_err(unreadable())? {
             Content::Disk(_) => {}
-            Content::FixedVhd => format = Format::Vpc,
+            Content::FixedVhd { bytes } => return Ok(Found::Longer(bytes)),
             Content::Packed(packing) => return Ok(Found::Packed(packing)),
-            Content::Foreign { what, fix } => return Err(foreign(shown, what, fix)),
+            Content::Foreign(foreign) => return Err(refuse_foreign(shown, foreign)),
             Content::Truncated { by, needs } => {
                 return Err(refused(
                     format!(
@@ -140,70 +403,92 @@ fn examine(image: &DiskImage, report: &Report) -> Result<Found, NodeError> {
             }
             Content::Unknown => {
                 let what = "nothing that looks like a disk: no partition table, no file system, no header of a known format";
-                return Err(foreign(shown, what, TAKE_AS_RAW));
+                return Err(refused(
+                    format!("{shown} is no disk: it is {what}"),
+                    TAKE_AS_RAW,
+                ));
             }
         }
     }
     let cancel = report.cancel();
     match disk_extent::check(format, &read, len, &|| !cancel.is_cancelled()) {
-        Ok(()) => Ok(Found::Disk(format)),
-        Err(Fault::Cancelled) => Err(NodeError::Cancelled),
-        Err(Fault::Io(source)) => Err(unreadable()(source)),
-        Err(Fault::Truncated { what, needs }) => Err(refused(
+        Ok(facts) => Ok(Found::Disk(format, facts)),
+        Err(fault) => Err(faulty(shown, format, len, fault)),
+    }
+}
+
+/// Says what is wrong with an image of `len` bytes.
+pub(super) fn faulty(shown: &str, format: Format, len: u64, fault: Fault) -> NodeError {
+    match fault {
+        Fault::Cancelled => NodeError::Cancelled,
+        Fault::Io(source) => at(format!("cannot read {shown}"))(source),
+        Fault::Truncated { what, needs } => refused(
             format!(
                 "{shown} is cut off: the file has {len} bytes, and {what} ends at {needs} ({})",
                 format.name()
             ),
             "fetch it again, and compare its checksum",
-        )),
-        Err(Fault::Damaged(what)) => Err(not_alone(shown, &Refused::Damaged(what))),
+        ),
+        Fault::Damaged(what) => not_alone(shown, &Refused::Damaged(what)),
     }
 }
 
-fn unpacked(
-    image: DiskImage,
-    packing: Packing,
-    given: u64,
-    scratch: &dyn Fn() -> Result<NamedTempFile, NodeError>,
-    report: &mut Report,
-) -> Result<DiskImage, NodeError> {
-    let to = scratch()?;
-    let line = report.progress_line("unpack", "bytes");
-    let shown = image.shown;
-    let name = unpack(packing, &image.file, &shown, given, to.as_file(), &line)?;
-    if let Some(name) = &name {
-        report.note(format!("the disk in {shown} is {name}"));
+/// Holds the raw disk that came out of an image against the length that the image's header tells, and against the ends that the disk's
+/// own partition table and file systems state. What is missing there would be missed only much later.
+pub fn hold(file: &File, shown: &str, header: Option<u64>) -> Result<(), NodeError> {
+    let read = |offset: u64, buffer: &mut [u8]| read_up_to(file, offset, buffer);
+    let len = length_of(file, shown)?;
+    let of_header = header
+        .filter(|bytes| *bytes > len)
+        .map(|bytes| ("header", bytes));
+    let of_itself =
+        disk_content::missing(&read, len).map_err(at(format!("cannot read {shown}")))?;
+    match of_header.or(of_itself) {
+        None => Ok(()),
+        Some((by, needs)) => Err(refused(
+            format!(
+                "the disk in {shown} is cut off: it has {len} bytes, and its {by} tells of {needs}"
+            ),
+            "make the image anew at its source. If it is meant so: qemu-img convert -O raw IN OUT, and import that with --format raw",
+        )),
     }
-    report.stage(&format!("unpack {}", packing.name()))?;
-    Ok(DiskImage {
-        file: to
-            .as_file()
-            .try_clone()
-            .map_err(at("cannot share a file"))?,
-        format: Format::Raw,
-        shown: match name {
-            Some(name) => format!("{name} in {shown}"),
-            None => format!("what is packed in {shown}"),
-        },
-        unpacked: Some(to),
-    })
 }
 
 fn length(image: &DiskImage) -> Result<u64, NodeError> {
+    length_of(&image.file, &image.shown)
+}
+
+/// Returns how many bytes a file or a block device has.
+pub(super) fn length_of(mut file: &File, shown: &str) -> Result<u64, NodeError> {
     // a block device's metadata has no length
-    let end = (&image.file).seek(SeekFrom::End(0));
-    end.map_err(at(format!("cannot find the size of {}", image.shown)))
+    let end = file.seek(SeekFrom::End(0));
+    end.map_err(at(format!("cannot find the size of {shown}")))
 }
 
-fn foreign(shown: &str, what: &str, fix: &str) -> NodeError {
-    refused(format!("{shown} is no disk: it is {what}"), fix)
+fn refuse_foreign(shown: &str, foreign: Foreign) -> NodeError {
+    let Foreign { what, fix } = foreign;
+    match what.starts_with("encrypted ") {
+        true => refused(format!("{shown} is {what}"), fix),
+        false => refused(
+            format!("{shown} is no disk that floe reads: it is {what}"),
+            fix,
+        ),
+    }
 }
 
-fn not_alone(shown: &str, why: &Refused) -> NodeError {
+/// Says why an image is refused.
+pub(super) fn not_alone(shown: &str, why: &Refused) -> NodeError {
     match why {
-        Refused::Needs { what, name } => refused(
-            format!("{shown} needs the {what} {name}"),
-            "make it stand alone first: qemu-img convert -O qcow2 IN OUT",
+        Refused::Needs { what, name } => {
+            refused(format!("{shown} needs the {what} {name}"), STAND_ALONE)
+        }
+        Refused::Encrypted(how) => refused(
+            format!("{shown} is encrypted ({how})"),
+            "decrypt it first, with the program that made it or qemu-img convert --object secret, and import what comes out",
+        ),
+        Refused::Part => refused(
+            format!("{shown} is one of several files of a split VMDK"),
+            "import the small file that describes them, with them all beside it, or a tar archive of all",
         ),
         Refused::Damaged(what) => refused(
             format!("{shown} can't be read: {what}"),

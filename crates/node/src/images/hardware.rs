@@ -14,6 +14,7 @@ use crate::{
     report::Report,
 };
 use floe_api::{DiskModel, Firmware, Hardware, NetworkModel};
+use floe_extents::partitions;
 use floe_image::{FIRMWARE_REGION, MachineConfig, NVRAM_REGION};
 use floe_store::Ingest;
 use std::{fs::File, path::Path};
@@ -71,6 +72,35 @@ pub(super) fn examine(disk: &File, shown: &Path) -> Result<DiskBoot, NodeError> 
         .map_err(at(format!("cannot read {}", shown.display())))
 }
 
+/// Returns the size of a disk's sectors in bytes, if it is not the usual one: its guest would find no partitions. The disk's own table is
+/// believed before the format that it came in.
+pub(super) fn sector(
+    disk: &File,
+    shown: &str,
+    told: Option<u64>,
+) -> Result<Option<u32>, NodeError> {
+    let read = |offset: u64, buffer: &mut [u8]| read_up_to(disk, offset, buffer);
+    let table = partitions::read(&read).map_err(at(format!("cannot read {shown}")))?;
+    let of_table = table.filter(|table| table.is_gpt).map(|table| table.sector);
+    let sector = of_table
+        .or(told)
+        .and_then(|bytes| u32::try_from(bytes).ok());
+    Ok(sector.filter(|sector| *sector != floe_machine::SECTOR_BYTES))
+}
+
+/// Tells the user of a disk with sectors of another size, and returns what the image's configuration says of it.
+pub(super) fn note_sector(
+    region: &str,
+    sector: Option<u32>,
+    report: &Report,
+) -> Option<(String, u32)> {
+    let sector = sector?;
+    report.note(format!(
+        "{region} has sectors of {sector} bytes, and so have its machines' disks"
+    ));
+    Some((region.to_owned(), sector))
+}
+
 /// Writes an image's hardware into its configuration, and stores the firmware that it needs if this host has it.
 pub(super) fn settle(
     ingest: &mut Ingest,
@@ -84,7 +114,23 @@ pub(super) fn settle(
         hardware.firmware = Some(Firmware::Uefi);
         report.note("only a UEFI firmware can boot this disk, so its machines get one (--firmware bios if that is wrong)");
     }
-    if found.windows && wanted.disk_model.is_none() && wanted.network_model.is_none() {
+    let large = config.disk_sectors.contains_key("disk0");
+    if large && wanted.firmware.is_none() && config.cmdline.is_none() {
+        hardware.firmware = Some(Firmware::Uefi);
+        report.note(
+            "no BIOS boots a disk with sectors of 4096 bytes, so its machines get a UEFI firmware",
+        );
+    }
+    let is_old = matches!(wanted.disk_model, Some(DiskModel::Sata | DiskModel::Ide));
+    if is_old && !config.disk_sectors.is_empty() {
+        return Err(refused(
+            "a disk has sectors of 4096 bytes, which SATA and IDE disks of QEMU don't have",
+            "choose --disk-model virtio, scsi or nvme",
+        ));
+    }
+    if found.windows && !config.disk_sectors.is_empty() {
+        report.note("Windows is on a disk with sectors of 4096 bytes, which rule SATA out: it needs VirtIO drivers, or --disk-model nvme");
+    } else if found.windows && wanted.disk_model.is_none() && wanted.network_model.is_none() {
         hardware.disk_model = Some(DiskModel::Sata);
         hardware.network_model = Some(NetworkModel::E1000);
         report.note(

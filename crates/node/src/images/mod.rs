@@ -5,16 +5,22 @@
 
 pub(crate) mod address;
 mod agent;
+mod appliance;
 mod archive;
 mod confined;
 mod disk_boot;
 mod disk_content;
 mod disk_extent;
+mod disk_foreign;
 pub(crate) mod disk_format;
 mod disk_import;
+mod disk_layout;
+mod disk_vhd;
+mod disk_vmdk;
 mod hardware;
 mod mounted;
 mod named;
+mod ovf;
 mod qemu_img;
 pub mod sources;
 mod starts;
@@ -37,7 +43,7 @@ use crate::{
         agent::Agent,
         disk_boot::DiskBoot,
         disk_format::Format,
-        disk_import::{open_disk, open_input},
+        disk_import::{hold, open_disk, open_disks, open_input},
         named::named,
         qemu_img::DiskImage,
         sources::Sources,
@@ -51,6 +57,7 @@ use floe_image::{Hash, ImageName, MachineConfig};
 use floe_store::{Cache, GcOptions, Ingest, IngestOptions, Repository};
 use parking_lot::RwLock;
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{Arc, Weak, mpsc},
     time::Duration,
@@ -206,21 +213,25 @@ impl Images {
         let agent = request.agent.as_deref().map(Agent::open).transpose()?;
         let (mut disks, mut agent_report) = (Vec::new(), None);
         let mut found = DiskBoot::default();
-        for (number, disk) in request.disks.iter().enumerate() {
-            let region = format!("disk{number}");
-            let as_raw = request.format == Some(ImportFormat::Raw);
-            let path = Path::new(disk);
-            let mut raw = self.open_raw(path, as_raw, report)?;
-            let boot = hardware::examine(&raw.file, path)?;
-            if number == 0 && request.kernel.is_none() {
-                found = boot;
+        let as_raw = request.format == Some(ImportFormat::Raw);
+        let mut sectors = BTreeMap::new();
+        for path in request.disks.iter().map(Path::new) {
+            for disk in open_disks(path, as_raw, &|| self.scratch("unpack"), report)? {
+                let region = format!("disk{}", disks.len());
+                let mut raw = self.raw(disk, report)?;
+                let boot = hardware::examine(&raw.file, path)?;
+                sectors.extend(hardware::note_sector(&region, raw.sector, report));
+                if disks.is_empty() && request.kernel.is_none() {
+                    found = boot;
+                }
+                if let (true, Some(agent)) = (disks.is_empty(), &agent) {
+                    let put = self.put_agent(agent, raw, report)?;
+                    (raw, agent_report) = (put.0, Some(put.1));
+                }
+                ingest.region_from_open_file(&region, raw.file, path)?;
+                disks.push(region);
+                check_disks(disks.len())?;
             }
-            if let (0, Some(agent)) = (number, &agent) {
-                let put = self.put_agent(agent, raw, report)?;
-                (raw, agent_report) = (put.0, Some(put.1));
-            }
-            ingest.region_from_open_file(&region, raw.file, path)?;
-            disks.push(region);
         }
         for (region, path) in [("kernel", &request.kernel), ("initrd", &request.initrd)] {
             if let Some(path) = path {
@@ -229,20 +240,12 @@ impl Images {
             }
         }
         report.stage("read and hash")?;
-        let cmdline = request.cmdline.clone().or_else(|| {
-            request.kernel.as_ref().map(|_| match disks.is_empty() {
-                true => CMDLINE_DEFAULT.to_owned(),
-                false => {
-                    let root = hardware::first_disk(request.hardware.disk_model);
-                    format!("{CMDLINE_DEFAULT} root={root} rw")
-                }
-            })
-        });
         let mut config = MachineConfig {
             cpus: request.cpus,
             memory_bytes: request.memory_bytes,
-            cmdline,
+            cmdline: cmdline(request),
             disks,
+            disk_sectors: sectors,
             labels: request.labels.clone(),
             ..Default::default()
         };
@@ -273,21 +276,32 @@ impl Images {
         report: &mut Report,
     ) -> Result<RawDisk, NodeError> {
         let disk = open_disk(path, as_raw, &|| self.scratch("unpack"), report)?;
+        self.raw(disk, report)
+    }
+
+    /// Returns a disk in a raw file, of which nothing is missing.
+    fn raw(&self, disk: DiskImage, report: &mut Report) -> Result<RawDisk, NodeError> {
         let shown = disk.shown.clone();
-        if disk.format == Format::Raw {
+        let (bytes, told, format) = (disk.bytes, disk.sector, disk.format);
+        if format == Format::Raw {
+            if bytes.is_some() {
+                hold(&disk.file, &shown, bytes)?;
+            }
             return Ok(RawDisk {
+                sector: hardware::sector(&disk.file, &shown, told)?,
                 file: disk.file,
                 shown,
                 own: disk.unpacked,
             });
         }
-        let format = disk.format.name();
         let raw = self.scratch("convert")?;
         let line = report.progress_line("convert", "1/100 %");
         let programs = &self.core.options.programs;
         qemu_img::convert(programs, disk, raw.as_file(), Format::Raw, &line)?;
-        report.stage(&format!("convert {format}"))?;
+        hold(raw.as_file(), &shown, bytes)?;
+        report.stage(&format!("convert {}", format.name()))?;
         Ok(RawDisk {
+            sector: hardware::sector(raw.as_file(), &shown, told)?,
             file: raw
                 .as_file()
                 .try_clone()
@@ -543,6 +557,31 @@ pub(crate) fn finish(
     Ok((id, stored))
 }
 
+/// Returns the command line of the kernel that is imported, if one is.
+fn cmdline(request: &ImportRequest) -> Option<String> {
+    let default = || {
+        request.kernel.as_ref()?;
+        Some(match request.disks.is_empty() {
+            true => CMDLINE_DEFAULT.to_owned(),
+            false => {
+                let root = hardware::first_disk(request.hardware.disk_model);
+                format!("{CMDLINE_DEFAULT} root={root} rw")
+            }
+        })
+    };
+    request.cmdline.clone().or_else(default)
+}
+
+fn check_disks(count: usize) -> Result<(), NodeError> {
+    match count > DISKS_MAX {
+        false => Ok(()),
+        true => Err(usage(
+            format!("{count} disks"),
+            format!("import at most {DISKS_MAX}"),
+        )),
+    }
+}
+
 fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
     if request.disks.is_empty() && request.kernel.is_none() {
         return Err(usage(
@@ -556,12 +595,7 @@ fn check_import(request: &ImportRequest) -> Result<(), NodeError> {
             "name a disk image too",
         ));
     }
-    if request.disks.len() > DISKS_MAX {
-        return Err(usage(
-            format!("{} disks", request.disks.len()),
-            format!("import at most {DISKS_MAX}"),
-        ));
-    }
+    check_disks(request.disks.len())?;
     if request.kernel.is_none() && (request.initrd.is_some() || request.cmdline.is_some()) {
         return Err(usage(
             "--initrd and --cmdline need a kernel",

@@ -8,6 +8,7 @@ use crate::{
     images::{
         confined::{self, Ended},
         disk_format::Format,
+        disk_vhd,
     },
     report::ProgressLine,
 };
@@ -35,19 +36,30 @@ pub struct DiskImage {
     pub(crate) shown: String,
     /// The node's own temporary file that it was unpacked into; it is deleted with this value.
     pub(crate) unpacked: Option<NamedTempFile>,
+    /// The disk's length in bytes, where its format tells it: less must not come out of it.
+    pub(crate) bytes: Option<u64>,
+    /// The size of its sectors in bytes, where its format tells it.
+    pub(crate) sector: Option<u64>,
 }
 
 impl DiskImage {
+    /// A disk of which nothing is known yet.
+    pub(crate) fn new(file: File, shown: String, unpacked: Option<NamedTempFile>) -> DiskImage {
+        DiskImage {
+            file,
+            format: Format::Raw,
+            shown,
+            unpacked,
+            bytes: None,
+            sector: None,
+        }
+    }
+
     /// Opens a file of the node's own as raw disk, whatever its bytes look like.
     pub fn raw(path: &Path) -> Result<DiskImage, NodeError> {
         let shown = path.display().to_string();
         let file = File::open(path).map_err(at(format!("cannot open {shown}")))?;
-        Ok(DiskImage {
-            file,
-            format: Format::Raw,
-            shown,
-            unpacked: None,
-        })
+        Ok(DiskImage::new(file, shown, None))
     }
 }
 
@@ -64,14 +76,12 @@ pub fn convert(
         format,
         shown,
         unpacked: _unpacked,
+        ..
     } = from;
     let limit = confined::time_limit(file.metadata().map_or(0, |m| m.len()));
-    let mut args = vec!["convert", "-p", "-f", format.name(), "-O", to_format.name()];
-    match to_format {
-        Format::Raw => args.extend(["-S", "4k", "-W", "-m", "8"]),
-        _ => args.extend(["-c", "-W", "-m", "8"]),
-    };
-    args.extend([INPUT, OUTPUT]);
+    let mut head = [0; disk_vhd::FOOTER_BYTES as usize];
+    let got = read_up_to(&file, 0, &mut head).map_err(at(format!("cannot read {shown}")))?;
+    let args = arguments(format, &head[..got], to_format);
     let empty = || to.set_len(0).map_err(at("cannot empty a file"));
     empty()?;
     let tool = Tool {
@@ -88,6 +98,29 @@ pub fn convert(
         empty()?;
     }
     result
+}
+
+/// Returns what `qemu-img` is to do with a file of a format that begins so.
+fn arguments(from: Format, head: &[u8], to: Format) -> Vec<String> {
+    let how = match to {
+        Format::Raw => ["-S", "4k"].as_slice(),
+        _ => &["-c"],
+    };
+    let input = match from {
+        // otherwise it would cut the disks of most programs to their geometry
+        Format::Vpc => {
+            let by = disk_vhd::calculation(head);
+            let options = "driver=vpc,file.driver=file,file.filename=";
+            vec![
+                "--image-opts".to_owned(),
+                format!("{options}{INPUT},force_size_calc={by}"),
+            ]
+        }
+        _ => vec!["-f".to_owned(), from.name().to_owned(), INPUT.to_owned()],
+    };
+    let words = ["convert", "-p", "-O", to.name(), "-W", "-m", "8"];
+    let words = words.iter().chain(how).map(|word| (*word).to_owned());
+    words.chain(input).chain([OUTPUT.to_owned()]).collect()
 }
 
 fn judge(ended: Ended, said: &[u8], shown: &str, limit: Duration) -> Result<(), NodeError> {

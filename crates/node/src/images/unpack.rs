@@ -1,4 +1,4 @@
-//! Unpacks disk images: gzip, xz, Zstandard, and a disk from a tar archive (an OVA is one).
+//! Unpacks disk images: gzip, xz, Zstandard, and files of a tar archive (an OVA is one).
 //!
 //! The output goes to a file beside the node's state, with zeros as holes. It is bounded in its length, in the disk space it
 //! takes for each byte of input, and by the space that is left. The caller owns the file and deletes it.
@@ -13,10 +13,10 @@ use crate::{
     report::ProgressLine,
 };
 use std::{
+    collections::HashSet,
     fs::File,
     io::{self, BufReader, Read, Seek},
     os::unix::fs::FileExt,
-    path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -39,17 +39,8 @@ const SPACE_KEPT: u64 = 20;
 const XZ_MEMORY_KIB: u32 = 256 << 10;
 /// Most memory for the window of a Zstandard file, as a base-2 logarithm: 128 MiB, the default of `zstd` itself.
 const ZSTD_WINDOW_LOG: u32 = 27;
-/// How many of an archive's files an error names at most.
-const NAMES_SHOWN: usize = 8;
-/// File name endings of disk images.
-const DISK_ENDINGS: [&str; 10] = [
-    "vmdk", "qcow2", "qcow", "vdi", "vhd", "vhdx", "img", "raw", "iso", "bin",
-];
-/// Endings that may follow those.
-const PACKED_ENDINGS: [&str; 3] = [".gz", ".xz", ".zst"];
-
 /// Unpacks `from`, which messages call `shown`, into `to`. `given` is the length of the file that the user gave, which may be packed
-/// more than once. Returns the name of what was taken out of an archive.
+/// more than once. Files of an archive are taken one by one ([`Archive`]).
 pub fn unpack(
     packing: Packing,
     from: &File,
@@ -57,26 +48,21 @@ pub fn unpack(
     given: u64,
     to: &File,
     progress: &ProgressLine,
-) -> Result<Option<String>, NodeError> {
+) -> Result<(), NodeError> {
     let read = AtomicU64::new(0);
     let mut from = from.try_clone().map_err(at("cannot share a file"))?;
     from.rewind().map_err(at(format!("cannot read {shown}")))?;
     let total = from.metadata().map_or(0, |meta| meta.len());
-    let mut output = Output {
-        to,
-        shown,
-        read: &read,
-        given,
-        total,
-        progress,
-        written: 0,
-        looked: 0,
-        block: vec![0; BLOCK_BYTES],
-    };
+    let mut output = Output::new(to, shown, &read, given, total, progress);
     let input = Counted(from, &read);
     let packed = |from| BufReader::with_capacity(BLOCK_BYTES, from);
     match packing {
-        Packing::Tar => return output.take_disk(input).map(Some),
+        Packing::Tar => {
+            return Err(refused(
+                format!("{shown} is an archive, not a disk"),
+                "take the disk out of it: tar -xf",
+            ));
+        }
         Packing::Gzip => output.fill(&mut flate2::bufread::MultiGzDecoder::new(packed(input)))?,
         Packing::Xz => {
             let mut reader =
@@ -91,7 +77,81 @@ pub fn unpack(
             output.fill(&mut reader)?;
         }
     }
-    Ok(None)
+    Ok(())
+}
+
+/// An archive of which the files are known.
+pub struct Archive<'a> {
+    file: &'a File,
+    shown: &'a str,
+    /// Length of the file that the user gave.
+    given: u64,
+    len: u64,
+    members: Vec<Member>,
+}
+
+impl<'a> Archive<'a> {
+    /// Reads what is in an archive.
+    pub fn open(file: &'a File, shown: &'a str, given: u64) -> Result<Archive<'a>, NodeError> {
+        let read = |offset: u64, buffer: &mut [u8]| read_up_to(file, offset, buffer);
+        let mut end = file;
+        // a block device's metadata has no length
+        let len = end.seek(io::SeekFrom::End(0));
+        let len = len.map_err(at(format!("cannot read {shown}")))?;
+        let members = archive::members(&read, len).map_err(|error| broken(shown, &error))?;
+        Ok(Archive {
+            file,
+            shown,
+            given,
+            len,
+            members,
+        })
+    }
+
+    /// What messages call it.
+    pub fn shown(&self) -> &str {
+        self.shown
+    }
+
+    /// Returns the names of its files, each once.
+    pub fn names(&self) -> Vec<String> {
+        let mut seen = HashSet::new();
+        let names = self.members.iter().map(|member| member.name.clone());
+        names.filter(|name| seen.insert(name.clone())).collect()
+    }
+
+    /// Whether it holds a file of this name.
+    pub fn holds(&self, name: &str) -> bool {
+        self.member(name).is_some()
+    }
+
+    /// Returns the file of this name: the last one, as tar itself would leave it.
+    fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().rev().find(|member| member.name == name)
+    }
+
+    /// Returns the text of a file that has at most so many bytes; otherwise nothing.
+    pub fn text(&self, name: &str, most: u64) -> Result<String, NodeError> {
+        let member = self.member(name);
+        let Some(member) = member.filter(|m| m.form == Form::Whole && m.stored <= most) else {
+            return Ok(String::new());
+        };
+        let mut bytes = vec![0; member.stored as usize];
+        let got = read_up_to(self.file, member.at, &mut bytes);
+        bytes.truncate(got.map_err(at(format!("cannot read {}", self.shown)))?);
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Writes a file of it.
+    pub fn take(&self, name: &str, to: &File, progress: &ProgressLine) -> Result<(), NodeError> {
+        let missing = || broken(self.shown, &io::ErrorKind::NotFound.into());
+        let member = self.member(name).ok_or_else(missing)?;
+        let read = AtomicU64::new(0);
+        let from = self.file.try_clone();
+        let from = from.map_err(at("cannot share a file"))?;
+        let mut output = Output::new(to, self.shown, &read, self.given, self.len, progress);
+        output.take(Counted(from, &read), member)
+    }
 }
 
 fn broken(shown: &str, error: &io::Error) -> NodeError {
@@ -141,20 +201,39 @@ struct Output<'a> {
     block: Vec<u8>,
 }
 
-impl Output<'_> {
+impl<'a> Output<'a> {
+    fn new(
+        to: &'a File,
+        shown: &'a str,
+        read: &'a AtomicU64,
+        given: u64,
+        total: u64,
+        progress: &'a ProgressLine,
+    ) -> Output<'a> {
+        Output {
+            to,
+            shown,
+            read,
+            given,
+            total,
+            progress,
+            written: 0,
+            looked: 0,
+            block: vec![0; BLOCK_BYTES],
+        }
+    }
+
     /// Writes all that there is.
     fn fill(&mut self, from: &mut dyn Read) -> Result<(), NodeError> {
         let len = self.copy(from, 0)?;
         self.end(len)
     }
 
-    /// Writes the disk that is in an archive. Returns its name there.
-    fn take_disk(&mut self, mut archive: Counted<'_>) -> Result<String, NodeError> {
+    /// Writes a file that is in an archive.
+    fn take(&mut self, mut archive: Counted<'_>, disk: &Member) -> Result<(), NodeError> {
         let wrong = |error| broken(self.shown, &error);
         let from = archive.0.try_clone().map_err(wrong)?;
         let read = |offset: u64, buffer: &mut [u8]| read_up_to(&from, offset, buffer);
-        let found = archive::members(&read, self.total).map_err(wrong)?;
-        let disk = choose(found, self.shown)?;
         let bytes = match disk.form {
             Form::Whole => disk.stored,
             Form::Sparse { bytes, .. } => bytes,
@@ -173,7 +252,7 @@ impl Output<'_> {
             .seek(io::SeekFrom::Start(disk.at))
             .map_err(wrong)?;
         let mut failed = None;
-        let walked = archive::parts(&read, self.total, &disk, &mut |offset, length| {
+        let walked = archive::parts(&read, self.total, disk, &mut |offset, length| {
             let copied = self.copy(&mut archive.by_ref().take(length), offset);
             match copied {
                 Ok(end) if end == offset + length => Ok(()),
@@ -188,8 +267,7 @@ impl Output<'_> {
             return Err(error);
         }
         walked.map_err(|error| broken(self.shown, &error))?;
-        self.end(bytes)?;
-        Ok(disk.name)
+        self.end(bytes)
     }
 
     /// Gives the file its length.
@@ -255,27 +333,25 @@ impl Output<'_> {
         }
         if self.written - self.looked >= SPACE_EVERY_BYTES {
             self.looked = self.written;
-            self.check_space()?;
+            check_space(self.to, self.shown)?;
         }
         Ok(())
     }
+}
 
-    fn check_space(&self) -> Result<(), NodeError> {
-        let disk = rustix::fs::fstatvfs(self.to).map_err(|error| NodeError::Io {
-            what: "cannot look at the free space".into(),
-            source: error.into(),
-        })?;
-        if disk.f_bavail < disk.f_blocks / SPACE_KEPT {
-            return Err(refused(
-                format!(
-                    "too little space beside the node's state to unpack {}",
-                    self.shown
-                ),
-                "make room there, or unpack it elsewhere, and import what comes out",
-            ));
-        }
-        Ok(())
+/// Returns an error if little space is left where this file is, into which the disk of this name is written.
+pub fn check_space(to: &File, shown: &str) -> Result<(), NodeError> {
+    let disk = rustix::fs::fstatvfs(to).map_err(|error| NodeError::Io {
+        what: "cannot look at the free space".into(),
+        source: error.into(),
+    })?;
+    if disk.f_bavail < disk.f_blocks / SPACE_KEPT {
+        return Err(refused(
+            format!("too little space beside the node's state to unpack {shown}"),
+            "make room there, or unpack it elsewhere, and import what comes out",
+        ));
     }
+    Ok(())
 }
 
 /// Fills the block as far as there is input; returns how many bytes that is.
@@ -290,59 +366,6 @@ fn read_block(from: &mut dyn Read, block: &mut [u8]) -> io::Result<usize> {
         }
     }
     Ok(len)
-}
-
-/// Returns the one disk in an archive that holds these files.
-fn choose(members: Vec<Member>, shown: &str) -> Result<Member, NodeError> {
-    let names: Vec<String> = members.iter().map(|member| member.name.clone()).collect();
-    let (discs, disks): (Vec<_>, Vec<_>) = names
-        .iter()
-        .filter(|name| is_disk(name))
-        .partition(|name| name.to_ascii_lowercase().ends_with(".iso"));
-    // an ISO in an appliance was in its drive; the appliance does not start from it
-    let found = if disks.is_empty() { discs } else { disks };
-    match &found[..] {
-        [one] => {
-            let found = members.into_iter().find(|member| member.name == **one);
-            found.ok_or_else(|| broken(shown, &io::ErrorKind::NotFound.into()))
-        }
-        [] => Err(refused(
-            format!(
-                "{shown} is an archive without a disk image: it holds {}",
-                list(&names)
-            ),
-            "take what you want to import out of it: tar -xf",
-        )),
-        many => Err(refused(
-            format!("{shown} holds {} disks: {}", many.len(), list(many)),
-            "take them out (tar -xf), and import those that you want, the first one first",
-        )),
-    }
-}
-
-fn is_disk(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    let file = Path::new(&name)
-        .file_name()
-        .map(|file| file.to_string_lossy());
-    let file = file.unwrap_or_default();
-    let packed = PACKED_ENDINGS
-        .iter()
-        .find_map(|ending| file.strip_suffix(ending));
-    let ending = packed.unwrap_or(&file).rsplit_once('.');
-    !file.starts_with('.') && ending.is_some_and(|(_, ending)| DISK_ENDINGS.contains(&ending))
-}
-
-fn list(names: &[impl AsRef<str>]) -> String {
-    let shown = names.iter().take(NAMES_SHOWN).map(AsRef::as_ref);
-    let mut text = shown.collect::<Vec<_>>().join(", ");
-    if names.len() > NAMES_SHOWN {
-        text += ", ...";
-    }
-    if names.is_empty() {
-        text += "nothing";
-    }
-    text
 }
 
 #[cfg(test)]
@@ -364,12 +387,22 @@ mod tests {
         bytes
     }
 
-    fn unpacked(packing: Packing, bytes: &[u8]) -> (File, Result<Option<String>, NodeError>) {
+    fn unpacked(packing: Packing, bytes: &[u8]) -> (File, Result<(), NodeError>) {
         let (report, _events) = Report::new();
         let to = tempfile::tempfile().unwrap();
         let line = report.progress_line("unpack", "bytes");
         let given = bytes.len() as u64;
         let result = unpack(packing, &packed(bytes), "x", given, &to, &line);
+        (to, result)
+    }
+
+    /// Takes the disk out of an archive with nothing else.
+    fn taken(bytes: &[u8]) -> (File, Result<(), NodeError>) {
+        let (report, _events) = Report::new();
+        let (from, to) = (packed(bytes), tempfile::tempfile().unwrap());
+        let line = report.progress_line("unpack", "bytes");
+        let archive = Archive::open(&from, "x", bytes.len() as u64);
+        let result = archive.and_then(|archive| archive.take(&archive.names()[0], &to, &line));
         (to, result)
     }
 
@@ -441,17 +474,17 @@ mod tests {
     fn a_sparse_file_of_an_archive_is_unpacked_or_refused_with_the_way_out() {
         let (archive, disk) = sparse("--format=gnu");
         assert!(archive.len() < disk.len());
-        let (mut to, result) = unpacked(Packing::Tar, &archive);
-        assert_eq!(result.unwrap().as_deref(), Some("disk.raw"));
+        let (mut to, result) = taken(&archive);
+        result.unwrap();
         let mut found = Vec::new();
         to.rewind().unwrap();
         to.read_to_end(&mut found).unwrap();
         assert!(found == disk);
-        let error = unpacked(Packing::Tar, &archive[..archive.len() / 2]).1;
+        let error = taken(&archive[..archive.len() / 2]).1;
         let error = error.unwrap_err().to_string();
         assert!(error.contains("is cut off"), "{error}");
         let (archive, _) = sparse("--format=pax");
-        let error = unpacked(Packing::Tar, &archive).1.unwrap_err().to_api();
+        let error = taken(&archive).1.unwrap_err().to_api();
         assert!(error.message.contains("disk.raw"), "{error}");
         assert!(error.fix.contains("tar -xf"), "{error}");
     }
@@ -473,38 +506,5 @@ mod tests {
                 );
             }
         }
-    }
-
-    #[test]
-    fn one_disk_of_an_archive_is_taken_and_several_are_named() {
-        let archive = |names: &[&str]| {
-            let mut builder = tar::Builder::new(Vec::new());
-            for name in names {
-                let mut header = tar::Header::new_gnu();
-                header.set_size(name.len() as u64);
-                builder
-                    .append_data(&mut header, name, name.as_bytes())
-                    .unwrap();
-            }
-            builder.into_inner().unwrap()
-        };
-        let one = archive(&["a.ovf", "a.mf", "a-disk1.vmdk", "tools.iso"]);
-        let (mut to, result) = unpacked(Packing::Tar, &one);
-        assert_eq!(result.unwrap().as_deref(), Some("a-disk1.vmdk"));
-        let mut text = String::new();
-        to.rewind().unwrap();
-        to.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "a-disk1.vmdk");
-        let error = unpacked(Packing::Tar, &one[..1536 + 100]).1.unwrap_err();
-        assert!(error.to_string().contains("is cut off"), "{error}");
-        let two = archive(&["a.ovf", "a-disk1.vmdk", "a-disk2.vmdk"]);
-        let error = unpacked(Packing::Tar, &two).1.unwrap_err().to_string();
-        assert!(
-            error.contains("2 disks: a-disk1.vmdk, a-disk2.vmdk"),
-            "{error}"
-        );
-        let none = archive(&["readme.txt"]);
-        let error = unpacked(Packing::Tar, &none).1.unwrap_err().to_string();
-        assert!(error.contains("it holds readme.txt"), "{error}");
     }
 }

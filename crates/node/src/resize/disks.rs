@@ -138,7 +138,8 @@ impl Resizes {
         let disk = format!("disk{}", record.free_disk());
         // whether there is room for it
         let mut config = record.config.clone();
-        floe_machine::give_disk(&mut config, &disk).map_err(|why| {
+        let sector = new.content.as_ref().and_then(|raw| raw.sector);
+        floe_machine::give_disk(&mut config, &disk, sector).map_err(|why| {
             refused(
                 format!("machine {name} can't be given a disk: {why}"),
                 "take one away first",
@@ -160,7 +161,7 @@ impl Resizes {
                 vm.check_room_for_disk()?;
                 self.make_disk(operation, &disk, new, report)
                     .inspect_err(|_| self.drop_lost(operation))?;
-                Some(self.plug_disk(operation, &vm, &disk)?)
+                Some(self.plug_disk(operation, &vm, &disk, sector)?)
             }
             other => return Err(not_now(name.as_str(), other)),
         };
@@ -213,9 +214,10 @@ impl Resizes {
             copied.and_then(|()| to.sync_all()).map_err(unwritable())?;
             report.stage("write disk")?;
         }
+        let sector = new.content.as_ref().and_then(|raw| raw.sector);
         operation.update(|record| {
             // that there is room was checked before
-            let _ = floe_machine::give_disk(&mut record.config, disk);
+            let _ = floe_machine::give_disk(&mut record.config, disk, sector);
         })
     }
 
@@ -225,9 +227,10 @@ impl Resizes {
         operation: &Operation,
         vm: &Machine,
         disk: &str,
+        sector: Option<u32>,
     ) -> Result<bool, NodeError> {
         let path = operation.mounted()?.disk_path(disk).unwrap_or_default();
-        let added = vm.add_disk(disk, &path);
+        let added = vm.add_disk(disk, &path, sector);
         // from here on the record says what QEMU says
         self.machines.settle_size(operation, None)?;
         added?;

@@ -97,6 +97,8 @@ pub(crate) struct RawDisk {
     pub file: File,
     /// Its name in messages.
     pub shown: String,
+    /// The size of its sectors in bytes, if it is not the usual one.
+    pub sector: Option<u32>,
     /// The file, if it is the node's own.
     pub own: Option<NamedTempFile>,
 }
@@ -206,6 +208,7 @@ impl Images {
                 .try_clone()
                 .map_err(at("cannot share a file"))?,
             shown: disk.shown,
+            sector: disk.sector,
             own: Some(own),
         })
     }
