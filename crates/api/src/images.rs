@@ -110,7 +110,7 @@ pub enum ImportFormat {
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
     /// Disk images (raw, qcow2, vmdk, vdi, vhdx, vhd; also in gzip, xz, Zstandard or an OVA) as absolute paths. They
-    /// become `disk0`, `disk1`, ...
+    /// become `disk0`, `disk1`, ...; all disks of an OVA do, in the order of its description.
     #[serde(default)]
     pub disks: Vec<String>,
     /// Format of the disk images; detected if absent.

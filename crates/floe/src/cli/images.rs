@@ -37,16 +37,21 @@ pub enum Image {
 
 /// Make an image of disks (raw, qcow2, vmdk, vdi, vhdx, vhd) or of a kernel
 ///
-/// Disks may be compressed with gzip, xz or zstd, or be the only disk in an OVA or tar archive. A file without a known
-/// format is taken for a raw disk if it has a partition table, a boot sector or a file system, or is all zeros. A file
-/// that is truncated or no disk is refused. A first disk that only a UEFI firmware can boot, and one with Windows on it, are
-/// noticed: the image's machines then get that firmware, and disks and cards that Windows has drivers for.
+/// Disks may be compressed with gzip, xz or zstd, or be in an OVA or tar archive: all disks that an OVA describes, in the order in
+/// which its machine has them, or the only one of another archive. A VMDK of several files is named by the small file that describes
+/// the others, which lie beside it. A file without a known format is taken for a raw disk if it has a partition table, a boot sector or
+/// a file system, or is all zeros. A file that is truncated or no disk is refused, and so is a disk that is shorter than its own
+/// partition table and file systems say. A first disk that only a UEFI firmware can boot, one with Windows on it, and disks with
+/// sectors of 4096 bytes are noticed: the image's machines then get that firmware, disks and cards that Windows has drivers for, and
+/// such sectors.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a disk
   floe image import debian.qcow2 --name debian --memory 1G --cpus 2
 Example: a download as it came
   floe image import cloud.img.xz --name cloud && floe image import appliance.ova --name appliance
+Example: a disk in several files (disk.vmdk, disk-s001.vmdk, disk-s002.vmdk ...)
+  floe image import disk.vmdk --name db
 Example: Windows, or another system without VirtIO drivers, that a UEFI firmware boots
   floe image import win.vhdx --name win --firmware uefi --disk-model sata --network-model e1000
 Example: a disk that others made, in which floe exec, cp and ssh work at once

@@ -86,7 +86,10 @@ fn disks_of_other_formats_are_imported_and_those_that_reach_for_the_hosts_files_
     ] {
         let error = import(file).unwrap_err().to_string();
         assert!(error.contains(&what), "{error}");
-        assert!(error.contains("make it stand alone"), "{error}");
+        assert!(
+            error.contains("stands alone") && error.contains("Only if you trust it"),
+            "{error}"
+        );
     }
     // a header that promises what the rest does not hold
     let mut broken = fs::read(path("qcow2")).unwrap();

@@ -10,6 +10,7 @@ mod support;
 mod blanks;
 mod buckets;
 mod exec;
+mod foreign;
 mod grow;
 mod households;
 mod imports;
