@@ -1,5 +1,6 @@
 //! `import`: imports a sparse disk into the repository (read, find holes, hash, deduplicate, compress, write, fsync).
-//! Compared with `zstd -3 -T0` of the same file, and of its data alone with all holes removed.
+//! Compared with `zstd -3 -T0` of the same file, and of its data alone with all holes removed. Then files of all foreign formats are
+//! imported, which must become the disk that is in them.
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
 use crate::workload;
@@ -88,6 +89,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         size / 1_000_000,
         data_bytes / 1_000_000
     ));
+    super::foreign::measure(context, &mut report)?;
     Ok(report)
 }
 

@@ -17,6 +17,7 @@ pub mod dock;
 pub mod emulator;
 pub mod exec;
 pub mod fault;
+mod foreign;
 pub mod fork;
 pub mod fuzz;
 pub mod hammer;
