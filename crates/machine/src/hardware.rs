@@ -367,7 +367,9 @@ mod tests {
         assert!(change(&|c| c.memory_bytes_max = Some(u64::MAX)).contains("memory"));
         assert!(change(&|c| c.memory_bytes_max = Some(1 << 20)).contains("memory"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 20]).contains("multiple"));
-        let odd = |c: &mut MachineConfig| drop(c.disk_sectors.insert("disk0".into(), 513));
+        let odd = |c: &mut MachineConfig| {
+            c.disk_sectors.insert("disk0".into(), 513);
+        };
         assert!(change(&odd).contains("sectors of 513 bytes"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 27]).contains("each"));
         assert!(change(&|c| c.memory_blocks = vec![1 << 27; 9]).contains("at most 8"));

@@ -38,7 +38,7 @@ impl Liar {
         let of = Owned::default();
         let mut classifier = Classifier::new();
         classifier.import(of, List::default());
-        let allowed = classifier.allow(Scope::Image(of), name("mplayer"));
+        let allowed = classifier.allow(Scope::Disk(of), name("mplayer"));
         allowed.expect("there is room");
         classifier.began(0, MACHINE, of);
         Liar {
