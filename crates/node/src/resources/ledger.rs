@@ -416,8 +416,8 @@ impl Books {
 
     /// Returns what those will take who were promised something and have not been started yet.
     fn to_come(&self, sight: &Sight, of: &dyn Fn(&Entry) -> u64) -> u64 {
-        let has_begun = |id| sight.used_bytes.contains_key(id);
-        let waiting = self.claims.iter().filter(|(id, _)| !has_begun(id));
+        let claims = self.claims.iter();
+        let waiting = claims.filter(|claim| !sight.used_bytes.contains_key(claim.0));
         waiting.fold(0, |sum, (_, entry)| sum.saturating_add(of(entry)))
     }
 
@@ -560,7 +560,7 @@ mod tests {
         let short = short.unwrap();
         assert_eq!((clones.len(), short.of), (3, Resource::Descriptors));
         assert_eq!((short.asked, short.left, short.all), (20, 10, 70));
-        assert_eq!(short.holders, []);
+        assert!(short.holders.is_empty());
         drop(clones);
         let look = || sight(None, Some(249));
         let (clones, short) = ledger.reserve_up_to(5, "fork", &ask, look);
