@@ -31,6 +31,7 @@ const NICE: std::ops::RangeInclusive<i8> = -20..=19;
 pub(super) struct Loan {
     lender: ThreadId,
     borrower: ThreadId,
+    much: bool,
     since_us: u64,
 }
 
@@ -63,6 +64,7 @@ impl Watched {
             self.loans.push(Loan {
                 lender: self.threads[lender].id,
                 borrower: self.threads[borrower].id,
+                much: (down, up) == MUCH,
                 since_us: now_us,
             });
             actions.push(Action::Nice {
@@ -88,10 +90,13 @@ impl Watched {
             return true;
         };
         let want = |number: usize| self.threads[number].is_wanting();
-        let behind_us = self.threads[borrower].behind_us;
+        let times = self.threads[borrower].behind_us / self.threshold_us(borrower);
+        // a little that does not do makes room for much
+        let too_little = !loan.much && times >= MUCH_FROM;
         !want(borrower)
             || !want(lender)
-            || behind_us <= PAID * self.threshold_us(borrower)
+            || times <= PAID
+            || too_little
             || now_us.saturating_sub(loan.since_us) >= LOAN_MAX_US
     }
 
