@@ -14,7 +14,7 @@ use super::told::{Asked, Heard, Told as Word};
 use super::{Name, Owned, Program, Seen, Source, Verdict};
 use crate::Class;
 use crate::Op;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// What is known of a program in a machine.
 #[derive(Clone, Debug)]
@@ -98,7 +98,9 @@ pub(super) struct Machine {
     /// When the last input came, or the machine began.
     since_us: u64,
     inputs: u64,
-    askers: BTreeMap<Program, Asker>,
+    /// Looked for with each request, so not in an order. Whatever goes through them puts them in one, so that the same calls have the same
+    /// answers.
+    askers: HashMap<Program, Asker>,
     /// Those that have asked since the last input.
     touched: Vec<Program>,
     strangers: Strangers,
@@ -119,7 +121,7 @@ impl Machine {
             said: Said::default(),
             since_us: now_us,
             inputs: 0,
-            askers: BTreeMap::new(),
+            askers: HashMap::new(),
             touched: Vec::new(),
             strangers: Strangers::default(),
             chance: Chance::default(),
@@ -277,10 +279,13 @@ impl Machine {
         flow: Flow,
         list: Option<&List>,
     ) -> (Class, Rule) {
+        // it is there: a request is noted before it is judged
+        let Some(asker) = guess.as_ref().or_else(|| self.askers.get(program)) else {
+            return self.unnamed(gap, step, flow);
+        };
         let is_launch = self.strangers.may_answer(gap);
-        let asker = guess.as_ref().or_else(|| self.askers.get(program));
-        let is_settled = asker.is_some_and(|asker| asker.counts.is_settled());
-        let is_known = is_settled || folder.is_some_and(|folder| folder.is_answer.is_some());
+        let is_known =
+            asker.counts.is_settled() || folder.is_some_and(|folder| folder.is_answer.is_some());
         if op == Op::Read && !is_known && !flow.is_bulk {
             self.strangers.add(step.now_us, gap);
         }
@@ -292,10 +297,7 @@ impl Machine {
             is_launch,
             is_prompt: self.strangers.is_prompt || folder.is_some_and(|folder| folder.is_prompt),
         };
-        match guess.as_ref().or_else(|| self.askers.get(program)) {
-            Some(asker) => judge(step, asker, flow, told),
-            None => self.unnamed(gap, step, flow),
-        }
+        judge(step, asker, flow, told)
     }
 
     /// Judges a request of which nobody knows whose it is.

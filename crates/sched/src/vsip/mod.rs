@@ -237,8 +237,9 @@ impl<T: Send> Policy<T> for Vsip<T> {
         let (hold_us, cost) = (self.hold_us(), self.cost(bytes));
         let clock = self.clock;
         let machine = &mut self.machines[place];
-        if !machine.is_busy() {
-            // While it waits it keeps what it has saved, however the device is estimated meanwhile.
+        if !machine.is_busy() || machine.goes_last() {
+            // While it waits it keeps what it has saved, however the device is estimated meanwhile. Who goes last holds nobody up, and so falls
+            // behind without bound.
             let floor = clock - credit(&self.depth, self.at_work.0, machine);
             machine.used = machine.used.max(floor);
         }

@@ -1,7 +1,7 @@
 //! What goes wrong: a device that stalls, requests that nobody reports, machines that go.
 
 use super::figures::vsip;
-use super::programs::{Launcher, Reader, Syncer};
+use super::programs::{Later, Launcher, Reader, Syncer};
 use super::world::{Device, Program, World};
 use floe_sched::{Class, Limit, MachineId, Op, Policy, Purpose, Vsip, VsipConfig, Who};
 
@@ -223,6 +223,36 @@ fn a_limit_that_is_changed_while_it_runs_holds_from_then_on() {
         }
         assert!(all > 0.95 * 120.0 * 100.0, "{limit:?}: {all}");
     }
+}
+
+#[test]
+fn who_has_only_fetched_ahead_for_long_has_saved_no_more_than_who_was_idle() {
+    let got = |fetches_ahead: bool| {
+        let later = |threads, from_us, purpose| {
+            let reader = Reader {
+                threads,
+                ..Reader::new(1)
+            };
+            let later = Later {
+                reader,
+                from_us,
+                purpose,
+            };
+            Box::new(later) as Box<dyn Program>
+        };
+        let mut programs = vec![later(4, 400_000_000, Purpose::Demand)];
+        programs.extend((2..9).map(|machine| Box::new(Reader::new(machine)) as Box<dyn Program>));
+        if fetches_ahead {
+            programs.push(later(8, 0, Purpose::Prefetch));
+        }
+        let mut world = World::new(vsip(), Device::HARD_DISK, 16, programs);
+        world.run(500.0);
+        world.requests(0..1)
+    };
+    let (idle, ahead) = (got(false), got(true));
+    println!("{idle} requests in 100 s after it was idle, {ahead} after it has fetched ahead");
+    assert!(ahead <= 1.05 * idle, "{ahead} {idle}");
+    assert!(ahead >= 0.9 * 100.0 * 120.0 / 8.0, "{ahead}");
 }
 
 #[test]

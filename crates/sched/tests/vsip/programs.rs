@@ -119,6 +119,26 @@ impl Program for Reader {
     }
 }
 
+/// One who reads from a time on, for this purpose.
+pub struct Later {
+    pub reader: Reader,
+    pub from_us: u64,
+    pub purpose: Purpose,
+}
+
+impl Program for Later {
+    fn threads(&self) -> usize {
+        self.reader.threads
+    }
+
+    fn wish(&mut self, thread: usize, now_us: u64, dice: &mut Dice) -> Wish {
+        let mut wish = self.reader.wish(thread, now_us, dice);
+        wish.after_us += self.from_us.saturating_sub(now_us) as f64;
+        wish.who.purpose = self.purpose;
+        wish
+    }
+}
+
 /// An operating system that boots: it reads, logs, and flushes its logs.
 pub struct Boot {
     pub machine: u32,
