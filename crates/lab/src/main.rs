@@ -176,7 +176,8 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
                 if let (
-                    "cpu-user" | "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test" | "ways",
+                    "cpu-user" | "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test"
+                    | "ways",
                     Some(about),
                 ) = (name, command.get_about())
                 {

@@ -123,7 +123,7 @@ async fn hold(
             next = typed.recv(), if unsent.is_empty() && !all_gone => {
                 all_gone = next.is_none();
                 unsent = next.unwrap_or_default();
-                until = floe_threads::from_now(if all_gone { KEPT_FOR_NOBODY } else { KEPT });
+                until = floe_threads::from_now(if all_gone { KEPT_FOR_NOBODY } else { KEPT }).into();
             }
             () = sleep_until(until) => {
                 // whoever waits that long for a guest that does not read, and has gone, waits no more

@@ -12,7 +12,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// What a call that looks for an image tells whoever made it. An error ends the call.
-pub(crate) enum Step<'a> {
+pub enum Step<'a> {
     /// A step is done, of this name.
     Done(&'a str),
     /// A source gave nothing usable, and is asked again once the one who is told returns, after this pause.

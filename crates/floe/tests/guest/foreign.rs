@@ -315,7 +315,7 @@ fn disk_of_large_sectors() -> Vec<u8> {
     disk[446 + 8] = 1;
     disk[446 + 12..446 + 16].copy_from_slice(&(SECTORS as u32 - 1).to_le_bytes());
     disk[510..512].copy_from_slice(b"\x55\xaa");
-    let (first, last) = (6, SECTORS - 7);
+    let (first, last) = (6u64, SECTORS - 7);
     let mut table = vec![0; 128 * 128];
     table[..16]
         .copy_from_slice(b"\xaf\x3d\xc6\x0f\x83\x84\x72\x47\x8e\x79\x3d\x69\xd8\x47\x7d\xe4");

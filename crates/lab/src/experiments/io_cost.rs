@@ -175,6 +175,7 @@ impl Bench {
                     image: image.clone(),
                     dir: dir.join(format!("machines-{name}/{number}")),
                     disks: vec![DiskSpec::of_region("disk0", bytes as u64)],
+                    base: None,
                 })
             };
             let machines = (0..most).map(machine).collect::<Result<_, _>>()?;
@@ -331,7 +332,7 @@ impl Askers {
     fn new(machines: u32) -> Askers {
         let mut classifier = Classifier::new();
         let of = Owned {
-            image: ImageId([1; 32]),
+            disk: ImageId([1; 32]),
             uid: 1000,
         };
         (1..=machines).for_each(|machine| classifier.began(0, MachineId(machine), of));

@@ -99,12 +99,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         (VSIP, Order::Vsip, "vsip"),
         (host("none", WEIGHT), Order::None, "none"),
     ];
-    let mut site = Site::new(
-        &context.scratch,
-        &[IoScheduling::Vsip],
-        true,
-        &launches.all(),
-    )?;
+    let mut site = Site::new(&context.scratch, &[IoScheduling::Vsip], true, &launches)?;
     let mut real: BTreeMap<String, Samples> = BTreeMap::new();
     let mut simulated: BTreeMap<String, Samples> = BTreeMap::new();
     for round in 0..context.pick(ROUNDS, 1) {
