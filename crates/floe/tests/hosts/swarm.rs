@@ -300,7 +300,6 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     let before = swarm(&second).unwrap();
     world.reads(&second, "two", 0, DISK_MIB / 2);
     let after = swarm(&second).unwrap();
-    // also what came ahead of the reads
     let came = after.received_bytes;
     eprintln!("before {before:?}\nafter {after:?}");
     assert!(came > (DISK_MIB << 20) / 3, "{after:?}");
@@ -433,7 +432,6 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
     let before = swarm(&node).unwrap();
     world.reads(&node, "one", 0, DISK_MIB);
     let after = swarm(&node).unwrap();
-    // also what came ahead of the reads
     let came = after.received_bytes;
     assert!(came > (DISK_MIB << 20) / 2, "{before:?} {after:?}");
     assert!(
