@@ -426,6 +426,7 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "mounting",
             "user",
             "kernel",
+            "vCPUs",
             "pagemap",
             "memory",
             "overcommit",

@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_tells_is_read_behind_whatever_name() {
-        let text = "12 (CPU 0/TCG) x) R 1 12 12 0 -1 4 98 0 0 0 5 6 0 0 20 -3 1 0 59790 3 4 18 1 1 0 0 0 0 0 0 0 0 0 0 0 17 6 0 0 0 0 0";
+        let text = "12 (CPU 0/TCG) x) R 1 12 12 0 -1 4 98 0 0 0 5 6 0 0 20 -3 1 0 59790 3 4 18 1 1 0 0 0 0 0 0 0 0 0 0 17 6 0 0 0 0 0";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.started, stat.nice, stat.core), (59790, -3, 6));
         assert_eq!(parse_stat("12 (x) R 1"), None);
