@@ -410,6 +410,7 @@ fn doctor_looks_at_everything_and_its_json_keeps_its_shape() {
             "fuse",
             "user",
             "kernel",
+            "vCPUs",
             "pagemap",
             "memory",
             "disk",
