@@ -128,9 +128,9 @@ mod tests {
         std::fs::write(&path, b"[{\"tid\":").unwrap();
         assert!(Kept::open(path.clone()).unwrap().held.is_empty());
         assert!(std::fs::read_dir(dir.path()).unwrap().count() > 0);
-        // it has been set aside
-        std::fs::write(&path, b"").unwrap();
-        let nowhere = path.join("below-a-file");
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let nowhere = file.join("vcpus.json");
         assert!(Kept::open(nowhere).is_err());
     }
 }
