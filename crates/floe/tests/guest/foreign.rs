@@ -146,7 +146,7 @@ fn a_disk_in_several_files_is_put_together_of_those_beside_its_description_alone
     ] {
         convert(&rig, name, "vmdk", &["-o", &format!("subformat={kind}")]);
         assert_eq!(rig.regions(&rig.import(name).unwrap()), whole, "{name}");
-        let archive = format!("{kind}.tar");
+        let archive = format!("{}.tar", kind.to_lowercase());
         tar(&rig, &archive, &[part, name]);
         assert_eq!(
             rig.regions(&rig.import(&archive).unwrap()),

@@ -25,7 +25,9 @@ fn a_state_directory_may_be_deeper_than_a_sockets_address_and_a_killed_store_lea
     fs::write(tmp.join("new-a1B2c3"), vec![7; 100_000]).unwrap();
     // it takes the mount over from its supervisor, whose socket is as deep
     node.start_again();
-    assert!(fs::read_dir(&tmp).unwrap().next().is_none());
+    eventually("nothing is left", || {
+        fs::read_dir(&tmp).unwrap().next().is_none()
+    });
     eventually("the machine is taken over", || {
         let machine = node.client().machine("web").unwrap();
         machine.status == MachineStatus::Running && machine.pid == pid

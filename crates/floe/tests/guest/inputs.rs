@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Between a person's inputs: longer than reads are taken for answers to an input.
 const PAUSE: Duration = Duration::from_secs(5);
 /// A disk that no file system explains, so that nothing but inputs tells of reads.
-const DISK_BYTES: usize = 8 << 20;
+const DISK_BYTES: usize = 4 << 20;
 /// The shift key, which goes down and up again.
 const SHIFT: [&[u8]; 2] = [b"\x04\x01\0\0\0\0\xff\xe1", b"\x04\x00\0\0\0\0\xff\xe1"];
 /// The pointer, which moves, and its first button, which goes down and up.
@@ -32,7 +32,7 @@ fn known(node: &TestNode, name: &str) -> Option<IoMachine> {
 fn read(node: &TestNode, name: &str, mark: u32) {
     forget(node.home());
     let line = format!(
-        "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=64k count=16; echo read-$(({mark}+1))"
+        "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=64k skip=16 count=16; echo read-$(({mark}+1))"
     );
     node.type_and_wait(name, &line, &format!("read-{}", mark + 1));
 }
@@ -45,7 +45,7 @@ fn desk() -> TestNode {
     let mut bytes: Vec<u8> = (0..DISK_BYTES / 8)
         .flat_map(|n| number(n).to_le_bytes())
         .collect();
-    bytes[..4096].fill(0); // as an empty disk begins
+    bytes[..1 << 20].fill(0); // as an empty disk begins
     std::fs::write(&disk, bytes).unwrap();
     node.import_tiny("desk", Some(&disk));
     node
