@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Between a person's inputs: longer than reads are taken for answers to an input.
 const PAUSE: Duration = Duration::from_secs(5);
 /// A disk that no file system explains, so that nothing but inputs tells of reads.
-const DISK_BYTES: usize = 4 << 20;
+const DISK_BYTES: usize = 8 << 20;
 /// The shift key, which goes down and up again.
 const SHIFT: [&[u8]; 2] = [b"\x04\x01\0\0\0\0\xff\xe1", b"\x04\x00\0\0\0\0\xff\xe1"];
 /// The pointer, which moves, and its first button, which goes down and up.
