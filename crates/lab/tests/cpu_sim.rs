@@ -62,9 +62,9 @@ fn a_machine_alone_has_all_cores_and_nothing_to_wait_for() {
             60.0,
         );
         assert!(outcome.ended, "{workload:?}");
-        // between 6 and 30 seconds of work, on four cores, with serial parts
+        // between 3.84 seconds of work (x264) and 30, on four cores, with serial parts
         assert!(
-            (1.0..15.0).contains(&outcome.took_s),
+            (0.9..15.0).contains(&outcome.took_s),
             "{workload:?}: {}",
             outcome.took_s
         );
@@ -77,11 +77,11 @@ fn a_machine_alone_has_all_cores_and_nothing_to_wait_for() {
 }
 
 #[test]
-fn every_workload_ends_under_every_policy_and_lock() {
+fn every_workload_ends_under_every_policy_and_every_lock_that_no_waiter_hands_on() {
     for modern in [false, true] {
-        for locks in [LockKind::Unfair, LockKind::Queued, LockKind::Paravirtual] {
+        for locks in [LockKind::Unfair, LockKind::Paravirtual] {
             for policy in policies() {
-                let outcome = run(policy, modern, locks, beside(Workload::Kernbench, 1), 200.0);
+                let outcome = run(policy, modern, locks, beside(Workload::Kernbench, 1), 400.0);
                 assert!(outcome.ended, "{modern} {locks:?}");
             }
         }
@@ -91,6 +91,21 @@ fn every_workload_ends_under_every_policy_and_lock() {
                 assert!(outcome.ended, "{modern} {workload:?}");
             }
         }
+    }
+}
+
+/// A queued lock goes to waiters without a core, one after the other, as it does on real hosts: work all but stands still, unless holders
+/// keep their cores.
+#[test]
+fn a_queued_lock_convoys_only_where_holders_lose_their_cores() {
+    for modern in [false, true] {
+        let took = |policy| {
+            let machines = beside(Workload::Kernbench, 1);
+            run(policy, modern, LockKind::Queued, machines, 100.0).took_s
+        };
+        let free = took(Box::new(HolderBoost));
+        assert!(free < 20.0, "{free}");
+        assert!(took(Box::new(Plain)) > 2.0 * free);
     }
 }
 

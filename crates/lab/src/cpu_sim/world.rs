@@ -20,7 +20,8 @@ const BALANCE_IDLE: u64 = 4;
 const BALANCE_BUSY: u64 = 64;
 /// How often queues are looked at for stacking and distances, in ticks.
 const SAMPLE: u64 = 10;
-/// Machines start at different times, up to so long after each other.
+/// Machines start at different times, and so do a machine's vCPUs, as a guest brings its processors up one by one: up to so long after
+/// each other.
 const START_NS: u64 = 50 * MS;
 /// The numbers of a machine's vCPUs begin at so many times its own.
 const NUMBERS: u32 = 1000;
@@ -79,7 +80,7 @@ enum Event {
     Core(usize, u64, bool),
     Tick(usize),
     Sleeper(usize),
-    Start(usize),
+    Start(usize, usize),
     Note,
 }
 
@@ -163,8 +164,10 @@ impl World {
             world
                 .guests
                 .push(Guest::new(*workload, *vcpus, setup.locks));
-            let start = world.random.below(START_NS as usize) as u64;
-            world.at(start, Event::Start(machine));
+            for vcpu in 0..*vcpus {
+                let start = world.random.below(START_NS as usize) as u64;
+                world.at(start, Event::Start(machine, vcpu));
+            }
         }
         for core in 0..setup.cores {
             let first = core as u64 * TICK_NS / 4 + 1;
@@ -230,11 +233,7 @@ impl World {
 
     fn happens(&mut self, event: Event) {
         match event {
-            Event::Start(machine) => {
-                for vcpu in 0..self.guests[machine].vcpus.len() {
-                    self.wake(machine, vcpu, None);
-                }
-            }
+            Event::Start(machine, vcpu) => self.wake(machine, vcpu, None),
             Event::Core(core, _, meets) => {
                 if let (true, Some((machine, vcpu))) = (meets, self.cores[core].runs) {
                     self.guests[machine].meets_lock(vcpu, &mut self.random);
@@ -420,7 +419,8 @@ impl World {
             if vcpu_of(first).0 != 0 {
                 continue;
             }
-            let here = queues.ordinate(first).unwrap_or(0);
+            // where it stands when it is chosen: nobody runs on its core then
+            let here = 0;
             let far = |id: TaskId| {
                 let there = queues.task(id)?;
                 let apart = queues.ordinate(id)?.abs_diff(here);
