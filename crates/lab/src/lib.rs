@@ -14,6 +14,7 @@
 //! - [`harness`]: interleaved runs, statistics, the report.
 //! - [`experiments`]: one file each; they measure the real product on the real kernel, QEMU and network.
 //! - [`io_sim`]: machines that share such a disk in virtual time, with a policy of floe-sched or mClock before it.
+//! - [`cpu_sim`]: machines that share a host's cores in virtual time, with a policy of floe-sched or a peer.
 //! - [`slow_disk`]: a disk with a known time for each request, for the host's kernel and in virtual time.
 //! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
 //! - [`launch`]: recorded launches and the order of their replay, through a mount and in virtual time.
@@ -27,6 +28,7 @@
 )]
 
 pub mod content;
+pub mod cpu_sim;
 pub mod experiments;
 pub mod guest;
 pub mod harness;

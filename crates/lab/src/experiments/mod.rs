@@ -10,6 +10,7 @@ pub mod build;
 pub mod capture;
 pub mod churn;
 mod cluster_ready;
+pub mod cpu_sim;
 pub mod cpu_user;
 pub mod dedup;
 pub mod density;
@@ -215,6 +216,11 @@ pub const ALL: &[Experiment] = &[
         name: "io-sim",
         about: "the same launches in virtual time: does the simulator tell the truth, and what would mClock do?",
         run: io_sim::run,
+    },
+    Experiment {
+        name: "cpu-sim",
+        about: "locks, barriers and pipelines of machines that share cores, in virtual time: SBCO and others over the kernel's scheduler",
+        run: cpu_sim::run,
     },
     Experiment {
         name: "io-who",

@@ -4,6 +4,9 @@ use super::policy::Policy;
 use super::queues::{Place, Queues, TaskId};
 use crate::MachineId;
 
+/// By how many slices a gang's member may go before who is first on its core.
+const PASSED_OVER: i64 = 2;
+
 /// Who decides that a machine's vCPUs run together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leader {
@@ -59,7 +62,9 @@ impl Policy for Gang {
             let Some(place) = queues.task(sibling).map(|task| (task.place, task.core)) else {
                 continue;
             };
-            if place.0 == Place::Waits && place.1 != core && !cores.contains(&place.1) {
+            // force ends where somebody else has been passed over for too long: else a machine whose leader sleeps would starve
+            let fair = queues.way_to_front_ns(sibling) <= PASSED_OVER * queues.slice_ns(sibling);
+            if place.0 == Place::Waits && place.1 != core && fair && !cores.contains(&place.1) {
                 queues.set_next(sibling);
                 members.push(sibling);
                 cores.push(place.1);

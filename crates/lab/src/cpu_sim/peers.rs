@@ -1,0 +1,145 @@
+//! What others do about vCPUs that wait for each other, on the same run queues: the kernel's directed yield, the patches that improve it,
+//! and LAVD's boost.
+
+use floe_sched::MachineId;
+use floe_sched::cpu::{Base, Place, Policy, Queues, TaskId, Tell};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// KVM's directed yield (`kvm_vcpu_on_spin`, `yield_to`): a vCPU that spins gives its core away, and names a sibling that goes next on
+/// its own core.
+///
+/// As it is today: siblings that were stopped take turns, those that spin themselves every other time; the one that is named goes next if
+/// the kernel's order allows it, and the one that yields loses nothing under CFS and asks anew under EEVDF, so that it may be chosen
+/// again at once.
+///
+/// With the patches for semantics-aware scheduling (under review since November 2025): who yielded is put behind whom it yielded to; who
+/// sent an interrupt is known to wait for its receiver; and the one that is named gets a bounded credit of lag (their third version), so
+/// that the kernel's order allows it.
+#[derive(Clone, Debug)]
+pub struct DirectedYield {
+    patched: bool,
+    /// Where each machine's turns stand.
+    turns: BTreeMap<MachineId, usize>,
+    spun: BTreeSet<TaskId>,
+    /// Spinners that were passed over the last time.
+    passed: BTreeSet<TaskId>,
+}
+
+impl DirectedYield {
+    /// As in Linux 6.18.
+    pub fn today() -> DirectedYield {
+        DirectedYield {
+            patched: false,
+            turns: BTreeMap::new(),
+            spun: BTreeSet::new(),
+            passed: BTreeSet::new(),
+        }
+    }
+
+    /// With the patches.
+    pub fn patched() -> DirectedYield {
+        DirectedYield {
+            patched: true,
+            ..DirectedYield::today()
+        }
+    }
+
+    fn choose(
+        &mut self,
+        queues: &Queues,
+        spinner: TaskId,
+        awaits: Option<TaskId>,
+    ) -> Option<TaskId> {
+        let waits = |id: &TaskId| {
+            queues
+                .task(*id)
+                .is_some_and(|task| task.place == Place::Waits)
+        };
+        if let Some(id) = awaits.filter(|id| self.patched && waits(id)) {
+            return Some(id);
+        }
+        let machine = queues.task(spinner)?.machine?;
+        let vcpus = queues.vcpus(machine);
+        let turn = self.turns.get(&machine).copied().unwrap_or(0);
+        for step in 1..=vcpus.len() {
+            let at = (turn + step) % vcpus.len();
+            let id = vcpus[at];
+            if id == spinner || !waits(&id) {
+                continue;
+            }
+            if self.spun.contains(&id) && self.passed.insert(id) {
+                continue;
+            }
+            self.passed.remove(&id);
+            self.turns.insert(machine, at);
+            return Some(id);
+        }
+        None
+    }
+}
+
+impl Policy for DirectedYield {
+    fn spreads(&self) -> bool {
+        false
+    }
+
+    fn picked(&mut self, _: &mut Queues, _: usize, task: TaskId) -> Vec<usize> {
+        self.spun.remove(&task);
+        self.passed.remove(&task);
+        Vec::new()
+    }
+
+    fn told(&mut self, _: u64, queues: &mut Queues, tell: Tell) -> Vec<usize> {
+        let Tell::Spins { task, awaits, .. } = tell else {
+            return Vec::new();
+        };
+        self.spun.insert(task);
+        let Some(to) = self.choose(queues, task, awaits) else {
+            return Vec::new();
+        };
+        let core = |id: TaskId| queues.task(id).map_or(0, |task| task.core);
+        let (here, there) = (core(task), core(to));
+        let slice_ns = queues.slice_ns(to);
+        if self.patched {
+            let credit = queues.way_to_front_ns(to).clamp(0, slice_ns);
+            queues.shift(to, -credit);
+            queues.shift(task, slice_ns);
+        } else if let Base::Eevdf { slice_ns } = queues.base() {
+            queues.shift(task, slice_ns);
+        }
+        let mut cores = Vec::new();
+        if queues.waiting(here) > 0 {
+            cores.push(here);
+        }
+        if queues.is_eligible(to) {
+            queues.set_next(to);
+            if there != here {
+                cores.push(there);
+            }
+        }
+        cores
+    }
+
+    fn forget(&mut self, task: TaskId, machine: Option<MachineId>) {
+        self.spun.remove(&task);
+        self.passed.remove(&task);
+        if let Some(machine) = machine {
+            self.turns.remove(&machine);
+        }
+    }
+}
+
+/// LAVD's boost of lock holders (sched_ext): who holds a lock keeps its core until it has released it. LAVD sees the futexes of the
+/// host's tasks alone, so of a guest's locks it knows nothing; here it is told of each of them, which is more than it can have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HolderBoost;
+
+impl Policy for HolderBoost {
+    fn spreads(&self) -> bool {
+        false
+    }
+
+    fn spares_holders(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,409 @@
+//! What runs in the simulated guests. The numbers were written down before the first run, and are explained in `docs/cpu-scheduling.md`.
+
+use super::random::Random;
+
+/// Nanoseconds of a microsecond and of a millisecond.
+pub const US: u64 = 1_000;
+/// See [`US`].
+pub const MS: u64 = 1_000_000;
+
+/// What a thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// It computes for so many nanoseconds, taking spin locks in between.
+    Compute(u64),
+    /// It waits until all members of a barrier are there.
+    Barrier(usize),
+    /// It puts something into a queue, and blocks while that is full.
+    Put(usize),
+    /// It takes something from a queue, and blocks while that is empty.
+    Take(usize),
+    /// It has all other processors of its guest forget a mapping, and spins until they have.
+    Flush,
+    /// It waits for a device, for so many nanoseconds.
+    Sleep(u64),
+    /// A unit of work is done.
+    Count,
+    /// It ends.
+    End,
+}
+
+/// Spin locks of a guest: taken so often in a second of computing, held for so long, one of `count`.
+#[derive(Clone, Copy, Debug)]
+pub struct Locks {
+    /// Acquisitions in a second of processor time.
+    pub per_s: f64,
+    /// For how long one is held.
+    pub hold_ns: f64,
+    /// How many different locks there are, each as likely as any other.
+    pub count: usize,
+}
+
+impl Locks {
+    /// The part of its processor time for which a thread holds one.
+    pub fn held(&self) -> f64 {
+        self.per_s * self.hold_ns / 1e9
+    }
+}
+
+/// A barrier: how many take part, and for how long they spin before they block.
+#[derive(Clone, Copy, Debug)]
+pub struct Barrier {
+    /// Threads that have to come.
+    pub members: usize,
+    /// For how long one spins; `u64::MAX` if it never blocks.
+    pub spin_ns: u64,
+}
+
+/// A program, or several of the same kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Workload {
+    /// `make -j16` of a kernel, everything in memory: 16 jobs at a time, many locks of the guest's kernel.
+    Kernbench,
+    /// Parsec's dedup: a pipeline that blocks, and flushes translations as its memory comes and goes.
+    Dedup,
+    /// Parsec's streamcluster: barriers, very often.
+    Streamcluster,
+    /// Parsec's x264: each frame follows its predecessor row by row.
+    X264,
+    /// Parsec's facesim: four tasks at a time, then a serial part.
+    Facesim,
+    /// Parsec's ferret: a pipeline of six stages.
+    Ferret,
+    /// SPECjbb2005 with so many warehouses.
+    Jbb(usize),
+    /// SuperPI on each processor: the disturber.
+    Pi,
+    /// NPB with busy waiting (`OMP_WAIT_POLICY=active`).
+    Npb,
+}
+
+/// Those of Parsec and kernbench, which end.
+pub const FINITE: [Workload; 6] = [
+    Workload::Kernbench,
+    Workload::Dedup,
+    Workload::Streamcluster,
+    Workload::X264,
+    Workload::Facesim,
+    Workload::Ferret,
+];
+
+const KERNBENCH_JOBS: u64 = 160;
+const DEDUP_ITEMS: u64 = 4000;
+const FERRET_ITEMS: u64 = 700;
+const STREAM_PHASES: u64 = 20_000;
+const X264_THREADS: usize = 6;
+const X264_FRAMES: u64 = 480;
+const X264_ROWS: u64 = 16;
+const FACESIM_PHASES: u64 = 400;
+/// Batches of transactions of all warehouses between two collections of garbage, and steps of one.
+const JBB_BATCHES: u64 = 150;
+const JBB_GC_STEPS: u64 = 10;
+/// How much a queue of a pipeline holds.
+const QUEUE_MAX: usize = 20;
+/// Parsec's barriers spin for some hundred rounds before they block.
+const BARRIER_SPIN_NS: u64 = 50 * US;
+
+/// Threads of each stage and nanoseconds of an item in it.
+type Stage = (usize, u64);
+const DEDUP: [Stage; 5] = [
+    (1, 100 * US),
+    (4, 500 * US),
+    (4, 300 * US),
+    (4, 1200 * US),
+    (1, 100 * US),
+];
+/// Which stage of dedup gives memory back.
+const DEDUP_FLUSHES: usize = 3;
+const FERRET: [Stage; 6] = [
+    (1, 300 * US),
+    (4, 2 * MS),
+    (4, MS),
+    (4, 3 * MS),
+    (4, 5 * MS),
+    (1, 200 * US),
+];
+
+impl Workload {
+    /// Its name in figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Kernbench => "kernbench",
+            Workload::Dedup => "dedup",
+            Workload::Streamcluster => "streamcluster",
+            Workload::X264 => "x264",
+            Workload::Facesim => "facesim",
+            Workload::Ferret => "ferret",
+            Workload::Jbb(_) => "specjbb",
+            Workload::Pi => "superpi",
+            Workload::Npb => "npb",
+        }
+    }
+
+    /// How many threads it has in a guest with so many processors.
+    pub fn threads(self, vcpus: usize) -> usize {
+        let stages = |stages: &[Stage]| stages.iter().map(|stage| stage.0).sum();
+        match self {
+            Workload::Kernbench => 16,
+            Workload::Dedup => stages(&DEDUP),
+            Workload::Ferret => stages(&FERRET),
+            Workload::X264 => X264_THREADS,
+            Workload::Jbb(warehouses) => warehouses,
+            Workload::Streamcluster | Workload::Facesim | Workload::Pi | Workload::Npb => vcpus,
+        }
+    }
+
+    /// Its guest's spin locks: of table 4.1 where that has them, with 124,000 and 49,000 in a second for kernbench.
+    pub fn locks(self) -> Locks {
+        let (per_s, hold_ns, count) = match self {
+            Workload::Kernbench => (173_000.0, 512.0, 16),
+            Workload::Dedup => (62_000.0, 650.0, 8),
+            Workload::Jbb(_) => (12_000.0, 2_000.0, 16),
+            Workload::Pi => (1_045.0, 174.0, 16),
+            Workload::X264 | Workload::Facesim | Workload::Ferret => (5_000.0, 300.0, 16),
+            Workload::Streamcluster | Workload::Npb => (1_045.0, 174.0, 16),
+        };
+        Locks {
+            per_s,
+            hold_ns,
+            count,
+        }
+    }
+
+    /// For which part of its time its guest's kernel runs.
+    pub fn in_kernel(self) -> f64 {
+        match self {
+            Workload::Kernbench => 0.3,
+            Workload::Dedup => 0.2,
+            _ => 0.03,
+        }
+    }
+
+    /// Its barriers.
+    pub fn barriers(self, vcpus: usize) -> Vec<Barrier> {
+        let blocks = |members| Barrier {
+            members,
+            spin_ns: 0,
+        };
+        match self {
+            Workload::Kernbench => vec![blocks(16)],
+            Workload::Streamcluster => vec![Barrier {
+                members: vcpus,
+                spin_ns: BARRIER_SPIN_NS,
+            }],
+            Workload::Facesim => vec![blocks(vcpus)],
+            Workload::Npb => vec![Barrier {
+                members: vcpus,
+                spin_ns: u64::MAX,
+            }],
+            // all warehouses stop; as many collect as there are processors
+            Workload::Jbb(warehouses) => vec![
+                blocks(warehouses),
+                Barrier {
+                    members: warehouses.min(vcpus),
+                    spin_ns: u64::MAX,
+                },
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    /// How much each of its queues holds.
+    pub fn queues(self) -> Vec<usize> {
+        match self {
+            Workload::Dedup => vec![QUEUE_MAX; DEDUP.len() - 1],
+            Workload::Ferret => vec![QUEUE_MAX; FERRET.len() - 1],
+            Workload::X264 => vec![2 * X264_ROWS as usize; X264_THREADS],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A run of a workload in a guest.
+#[derive(Clone, Debug)]
+pub struct Program {
+    workload: Workload,
+    vcpus: usize,
+    /// How far each thread is, in a counter of its own.
+    steps: Vec<u64>,
+    /// What is left of each thread's job.
+    left: Vec<u64>,
+    /// What all threads share: jobs or items taken, by stage.
+    taken: Vec<u64>,
+    /// What is left of the computing of each thread that was put aside in its guest.
+    kept: Vec<u64>,
+}
+
+impl Program {
+    /// Begins a run.
+    pub fn new(workload: Workload, vcpus: usize) -> Program {
+        let threads = workload.threads(vcpus);
+        Program {
+            workload,
+            vcpus,
+            steps: vec![0; threads],
+            left: vec![0; threads],
+            taken: vec![0; 8],
+            kept: vec![0; threads],
+        }
+    }
+
+    /// A thread is put aside with so much of its computing left.
+    pub fn keep(&mut self, thread: usize, left: u64) {
+        self.kept[thread] = left;
+    }
+
+    /// What is left of the computing of a thread that is taken up again.
+    pub fn kept(&mut self, thread: usize) -> u64 {
+        std::mem::take(&mut self.kept[thread])
+    }
+
+    /// What a thread does next.
+    pub fn next(&mut self, thread: usize, random: &mut Random) -> Op {
+        let step = self.steps[thread];
+        self.steps[thread] += 1;
+        match self.workload {
+            Workload::Kernbench => self.kernbench(thread, random),
+            Workload::Dedup => {
+                self.pipeline(&DEDUP, DEDUP_ITEMS, Some(DEDUP_FLUSHES), thread, random)
+            }
+            Workload::Ferret => self.pipeline(&FERRET, FERRET_ITEMS, None, thread, random),
+            Workload::Streamcluster => match step {
+                step if step / 2 == STREAM_PHASES => Op::End,
+                step if step.is_multiple_of(2) => Op::Compute(random.around(120 * US, 0.2)),
+                _ => Op::Barrier(0),
+            },
+            Workload::X264 => self.x264(thread, step, random),
+            Workload::Facesim => match (step / 4, step % 4) {
+                (FACESIM_PHASES, _) => Op::End,
+                (_, 0) => Op::Compute(random.around(5 * MS, 0.3)),
+                (_, 2) if thread == 0 => Op::Compute(random.around(MS, 0.3)),
+                (_, 2) => Op::Count,
+                _ => Op::Barrier(0),
+            },
+            Workload::Jbb(warehouses) => self.jbb(warehouses, thread, random),
+            Workload::Pi => Op::Compute(50 * MS),
+            Workload::Npb => match step % 2 {
+                0 => Op::Compute(random.around(MS, 0.1)),
+                _ => Op::Barrier(0),
+            },
+        }
+    }
+
+    /// 160 jobs of 120 ms on average, which wait for a device now and then, and a link by one thread.
+    fn kernbench(&mut self, thread: usize, random: &mut Random) -> Op {
+        const PIECE: u64 = 10 * MS;
+        if self.left[thread] == 0 {
+            if self.taken[0] < KERNBENCH_JOBS {
+                self.taken[0] += 1;
+                self.left[thread] = random.exponential(120e6).clamp(PIECE, 600 * MS);
+            } else {
+                // steps are no longer needed: they count what comes at the end
+                let end = self.taken[1 + usize::from(thread != 0)];
+                match (thread, self.steps[thread]) {
+                    (_, step) if step < u64::MAX / 2 => {
+                        self.steps[thread] = u64::MAX / 2;
+                        return Op::Barrier(0);
+                    }
+                    (0, _) if end == 0 => {
+                        self.taken[1] = 1;
+                        self.left[0] = 500 * MS;
+                    }
+                    _ => return Op::End,
+                }
+            }
+        }
+        if self.steps[thread] < u64::MAX / 2 && random.chance(0.2) {
+            return Op::Sleep(random.exponential(2e6));
+        }
+        let piece = self.left[thread].min(PIECE);
+        self.left[thread] -= piece;
+        Op::Compute(piece)
+    }
+
+    /// Each thread of a stage takes an item, works on it, and hands it on.
+    fn pipeline(
+        &mut self,
+        stages: &[Stage],
+        items: u64,
+        flushes: Option<usize>,
+        thread: usize,
+        random: &mut Random,
+    ) -> Op {
+        let (mut stage, mut first) = (0, 0);
+        while thread >= first + stages[stage].0 {
+            first += stages[stage].0;
+            stage += 1;
+        }
+        // take, compute, flush, put
+        let at = self.left[thread];
+        self.left[thread] = (at + 1) % 4;
+        match at {
+            0 => {
+                if self.taken[stage] == items {
+                    return Op::End;
+                }
+                self.taken[stage] += 1;
+                match stage {
+                    0 => self.pipeline(stages, items, flushes, thread, random),
+                    _ => Op::Take(stage - 1),
+                }
+            }
+            1 => Op::Compute(random.around(stages[stage].1, 0.5)),
+            2 if flushes == Some(stage) => Op::Flush,
+            2 => self.pipeline(stages, items, flushes, thread, random),
+            _ if stage + 1 == stages.len() => Op::Count,
+            _ => Op::Put(stage),
+        }
+    }
+
+    /// Thread `t` has frames `t`, `t + 6` ...; each row needs the same row of the frame before.
+    fn x264(&mut self, thread: usize, step: u64, random: &mut Random) -> Op {
+        let (row, part) = (step / 3, step % 3);
+        let frame = thread as u64 + X264_THREADS as u64 * (row / X264_ROWS);
+        match part {
+            _ if frame >= X264_FRAMES => Op::End,
+            0 if frame == 0 => Op::Count,
+            0 => Op::Take((thread + X264_THREADS - 1) % X264_THREADS),
+            1 => Op::Compute(random.around(500 * US, 0.4)),
+            _ if frame + 1 == X264_FRAMES => Op::Count,
+            _ => Op::Put(thread),
+        }
+    }
+
+    /// Batches of a millisecond; after 150 of them all stop, and as many threads as processors collect garbage in ten steps.
+    fn jbb(&mut self, warehouses: usize, thread: usize, random: &mut Random) -> Op {
+        let collectors = warehouses.min(self.vcpus);
+        // `left` is where a thread is: 0 computes, 1 counts, from 2 on it collects
+        let at = self.left[thread];
+        self.left[thread] += 1;
+        if at < 2 {
+            if at == 1 {
+                self.left[thread] = 0;
+                self.taken[0] += 1;
+                return Op::Count;
+            }
+            // whoever has seen fewer collections than are due goes there
+            if self.taken[0] / JBB_BATCHES > self.steps_of_gc(thread) {
+                self.left[thread] = 3;
+                return Op::Barrier(0);
+            }
+            return Op::Compute(random.around(MS, 0.3));
+        }
+        let collects = thread < collectors && at < 3 + 2 * JBB_GC_STEPS;
+        match collects {
+            true if (at - 3).is_multiple_of(2) => Op::Compute(random.around(500 * US, 0.2)),
+            true => Op::Barrier(1),
+            false => {
+                self.left[thread] = 0;
+                self.steps[thread] += 1 << 40;
+                Op::Barrier(0)
+            }
+        }
+    }
+
+    /// How many collections a thread has seen: the upper part of its steps.
+    fn steps_of_gc(&self, thread: usize) -> u64 {
+        self.steps[thread] >> 40
+    }
+}

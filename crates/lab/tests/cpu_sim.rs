@@ -1,0 +1,203 @@
+//! Machines that share cores, in virtual time: the simulator keeps its own rules, and shows what it is there to show.
+use floe_lab::cpu_sim::{
+    DirectedYield, FINITE, HolderBoost, LockKind, Outcome, Setup, Workload, World,
+};
+use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Told};
+
+const CORES: usize = 4;
+
+fn policies() -> Vec<Box<dyn Policy>> {
+    vec![
+        Box::new(Plain),
+        Box::new(Balance),
+        Box::new(Sbco::paper()),
+        Box::new(Sbco::adaptive()),
+        Box::new(Gang::procco()),
+        Box::new(Told::default()),
+        Box::new(DirectedYield::today()),
+        Box::new(DirectedYield::patched()),
+        Box::new(HolderBoost),
+    ]
+}
+
+fn run(
+    policy: Box<dyn Policy>,
+    modern: bool,
+    locks: LockKind,
+    machines: Vec<(usize, Workload)>,
+    limit_s: f64,
+) -> Outcome {
+    World::new(Setup {
+        cores: CORES,
+        base: if modern {
+            Base::eevdf(CORES)
+        } else {
+            Base::cfs(CORES)
+        },
+        policy,
+        tells: true,
+        locks,
+        machines,
+        seed: 7,
+        limit_s,
+        note_s: 1.0,
+    })
+    .run()
+}
+
+fn beside(workload: Workload, disturbers: usize) -> Vec<(usize, Workload)> {
+    let mut machines = vec![(4, workload)];
+    machines.extend(vec![(4, Workload::Pi); disturbers]);
+    machines
+}
+
+#[test]
+fn a_machine_alone_has_all_cores_and_nothing_to_wait_for() {
+    for workload in FINITE {
+        let outcome = run(
+            Box::new(Plain),
+            false,
+            LockKind::Unfair,
+            beside(workload, 0),
+            60.0,
+        );
+        assert!(outcome.ended, "{workload:?}");
+        // between 3.84 seconds of work (x264) and 30, on four cores, with serial parts
+        assert!(
+            (0.9..15.0).contains(&outcome.took_s),
+            "{workload:?}: {}",
+            outcome.took_s
+        );
+        assert!(
+            outcome.spun_pct[0] < 1.0,
+            "{workload:?}: {:?}",
+            outcome.spun_pct
+        );
+    }
+}
+
+#[test]
+fn every_workload_ends_under_every_policy_and_every_lock_that_no_waiter_hands_on() {
+    for modern in [false, true] {
+        for locks in [LockKind::Unfair, LockKind::Paravirtual] {
+            for policy in policies() {
+                let outcome = run(policy, modern, locks, beside(Workload::Kernbench, 1), 400.0);
+                assert!(outcome.ended, "{modern} {locks:?}");
+            }
+        }
+        for (turn, workload) in FINITE.into_iter().enumerate() {
+            // each workload under a third of the policies: all of them take minutes unoptimised
+            let third = policies().into_iter().skip(turn % 3).step_by(3);
+            for policy in third {
+                let outcome = run(policy, modern, LockKind::Unfair, beside(workload, 1), 400.0);
+                assert!(outcome.ended, "{modern} {workload:?}");
+            }
+        }
+    }
+}
+
+/// A queued lock goes to waiters without a core, one after the other, as it does on real hosts: work all but stands still, unless holders
+/// keep their cores.
+#[test]
+fn a_queued_lock_convoys_only_where_holders_lose_their_cores() {
+    for modern in [false, true] {
+        let took = |policy| {
+            let machines = beside(Workload::Kernbench, 1);
+            run(policy, modern, LockKind::Queued, machines, 100.0).took_s
+        };
+        let free = took(Box::new(HolderBoost));
+        assert!(free < 20.0, "{free}");
+        assert!(took(Box::new(Plain)) > 2.0 * free);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let once = || {
+        let policy = Box::new(Told::default());
+        let outcome = run(
+            policy,
+            false,
+            LockKind::Unfair,
+            beside(Workload::Dedup, 3),
+            60.0,
+        );
+        (
+            outcome.took_s,
+            outcome.switches,
+            outcome.count,
+            outcome.notes,
+        )
+    };
+    assert_eq!(once(), once());
+}
+
+#[test]
+fn no_time_is_made_or_lost() {
+    for modern in [false, true] {
+        for policy in policies() {
+            let outcome = run(
+                policy,
+                modern,
+                LockKind::Unfair,
+                beside(Workload::Npb, 2),
+                6.5,
+            );
+            let sums = outcome.notes.windows(2).map(|two| {
+                let ran = two[1]
+                    .iter()
+                    .zip(&two[0])
+                    .map(|(after, before)| after - before);
+                ran.sum::<u64>() as f64 / 1e9
+            });
+            let sums: Vec<f64> = sums.collect();
+            assert!(sums.len() >= 4);
+            for sum in sums {
+                assert!((sum / CORES as f64 - 1.0).abs() < 0.001, "{sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn siblings_are_stacked_by_the_kernel_and_by_nobody_else() {
+    let stacked = |policy| {
+        let machines = beside(Workload::Kernbench, 2);
+        run(policy, false, LockKind::Unfair, machines, 60.0).stacked_pct
+    };
+    assert!(stacked(Box::new(Plain)) > 1.0);
+    for policy in [
+        Box::new(Balance) as Box<dyn Policy>,
+        Box::new(Sbco::paper()),
+        Box::new(Told::default()),
+    ] {
+        assert_eq!(stacked(policy), 0.0);
+    }
+}
+
+#[test]
+fn a_lock_whose_holder_keeps_its_core_is_never_spun_for() {
+    let spun = |policy| {
+        let machines = beside(Workload::Kernbench, 1);
+        run(policy, false, LockKind::Unfair, machines, 60.0).spun_pct[0]
+    };
+    assert!(spun(Box::new(Plain)) > 1.0);
+    assert_eq!(spun(Box::new(HolderBoost)), 0.0);
+}
+
+#[test]
+fn lending_begins_with_queues_of_three() {
+    let loans = |disturbers| {
+        let machines = beside(Workload::Npb, disturbers);
+        run(
+            Box::new(Sbco::paper()),
+            false,
+            LockKind::Unfair,
+            machines,
+            5.0,
+        )
+        .loans
+    };
+    assert_eq!(loans(1), 0);
+    assert!(loans(5) > 0);
+}
