@@ -146,6 +146,11 @@ impl Catalogue {
         Ok(value)
     }
 
+    /// Returns a function that makes the error that tells an operator what failed, and in which file.
+    pub(super) fn failed(&self) -> impl FnOnce(rusqlite::Error) -> HubError {
+        HubError::catalogue(&self.path)
+    }
+
     // ---- users and tokens
 
     /// Creates `user` unless it exists.
@@ -158,7 +163,8 @@ impl Catalogue {
                 "INSERT OR IGNORE INTO users VALUES (?1, ?2)",
                 params![user, now_unix_s() as i64],
             )
-        })?;
+        })
+        .map_err(self.failed())?;
         Ok(())
     }
 
@@ -178,23 +184,28 @@ impl Catalogue {
                 "INSERT INTO tokens VALUES (?1, ?2, ?3)",
                 params![hashed.as_bytes(), user, now_unix_s() as i64],
             )
-        })?;
+        })
+        .map_err(self.failed())?;
         Ok(token)
     }
 
     /// Revokes all tokens of `user`. Returns how many there were.
     pub fn revoke_tokens(&self, user: &str) -> Result<usize, HubError> {
-        Ok(self.change(|db| db.execute("DELETE FROM tokens WHERE user = ?1", [user]))?)
+        self.change(|db| db.execute("DELETE FROM tokens WHERE user = ?1", [user]))
+            .map_err(self.failed())
     }
 
     /// Returns the users, each with the number of its tokens.
     pub fn users(&self) -> Result<Vec<(String, u64)>, HubError> {
         let db = self.reads.lock();
-        let mut rows = db.prepare(
-            "SELECT name, (SELECT count(*) FROM tokens WHERE user = name) FROM users ORDER BY name",
-        )?;
-        let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64)))?;
-        Ok(rows.collect::<Rows<_>>()?)
+        let read = || {
+            let mut rows = db.prepare(
+                "SELECT name, (SELECT count(*) FROM tokens WHERE user = name) FROM users ORDER BY name",
+            )?;
+            let rows = rows.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64)))?;
+            rows.collect::<Rows<_>>()
+        };
+        read().map_err(self.failed())
     }
 
     /// Returns the user of a token, given by its hash.

@@ -34,9 +34,14 @@ pub enum HubError {
     },
     /// The catalogue could not be read or written.
     #[error(
-        "catalogue: {0}; if the disk is full, free some space; if the file is damaged, stop the hub, move hub.db, hub.db-wal and hub.db-shm away and copy hub.db.backup to hub.db: it is of the last day"
+        "catalogue {}: {source}; if the disk is full, free some space; if the file is damaged, stop the hub, move hub.db, hub.db-wal and hub.db-shm away and copy hub.db.backup to hub.db: it is of the last day", path.display()
     )]
-    Catalogue(#[from] rusqlite::Error),
+    Catalogue {
+        /// Its file, which SQLite's errors do not name; the other two are beside it.
+        path: PathBuf,
+        /// SQLite's error.
+        source: rusqlite::Error,
+    },
     /// Another hub serves this folder.
     #[error(
         "{} is served by another hub ({by}); stop that one, or give this one a folder of its own with --dir", dir.display()
@@ -82,6 +87,12 @@ impl HubError {
     pub fn file(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> HubError {
         let path = path.to_owned();
         move |source| HubError::File { what, path, source }
+    }
+
+    /// Returns a function that makes the error for the catalogue whose file is `path`.
+    pub fn catalogue(path: &Path) -> impl FnOnce(rusqlite::Error) -> HubError {
+        let path = path.to_owned();
+        move |source| HubError::Catalogue { path, source }
     }
 }
 
@@ -225,7 +236,7 @@ impl From<rusqlite::Error> for ApiError {
 impl From<HubError> for ApiError {
     fn from(error: HubError) -> Self {
         match error {
-            HubError::Catalogue(error) => error.into(),
+            HubError::Catalogue { source, .. } => source.into(),
             HubError::File { source, .. } => source.into(),
             other => ApiError::internal(&other),
         }

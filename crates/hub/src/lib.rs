@@ -109,7 +109,8 @@ impl HubHandle {
         if let Some(kept) = kept
             && hub
                 .catalogue
-                .token_user(&Hash::of(kept.as_bytes()))?
+                .token_user(&Hash::of(kept.as_bytes()))
+                .map_err(hub.catalogue.failed())?
                 .as_deref()
                 == Some(user)
         {
@@ -263,9 +264,9 @@ pub fn quotas(dir: &Path) -> Result<Vec<UserQuota>, HubError> {
         floe_traces::count_authors(&folder).map_err(HubError::file("cannot list", &folder))?;
     let default = Quota::default();
     let users = catalogue.users()?.into_iter().map(|(user, _)| {
-        let wish = catalogue.quota(&user)?;
+        let wish = catalogue.quota(&user).map_err(catalogue.failed())?;
         Ok(UserQuota {
-            used: catalogue.used(&user)?,
+            used: catalogue.used(&user).map_err(catalogue.failed())?,
             traces: traces.get(&user).copied().unwrap_or(0),
             quota: wish.or(&default),
             wish,

@@ -254,7 +254,8 @@ impl Catalogue {
                     number(wish.traces)
                 ],
             )
-        })?;
+        })
+        .map_err(self.failed())?;
         Ok(())
     }
 }

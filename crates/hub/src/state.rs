@@ -134,7 +134,11 @@ impl Hub {
             remembered: Mutex::default(),
             dir,
         };
-        for pack in hub.catalogue.damaged_packs()? {
+        for pack in hub
+            .catalogue
+            .damaged_packs()
+            .map_err(hub.catalogue.failed())?
+        {
             hub.shelf.mark_damaged(&pack);
         }
         hub.clear_litter()?;
@@ -223,7 +227,9 @@ impl Hub {
     /// Records that a damaged pack was replaced.
     pub fn mended(&self, pack: &Hash) -> Result<(), HubError> {
         self.swarms.forget_pack(pack);
-        self.catalogue.note_damaged(pack, false)?;
+        self.catalogue
+            .note_damaged(pack, false)
+            .map_err(self.catalogue.failed())?;
         self.shelf.forget_damage(pack);
         Ok(())
     }
@@ -311,7 +317,11 @@ impl Hub {
 
     /// Counts the manifests and layouts of images that an earlier hub has published.
     fn measure_files(&self) -> Result<(), HubError> {
-        for (id, owner) in self.catalogue.unmeasured()? {
+        for (id, owner) in self
+            .catalogue
+            .unmeasured()
+            .map_err(self.catalogue.failed())?
+        {
             let manifest = self.manifest_path(&id);
             let mut bytes = 0;
             for path in [manifest.with_extension("layout"), manifest] {
@@ -321,14 +331,19 @@ impl Hub {
                     Err(error) => return Err(HubError::file("cannot look at", &path)(error)),
                 }
             }
-            self.catalogue.measured(&id, &owner, bytes)?;
+            self.catalogue
+                .measured(&id, &owner, bytes)
+                .map_err(self.catalogue.failed())?;
         }
         Ok(())
     }
 
     /// Removes files without a row, which a killed process left behind.
     fn clear_litter(&self) -> Result<(), HubError> {
-        let keys = self.catalogue.upload_keys()?;
+        let keys = self
+            .catalogue
+            .upload_keys()
+            .map_err(self.catalogue.failed())?;
         for (name, path) in entries(&self.dir.join("staging"))? {
             if !keys.contains(&name) {
                 remove_folder(&path);
@@ -351,7 +366,8 @@ impl Hub {
                     .and_then(|id| id.parse::<Hash>().ok());
                 if !known
                     .map(|id| self.catalogue.knows_pack(&id))
-                    .transpose()?
+                    .transpose()
+                    .map_err(self.catalogue.failed())?
                     .unwrap_or(false)
                 {
                     remove_file(&path);

@@ -29,11 +29,7 @@ impl Catalogue {
         let path = dir.join(FILE);
         check_not_lost(dir, &path)?;
         make(dir, &path)?;
-        let mut db = connect(&path)?;
-        db.pragma_update(None, "journal_mode", "WAL")?;
-        db.pragma_update(None, "synchronous", "FULL")?;
-        db.pragma_update(None, "foreign_keys", true)?;
-        let found = schema::bring_up(&mut db)?;
+        let (db, found) = open_current(&path).map_err(HubError::catalogue(&path))?;
         if found != schema::VERSION {
             return Err(HubError::CatalogueVersion {
                 path,
@@ -43,12 +39,12 @@ impl Catalogue {
         }
         let catalogue = Catalogue {
             db: Mutex::new(db),
-            reads: Mutex::new(connect(&path)?),
+            reads: Mutex::new(connect(&path).map_err(HubError::catalogue(&path))?),
             holdings: RwLock::default(),
             stored: Mutex::default(),
             path,
         };
-        catalogue.reload_holdings()?;
+        catalogue.reload_holdings().map_err(catalogue.failed())?;
         Ok(catalogue)
     }
 
@@ -61,7 +57,8 @@ impl Catalogue {
         let copy = work.path().join("copy");
         // SQLite syncs the copy as it syncs the catalogue
         let name = copy.to_string_lossy();
-        self.db.lock().execute("VACUUM INTO ?1", [&*name])?;
+        let copied = self.db.lock().execute("VACUUM INTO ?1", [&*name]);
+        copied.map_err(self.failed())?;
         let moved = std::fs::rename(&copy, &path).and_then(|()| sync_folder(folder));
         moved.map_err(failed("cannot copy to"))
     }
@@ -124,11 +121,23 @@ fn make(dir: &Path, path: &Path) -> Result<(), HubError> {
     }
     let file = tempfile::Builder::new().tempfile_in(dir);
     let file = file.map_err(failed())?.into_temp_path();
-    connect(&file)?.pragma_update(None, "journal_mode", "WAL")?;
+    connect(&file)
+        .and_then(|db| db.pragma_update(None, "journal_mode", "WAL"))
+        .map_err(HubError::catalogue(path))?;
     match file.persist_noclobber(path) {
         Err(error) if error.error.kind() != ErrorKind::AlreadyExists => Err(failed()(error.error)),
         _ => Ok(()), // made, by us or by another process meanwhile
     }
+}
+
+/// Opens the catalogue's file for changes, and brings its schema up to date. Also returns which version it has then.
+fn open_current(path: &Path) -> Rows<(Connection, i64)> {
+    let mut db = connect(path)?;
+    db.pragma_update(None, "journal_mode", "WAL")?;
+    db.pragma_update(None, "synchronous", "FULL")?;
+    db.pragma_update(None, "foreign_keys", true)?;
+    let version = schema::bring_up(&mut db)?;
+    Ok((db, version))
 }
 
 fn connect(path: &Path) -> Rows<Connection> {
@@ -136,4 +145,40 @@ fn connect(path: &Path) -> Rows<Connection> {
     let db = Connection::open_with_flags(path, flags)?;
     db.busy_timeout(BUSY_TIMEOUT)?;
     Ok(db)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_catalogue_names_its_file_and_what_to_do() {
+        let told = |error: HubError, path: &Path| {
+            let told = error.to_string();
+            assert!(told.contains(&path.display().to_string()), "{told}");
+            assert!(told.contains(BACKUP), "{told}");
+        };
+        // its log can't be opened
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        drop(Catalogue::open(dir.path()).unwrap());
+        std::fs::create_dir(dir.path().join("hub.db-wal")).unwrap();
+        told(Catalogue::open(dir.path()).err().unwrap(), &path);
+        // it is damaged
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        std::fs::write(&path, [b'x'; 8192]).unwrap();
+        told(Catalogue::open(dir.path()).err().unwrap(), &path);
+        // it is damaged while it is open
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let catalogue = Catalogue::open(dir.path()).unwrap();
+        for table in ["tokens", "users"] {
+            let drop = format!("PRAGMA foreign_keys = off; DROP TABLE {table}");
+            catalogue.db.lock().execute_batch(&drop).unwrap();
+        }
+        told(catalogue.users().unwrap_err(), &path);
+        told(catalogue.create_token("anna").unwrap_err(), &path);
+        told(catalogue.revoke_tokens("anna").unwrap_err(), &path);
+    }
 }

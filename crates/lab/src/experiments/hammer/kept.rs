@@ -3,6 +3,7 @@
 use super::model::Progress;
 use super::work::Worker;
 use anyhow::Context as _;
+use floe_api::client::Client;
 use floe_api::{ActivateRequest, DockRequest, MachineStatus, RunRequest, StartRequest};
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ impl Worker {
             node.wake(PARKED, &request)?.finish(|_| {})?;
         }
         let kept = self.done.lock().kept;
-        if let Some(now) = self.verify_kept(PARKED, &kept) {
+        if let Some(now) = self.verify_kept(&node, PARKED, &kept) {
             self.done.lock().kept = now;
         }
         node.park(PARKED, &Default::default())?
@@ -84,17 +85,14 @@ impl Worker {
         };
         node.activate(SUBSTRATE, &request)?.finish(|_| {})?;
         let docked = self.done.lock().docked;
-        self.verify_kept(ACTIVATED, &docked);
+        self.verify_kept(&node, ACTIVATED, &docked);
         node.remove_machine(ACTIVATED, true)?;
         Ok(())
     }
 
     /// Has a machine verify everything that it had when it stood still. Returns how far it has come.
-    fn verify_kept(&self, machine: &str, stood: &Progress) -> Option<Progress> {
-        let verified = self
-            .node()
-            .and_then(|node| self.verify(&node, machine, stood.acked, stood));
-        match verified {
+    fn verify_kept(&self, node: &Client, machine: &str, stood: &Progress) -> Option<Progress> {
+        match self.verify(node, machine, stood.acked, stood) {
             Ok(verified) => {
                 self.judge(machine, verified.wrong);
                 Some(verified.now)

@@ -6,17 +6,18 @@ use super::console::{Shared, Verified, verify_copy};
 use super::model::Progress;
 use super::promised::Promised;
 use super::schedule::Moment;
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use floe_api::client::Client;
 use floe_api::{
-    CaptureRequest, ForkRequest, KillRequest, PullRequest, RemoveImageRequest, RunRequest,
+    CaptureRequest, CloneState, ForkRequest, KillRequest, PullRequest, RemoveImageRequest,
+    RunRequest,
 };
 use floe_node::transfer::{Cancel, HubClient};
 use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time limit for a short call to the hub.
 const HUB_MAX: Duration = Duration::from_secs(10);
@@ -268,14 +269,27 @@ impl Worker {
         at_least: u64,
         found: &Progress,
     ) -> anyhow::Result<Verified> {
-        let console = node.console(machine)?.socket;
-        verify_copy(
-            console.as_ref(),
-            at_least,
-            found,
-            self.places.verify_max,
-            || self.goes_on(),
-        )
+        let console = self.console_of(node, machine)?;
+        verify_copy(&console, at_least, found, self.places.verify_max, || {
+            self.goes_on()
+        })
+    }
+
+    /// Asks a node for the socket of a machine's console. A node that is down says nothing about its machines, nor does one that
+    /// was started with an error: only an answer beside which nothing was hit or down counts.
+    fn console_of(&self, node: &Client, machine: &str) -> anyhow::Result<PathBuf> {
+        let until = Instant::now() + self.places.verify_max;
+        loop {
+            let calm = self.shared.calm();
+            let error = match node.console(machine) {
+                Ok(console) => return Ok(console.socket.into()),
+                Err(error) => error,
+            };
+            if calm.held() || !self.goes_on() || Instant::now() > until {
+                return Err(error.into());
+            }
+            std::thread::sleep(REST);
+        }
     }
 
     /// Records that a machine that ran did not get on, unless the run is over.
@@ -392,7 +406,12 @@ impl Worker {
         drop(busy);
         let fork = fork.context("a fork tells its clones")?;
         self.done.lock().forks += 1;
-        for clone in &fork.clones {
+        // the answer tells of all clones that were asked for: only those that ran can be lost
+        let (ran, failed): (Vec<_>, Vec<_>) = fork
+            .clones
+            .iter()
+            .partition(|clone| clone.state == CloneState::Running);
+        for clone in ran {
             let who = format!("clone {} of {parent}", clone.name);
             match self.verify(&node, &clone.name, at_least, &found) {
                 Ok(verified) => self.judge(&who, verified.wrong),
@@ -401,7 +420,10 @@ impl Worker {
             }
         }
         self.node()?.kill(parent, &KillRequest { all: true })?;
-        Ok(())
+        match failed.first() {
+            Some(clone) => bail!("clone {}: {:?}, {}", clone.name, clone.state, clone.detail),
+            None => Ok(()),
+        }
     }
 }
 

@@ -14,10 +14,29 @@ const TAKEN_OVER_MAX: Duration = Duration::from_secs(60);
 /// The beginning of what is said of a machine that a node leaves alone.
 const LEFT_ALONE: &str = "it is left alone";
 
+/// What stands beside a start with an error.
+#[derive(Clone, Copy)]
+struct Beside {
+    /// The machine whose QEMU the same blow has killed, and which nobody has started since.
+    killed: Option<usize>,
+}
+
+impl Beside {
+    /// Whether a machine that is listed as failed is rightly so: it is left alone, and that is told, or its QEMU was killed.
+    fn explains(self, name: &str, detail: &str) -> bool {
+        let killed = self.killed.map(|index| MACHINES[index]);
+        detail.starts_with(LEFT_ALONE) || killed == Some(name)
+    }
+}
+
 impl Driver {
     /// Starts what was killed several times with an error, and kills it again. Returns whether there was such a start. A full
-    /// disk is not joined by other errors.
-    pub(super) fn start_with_errors(&mut self, blow: &Blow) -> anyhow::Result<bool> {
+    /// disk is not joined by other errors. `killed` is the machine whose QEMU the blow has killed: it is not started yet.
+    pub(super) fn start_with_errors(
+        &mut self,
+        blow: &Blow,
+        killed: Option<usize>,
+    ) -> anyhow::Result<bool> {
         let hit = |victim| blow.victims.contains(&victim);
         let mut tried = false;
         for at in 0..self.faults.len() {
@@ -31,14 +50,19 @@ impl Driver {
                 continue;
             }
             for _ in 0..faults.how_many() {
-                self.start_with_error(blow, at)?;
+                self.start_with_error(blow, at, killed)?;
                 tried = true;
             }
         }
         Ok(tried)
     }
 
-    fn start_with_error(&mut self, blow: &Blow, at: usize) -> anyhow::Result<()> {
+    fn start_with_error(
+        &mut self,
+        blow: &Blow,
+        at: usize,
+        killed: Option<usize>,
+    ) -> anyhow::Result<()> {
         let (program, faults) = &mut self.faults[at];
         let program = *program;
         let tried = self.world.try_start(program, faults.next_fault())?;
@@ -69,7 +93,7 @@ impl Driver {
                 (!names(said, &met)).then(|| format!("it ended without naming that: {said}"))
             }
             None => self
-                .missing(program, true)
+                .missing(program, Some(Beside { killed }))
                 .err()
                 .map(|error| format!("{error:#}")),
         };
@@ -111,7 +135,7 @@ impl Driver {
     pub(super) fn look_for_all(&mut self, blow: &Blow) -> anyhow::Result<()> {
         let mut wrong = Vec::new();
         for program in [Program::Node, Program::Hub] {
-            if let Err(error) = self.missing(program, false) {
+            if let Err(error) = self.missing(program, None) {
                 wrong.push(format!(
                     "blow {}, after it: the {program}: {error:#}",
                     blow.number
@@ -122,11 +146,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns an error that says what of all that it must have a program does not have. After a start with an error a machine
-    /// may be left alone, if that is told.
-    fn missing(&self, program: Program, with_error: bool) -> anyhow::Result<()> {
+    /// Returns an error that says what of all that it must have a program does not have.
+    fn missing(&self, program: Program, beside: Option<Beside>) -> anyhow::Result<()> {
         match program {
-            Program::Node => self.missing_in_node(with_error),
+            Program::Node => self.missing_in_node(beside),
             Program::Hub => {
                 let worker = self.worker()?;
                 // what is lost is counted there
@@ -135,7 +158,7 @@ impl Driver {
         }
     }
 
-    fn missing_in_node(&self, with_error: bool) -> anyhow::Result<()> {
+    fn missing_in_node(&self, beside: Option<Beside>) -> anyhow::Result<()> {
         let client = self.client()?;
         let until = Instant::now() + TAKEN_OVER_MAX;
         let mut missing: Vec<String>;
@@ -146,7 +169,7 @@ impl Driver {
                 match machines.iter().find(|machine| machine.name == name) {
                     None => missing.push(format!("{name} is not listed")),
                     Some(info) if info.status == MachineStatus::Failed => {
-                        if !with_error || !info.detail.starts_with(LEFT_ALONE) {
+                        if !beside.is_some_and(|beside| beside.explains(name, &info.detail)) {
                             missing.push(format!("{name}: {}", info.detail));
                         }
                     }
@@ -187,4 +210,20 @@ fn names(said: &str, met: &Met) -> bool {
     !met.path.is_absolute()
         || path(&met.path)
         || met.path.parent().is_some_and(|dir| path(&dir.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_machine_whose_qemu_was_killed_may_have_failed_without_being_left_alone() {
+        let ended = "its QEMU, process 7, has ended; start it again";
+        let two = Beside { killed: Some(1) };
+        assert!(two.explains("two", ended));
+        assert!(!two.explains("one", ended) && !two.explains(PARKED, ended));
+        let nobody = Beside { killed: None };
+        assert!(!nobody.explains("two", ended));
+        assert!(nobody.explains("two", "it is left alone: its record can't be read"));
+    }
 }

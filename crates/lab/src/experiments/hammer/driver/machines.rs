@@ -27,12 +27,10 @@ impl Driver {
     }
 
     /// Kills a machine's QEMU. The guest loses what was not flushed; its stall time counts again only after it makes
-    /// progress.
-    pub(super) fn kill_qemu(&mut self, index: usize) {
+    /// progress. Returns whether there was one.
+    pub(super) fn kill_qemu(&mut self, index: usize) -> bool {
         self.shared.guests.lock()[index].ends();
-        if let Some(pid) = self.pids[index].take() {
-            kill(pid);
-        }
+        self.pids[index].take().is_some_and(kill)
     }
 
     pub(super) fn find_pids(&mut self) {

@@ -250,9 +250,7 @@ impl Driver {
             self.world.cut()?;
         }
         let at = Instant::now();
-        if hit(Victim::Qemu) {
-            self.kill_qemu(victim);
-        }
+        let killed = (hit(Victim::Qemu) && self.kill_qemu(victim)).then_some(victim);
         if hit(Victim::Supervisor) && !self.world.kill_supervisor() {
             self.record
                 .not_up
@@ -270,7 +268,7 @@ impl Driver {
                 kills += 1;
             }
         }
-        let tried = self.start_with_errors(blow)?;
+        let tried = self.start_with_errors(blow, killed)?;
         let ended = self.ended_guests();
         self.raise(blow, at)?;
         if hit(Victim::Qemu) {
