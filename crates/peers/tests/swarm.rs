@@ -77,7 +77,9 @@ async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed()
     came.unwrap();
     assert!(last.iter().all(|piece| alone.shelf().has(*piece)));
     // at its end the window reaches into what is predicted
-    let before = shop.given.lock().unwrap().clone();
+    let mut before = shop.given.lock().unwrap().clone();
+    // what was given since does not count: on a busy host much may be
+    before.truncate(1 + before.iter().rposition(|piece| *piece >= 160).unwrap());
     let predicted = before.iter().filter(|piece| **piece < 150).count();
     assert!(predicted < 140, "{predicted} of what was predicted");
     until(&alone, |status| status.pieces_here == 190).await;
