@@ -1,5 +1,5 @@
 //! The guests: an existing build, or a new one.
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -106,6 +106,48 @@ impl Guest {
             .trim()
             .to_string())
     }
+
+    /// Writes the guest's initial RAM disk with the files below `root` in addition to `path`, which it returns. A file that the guest has
+    /// is replaced.
+    pub fn add_to_initrd(&self, root: &Path, path: &Path) -> anyhow::Result<PathBuf> {
+        let archive = Command::new("sh")
+            .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
+            .current_dir(root)
+            .output()
+            .context("cannot run sh")?;
+        ensure!(
+            archive.status.success(),
+            "cpio is missing; install the Debian package cpio"
+        );
+        // The kernel unpacks concatenated archives in order; a later file replaces an earlier one.
+        let mut initrd = std::fs::read(self.initrd())?;
+        initrd.resize(initrd.len().next_multiple_of(4), 0);
+        initrd.extend(archive.stdout);
+        std::fs::write(path, initrd)?;
+        Ok(path.to_owned())
+    }
+}
+
+/// Compiles a program that guests run, without shared libraries, from `source` into the file `program`.
+pub fn compile(source: &Path, program: &Path) -> anyhow::Result<()> {
+    let compiled = Command::new("rustc")
+        .args([
+            "--edition",
+            "2024",
+            "-O",
+            "-C",
+            "target-feature=+crt-static",
+        ])
+        .args(["-C", "strip=symbols", "-C", "panic=abort", "-o"])
+        .args([program, source])
+        .output()
+        .context("cannot run rustc, which compiles what the guests run")?;
+    ensure!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    Ok(())
 }
 
 /// The line that guests print on the serial line when their shell is ready.

@@ -6,9 +6,8 @@
 //! is a node that has found that it does not help and has stopped.
 //!
 //! It takes most of an hour, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
-use super::io::add_to_initrd;
 use super::live::Node;
-use crate::guest::Guest;
+use crate::guest::{Guest, compile};
 use crate::harness::{Context, Kept, Report, Samples};
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{MachineStatus, SchedActing, SchedReport};
@@ -16,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The program of the guests.
@@ -334,24 +332,8 @@ fn guest(dir: &Path) -> anyhow::Result<Guest> {
     std::fs::create_dir_all(root.join("bin"))?;
     let source = dir.join("spin.rs");
     std::fs::write(&source, PROGRAM)?;
-    let compiled = Command::new("rustc")
-        .args([
-            "--edition",
-            "2024",
-            "-O",
-            "-C",
-            "target-feature=+crt-static",
-        ])
-        .args(["-C", "strip=symbols", "-C", "panic=abort", "-o"])
-        .args([&root.join("bin/floe-spin"), &source])
-        .output()
-        .context("cannot run rustc, which compiles what the guests run")?;
-    ensure!(
-        compiled.status.success(),
-        "{}",
-        String::from_utf8_lossy(&compiled.stderr)
-    );
-    add_to_initrd(&tiny, &root, &dir.join("initrd"))?;
+    compile(&source, &root.join("bin/floe-spin"))?;
+    tiny.add_to_initrd(&root, &dir.join("initrd"))?;
     std::fs::copy(tiny.kernel(), dir.join("vmlinuz"))?;
     std::fs::write(dir.join("cmdline"), tiny.cmdline()?)?;
     Guest::at(dir)

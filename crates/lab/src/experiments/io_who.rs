@@ -7,7 +7,7 @@
 //! since nothing can be known of a program before.
 
 use super::live::Node;
-use crate::guest::Guest;
+use crate::guest::{Guest, compile};
 use crate::harness::{Context, Report, Samples};
 use crate::slow_disk::output_of;
 use anyhow::{Context as _, ensure};
@@ -473,16 +473,7 @@ fn make_initrd(guest: &Guest, scratch: &Path, layout: &str) -> anyhow::Result<Pa
     let (source, root) = (scratch.join("who.rs"), scratch.join("who"));
     std::fs::create_dir_all(root.join("bin"))?;
     std::fs::write(&source, PROGRAM)?;
-    let mut rustc = Command::new("rustc");
-    rustc.args([
-        "--edition",
-        "2024",
-        "-O",
-        "-C",
-        "target-feature=+crt-static",
-    ]);
-    rustc.args(["-C", "strip=symbols", "-C", "panic=abort", "-o"]);
-    output_of(rustc.arg(root.join("bin/who-program")).arg(&source))?;
+    compile(&source, &root.join("bin/who-program"))?;
     for name in PROGRAMS.into_iter().chain(DAEMONS.map(|(name, _, _)| name)) {
         symlink("who-program", root.join("bin").join(name))?;
     }
@@ -491,7 +482,7 @@ fn make_initrd(guest: &Guest, scratch: &Path, layout: &str) -> anyhow::Result<Pa
         std::fs::Permissions::from_mode(0o755),
     )?;
     std::fs::write(root.join("layout"), layout)?;
-    super::io::add_to_initrd(guest, &root, &scratch.join("who.initrd"))
+    guest.add_to_initrd(&root, &scratch.join("who.initrd"))
 }
 
 #[cfg(test)]

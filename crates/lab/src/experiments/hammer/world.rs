@@ -2,8 +2,9 @@
 //! link between them, and a second node that reads from the hub.
 use super::faults::{Counts, Fault};
 use super::watch::{Met, Pending};
+use crate::guest::compile;
 use crate::link::Namespace;
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use floe_api::client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::{self, Display};
@@ -502,40 +503,8 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
     let (source, root) = (scratch.join("hammer.rs"), scratch.join("initrd"));
     fs::create_dir_all(root.join("bin"))?;
     fs::write(&source, PROGRAM)?;
-    let program = root.join("bin/floe-hammer");
-    let compiled = Command::new("rustc")
-        .args([
-            "--edition",
-            "2024",
-            "-O",
-            "-C",
-            "target-feature=+crt-static",
-        ])
-        .args(["-C", "strip=symbols", "-C", "panic=abort", "-o"])
-        .args([&program, &source])
-        .output()
-        .context("cannot run rustc, which compiles what the guests run")?;
-    ensure!(
-        compiled.status.success(),
-        "{}",
-        String::from_utf8_lossy(&compiled.stderr)
-    );
+    compile(&source, &root.join("bin/floe-hammer"))?;
     fs::write(root.join("init"), INIT)?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
-    let archive = Command::new("sh")
-        .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
-        .current_dir(&root)
-        .output()
-        .context("cannot run sh")?;
-    ensure!(
-        archive.status.success(),
-        "cpio is missing; install the Debian package cpio"
-    );
-    // The kernel unpacks concatenated archives in order; a later file replaces an earlier one.
-    let mut initrd = fs::read(guest.initrd())?;
-    initrd.resize(initrd.len().next_multiple_of(4), 0);
-    initrd.extend(archive.stdout);
-    let path = scratch.join("hammer.initrd");
-    fs::write(&path, initrd)?;
-    Ok(path)
+    guest.add_to_initrd(&root, &scratch.join("hammer.initrd"))
 }

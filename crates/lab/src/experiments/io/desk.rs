@@ -1,8 +1,7 @@
 //! A real guest in QEMU that makes the requests of recorded launches, or noise, when it is told to (`guests/io.rs`).
 
-use crate::guest::Guest;
+use crate::guest::{Guest, compile};
 use crate::launch::Launch;
-use crate::slow_disk::output_of;
 use anyhow::{Context as _, bail, ensure};
 use floe_machine::qmp::Qmp;
 use serde_json::json;
@@ -205,37 +204,10 @@ pub fn initrd(guest: &Guest, scratch: &Path, launches: &[Launch]) -> anyhow::Res
         let path = root.join("launches").join(&launch.name);
         std::fs::write(path, launch.script().text())?;
     }
-    let mut rustc = Command::new("rustc");
-    rustc.args([
-        "--edition",
-        "2024",
-        "-O",
-        "-C",
-        "target-feature=+crt-static",
-    ]);
-    rustc.args(["-C", "strip=symbols", "-C", "panic=abort", "-o"]);
-    output_of(rustc.arg(root.join("bin/floe-io")).arg(&source))?;
+    compile(&source, &root.join("bin/floe-io"))?;
     std::fs::write(root.join("init"), INIT)?;
     std::fs::set_permissions(root.join("init"), std::fs::Permissions::from_mode(0o755))?;
-    add_to_initrd(guest, &root, &scratch.join("io.initrd"))
-}
-
-/// Writes the tiny guest's initial RAM disk with the files below `root` in addition to `path`, which it returns.
-pub fn add_to_initrd(guest: &Guest, root: &Path, path: &Path) -> anyhow::Result<PathBuf> {
-    let archive = Command::new("sh")
-        .args(["-c", "find . | cpio --quiet -o -H newc -R 0:0"])
-        .current_dir(root)
-        .output()?;
-    ensure!(
-        archive.status.success(),
-        "cpio is missing; install the Debian package cpio"
-    );
-    // The kernel unpacks concatenated archives in order; a later file replaces an earlier one.
-    let mut initrd = std::fs::read(guest.initrd())?;
-    initrd.resize(initrd.len().next_multiple_of(4), 0);
-    initrd.extend(archive.stdout);
-    std::fs::write(path, initrd)?;
-    Ok(path.to_owned())
+    guest.add_to_initrd(&root, &scratch.join("io.initrd"))
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ pub(super) mod site;
 mod throttle;
 
 use crate::harness::{Context, Kept, Report, Samples};
-pub(super) use desk::add_to_initrd;
 use figures::Table;
 use floe_mount::IoScheduling;
 use floe_sched::Class;
