@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fs, io,
-    os::{fd::AsRawFd, unix::fs::PermissionsExt},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     time::Duration,
@@ -40,8 +40,6 @@ const FROM_CLIENT_BYTES: usize = 4 << 10;
 const STALLED: Duration = Duration::from_secs(30);
 /// How long nobody is answered after an error such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
-/// Longest path in a socket's address, in bytes.
-const ADDRESS_BYTES_MAX: usize = 107;
 /// Who may connect: the node's own user.
 const MODE: u32 = 0o600;
 
@@ -91,24 +89,13 @@ impl Screens {
     }
 }
 
-/// Makes a socket that only the node's user can connect to, whatever the length of its path.
+/// Makes a socket that only the node's user can connect to.
 fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    use rustix::fs::{Mode, OFlags};
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let listener = if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
-        std::os::unix::net::UnixListener::bind(path)?
-    } else {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(dir, flags, Mode::empty())?;
-        let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
-        std::os::unix::net::UnixListener::bind(short.join(name))?
-    };
+    let listener = floe_threads::listen(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
     Ok(listener)
 }
