@@ -342,7 +342,7 @@ pub enum ExportFormat {
 }
 
 /// Body of `POST /v1/images/push`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PushRequest {
     /// The local image.

@@ -22,12 +22,7 @@ fn served(dir: &std::path::Path) -> OddServer {
     let push = PushRequest {
         image: "live".into(),
         to: dir.display().to_string(),
-        name: None,
-        token: None,
-        ca: None,
-        public: false,
-        seed: false,
-        seed_until: None,
+        ..Default::default()
     };
     finish(node.client().push(&push).unwrap());
     OddServer::start(dir, "", None).unwrap()

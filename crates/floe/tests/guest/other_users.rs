@@ -53,12 +53,7 @@ fn another_user_gets_nothing_of_a_node_its_machines_and_its_hub() {
     let push = PushRequest {
         image: "live".into(),
         to: url.clone(),
-        name: None,
-        token: None,
-        ca: None,
-        public: false,
-        seed: false,
-        seed_until: None,
+        ..Default::default()
     };
     finish(node.client().push(&push).unwrap());
     run(&node, &format!("{url}/live"), "four");
@@ -135,12 +130,7 @@ fn a_directory_that_a_user_names_can_be_served_but_its_lock_is_nobody_elses() {
     let push = PushRequest {
         image: "tiny".into(),
         to: images.display().to_string(),
-        name: None,
-        token: None,
-        ca: None,
-        public: false,
-        seed: false,
-        seed_until: None,
+        ..Default::default()
     };
     finish(node.client().push(&push).unwrap());
     let (lock, tmp) = (images.join("lock"), images.join("tmp"));

@@ -270,12 +270,7 @@ fn start_all(
     let push = PushRequest {
         image: "booted".into(),
         to: dir.display().to_string(),
-        name: None,
-        token: None,
-        ca: None,
-        public: false,
-        seed: false,
-        seed_until: None,
+        ..Default::default()
     };
     origin.client.push(&push)?.finish(|_| {})?;
     drop(origin);
