@@ -168,9 +168,11 @@ test("a machine is found, paused, looked into, forked and stopped, by keys as by
     await expect(drawer).not.toContainText("it is removed");
     expect(await barriers(page)).toEqual([]);
     await drawer.getByRole("button", { name: /^tiny-live:shell/ }).click();
-    const stored = (JSON.parse(floe(site, "image", "inspect", "tiny-live:shell", "--json")) as { stored_bytes: number }).stored_bytes;
-    await expect(drawer).toContainText(bytes(stored));
-    expect(floe(site, "image", "inspect", "tiny-live:shell")).toContain(bytes(stored));
+    const image = JSON.parse(floe(site, "image", "inspect", "tiny-live:shell", "--json")) as { stored_bytes: number; shared_bytes: number };
+    const own = bytes(image.stored_bytes - image.shared_bytes);
+    await expect(drawer).toContainText(bytes(image.stored_bytes));
+    await expect(drawer).toContainText(`${own}: removing the image frees these`);
+    expect(floe(site, "image", "inspect", "tiny-live:shell")).toContain(`${own} of this node's disk, which go with it`);
     await expect(drawer.getByRole("row", { name: /^ram / })).toContainText("256.0 MiB");
     await expect(drawer.getByRole("listitem").filter({ hasText: "this image" })).toHaveCount(1);
     await expect(drawer).toContainText("profile 2");
