@@ -96,6 +96,26 @@ impl Entry {
         Fresh::unlabel(config);
     }
 
+    /// Returns how often its guest has waited for something that was not on this host.
+    pub fn waits(&self) -> u64 {
+        let disks = self.state().disks.clone();
+        disks.map_or(0, |disks| disks.stats().waits)
+    }
+
+    /// Says from where what its guest needs still comes, if that may be why an agent in it is silent: its source gives nothing, or a
+    /// restored guest has waited for its own memory since it had waited `before` times, or waits now.
+    pub fn still_fetches(&self, before: u64) -> Option<String> {
+        let (fetcher, restored, from) = {
+            let state = self.state();
+            let from = state.record.origin.urls.first().cloned();
+            (state.fetcher.clone()?, state.record.restored, from?)
+        };
+        let trouble = fetcher.trouble();
+        let trouble = trouble.map(|(lasts, why)| (lasts.as_secs(), why.to_string()));
+        let waits = restored && (self.waits() > before || fetcher.stats().waiting > 0);
+        fetches(&from, trouble, waits)
+    }
+
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
     pub fn agent_answers(&self) -> bool {
         let new = !std::mem::replace(&mut self.state.write().guest.agent, true);
@@ -195,6 +215,17 @@ impl Entry {
     }
 }
 
+/// Says from where a guest's pages come. `trouble`: for how many seconds nothing has come that somebody waits for, and why. `waits`: whether
+/// this guest waits.
+fn fetches(from: &str, trouble: Option<(u64, String)>, waits: bool) -> Option<String> {
+    match trouble {
+        Some((seconds, why)) => Some(format!(
+            "what its guest needs is still to come from {from}, which has given nothing for {seconds} s: {why}"
+        )),
+        None => waits.then(|| format!("its guest's memory is still being fetched from {from}")),
+    }
+}
+
 /// Says that a guest's clock is behind, and what sets it.
 fn clock_behind(machine: &str, seconds: u64) -> String {
     let behind = match seconds {
@@ -261,6 +292,20 @@ mod tests {
             for part in [behind, "hwclock --hctosys", "floe agent install web"] {
                 assert!(told.contains(part), "{told}");
             }
+        }
+    }
+
+    #[test]
+    fn a_guest_whose_pages_are_still_to_come_is_told_apart_from_one_that_has_them() {
+        let hub = "https://hub.example/web";
+        assert_eq!(fetches(hub, None, false), None);
+        let slow = fetches(hub, None, true).unwrap();
+        let from = "still being fetched from https://hub.example/web";
+        assert!(slow.contains(from), "{slow}");
+        let why = "connection refused".to_owned();
+        let silent = fetches(hub, Some((40, why)), false).unwrap();
+        for part in [hub, "nothing for 40 s", "connection refused"] {
+            assert!(silent.contains(part), "{silent}");
         }
     }
 

@@ -319,9 +319,11 @@ impl Runs {
             match wait(&sign, timeout, &report.cancel(), || self.check_alive(entry))? {
                 Some(at) => report.stage_at(name, at),
                 None => {
+                    let why = entry.still_fetches(entry.waits());
+                    let why = why.map_or_else(String::new, |why| format!(": {why}"));
                     return Err(failed(
                         format!(
-                            "machine {} runs, but gave no sign of life within {timeout_s} s",
+                            "machine {} runs, but gave no sign of life within {timeout_s} s{why}",
                             entry.name
                         ),
                         format!("see floe logs {}, or wait longer", entry.name),
