@@ -225,7 +225,7 @@ impl Machines {
         let Some(vm) = entry.state().vm.clone() else {
             return;
         };
-        let clock = vm.set_clock();
+        let (clock, pid) = (vm.set_clock(), vm.pid());
         let (machines, entry) = (self.clone(), entry.clone());
         let watcher = floe_threads::spawn("guest-clock-watch", move || {
             let Some(done) = clock.wait(CLOCK_WAIT) else {
@@ -233,7 +233,7 @@ impl Machines {
             };
             let (same, agent) = {
                 let state = entry.state();
-                let same = state.vm.as_ref().is_some_and(|now| Arc::ptr_eq(now, &vm));
+                let same = state.vm.as_ref().is_some_and(|now| now.pid() == pid);
                 (same, state.guest.agent)
             };
             match done {
