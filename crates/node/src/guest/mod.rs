@@ -168,7 +168,8 @@ impl Guests {
         })
     }
 
-    /// Takes it that the guest has what it was sent: plugs the cable in once it has its identity, and has forgotten whom its machine was captured from if it is to.
+    /// Notes that the guest has what it was sent. Plugs the cable in once that is its identity, and it has forgotten whom its machine was
+    /// captured from if it is to.
     fn identity_placed(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
         // an agent sets it before all else but the random numbers
         entry.clock_is_set();

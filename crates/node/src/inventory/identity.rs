@@ -215,8 +215,8 @@ impl Entry {
     }
 }
 
-/// Says from where a guest's pages come. `trouble`: for how many seconds nothing has come that somebody waits for, and why. `waits`: whether
-/// this guest waits.
+/// Says from where a guest's pages come. `trouble`: for how many seconds nothing has come that somebody waits for, and why. `waits`:
+/// whether this guest waits.
 fn fetches(from: &str, trouble: Option<(u64, String)>, waits: bool) -> Option<String> {
     match trouble {
         Some((seconds, why)) => Some(format!(
