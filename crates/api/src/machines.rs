@@ -119,6 +119,11 @@ pub struct RunRequest {
     /// no users of their own, refuses somebody else's unless this is set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
+    /// Make it a machine of its own: a host name (its machine's name), a machine id, a network address and host keys that no other
+    /// machine has. For captured machines in which floe's agent ran; it has no network until the agent has done that. Without this it goes
+    /// on as who it was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own_identity: bool,
 }
 
 /// How much of its host a machine may use, even if more is idle, together with the clones that its guest has made of it, and those that

@@ -15,6 +15,10 @@
 //! the program `hwclock` that this command needs. If no agent answers, the wall clock is
 //! wrong until the guest's own NTP client notices, or a program in it runs `hwclock --hctosys`, which sets the right time
 //! at once. The caller gets [`ClockSync::Stale`] and informs the user.
+//!
+//! That a machine was restored its guest can know without an agent: the state of `vmgenid` holds only where in memory the id is, so that each
+//! QEMU that loads it (`guid=auto`) writes an id of its own there and raises the interrupt (`vmgenid_post_load` in QEMU's
+//! `hw/acpi/vmgenid.c`). QEMU 7.2 has no VMClock, and images fit only the devices that they were captured with.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

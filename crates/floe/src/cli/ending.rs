@@ -116,8 +116,14 @@ impl Inside {
             }
             Some(Err(ClientError::Api(error))) if command => Err(CliError::new(
                 error.code,
-                format!("no command runs in {name}: floe's agent in its guest does not answer"),
-                format!("see floe logs {name}; floe agent install {name} puts the agent in"),
+                format!(
+                    "no command runs in {name}, since floe's agent in its guest does not answer: {}",
+                    error.message
+                ),
+                format!(
+                    "{}; into a guest that has no agent, and all of its memory, floe agent install {name} puts one",
+                    error.fix
+                ),
             )),
             Some(Err(error)) if command => Err(error.into()),
             _ => console::attach(client, name, Duration::from_secs(2)).map(|()| ExitCode::SUCCESS),

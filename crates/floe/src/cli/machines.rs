@@ -76,6 +76,10 @@ pub struct Run {
     /// Boot from the disks even if the image contains a running machine
     #[arg(long)]
     cold: bool,
+    /// Make it a machine of its own, with a host name, machine id, network address and host keys that no other has: for a captured
+    /// machine with floe's agent that runs more than once. It has no network until the agent has done that
+    #[arg(long, conflicts_with = "cold")]
+    own_identity: bool,
     /// Stay until Ctrl-C or the machine's end, then print what its link carried and what it waited for
     #[arg(long)]
     link_report: bool,
@@ -242,6 +246,7 @@ impl Run {
             swarm: self.swarm.wish(),
             swarm_members: self.swarm.members()?,
             trust: self.trust.trust,
+            own_identity: self.own_identity,
         };
         let client = cx.client()?;
         let events = client.run(&request)?;

@@ -2,6 +2,8 @@
 //! what it waits for.
 
 use crate::odd::{Mode, OddServer};
+use crate::support::command::{code, said};
+use crate::support::dock::sh;
 use crate::support::node::{TestNode, eventually, finish};
 use floe_api::{CaptureRequest, PushRequest, RunRequest};
 
@@ -69,4 +71,39 @@ fn a_start_outlives_a_page_for_signing_in_and_ps_says_what_a_guest_waits_for() {
     eventually("no more of it", || {
         !detail().contains("waits for its source")
     });
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_command_for_a_guest_whose_memory_does_not_come_is_told_that_and_not_to_install_an_agent() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(&dir.path().join("images"));
+    let node = TestNode::start();
+    node.run(&RunRequest {
+        image: format!("http://{}/{SHELF}#live", server.addr),
+        name: Some("web".into()),
+        ..Default::default()
+    });
+    server.set(SHELF, Mode::PagePacks);
+    // its only CPU comes to memory that it has not touched since
+    let typist = node.type_line(
+        "web",
+        "md5sum /bin/busybox; find / -xdev | md5sum; echo alive-$((40+4))",
+    );
+    eventually("it waits for its source", || {
+        let machine = node.client().machine("web").unwrap();
+        machine.detail.contains("waits for its source")
+    });
+    let refused = said(&code(&node, 5, &["exec", "web", "--", "true"]));
+    for part in [
+        "no agent answers in web yet",
+        "is still to come from http://",
+    ] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert!(!refused.contains("agent install"), "{refused}");
+    server.set(SHELF, Mode::Right);
+    node.wait_console("web", "alive-44");
+    drop(typist);
+    sh(&node, "web", "echo well");
 }

@@ -2,7 +2,7 @@
 //!
 //! The answer is a guest's word: bounded, of a known form, and otherwise not to be believed.
 
-use super::{Agents, exec::check_port};
+use super::{Agents, exec::check_port, why_silent};
 use crate::{
     error::{NodeError, failed, refused},
     inventory::Entry,
@@ -58,7 +58,12 @@ impl Agents {
         let vm = entry.vm()?;
         let name = entry.name.as_str();
         check_port(name, &vm)?;
-        self.streams_of(&vm).ready(name).map(drop)
+        let (streams, waited) = (self.streams_of(&vm), entry.waits());
+        let ready = streams.ready(name).map(drop);
+        ready.map_err(|error| match streams.is_silent() {
+            true => why_silent(entry, waited, error),
+            false => error,
+        })
     }
 
     /// Has the agent in a machine's guest do a chore ([`floe_guest::chores`]) and returns its answer. Waits up to `limit` for that, a

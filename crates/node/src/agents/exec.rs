@@ -8,7 +8,7 @@
 //! taken the bytes; a user's bytes are read when there is room for them.
 
 use crate::{
-    agents::Agents,
+    agents::{Agents, why_silent},
     error::{NodeError, busy, refused, usage},
     inventory::Entry,
 };
@@ -123,6 +123,11 @@ impl Streams {
             ear.frames.push(Frame::Over { stream, outcome });
         }
         self.changed.notify_all();
+    }
+
+    /// Whether no agent has answered, or the one that had has gone.
+    pub(super) fn is_silent(&self) -> bool {
+        self.inner.lock().agent == Agent::Silent
     }
 
     /// Whether any process runs in the guest for somebody.
@@ -595,8 +600,18 @@ impl Agents {
     ) -> Result<Process, NodeError> {
         check_port(name, vm)?;
         let streams = self.streams_of(vm);
-        let process = streams.start(name, request)?;
-        streams.await_answer(name, &process)?;
+        let entry = self.inventory.get(name).ok();
+        let waited = entry.as_ref().map_or(0, |entry| entry.waits());
+        let silent = |error: NodeError| match &entry {
+            Some(entry) => why_silent(entry, waited, error),
+            None => error,
+        };
+        let started = streams.start(name, request);
+        let process = started.map_err(|error| match streams.is_silent() {
+            true => silent(error),
+            false => error,
+        })?;
+        streams.await_answer(name, &process).map_err(silent)?;
         Ok(process)
     }
 }

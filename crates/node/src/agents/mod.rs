@@ -9,7 +9,10 @@ mod traffic;
 pub(crate) use chores::ChoreError;
 pub(crate) use exec::Streams;
 
-use crate::inventory::Inventory;
+use crate::{
+    error::{NodeError, refused},
+    inventory::{Entry, Inventory},
+};
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -52,6 +55,19 @@ impl Agents {
             streams.lose("the machine has ended");
         }
     }
+}
+
+/// Returns what to say of an agent that is silent. If its guest's own pages are still to come it can't answer for that, and no other agent
+/// could. `waited`: how often the guest had waited for some before ([`Entry::waits`]). `error`: what else there is to say.
+fn why_silent(entry: &Entry, waited: u64, error: NodeError) -> NodeError {
+    let Some(why) = entry.still_fetches(waited) else {
+        return error;
+    };
+    let name = &entry.name;
+    refused(
+        format!("no agent answers in {name} yet: {why}"),
+        format!("wait for that (floe ps {name} shows what it waits for), and try again"),
+    )
 }
 
 fn is_of(known: &Weak<Machine>, vm: &Arc<Machine>) -> bool {

@@ -44,9 +44,9 @@ impl Agents {
             }
             let entry = self.inventory.get(name).map_err(|e| e.to_string())?;
             if !entry.state().guest.agent {
-                return Err(
-                    "no agent answers in the guest; floe agent install puts one there".into(),
-                );
+                let none = "no agent answers in the guest; floe agent install puts one there";
+                let missing = entry.still_fetches(entry.waits());
+                return Err(missing.unwrap_or_else(|| none.into()));
             }
             let asked = self.chore::<Traffic>(&entry, names::TRAFFIC, &[], LIMIT);
             asked.map_err(|e| e.of(name).to_string())

@@ -168,8 +168,11 @@ impl Guests {
         })
     }
 
-    /// Plugs the cable in once the guest has its identity, and has forgotten whom its machine was captured from if it is to.
+    /// Notes that the guest has what it was sent. Plugs the cable in once that is its identity, and it has forgotten whom its machine was
+    /// captured from if it is to.
     fn identity_placed(self: &Arc<Self>, entry: &Arc<Entry>, vm: &Arc<Machine>) {
+        // an agent sets it before all else but the random numbers
+        entry.clock_is_set();
         let record = entry.record();
         let missing = |identity: floe_api::Identity| identity != floe_api::Identity::Placed;
         let fresh = record.fresh.is_some_and(|fresh| missing(fresh.identity));

@@ -150,7 +150,8 @@ impl Machines {
             }
             _ => {}
         }
-        if let Some(why) = entry.identity_detail().filter(|_| detail.is_empty()) {
+        let guest = || entry.identity_detail().or_else(|| entry.clock_detail());
+        if let Some(why) = guest().filter(|_| detail.is_empty()) {
             detail = why;
         }
         let buffering = entry.buffering();

@@ -12,6 +12,7 @@ use crate::{
         models::Coming,
         rehearsed::{self, TRACE_REGION},
     },
+    unix_now,
 };
 use floe_api::Happened;
 use floe_image::{CHUNK_SIZE, is_zero};
@@ -35,9 +36,25 @@ pub(crate) struct Loaded {
     forwards: Vec<floe_machine::PortForward>,
     /// Whether its QEMU was started ahead and had waited.
     waited: bool,
+    /// When the state was captured, as Unix time in seconds.
+    captured_unix_s: u64,
 }
 
 impl Loaded {
+    fn of(
+        found: &Found,
+        standby: Standby,
+        forwards: Vec<floe_machine::PortForward>,
+        waited: bool,
+    ) -> Loaded {
+        Loaded {
+            standby,
+            forwards,
+            waited,
+            captured_unix_s: found.manifest.created_unix_s,
+        }
+    }
+
     /// Tells the guest to run. [`Machines::let_go`] then enters the machine.
     pub fn release(&self) -> Result<Continuing, NodeError> {
         Ok(self.standby.machine().begin_cont()?)
@@ -108,21 +125,13 @@ impl Machines {
             self.inventory.users.release(record.uid);
             entry.is_attached(attached.disks, attached.images, found.fetcher.clone());
             report.stage("standby")?;
-            return Ok(Loaded {
-                standby,
-                forwards,
-                waited: true,
-            });
+            return Ok(Loaded::of(found, standby, forwards, true));
         }
         let forwards = record.forwards.iter().map(machine_forward);
         let forwards = forwards.collect::<Result<Vec<_>, _>>();
         if !was_parked && let Some(standby) = self.load_on_blank(entry, found, model) {
             report.stage("standby")?;
-            return Ok(Loaded {
-                standby,
-                forwards: forwards?,
-                waited: false,
-            });
+            return Ok(Loaded::of(found, standby, forwards?, false));
         }
         self.attach(entry)?;
         self.streams(entry, model)?;
@@ -148,11 +157,7 @@ impl Machines {
         let began = Instant::now();
         let standby = Standby::prepare(spec, &snapshot)?;
         tell_stages(standby.stages(), began, report);
-        Ok(Loaded {
-            standby,
-            forwards,
-            waited: false,
-        })
+        Ok(Loaded::of(found, standby, forwards, false))
     }
 
     /// Starts the streaming of an image to a machine that is on the mount now.
@@ -203,10 +208,14 @@ impl Machines {
         tell_stages(&restored.stages, began, report);
         let event = Event::Runs(from.to_owned());
         self.started(entry, &Arc::new(restored.machine), event, |_| ())?;
-        match entry.record().config.labels.contains_key(AGENT_LABEL) {
-            // floe's own agent sets the clock, at less cost to the guest
-            true => entry.awaits_clock(),
-            false => self.set_clock(&entry.entry),
+        // floe's own agent sets the clock, at less cost to the guest
+        let awaited = entry.record().config.labels.contains_key(AGENT_LABEL);
+        // a state that does not say when it was captured is of no known age
+        let captured_unix_s = Some(loaded.captured_unix_s).filter(|at| *at > 0);
+        let behind_s = captured_unix_s.map_or(0, |at| unix_now().saturating_sub(at));
+        entry.clock_is_behind(behind_s, awaited);
+        if !awaited {
+            self.set_clock(&entry.entry);
         }
         Ok(())
     }
@@ -216,19 +225,28 @@ impl Machines {
         let Some(vm) = entry.state().vm.clone() else {
             return;
         };
-        let clock = vm.set_clock();
+        let (clock, pid) = (vm.set_clock(), vm.pid());
         let (machines, entry) = (self.clone(), entry.clone());
         let watcher = floe_threads::spawn("guest-clock-watch", move || {
-            let stale = clock.wait(CLOCK_WAIT);
-            let set = entry.state().guest.agent;
-            if let Some(ClockSync::Stale { reason }) = stale.filter(|_| !set) {
-                machines.core.tell(
-                    Happened::MachineClock,
-                    entry.name.as_str(),
-                    format!("the guest's clock was not set: {reason}"),
-                );
-                let detail = format!("its clock shows the time of the capture: {reason}");
-                let _ = entry.update(|record| record.detail = detail);
+            let Some(done) = clock.wait(CLOCK_WAIT) else {
+                return;
+            };
+            let (same, agent) = {
+                let state = entry.state();
+                let same = state.vm.as_ref().is_some_and(|now| now.pid() == pid);
+                (same, state.guest.agent)
+            };
+            match done {
+                ClockSync::Set { .. } if same => entry.clock_is_set(),
+                ClockSync::Stale { reason } if same && !agent => {
+                    let told = format!("the guest's clock was not set: {reason}");
+                    machines
+                        .core
+                        .tell(Happened::MachineClock, entry.name.as_str(), told);
+                    entry.clock_stays_behind(&reason);
+                }
+                // its guest, or its agent, is another one by now
+                _ => {}
             }
         });
         drop(watcher); // without this thread the clock is set too, but a failure is not reported

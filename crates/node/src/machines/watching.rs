@@ -1,7 +1,10 @@
 //! What users watch: whether a machine does what somebody waits for, and what machines use of their host.
 
 use super::Machines;
-use crate::inventory::{Entry, lifecycle::Phase, now_us};
+use crate::{
+    error::{NodeError, failed},
+    inventory::{Entry, lifecycle::Phase, now_us},
+};
 use floe_api::{MachineInfo, MachineStatus, MachineUsage, PauseReason, UsageList, WaitFor};
 
 impl Machines {
@@ -26,6 +29,21 @@ impl Machines {
             WaitFor::Answers => runs(&info) && entry.state().guest.agent,
         };
         reached.then_some(info)
+    }
+
+    /// Returns the error for who has waited in vain for so many seconds for something that a machine was to do. An agent that is silent
+    /// because its guest's own pages are still to come is told apart.
+    pub fn not_reached(&self, name: &str, what: WaitFor, limit_s: u64) -> NodeError {
+        let entry = self.inventory.get(name).ok();
+        let missing = entry
+            .filter(|_| what == WaitFor::Answers)
+            .and_then(|entry| entry.still_fetches(entry.waits()));
+        let told = format!("machine {name} did not do what it was waited for within {limit_s} s");
+        let told = match missing {
+            Some(why) => format!("{told}: {why}"),
+            None => told,
+        };
+        failed(told, format!("see floe ps {name}, or wait longer"))
     }
 
     /// Returns what the machines that have a QEMU have used of this host.

@@ -22,13 +22,9 @@ pub async fn wait(
         return until(node, name, what).await.map(Json);
     };
     let limit = Duration::from_secs(limit_s);
-    match tokio::time::timeout(limit, until(node, name.clone(), what)).await {
+    match tokio::time::timeout(limit, until(node.clone(), name.clone(), what)).await {
         Ok(reached) => reached.map(Json),
-        Err(_) => Err(failed(
-            format!("machine {name} did not do what it was waited for within {limit_s} s"),
-            format!("see floe ps {name}, or wait longer"),
-        )
-        .into()),
+        Err(_) => Err(node.machines.not_reached(&name, what, limit_s).into()),
     }
 }
 

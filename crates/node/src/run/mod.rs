@@ -5,6 +5,7 @@
 //! state and no lock of its own.
 
 mod again;
+mod identity;
 mod wait;
 
 use crate::{
@@ -119,6 +120,7 @@ impl Runs {
             self.inventory.check_free(name)?;
         }
         let plan = plan::plan(request, &found.manifest)?;
+        identity::check(request, plan.kind, &found.manifest.config)?;
         if plan.kind == Kind::Restore {
             self.images.check_trusted(&found, request.trust)?;
         }
@@ -183,6 +185,9 @@ impl Runs {
             Kind::Restore => found.manifest.config.clone(),
             Kind::Boot => cold_config(&found.manifest.config, plan),
         };
+        if request.own_identity {
+            config.labels.extend([Fresh::label()]);
+        }
         let fresh = Fresh::of_image(&mut config);
         let small = match plan.kind {
             Kind::Restore => Small::of_image(&config),
@@ -263,7 +268,8 @@ impl Runs {
         match plan.kind {
             Kind::Restore => {
                 self.machines
-                    .begin_restore(entry, &request.image, found, model, report)?
+                    .begin_restore(entry, &request.image, found, model, report)?;
+                self.tell_who_it_is(entry, &found.manifest.config, report);
             }
             Kind::Boot => {
                 self.machines.attach(entry)?;
@@ -313,9 +319,11 @@ impl Runs {
             match wait(&sign, timeout, &report.cancel(), || self.check_alive(entry))? {
                 Some(at) => report.stage_at(name, at),
                 None => {
+                    let why = entry.still_fetches(entry.waits());
+                    let why = why.map_or_else(String::new, |why| format!(": {why}"));
                     return Err(failed(
                         format!(
-                            "machine {} runs, but gave no sign of life within {timeout_s} s",
+                            "machine {} runs, but gave no sign of life within {timeout_s} s{why}",
                             entry.name
                         ),
                         format!("see floe logs {}, or wait longer", entry.name),

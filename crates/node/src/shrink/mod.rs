@@ -141,10 +141,13 @@ impl Shrinks {
         }
         let live = format!("floe dock {name} without --convert docks it live");
         Err(match no_agent.filter(|_| nothing_done) {
-            Some(error) => refused(
-                format!("{name} can't be made small: {}", error.to_api().message),
-                format!("floe agent install {name}; {live}"),
-            ),
+            Some(error) => {
+                let error = error.to_api();
+                refused(
+                    format!("{name} can't be made small: {}", error.message),
+                    format!("{}; {live}", error.fix),
+                )
+            }
             None => failed(
                 format!("{name} was not made small, and is as it was: {why}"),
                 live,
