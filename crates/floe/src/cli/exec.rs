@@ -40,8 +40,13 @@ Example: something that stays
   floe exec --detach web -- sh -c 'long-job > /var/log/job 2>&1'
 
 The exit code is the command's; 128 + n if signal n ended it, 124 if its time was over, 125 if the connection to it was lost
-(its agent or the machine ended, or the node), 126 or 127 if it could not be started. Signals to this command are passed on. A command without a terminal goes on in the guest if this one or the
-node is killed; its output is lost then. The guest needs floe's agent: floe agent install.")]
+(its agent or the machine ended, or the node), 126 or 127 if it could not be started. A command that the guest's kernel ends because
+memory is short gives 137, as any that SIGKILL ends.
+
+Signals to this command are passed on. Ctrl-C, SIGTERM and SIGQUIT go to all that the command started, also what has a session of its
+own: what is left five seconds after the command itself has ended is killed. A second one kills all at once. --timeout does the same.
+What a command leaves running that ends by itself goes on. A command without a terminal goes on in the guest if SIGKILL ends this one
+or the node; its output is lost then. The guest needs floe's agent: floe agent install.")]
 pub struct Exec {
     /// The machine
     machine: String,
@@ -66,7 +71,7 @@ pub struct Exec {
         hide_default_value = true
     )]
     cwd: String,
-    /// End it after this time, such as 90s or 10m
+    /// End it, and all that it started, after this time, such as 90s or 10m
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     timeout: Option<u64>,
     /// Print its process id and leave it to itself, without input and output
@@ -350,6 +355,10 @@ impl Attached {
                 size.encode(&mut self.unsent);
             } else if self.terminal || self.passed == Some(number) {
                 // with a terminal this ends the session, as closing its window does; without, it insists
+                if !self.terminal && number != libc::SIGHUP as u8 {
+                    self.pass(libc::SIGKILL as u8);
+                    self.flush()?;
+                }
                 return Ok(Some(Ended::Here(EXIT_SIGNALLED.saturating_add(number))));
             } else {
                 self.passed = Some(number);

@@ -1,6 +1,7 @@
 //! floe's agent, put into strangers' disks while they are imported.
 
 use crate::support::command::{ends, floe, said};
+use crate::support::exec::Echo;
 use crate::support::importing::Rig;
 use crate::support::node::{finish, guest};
 use floe_api::*;
@@ -119,6 +120,19 @@ impl Rig {
             assert!(Instant::now() < until, "the old agent's program is left");
             std::thread::sleep(Duration::from_millis(500));
         }
+    }
+
+    /// A command takes all of a machine's memory: it is ended, and the agent and another command are not.
+    fn outlives_a_shortage(&self, machine: &str) {
+        let mut other = Echo::start(&self.node, machine);
+        other.says("before");
+        let done = ends(floe(
+            &self.node,
+            &["exec", machine, "--", "tail", "/dev/zero"],
+        ));
+        assert_eq!(done.status.code(), Some(128 + 9), "{}", said(&done));
+        other.says("after");
+        other.ends();
     }
 
     /// Makes the tree one that boots: a shell's programs, and an init that this inittab is for. `init`: a tar with that and its libraries.
@@ -361,9 +375,13 @@ fn an_imported_debian_answers_exec_at_its_first_boot() {
     rig.await_agent("web");
     let is_active = ["exec", "web", "--", "systemctl", "is-active", "floe-guest"];
     assert_eq!(run(&is_active), "active\n");
-    // its successor is started by systemd as well
+    rig.outlives_a_shortage("web");
+    // its successor is started by systemd as well, and lives as long with a unit from before
+    let old = "sed -i /OOM/d /etc/systemd/system/floe-guest.service && systemctl daemon-reload";
+    run(&["exec", "web", "--", "sh", "-c", old]);
     rig.replace_agent("web");
     assert_eq!(run(&is_active), "active\n");
+    rig.outlives_a_shortage("web");
 }
 
 #[test]

@@ -1,9 +1,132 @@
 //! Commands, copies and connections in real guests: `floe exec`, `floe cp`, `floe dial`.
 
 use crate::support::command::{floe, run};
-use crate::support::exec::{sh, text, wait_for};
-use crate::support::node::TestNode;
-use std::{fs, io::Read, path::Path};
+use crate::support::exec::{Echo, sh, text, wait_for};
+use crate::support::node::{Signal, TestNode, eventually};
+use std::{
+    fs,
+    io::Read,
+    path::Path,
+    process::{Child, Command},
+};
+
+/// Starts a process in a session of its own, a daemon, and one that does not mind being asked to end.
+const STRAYS: &str = "setsid sleep 5001 & (setsid sleep 5002 &); setsid sh -c 'trap \"\" TERM INT; sleep 5003; sleep 5003' &";
+/// Succeeds if none of them runs.
+const NONE_RUNS: &str = "! ps | grep '[s]leep 500[1-3]'";
+
+/// Succeeds if so many processes sleep.
+fn sleepers(count: u32) -> String {
+    format!("[ $(pidof sleep | wc -w) = {count} ]")
+}
+
+/// Starts a command, and returns once it has said that it is ready.
+fn ready(mut command: Command) -> Child {
+    let mut child = command.spawn().unwrap();
+    let mut ready = [0; "ready\n".len()];
+    let output = child.stdout.as_mut().unwrap();
+    output.read_exact(&mut ready).unwrap();
+    assert_eq!(&ready, b"ready\n");
+    child
+}
+
+fn signal(child: &Child, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+/// A command that is ended leaves nothing, and one that ends by itself leaves what it wants to.
+fn strays_end_with_their_command(node: &TestNode) {
+    let exec = |line: &str| floe(node, &["exec", "web", "--", "sh", "-c", line]);
+    // by Ctrl-C
+    let child = ready(exec(&format!("{STRAYS} echo ready; sleep 5001")));
+    wait_for(node, "web", &sleepers(4));
+    signal(&child, Signal::INT);
+    let done = child.wait_with_output().unwrap();
+    assert_eq!(done.status.code(), Some(128 + 2), "{done:?}");
+    sh(node, NONE_RUNS);
+    // when its time is over
+    let line = format!("{STRAYS} sleep 5001");
+    let limited = ["exec", "--timeout", "2", "web", "--", "sh", "-c", &line];
+    let done = run(node, &limited);
+    assert_eq!(done.status.code(), Some(124), "{done:?}");
+    sh(node, NONE_RUNS);
+    // by one who insists, though it minds nothing but that
+    let line = format!("trap '' TERM INT; {STRAYS} echo ready; while :; do sleep 5001; done");
+    let mut child = ready(exec(&line));
+    wait_for(node, "web", &sleepers(4));
+    eventually("its end", || {
+        signal(&child, Signal::INT);
+        child.try_wait().unwrap().is_some()
+    });
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
+    wait_for(node, "web", NONE_RUNS);
+    // by itself
+    assert_eq!(sh(node, &format!("{STRAYS} echo over")), "over\n");
+    wait_for(node, "web", &sleepers(3));
+    sh(
+        node,
+        "kill -9 $(ps | awk '/[s]leep 500[1-3]/ { print $1 }')",
+    );
+    wait_for(node, "web", NONE_RUNS);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn nothing_is_left_of_a_command_that_is_ended_whatever_sessions_it_has_begun() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    sh(
+        &node,
+        "grep ':name=floe:/[1-9]' /proc/self/cgroup && [ -z \"$FLOE_COMMAND\" ]",
+    );
+    strays_end_with_their_command(&node);
+    // of all these commands no group is left but that of who looks
+    sh(
+        &node,
+        "mkdir /tmp/groups && mount -t cgroup -o none,name=floe floe /tmp/groups",
+    );
+    wait_for(&node, "web", "[ $(ls -d /tmp/groups/[1-9]* | wc -l) = 1 ]");
+    // the agent is in none of them, and no mount is in anybody's way
+    sh(
+        &node,
+        "grep ':name=floe:/$' /proc/$PPID/cgroup && umount /tmp/groups && ! grep floe /proc/mounts",
+    );
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_guest_without_control_groups_is_searched_for_what_a_command_has_started() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    // where the next agent would mount the groups there is a file
+    let again = "p=$(pidof floe-guest); kill $p; while [ -e /proc/$p/exe ]; do sleep 0.1; done; touch /run/floe.groups; \
+        setsid floe-guest serve </dev/null >/dev/null 2>/dev/kmsg & echo again-$((1+1))";
+    node.type_and_wait("web", again, "again-2");
+    wait_for(&node, "web", "[ -n \"$FLOE_COMMAND\" ]");
+    strays_end_with_their_command(&node);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_command_that_takes_all_memory_ends_alone() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    let mut other = Echo::start(&node, "web");
+    other.says("before");
+    let done = run(&node, &["exec", "web", "--", "tail", "/dev/zero"]);
+    assert_eq!(done.status.code(), Some(128 + 9), "{done:?}");
+    sh(&node, "dmesg | grep 'Out of memory: Killed'");
+    other.says("after");
+    other.ends();
+    // the kernel never chooses the agent; what it starts is as any other process, whichever way that is started
+    let scores = "cat /proc/$PPID/oom_score_adj /proc/self/oom_score_adj";
+    assert_eq!(sh(&node, scores), "-1000\n0\n");
+    for options in [["exec", "--tty"], ["exec", "--user=33"]] {
+        let command = ["web", "--", "cat", "/proc/self/oom_score_adj"];
+        let done = run(&node, &[&options[..], &command[..]].concat());
+        assert_eq!(text(&done.stdout).trim_end(), "0", "{done:?}");
+    }
+}
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]

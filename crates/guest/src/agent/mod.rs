@@ -5,6 +5,7 @@ mod exec;
 mod identity;
 mod port;
 mod serve;
+mod shield;
 mod spawn;
 mod sys;
 mod watch;

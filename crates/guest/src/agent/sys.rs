@@ -1,6 +1,6 @@
 //! System calls that the standard library lacks, each with a safety argument.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -101,21 +101,34 @@ pub(in crate::agent) fn now_ms() -> u64 {
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
-/// Mounts the kernel's file system for tracing in the directory that the kernel has for it.
-pub(in crate::agent) fn mount_tracing(dir: &std::path::Path) -> io::Result<()> {
+/// Mounts one of the kernel's own file systems in a directory.
+pub(in crate::agent) fn mount(
+    kind: &CStr,
+    dir: &std::path::Path,
+    options: Option<&CStr>,
+) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt;
-    let (kind, to) = (c"tracefs", CString::new(dir.as_os_str().as_bytes())?);
+    let to = CString::new(dir.as_os_str().as_bytes())?;
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    // SAFETY: the names end with a zero byte and live until the call returns, and no data is passed.
+    let options = options.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: the names, and the options if there are any, end with a zero byte and live until the call returns.
     checked(unsafe {
         libc::mount(
             kind.as_ptr(),
             to.as_ptr(),
             kind.as_ptr(),
             flags,
-            std::ptr::null(),
+            options.cast(),
         )
     })
+}
+
+/// Takes a mount away from its directory. Who has something in it open keeps that.
+pub(in crate::agent) fn detach(dir: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = CString::new(dir.as_os_str().as_bytes())?;
+    // SAFETY: the name ends with a zero byte and lives until the call returns.
+    checked(unsafe { libc::umount2(dir.as_ptr(), libc::MNT_DETACH) })
 }
 
 /// Sets the host name.
@@ -434,11 +447,22 @@ pub(in crate::agent) fn status_of(pid: u32) -> Option<std::process::ExitStatus> 
 
 /// Sends a process group a signal.
 pub(in crate::agent) fn signal_group(leader: u32, number: u8) {
-    let Ok(leader) = libc::pid_t::try_from(leader) else {
-        return;
-    };
-    if leader > 1 {
+    if let Some(leader) = signalled(leader) {
         // SAFETY: takes two numbers. A group that has ended is an error, which is of no interest here.
         unsafe { libc::kill(-leader, libc::c_int::from(number)) };
     }
+}
+
+/// Sends a process a signal.
+pub(in crate::agent) fn signal(process: u32, number: u8) {
+    if let Some(process) = signalled(process) {
+        // SAFETY: takes two numbers. A process that has ended is an error, which is of no interest here.
+        unsafe { libc::kill(process, libc::c_int::from(number)) };
+    }
+}
+
+/// Returns a process's number if it may be sent signals: 0 stands for the agent's own group, and 1 is the guest's init.
+fn signalled(process: u32) -> Option<libc::pid_t> {
+    let process = libc::pid_t::try_from(process).ok()?;
+    (process > 1).then_some(process)
 }

@@ -19,6 +19,9 @@ Restart=always
 RestartSec=1
 # What the host has started here outlives the agent.
 KillMode=process
+# If the kernel ends one of those because memory is short, the agent and the others go on.
+OOMPolicy=continue
+ManagedOOMPreference=omit
 
 [Install]
 WantedBy=multi-user.target

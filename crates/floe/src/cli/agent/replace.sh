@@ -20,9 +20,18 @@ end() {
   done
 }
 
+# With a unit of before, systemd ends the agent if the kernel ends a command because memory is short.
+keep_through_shortage() {
+  ! systemctl cat floe-guest | grep -q '^OOMPolicy=' || return 0
+  mkdir -p /etc/systemd/system/floe-guest.service.d
+  printf '[Service]\nOOMPolicy=continue\nManagedOOMPreference=omit\n' >/etc/systemd/system/floe-guest.service.d/memory.conf
+  systemctl daemon-reload
+}
+
 # Ends the agent with this number, and starts what stands at the path now.
 start_after() {
   if [ -d /run/systemd/system ] && systemctl -q is-enabled floe-guest; then
+    keep_through_shortage
     systemctl restart floe-guest
     ! lives "$1" || end "$1" # somebody had started it by hand
   elif grep -qs "^[^#]*$path" /etc/inittab; then

@@ -3,23 +3,29 @@
 //! A process belongs to nobody but the guest: when its command goes away, it goes on. Then its input ends, and what it writes
 //! is read and dropped, so that it does not stop at a full pipe. If its command was ended, its terminal hangs up, as that of
 //! any session does; if the node was restarted, or this is a clone of the machine in which it was started, the terminal stays.
+//!
+//! A command whose time is over, or whose user wants its end, is [ended](ending) with all that it has [started](tree).
 
+mod ending;
+mod groups;
 mod start;
+mod tree;
 mod user;
+mod walk;
 
 use super::sys;
 use crate::exec::frame::{Channel, DATA_BYTES_MAX, Frame, Outcome};
 use crate::exec::mux::{Mux, Side, Violation};
 use crate::exec::request::{Request, What};
+use ending::Ending;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use tree::{Tree, Trees};
 
-/// How long a process has between the request to end and its end, in ms.
-const GRACE_MS: u64 = 5_000;
 /// How long the rest of a terminal's output may take after its process has ended, in ms.
 const LAST_WORDS_MS: u64 = 1_000;
 /// Most processes and pipes that nobody listens to; beyond that the oldest lose what they write to.
@@ -41,6 +47,8 @@ struct Process {
     /// Its stream; `None` once nobody listens.
     stream: Option<u32>,
     pid: u32,
+    /// It and what it has started.
+    tree: Tree,
     status: Option<ExitStatus>,
     is_tool: bool,
     terminal: bool,
@@ -53,10 +61,7 @@ struct Process {
     left: [usize; 2],
     /// When the rest of its output is no longer waited for.
     last_words_ms: u64,
-    /// When its time is over, and when its grace.
-    ends_ms: Option<u64>,
-    killed_ms: Option<u64>,
-    timed_out: bool,
+    ending: Ending,
 }
 
 /// What a descriptor that is polled belongs to.
@@ -73,6 +78,7 @@ pub(super) struct Processes {
     /// Whether the node knows frames.
     open: bool,
     all: Vec<Process>,
+    trees: Trees,
     child_ends: File,
     /// Where output is read to.
     buffer: Vec<u8>,
@@ -84,6 +90,7 @@ impl Processes {
             mux: Mux::new(Side::Guest),
             open: false,
             all: Vec::new(),
+            trees: Trees::new(),
             child_ends: sys::child_ends()?,
             buffer: vec![0; READ_BYTES],
         })
@@ -125,11 +132,9 @@ impl Processes {
     pub fn next_ms(&self) -> Option<u64> {
         let times = self.all.iter().flat_map(|process| {
             // a pipe's end is an event; that of a terminal which others hold is not
-            let over = process.status.is_some() && process.stream.is_some() && process.terminal;
+            let over = process.ending.is_done() && process.stream.is_some() && process.terminal;
             let words = over.then_some(process.last_words_ms);
-            let runs = process.status.is_none();
-            let end = process.ends_ms.filter(|_| runs);
-            [words, end, process.killed_ms.filter(|_| runs)]
+            [words, process.ending.next_ms()]
         });
         times.flatten().min()
     }
@@ -168,6 +173,7 @@ impl Processes {
                 continue;
             };
             process.status = Some(status);
+            process.ending.over(now_ms);
             process.last_words_ms = now_ms + LAST_WORDS_MS;
             for (left, output) in process.left.iter_mut().zip(&process.outputs) {
                 *left = match (output, process.terminal) {
@@ -280,7 +286,7 @@ impl Processes {
                 self.all[at].input_ends = true;
                 self.feed(at);
             }
-            (Some(at), Frame::Signal { number, .. }) => self.all[at].signal(number),
+            (Some(at), Frame::Signal { number, .. }) => self.all[at].signal(now_ms, number),
             (Some(at), Frame::Size { columns, rows, .. }) => {
                 if let Some(input) = self.all[at]
                     .input
@@ -307,7 +313,7 @@ impl Processes {
             let why = "the agent does not understand the request; is the node newer?".into();
             return self.mux.end(stream, Outcome::NotStarted { code: 126, why });
         };
-        let started = match start::start(&request) {
+        let (started, tree) = match self.trees.start(&request) {
             Ok(started) => started,
             Err((code, why)) => {
                 return self.mux.end(stream, Outcome::NotStarted { code, why });
@@ -321,6 +327,7 @@ impl Processes {
         self.all.push(Process {
             stream: (!request.detached).then_some(stream),
             pid,
+            tree,
             status: None,
             is_tool: request.what == What::Tool,
             terminal: request.terminal.is_some(),
@@ -330,28 +337,20 @@ impl Processes {
             outputs: started.outputs,
             left: [0; 2],
             last_words_ms: 0,
-            ends_ms: request.timeout_ms.map(|ms| now_ms.saturating_add(ms)),
-            killed_ms: None,
-            timed_out: false,
+            ending: Ending::new(request.timeout_ms.map(|ms| now_ms.saturating_add(ms))),
         });
         self.forget_oldest();
     }
 
     /// Ends what is over, by time or by itself.
     pub fn settle(&mut self, now_ms: u64) {
-        for process in self.all.iter_mut().filter(|p| p.status.is_none()) {
-            if process.ends_ms.is_some_and(|end| now_ms >= end) {
-                process.ends_ms = None;
-                process.timed_out = true;
-                process.killed_ms = Some(now_ms + GRACE_MS);
-                process.signal(libc::SIGTERM as u8);
-            }
-            if process.killed_ms.is_some_and(|end| now_ms >= end) {
-                process.killed_ms = None;
-                process.signal(libc::SIGKILL as u8);
+        for process in &mut self.all {
+            let Process { ending, tree, .. } = process;
+            if let Some(number) = ending.step(now_ms, || tree.is_left()) {
+                tree.signal(number);
             }
         }
-        for process in self.all.iter_mut().filter(|p| p.status.is_some()) {
+        for process in self.all.iter_mut().filter(|p| p.ending.is_done()) {
             let said =
                 process.left == [0; 2] || now_ms >= process.last_words_ms && process.terminal;
             if let Some(stream) = process.stream.filter(|_| said) {
@@ -361,11 +360,13 @@ impl Processes {
                 process.unread.clear();
             }
         }
-        // pipes that others still hold are read on
-        self.all.retain(|process| {
-            let open = process.outputs.iter().any(Option::is_some);
-            process.status.is_none() || process.stream.is_some() || open && !process.terminal
-        });
+        let mut at = 0;
+        while let Some(process) = self.all.get(at) {
+            match process.is_of_use() {
+                true => at += 1,
+                false => self.trees.end(self.all.remove(at).tree),
+            }
+        }
     }
 
     fn forget_oldest(&mut self) {
@@ -403,9 +404,19 @@ impl Process {
         }
     }
 
-    fn signal(&self, number: u8) {
-        // once it was waited for, its number may be another's
-        if self.status.is_none() {
+    /// Returns whether it runs, somebody waits for it, or pipes of its that others still hold are to be read on.
+    fn is_of_use(&self) -> bool {
+        let open = self.outputs.iter().any(Option::is_some);
+        !self.ending.is_done() || self.stream.is_some() || open && !self.terminal
+    }
+
+    fn signal(&mut self, now_ms: u64, number: u8) {
+        if ending::wants_end(number) {
+            if self.ending.told(now_ms, number) {
+                self.tree.signal(number);
+            }
+        } else if self.status.is_none() {
+            // once it was waited for, its number may be another's
             sys::signal_group(self.pid, number);
         }
     }
@@ -428,7 +439,7 @@ impl Process {
     }
 
     fn outcome(&self) -> Outcome {
-        let Some(status) = self.status.filter(|_| !self.timed_out) else {
+        let Some(status) = self.status.filter(|_| !self.ending.timed_out()) else {
             return Outcome::TimedOut;
         };
         match (status.code(), status.signal()) {

@@ -1,6 +1,7 @@
 //! Starts a process as a request wants it: its user, directory, environment, streams, and its terminal if it has one.
 
 use super::user::{self, User};
+use super::walk;
 use crate::agent::{spawn, sys};
 use crate::exec::mux::WINDOW_BYTES;
 use crate::exec::request::{Request, What};
@@ -37,8 +38,8 @@ fn refused(what: &str, error: &io::Error) -> Refused {
     (code, format!("{what}: {error}"))
 }
 
-/// Starts the process.
-pub(super) fn start(request: &Request) -> Result<Started, Refused> {
+/// Starts the process. With `mark`, its environment has the [variable](walk::MARK) by which what it starts is found.
+pub(super) fn start(request: &Request, mark: Option<&str>) -> Result<Started, Refused> {
     let user = user::find(&request.user).map_err(|why| (NOT_EXECUTABLE, why))?;
     let (name, rest) = match (request.what, request.arguments.split_first()) {
         // the program that runs, whatever stands in its place by now
@@ -50,7 +51,8 @@ pub(super) fn start(request: &Request) -> Result<Started, Refused> {
     command
         .args(rest)
         .env_clear()
-        .envs(environment(request, &user));
+        .envs(environment(request, &user))
+        .envs(mark.map(|mark| (walk::MARK, mark)));
     command.current_dir(directory(request, &user)?);
     let is_tool = request.what == What::Tool;
     let started = match request.terminal {

@@ -37,7 +37,7 @@ impl Trace {
     /// Opens it in the kernel's file system for tracing, which is mounted if it isn't yet.
     pub fn open(tracing: &Path) -> io::Result<Trace> {
         if !tracing.join("instances").try_exists()? {
-            sys::mount_tracing(tracing)?;
+            sys::mount(c"tracefs", tracing, None)?;
         }
         let dir = tracing.join("instances/floe");
         match fs::create_dir(&dir) {
