@@ -3,7 +3,7 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{asked::Ear, calls, meter::Meter};
+use super::{CLOCK_LIMIT, asked::Ear, calls, meter::Meter};
 use crate::{agents::Streams, guest::Guests, inventory::Entry};
 use floe_api::{Happened, IoOrder};
 use floe_guest::{
@@ -69,6 +69,17 @@ impl Link {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Has the agent set the guest's clock, which stood still with its machine.
+    fn set_clock(&self, guests: &Guests, entry: &Entry) -> std::io::Result<()> {
+        let session = *self.session.lock();
+        // an identity that it may still be waiting for is told again: the agent answers to the last place that it was told
+        let place = match super::is_pending(&entry.record()) {
+            true => guests.place_of(entry),
+            false => super::fresh_place(None),
+        };
+        self.send(&ToGuest::Place { session, place })
     }
 
     fn send(&self, message: &ToGuest) -> std::io::Result<()> {
@@ -235,6 +246,11 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
+        match entry.clock_is_behind(CLOCK_LIMIT) {
+            Some((_, true)) => link.set_clock(&guests, entry)?,
+            Some((behind, false)) => guests.machines.mend_clock(entry, behind),
+            None => {}
+        }
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {

@@ -279,9 +279,10 @@ impl Entry {
                 },
             ));
         }
-        Ok(Operation {
+        let operation = Operation {
             entry: self.clone(),
-        })
+        };
+        operation.answers(what).map(|()| operation)
     }
 
     /// Returns what is being done with it.

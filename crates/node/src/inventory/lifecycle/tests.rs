@@ -252,6 +252,8 @@ enum Step {
     Resumes,
     Orphaned { deaf: bool },
     Back,
+    Waits,
+    Served,
     Capture { left_still: bool },
     DiskFull,
     Room,
@@ -328,6 +330,8 @@ impl World {
                         why: "no answer".into(),
                         deaf,
                     },
+                    Step::Waits => Event::Waits("no answer".into()),
+                    Step::Served => Event::Served("it came".into()),
                     Step::Back => Event::Over(PauseReason::Orphaned, "it answers".into()),
                     Step::Room => Event::Over(PauseReason::Disk, "room".into()),
                     _ => Event::EpisodeEnds,
@@ -402,6 +406,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Resumes),
         3 => any::<bool>().prop_map(|deaf| Step::Orphaned { deaf }),
         2 => Just(Step::Back),
+        3 => Just(Step::Waits),
+        2 => Just(Step::Served),
         3 => any::<bool>().prop_map(|left_still| Step::Capture { left_still }),
         2 => Just(Step::DiskFull),
         2 => Just(Step::Room),
@@ -659,4 +665,27 @@ fn what_cannot_be_woken_stays_parked_and_is_told() {
     world.step(Step::Wake { loads: true }).unwrap();
     assert_eq!(world.published.last(), Some(&News::Woken));
     assert!(!world.is_still());
+}
+
+#[test]
+fn a_machine_waits_for_its_source_once_and_stays_paused_for_its_user() {
+    let mut world = World::running();
+    world.step(Step::Waits).unwrap();
+    assert!(world.is_still() && world.life.hangs());
+    assert!(!world.event(Event::Waits("still".into())).unwrap());
+    world.step(Step::Begins(PauseReason::User)).unwrap();
+    world.step(Step::Served).unwrap();
+    assert!(world.is_still() && !world.life.hangs());
+    world.step(Step::Resumes).unwrap();
+    assert!(!world.is_still());
+    // QEMU may have to answer for an operation
+    world.life.begin(Task::Capture).unwrap();
+    assert!(!world.event(Event::Waits("no answer".into())).unwrap());
+    world.life.finish();
+    world.step(Step::Waits).unwrap();
+    world.step(Step::Served).unwrap();
+    assert!(!world.is_still() && !world.life.hangs());
+    let count = |of: fn(&News) -> bool| world.published.iter().filter(|news| of(news)).count();
+    assert_eq!(count(|news| matches!(news, News::Waits(_))), 2);
+    assert_eq!(count(|news| matches!(news, News::Continued(_))), 2);
 }
