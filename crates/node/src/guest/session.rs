@@ -4,7 +4,11 @@
 //! is disconnected for a while.
 
 use super::{CLOCK_LIMIT, asked::Ear, calls, meter::Meter};
-use crate::{agents::Streams, guest::Guests, inventory::Entry};
+use crate::{
+    agents::Streams,
+    guest::Guests,
+    inventory::{Entry, Setter},
+};
 use floe_api::{Happened, IoOrder};
 use floe_guest::{
     exec::frame::{Message, Messages},
@@ -69,17 +73,6 @@ impl Link {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Has the agent set the guest's clock, which stood still with its machine.
-    fn set_clock(&self, guests: &Guests, entry: &Entry) -> std::io::Result<()> {
-        let session = *self.session.lock();
-        // an identity that it may still be waiting for is told again: the agent answers to the last place that it was told
-        let place = match super::is_pending(&entry.record()) {
-            true => guests.place_of(entry),
-            false => super::fresh_place(None),
-        };
-        self.send(&ToGuest::Place { session, place })
     }
 
     fn send(&self, message: &ToGuest) -> std::io::Result<()> {
@@ -246,9 +239,12 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
-        match entry.clock_is_behind(CLOCK_LIMIT) {
-            Some((_, true)) => link.set_clock(&guests, entry)?,
-            Some((behind, false)) => guests.machines.mend_clock(entry, behind),
+        match entry.clock_to_set(CLOCK_LIMIT) {
+            Some(Setter::Agent) => {
+                let (session, place) = (*link.session.lock(), guests.place_again(entry));
+                link.send(&ToGuest::Place { session, place })?;
+            }
+            Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
             None => {}
         }
         link.watch(entry)?;

@@ -17,9 +17,6 @@ pub(crate) const AGENT_LABEL: &str = "floe.agent";
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
 
-/// How far a guest's clock may be behind until it is set: many pauses take a moment, and asking a guest costs it something.
-const CLOCK_BEHIND_MAX: Duration = Duration::from_secs(2);
-
 /// What is known of a machine's guest.
 #[derive(Default)]
 pub(crate) struct GuestState {
@@ -31,12 +28,8 @@ pub(crate) struct GuestState {
     pub why: Option<String>,
     /// Whether the agent was asked to set the clock and has not answered yet.
     pub clock_awaited: bool,
-    /// Since when its CPUs stand still, and its clock with them.
-    pub clock_stands: Option<Instant>,
-    /// For how long they have stood since its clock was set.
-    pub clock_behind: Duration,
-    /// Whether QEMU's agent is being asked to set the clock, or did not do so when it was.
-    pub clock_left: bool,
+    /// For how long its CPUs have stood still, and its clock with them.
+    pub stood: super::clock::Stood,
     /// Whether it was already reported that the agent takes too long.
     pub told: bool,
     /// Whether it is being made to forget whom it was captured from.
@@ -101,12 +94,7 @@ impl Entry {
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
     pub fn agent_answers(&self) -> bool {
-        let new = {
-            let guest = &mut self.state.write().guest;
-            // it is told the time now
-            guest.clock_behind = Duration::ZERO;
-            !std::mem::replace(&mut guest.agent, true)
-        };
+        let new = !std::mem::replace(&mut self.state.write().guest.agent, true);
         self.changed.beat();
         new
     }
@@ -155,38 +143,6 @@ impl Entry {
         let late = guest.clock_awaited && !guest.agent && waited;
         guest.clock_awaited &= !late && !guest.agent;
         late
-    }
-
-    /// Notes that its CPUs stand still from now on.
-    pub fn clock_stands(&self) {
-        let guest = &mut self.state.write().guest;
-        guest.clock_stands = guest.clock_stands.or_else(|| Some(Instant::now()));
-    }
-
-    /// Notes that they go on. If nobody knows since when they stood, that was too long.
-    pub fn clock_goes_on(&self) {
-        let guest = &mut self.state.write().guest;
-        let stood = guest.clock_stands.take().map(|since| since.elapsed());
-        let stood = stood.unwrap_or(CLOCK_BEHIND_MAX);
-        guest.clock_behind = guest.clock_behind.saturating_add(stood);
-    }
-
-    /// Returns by how much the guest's clock is behind and whether floe's agent can set it, if it is to be set now; that agent has `limit`
-    /// to answer before it is QEMU's turn. The caller sets it: from then on it counts as right.
-    pub fn clock_is_behind(&self, limit: Duration) -> Option<(Duration, bool)> {
-        let guest = &mut self.state.write().guest;
-        let late = guest.since.is_some_and(|since| since.elapsed() > limit);
-        let somebody = guest.agent || late && !guest.clock_left;
-        if !somebody || guest.clock_stands.is_some() || guest.clock_behind < CLOCK_BEHIND_MAX {
-            return None;
-        }
-        guest.clock_left = !guest.agent;
-        Some((std::mem::take(&mut guest.clock_behind), guest.agent))
-    }
-
-    /// Notes that QEMU's agent has set the clock.
-    pub fn clock_is_set(&self) {
-        self.state.write().guest.clock_left = false;
     }
 
     /// Returns what is shown about a clone whose identity is not in place; `None` for any other machine.

@@ -234,29 +234,6 @@ impl Machines {
         drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
-    /// Does the same for a guest whose clock is behind by this much, because its machine stood still.
-    pub(crate) fn mend_clock(self: &Arc<Self>, entry: &Arc<Entry>, behind: Duration) {
-        let Some(vm) = entry.state().vm.clone() else {
-            return;
-        };
-        let clock = vm.set_clock();
-        let (machines, entry) = (self.clone(), entry.clone());
-        let watcher = floe_threads::spawn("guest-clock-watch", move || {
-            let reason = match clock.wait(CLOCK_WAIT) {
-                Some(ClockSync::Set { .. }) => return entry.clock_is_set(),
-                Some(ClockSync::Stale { reason }) => reason,
-                None => return,
-            };
-            let s = behind.as_secs();
-            machines.core.tell(
-                Happened::MachineClock,
-                entry.name.as_str(),
-                format!("the guest's clock is {s} s late, since its machine stood still, and was not set: {reason}"),
-            );
-        });
-        drop(watcher); // as above
-    }
-
     /// Reads the state that QEMU loads, in two round trips. From then on what the image's rehearsal touched is being fetched.
     pub(crate) fn snapshot(
         &self,

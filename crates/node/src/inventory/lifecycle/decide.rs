@@ -522,3 +522,56 @@ impl Life {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Carries out what is due; returns that, but for what is written.
+    fn settle(life: &mut Life) -> Vec<Action> {
+        let mut done = Vec::new();
+        while let Some(action) = life.next() {
+            life.done(&action);
+            done.push(action);
+        }
+        done.retain(|action| !matches!(action, Action::Record(_)));
+        done
+    }
+
+    #[test]
+    fn a_machine_waits_for_its_source_once_and_stays_paused_for_its_user() {
+        let mut life = Life::recorded(OnDisk {
+            wanted: Wanted::Starting,
+            pauses: BTreeSet::new(),
+        });
+        let waits = || Event::Waits("no answer".into());
+        let begins = || Action::Publish(News::Waits("no answer".into()));
+        let goes_on = |why: &str| {
+            let why = why.to_owned();
+            [Action::Continue, Action::Publish(News::Continued(why))]
+        };
+        assert!(life.handle(Event::Runs("test".into())));
+        settle(&mut life);
+        assert!(life.handle(waits()));
+        assert_eq!(settle(&mut life), [Action::Stop, begins()]);
+        assert!(life.hangs() && !life.handle(waits()), "it is told once");
+        assert!(life.handle(Event::Begins(PauseReason::User)));
+        assert_eq!(settle(&mut life), [Action::Publish(News::Paused)]);
+        assert!(life.handle(Event::Served("it came".into())));
+        assert!(settle(&mut life).is_empty());
+        assert!(!life.hangs() && life.is(PauseReason::User));
+        assert!(life.handle(Event::Over(PauseReason::User, "resumed".into())));
+        assert_eq!(settle(&mut life), goes_on("resumed"));
+
+        // QEMU may have to answer for an operation
+        life.begin(Task::Capture).unwrap();
+        assert!(!life.handle(waits()));
+        life.finish();
+        assert!(life.handle(waits()));
+        assert_eq!(settle(&mut life), [Action::Stop, begins()]);
+        assert!(life.handle(Event::Served("it came".into())));
+        assert!(life.hangs(), "until it was told to go on");
+        assert_eq!(settle(&mut life), goes_on("it came"));
+        assert!(!life.hangs() && !life.handle(Event::Served("again".into())));
+    }
+}

@@ -666,26 +666,3 @@ fn what_cannot_be_woken_stays_parked_and_is_told() {
     assert_eq!(world.published.last(), Some(&News::Woken));
     assert!(!world.is_still());
 }
-
-#[test]
-fn a_machine_waits_for_its_source_once_and_stays_paused_for_its_user() {
-    let mut world = World::running();
-    world.step(Step::Waits).unwrap();
-    assert!(world.is_still() && world.life.hangs());
-    assert!(!world.event(Event::Waits("still".into())).unwrap());
-    world.step(Step::Begins(PauseReason::User)).unwrap();
-    world.step(Step::Served).unwrap();
-    assert!(world.is_still() && !world.life.hangs());
-    world.step(Step::Resumes).unwrap();
-    assert!(!world.is_still());
-    // QEMU may have to answer for an operation
-    world.life.begin(Task::Capture).unwrap();
-    assert!(!world.event(Event::Waits("no answer".into())).unwrap());
-    world.life.finish();
-    world.step(Step::Waits).unwrap();
-    world.step(Step::Served).unwrap();
-    assert!(!world.is_still() && !world.life.hangs());
-    let count = |of: fn(&News) -> bool| world.published.iter().filter(|news| of(news)).count();
-    assert_eq!(count(|news| matches!(news, News::Waits(_))), 2);
-    assert_eq!(count(|news| matches!(news, News::Continued(_))), 2);
-}
