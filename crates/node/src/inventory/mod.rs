@@ -284,7 +284,7 @@ impl Entry {
         let operation = Operation {
             entry: self.clone(),
         };
-        operation.answers(what).map(|()| operation)
+        operation.can_do(what).map(|()| operation)
     }
 
     /// Returns what is being done with it.

@@ -102,8 +102,16 @@ impl Entry {
 
     /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. It does not begin to do so while the
     /// operation lasts.
-    pub(super) fn answers(&self, what: Task) -> Result<(), NodeError> {
-        if !what.needs_answers() || !self.hangs() {
+    pub(super) fn can_do(&self, what: Task) -> Result<(), NodeError> {
+        match what.needs_answers() {
+            true => self.answers(),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns an error if its QEMU hangs, instead of waiting for what it is asked.
+    pub fn answers(&self) -> Result<(), NodeError> {
+        if !self.hangs() {
             return Ok(());
         }
         let name = &self.name;
