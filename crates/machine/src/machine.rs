@@ -382,8 +382,8 @@ impl Machine {
         self.command("stop")
     }
 
-    /// Tells QEMU to pause the guest, without waiting until it has. While one of its CPUs waits for a page, QEMU stops the guest's clock and
-    /// the other CPUs at once, and answers no command before that page has come.
+    /// Tells QEMU to pause the guest, without waiting until it has. While one of its CPUs waits for a page, QEMU stops the guest's clock
+    /// and the other CPUs at once, and answers no command before that page has come.
     pub fn begin_stop(&self) -> Result<(), MachineError> {
         self.qmp.begin("stop", json!({}))?;
         Ok(())

@@ -14,8 +14,8 @@ use std::{sync::Arc, time::Duration};
 const CLOCK_WAIT: Duration = Duration::from_secs(70);
 
 impl Guests {
-    /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers for
-    /// what it was sent last.
+    /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
+    /// for what it was sent last.
     pub(super) fn place_again(&self, entry: &Entry) -> Place {
         match is_pending(&entry.record()) {
             true => self.place_of(entry),
