@@ -76,7 +76,7 @@ export interface Forward {
   guest_port: number;
 }
 
-export type PauseReason = "user" | "buffering" | "orphaned" | "capture" | "disk";
+export type PauseReason = "user" | "buffering" | "orphaned" | "capture" | "disk" | "source";
 
 /** Where a guest shows itself: on its screen, on its serial console, or on neither yet. */
 export type Face = "screen" | "console";

@@ -77,6 +77,9 @@ pub enum Happened {
     /// A machine is paused because one of its disks cannot be written.
     #[serde(rename = "machine.stopped-at-disk")]
     MachineStoppedAtDisk,
+    /// A machine is paused because a page of its memory does not come from where its image is read; it goes on by itself.
+    #[serde(rename = "machine.waits")]
+    MachineWaits,
     /// All of a clone's state is on its own host; it no longer needs its parent's node.
     #[serde(rename = "machine.settled")]
     MachineSettled,
@@ -89,7 +92,7 @@ pub enum Happened {
     /// A port could not be forwarded.
     #[serde(rename = "machine.port")]
     MachinePort,
-    /// A guest's clock could not be set and still shows the time of its capture.
+    /// A guest's clock could not be set: it shows the time of its capture, or is late by what its machine stood still.
     #[serde(rename = "machine.clock")]
     MachineClock,
     /// A guest's agent sent something that cannot be understood.

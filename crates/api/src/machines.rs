@@ -327,6 +327,8 @@ pub enum PauseReason {
     Capture,
     /// A disk could not take what it wrote, most often because the host's disk is full.
     Disk,
+    /// A page of its memory does not come from where its image is read.
+    Source,
 }
 
 impl std::fmt::Display for PauseReason {
@@ -338,6 +340,7 @@ impl std::fmt::Display for PauseReason {
             PauseReason::Orphaned => "want of its parent's node",
             PauseReason::Capture => "a capture or a fork",
             PauseReason::Disk => "a disk that can't be written",
+            PauseReason::Source => "want of its source",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The guest's clock after a restore.
+//! The guest's clock after a restore, and after a pause, in which all but the second of these stand still.
 //!
 //! A restored guest continues with the time that it had at the capture, which may be weeks ago; certificates then seem to
 //! come from the future and TLS fails. What happens to each of its clocks:

@@ -382,6 +382,13 @@ impl Machine {
         self.command("stop")
     }
 
+    /// Tells QEMU to pause the guest, without waiting until it has. While one of its CPUs waits for a page, QEMU stops the guest's clock
+    /// and the other CPUs at once, and answers no command before that page has come.
+    pub fn begin_stop(&self) -> Result<(), MachineError> {
+        self.qmp.begin("stop", json!({}))?;
+        Ok(())
+    }
+
     /// Resumes the guest.
     pub fn cont(&self) -> Result<(), MachineError> {
         self.command("cont")

@@ -4,7 +4,6 @@
 //! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers that
 //! were frozen, tables that were loaded and writes that were completed in the meantime, as a later request would.
 
-use crate::MountOptions;
 use crate::abi;
 use crate::askers::{self, Askers, Asking};
 use crate::chores::{self, Chore};
@@ -19,6 +18,7 @@ use crate::machine::{self, Machine};
 use crate::overlay::{Disk, Stop};
 use crate::tree::Tree;
 use crate::writeback;
+use crate::{MountOptions, Waits};
 use floe_planner::{Event, RegionId};
 use floe_sched::{Limit, MachineId, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
@@ -520,6 +520,29 @@ impl Core {
             askers::Asker::Machine(machine) => Some(machine),
             askers::Asker::Nobody | askers::Asker::Unknown => self.only_machine_of(image),
         }
+    }
+
+    /// Returns how long the requests of a machine have waited. May read `/proc`, so no thread that serves the kernel may call it.
+    pub(crate) fn waits(&self, machine: &Arc<Machine>) -> Waits {
+        let waiting: Vec<Arc<Parked>> = self.waiting.lock().values().cloned().collect();
+        let mut waits = Waits::default();
+        for parked in waiting {
+            let (target, asking) = (parked.op.target(), parked.asker.asking);
+            let memory = matches!(target, Target::Region(..));
+            if memory && matches!(self.askers.find(asking), askers::Asker::Unknown) {
+                self.askers.look_up(asking.thread);
+            }
+            let of = self.machine_of(&target, asking);
+            if of.is_none_or(|of| !Arc::ptr_eq(&of, machine)) {
+                continue;
+            }
+            let oldest = match memory {
+                true => &mut waits.memory,
+                false => &mut waits.disks,
+            };
+            *oldest = (*oldest).max(Some(parked.since.elapsed()));
+        }
+        waits
     }
 
     fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {

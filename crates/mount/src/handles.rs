@@ -6,7 +6,7 @@ use crate::image::Image;
 use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
 use crate::overlay::{Base, Disk};
-use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError};
+use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountError, Waits};
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
 use floe_sched::{Class, Purpose, Who};
@@ -311,6 +311,12 @@ impl MachineHandle {
     pub fn accept_losses(&self) {
         let disks = self.machine.disks();
         disks.iter().for_each(|disk| disk.accept_losses());
+    }
+
+    /// Returns how long the oldest of this machine's requests have waited for what is not on this host. The kernel asks once for a page
+    /// that several machines of an image wait for: it counts for the one that touched it first. May read `/proc`.
+    pub fn waits(&self) -> Waits {
+        self.core.waits(&self.machine)
     }
 
     /// Returns the counters.

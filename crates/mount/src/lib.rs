@@ -68,4 +68,4 @@ pub use io::{IoMachine, IoProgram, IoSaid, IoScheduling, IoStatus};
 pub use keeper::Keeper;
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
 pub use overlay::FrozenDisk;
-pub use stats::{Buffering, FailedDisk, ImageStats, MachineStats, PushReport, Stats};
+pub use stats::{Buffering, FailedDisk, ImageStats, MachineStats, PushReport, Stats, Waits};

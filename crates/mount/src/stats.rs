@@ -1,5 +1,7 @@
 //! Counters of the mount, its images and its machines, for the lab and `/metrics`.
 
+use std::time::Duration;
+
 /// Counters of the whole mount since this process started it (they start at zero after a takeover).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -73,6 +75,22 @@ pub struct MachineStats {
     pub overlay_bytes: u64,
     /// Layers of the disk that has most of them.
     pub layers: u64,
+}
+
+/// How long the oldest of a machine's requests have waited for what is not on this host; `None` where none waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// For pages of its memory: a CPU, or its VMM, stands still until they come.
+    pub memory: Option<Duration>,
+    /// For blocks of its disks: its guest goes on until it needs them.
+    pub disks: Option<Duration>,
+}
+
+impl Waits {
+    /// Returns how long the oldest of all has waited.
+    pub fn longest(&self) -> Option<Duration> {
+        self.memory.max(self.disks)
+    }
 }
 
 /// Tells the node to pause a machine, or to let it go on.

@@ -418,12 +418,18 @@ fn a_source_that_comes_back_lets_the_guest_go_on() {
         }
         std::thread::sleep(Duration::from_millis(400));
         assert!(!reader.is_finished());
+        let waits = machine.waits();
+        assert!(
+            waits.memory >= Some(Duration::from_millis(400)) && waits.disks.is_none(),
+            "{waits:?}"
+        );
         // Other requests aren't held up: what needs no source is served.
         let file = open(&machine.disk_path("disk0").unwrap());
         file.write_all_at(&[3; 4096], 0).unwrap();
         node.source.down.store(false, Ordering::Relaxed);
         assert!(reader.join().unwrap());
     });
+    assert_eq!(machine.waits(), floe_mount::Waits::default());
     assert!(node.mount.stats().wait_us >= 400_000);
     assert_eq!(node.mount.stats().errors, 0);
 }

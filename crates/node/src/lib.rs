@@ -99,8 +99,8 @@ pub use machines::left::running_in;
 pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
 pub use options::{
     BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,
-    NodeOptions, STANDBY_BYTES, SWARM_UPLOAD_MIN, StandbyOptions, SwarmOptions, SwarmPolicy,
-    WEB_LISTEN_DEFAULT, WebOptions,
+    IO_PAUSE_S_DEFAULT, NodeOptions, STANDBY_BYTES, SWARM_UPLOAD_MIN, StandbyOptions, SwarmOptions,
+    SwarmPolicy, WEB_LISTEN_DEFAULT, WebOptions,
 };
 pub use resources::control_groups;
 pub use rest::openapi_json;

@@ -23,6 +23,8 @@ pub struct NodeOptions {
     pub cache_budget: u64,
     /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
     pub io_timeout: Option<Duration>,
+    /// How long a guest waits for a page of its memory until its machine is paused, to go on once that has come; `None` is for ever.
+    pub io_pause: Option<Duration>,
     /// How the requests that access the host's disk are ordered.
     pub io: floe_api::IoOrder,
     /// Directory in which the class of each disk request is recorded, for measurements.
@@ -169,6 +171,10 @@ pub const GUEST_CLONES_DEFAULT: u32 = 64;
 /// fast.
 pub const EMULATOR_CACHE_MIB_DEFAULT: u32 = 128;
 
+/// Default for how many seconds a guest waits for a page until its machine is paused: half of what Linux lets a CPU be silent before it
+/// warns of it.
+pub const IO_PAUSE_S_DEFAULT: u64 = 10;
+
 /// Default size of the cache in bytes: some 20 captured machines, and small enough for a laptop's disk.
 pub const CACHE_BUDGET_DEFAULT: u64 = 16 << 30;
 
@@ -182,6 +188,7 @@ impl NodeOptions {
             mountpoint: home.mountpoint(),
             cache_budget: CACHE_BUDGET_DEFAULT,
             io_timeout: None,
+            io_pause: Some(Duration::from_secs(IO_PAUSE_S_DEFAULT)),
             io: floe_api::IoOrder::default(),
             io_trace: None,
             cpu_sched: floe_api::CpuSched::default(),

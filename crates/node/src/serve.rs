@@ -460,6 +460,7 @@ fn begin(
     node.machines.end_takeover()?;
     node.machines.start_watching()?;
     node.machines.start_buffering(wished)?;
+    node.machines.start_watching_sources()?;
     node.guests.start_listening(arrived)?;
     node.runs.start_looking_after()?;
     node.independence.start_looking_after()?;

@@ -36,6 +36,7 @@ const PAUSES: Record<PauseReason, string> = {
   orphaned: "want of its parent’s node",
   capture: "a capture or a fork",
   disk: "a disk that can’t be written",
+  source: "want of its source",
 };
 
 function forwardText(one: Forward): string {

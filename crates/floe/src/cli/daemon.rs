@@ -36,6 +36,10 @@ struct NodeArgs {
     /// Give a guest an I/O error when no source answered for this many seconds; without it the guest waits
     #[arg(long, value_name = "SECONDS")]
     io_timeout: Option<u64>,
+    /// Pause a machine whose guest has waited this many seconds for a page of its memory that no source sends; it goes on by itself once
+    /// the page has come. 0 for never: the guest then sees a CPU that is stuck
+    #[arg(long, default_value_t = floe_node::IO_PAUSE_S_DEFAULT, value_name = "SECONDS")]
+    io_pause: u64,
     /// Number of the group that may use the node's socket; its members have the node's rights
     #[arg(long, value_name = "GID")]
     socket_group: Option<u32>,
@@ -165,6 +169,7 @@ impl NodeArgs {
         options.insecure_hosts = self.insecure_hosts;
         options.guest_placement = self.guest_placement;
         options.io_timeout = self.io_timeout.map(Duration::from_secs);
+        options.io_pause = (self.io_pause > 0).then(|| Duration::from_secs(self.io_pause));
         if let Some(mountpoint) = self.mountpoint {
             options.mountpoint = args::absolute(&mountpoint)?.into();
         }

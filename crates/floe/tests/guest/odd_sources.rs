@@ -3,9 +3,10 @@
 
 use crate::odd::{Mode, OddServer};
 use crate::support::command::{code, said};
-use crate::support::dock::sh;
-use crate::support::node::{TestNode, eventually, finish};
-use floe_api::{CaptureRequest, PushRequest, RunRequest};
+use crate::support::exec::sh;
+use crate::support::node::{Setup, TestNode, eventually, finish};
+use floe_api::{CaptureRequest, ErrorCode, MachineStatus, PauseReason, PushRequest, RunRequest};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Where the image is on the web server.
 const SHELF: &str = "images";
@@ -105,5 +106,76 @@ fn a_command_for_a_guest_whose_memory_does_not_come_is_told_that_and_not_to_inst
     server.set(SHELF, Mode::Right);
     node.wait_console("web", "alive-44");
     drop(typist);
-    sh(&node, "web", "echo well");
+    sh(&node, "echo well");
+}
+
+/// For how many seconds a machine has waited for its source, as its user is told.
+fn waited_s(detail: &str) -> Option<u64> {
+    let (_, rest) = detail.split_once("waits for its source, ")?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_whose_source_is_silent_stands_still_and_goes_on_with_the_right_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(&dir.path().join("images"));
+    let node = TestNode::with(Setup {
+        args: vec!["--io-pause".into(), "5".into()],
+        ..Default::default()
+    });
+    node.run(&RunRequest {
+        image: format!("http://{}/{SHELF}#live", server.addr),
+        name: Some("web".into()),
+        ..Default::default()
+    });
+    node.type_and_wait("web", "echo alive-$((40+2))", "alive-42");
+    let told = |event: &str| node.log().matches(event).count();
+    let (waits, continued) = (told("machine.waits"), told("machine.continued"));
+
+    server.set(SHELF, Mode::Silent);
+    let typist = node.type_line(
+        "web",
+        "md5sum /bin/busybox; find / -xdev | md5sum; echo alive-$((40+3))",
+    );
+    let machine = || node.client().machine("web").unwrap();
+    eventually("it stands still for a while", || {
+        let info = machine();
+        info.status == MachineStatus::Paused && waited_s(&info.detail).is_some_and(|s| s >= 12)
+    });
+    let info = machine();
+    assert_eq!(info.paused_for, [PauseReason::Source]);
+    assert!(info.detail.contains("goes on by itself"), "{}", info.detail);
+    assert_eq!(told("machine.waits"), waits + 1);
+    assert_eq!(told("machine.continued"), continued);
+
+    // what its QEMU would have to answer is refused, and what its user wants stands beside it
+    let capture = node.client().capture("web", &CaptureRequest::default());
+    let refused = capture.and_then(|events| events.finish(|_| ()));
+    assert_eq!(refused.unwrap_err().to_api().code, ErrorCode::Busy);
+    node.client().pause("web").unwrap();
+    assert_eq!(
+        machine().paused_for,
+        [PauseReason::User, PauseReason::Source]
+    );
+    server.set(SHELF, Mode::Right);
+    eventually("what it waited for has come", || {
+        machine().paused_for == [PauseReason::User]
+    });
+    assert_eq!(told("machine.continued"), continued);
+    node.client().resume("web").unwrap();
+    node.wait_console("web", "alive-43");
+    drop(typist);
+    assert!(told("machine.continued") > continued);
+
+    // its clock stood still for some seconds
+    let now_s = || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        now.unwrap().as_secs()
+    };
+    eventually("its clock is right", || {
+        let before = now_s();
+        let guest: u64 = sh(&node, "date +%s").trim().parse().unwrap();
+        guest + 2 >= before && guest <= now_s() + 1
+    });
 }

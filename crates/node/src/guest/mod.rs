@@ -13,6 +13,7 @@
 
 mod asked;
 mod calls;
+mod clock;
 mod ledger;
 mod meter;
 mod session;

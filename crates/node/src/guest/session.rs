@@ -3,8 +3,12 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{asked::Ear, calls, meter::Meter};
-use crate::{agents::Streams, guest::Guests, inventory::Entry};
+use super::{CLOCK_LIMIT, asked::Ear, calls, meter::Meter};
+use crate::{
+    agents::Streams,
+    guest::Guests,
+    inventory::{Entry, Setter},
+};
 use floe_api::{Happened, IoOrder};
 use floe_guest::{
     exec::frame::{Message, Messages},
@@ -235,6 +239,14 @@ fn listen(
         };
         guests.look_at_identity(entry);
         guests.look_at_clock(entry);
+        match entry.clock_to_set(CLOCK_LIMIT) {
+            Some(Setter::Agent) => {
+                let (session, place) = (*link.session.lock(), guests.place_again(entry));
+                link.send(&ToGuest::Place { session, place })?;
+            }
+            Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
+            None => {}
+        }
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {

@@ -34,6 +34,8 @@ pub(crate) struct GuestState {
     pub clock_awaited: bool,
     /// How old the state was that it continued from, in seconds, while nobody has set its clock since: so far is that behind.
     pub clock_behind_s: Option<u64>,
+    /// For how long its CPUs have stood still, and its clock with them.
+    pub stood: super::clock::Stood,
     /// Whether it was already reported that the agent takes too long.
     pub told: bool,
     /// Whether it is being made to forget whom it was captured from.

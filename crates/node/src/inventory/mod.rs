@@ -7,6 +7,7 @@
 
 pub(crate) mod afterwards;
 mod asleep;
+mod clock;
 mod disks;
 pub(crate) mod given;
 mod identity;
@@ -19,6 +20,7 @@ pub mod record;
 pub(crate) mod small;
 mod users;
 
+pub(crate) use clock::Setter;
 pub(crate) use disks::check_alias;
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
 pub(crate) use left_alone::{LeftAlone, remove_all};
@@ -279,9 +281,10 @@ impl Entry {
                 },
             ));
         }
-        Ok(Operation {
+        let operation = Operation {
             entry: self.clone(),
-        })
+        };
+        operation.can_do(what).map(|()| operation)
     }
 
     /// Returns what is being done with it.

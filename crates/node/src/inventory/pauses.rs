@@ -2,10 +2,10 @@
 
 use super::{
     Entry,
-    lifecycle::{Event, Gone},
+    lifecycle::{Event, Gone, Task},
     record::Record,
 };
-use crate::error::NodeError;
+use crate::error::{NodeError, busy};
 use floe_api::{Buffering, PauseReason};
 use floe_machine::Status;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -89,10 +89,38 @@ impl Entry {
         self.pauses.lock().sum(now_us())
     }
 
-    /// Whether it is paused for buffering, or such a pause is just beginning or ending.
+    /// Whether it is paused for buffering or for want of its source, or a pause for buffering is just beginning or ending.
     pub fn stands_still(&self) -> bool {
         let pauses = self.pauses.try_lock();
-        pauses.is_none_or(|pauses| pauses.since_us.is_some())
+        pauses.is_none_or(|pauses| pauses.since_us.is_some()) || self.hangs()
+    }
+
+    /// Whether its QEMU waits for a page, and answers nobody before that has come.
+    pub fn hangs(&self) -> bool {
+        self.life.lock().hangs()
+    }
+
+    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. It does not begin to do so while the
+    /// operation lasts.
+    pub(super) fn can_do(&self, what: Task) -> Result<(), NodeError> {
+        match what.needs_answers() {
+            true => self.answers(),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns an error if its QEMU hangs, instead of waiting for what it is asked.
+    pub fn answers(&self) -> Result<(), NodeError> {
+        if !self.hangs() {
+            return Ok(());
+        }
+        let name = &self.name;
+        Err(busy(
+            format!(
+                "machine {name} waits for its source, and its QEMU does not answer until that has sent what is missing"
+            ),
+            format!("floe ps {name} says why; floe wait {name} --for running, then try again"),
+        ))
     }
 
     /// Reads when it was paused under earlier nodes.
@@ -112,6 +140,9 @@ impl Entry {
         }
         if self.life.lock().needs_no_buffering() {
             return Ok(true);
+        }
+        if self.hangs() {
+            return Ok(false); // it can't be asked
         }
         let Some(vm) = self.state().vm.clone() else {
             return Ok(false);

@@ -113,7 +113,9 @@ impl Machines {
 
     /// Returns the screen as PNG.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
-        let vm = self.inventory.get(name)?.vm()?;
+        let entry = self.inventory.get(name)?;
+        entry.answers()?;
+        let vm = entry.vm()?;
         let file = self.images.scratch("screen")?;
         vm.screenshot(file.path())?;
         std::fs::read(file.path()).map_err(at("cannot read the screenshot"))

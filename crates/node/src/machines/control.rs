@@ -97,9 +97,9 @@ impl Machines {
         };
         let mut paused_for = life.reasons();
         // the QEMU of an orphaned clone may wait for memory that it cannot get, and then does not answer
-        let status_of = |vm: &Machine| match life.orphaned() {
-            Some(_) => Ok(Status::Paused),
-            None => vm.status(),
+        let status_of = |vm: &Machine| match life.orphaned().is_some() || life.hangs() {
+            true => Ok(Status::Paused),
+            false => vm.status(),
         };
         let qemu = vm.as_ref().map_or(Qemu::None, |vm| match status_of(vm) {
             Ok(Status::IoError { disk, no_space }) => {
@@ -122,8 +122,15 @@ impl Machines {
                 Qemu::Still
             }
         });
-        if let Some(waits) = source_trouble(fetcher.as_deref()).filter(|_| vm.is_some()) {
-            detail = waits;
+        let waits = disks.as_ref().map(|disks| disks.waits());
+        let silent = source_trouble(fetcher.as_deref(), waits.unwrap_or_default());
+        if let Some(silent) = silent.filter(|_| vm.is_some()) {
+            detail = match life.hangs() {
+                true => {
+                    format!("{silent}; it stands still until that comes, and goes on by itself")
+                }
+                false => silent,
+            };
         }
         if life.orphaned().is_some() && matches!(life.phase(), Phase::Left | Phase::Running) {
             if !paused_for.contains(&PauseReason::Orphaned) {
@@ -551,10 +558,19 @@ impl Machines {
 }
 
 /// Says for how long the source of a machine's image has given nothing of what is waited for, and why.
-fn source_trouble(fetcher: Option<&floe_source::Fetcher>) -> Option<String> {
-    let (lasts, error) = fetcher?.trouble()?;
+pub(super) fn source_trouble(
+    fetcher: Option<&floe_source::Fetcher>,
+    waits: floe_mount::Waits,
+) -> Option<String> {
+    let (lasts, error) = fetcher.and_then(|fetcher| fetcher.trouble()).unzip();
+    // the first attempt may not have failed yet
+    let why = error.map_or_else(
+        || "nothing has come yet".to_owned(),
+        |error| error.to_string(),
+    );
+    let lasts = lasts.max(waits.longest())?;
     let told = lasts >= SOURCE_SILENT_MIN;
-    told.then(|| format!("waits for its source, {} s now: {error}", lasts.as_secs()))
+    told.then(|| format!("waits for its source, {} s now: {why}", lasts.as_secs()))
 }
 
 /// Returns what is shown of a machine whose record can't be read.

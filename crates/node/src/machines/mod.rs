@@ -2,7 +2,8 @@
 //!
 //! A machine is an [`Entry`](crate::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
-//! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering` and `stopped` (machines that stand still).
+//! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering`, `sources` and `stopped` (machines that stand
+//! still).
 //!
 //! Locks: that of limits, then those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
 //! screens (`faces`) are held only briefly.
@@ -27,8 +28,10 @@ mod reserving;
 pub(crate) mod restore;
 mod room;
 mod sizes;
+mod sources;
 pub(crate) mod standby;
 mod stopped;
+mod waiting;
 mod watching;
 
 pub(crate) use blanks::Maker;

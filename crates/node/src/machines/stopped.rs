@@ -103,7 +103,7 @@ impl Machines {
             return;
         }
         for entry in self.inventory.all() {
-            if entry.state().vm.is_none() {
+            if entry.state().vm.is_none() || entry.hangs() {
                 continue;
             }
             let goes_on = entry
@@ -119,8 +119,8 @@ impl Machines {
     /// Notes and reports that QEMU has stopped a machine at a disk, if that is new.
     fn note_stopped(&self, entry: &Entry) -> Result<(), NodeError> {
         let life = entry.life();
-        // the QEMU of an orphaned clone may not answer
-        let known = life.is(PauseReason::Disk) || life.orphaned().is_some();
+        // the QEMU of an orphaned clone may not answer, nor one that waits for its source
+        let known = life.is(PauseReason::Disk) || life.orphaned().is_some() || life.hangs();
         if known || life.phase() != Phase::Running {
             return Ok(());
         }

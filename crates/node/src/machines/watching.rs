@@ -21,7 +21,12 @@ impl Machines {
             }
             WaitFor::Running => runs(&info),
             WaitFor::Paused => {
-                let lasting = [PauseReason::User, PauseReason::Orphaned, PauseReason::Disk];
+                let lasting = [
+                    PauseReason::User,
+                    PauseReason::Orphaned,
+                    PauseReason::Disk,
+                    PauseReason::Source,
+                ];
                 let paused = info.status == MachineStatus::Paused;
                 paused && info.paused_for.iter().any(|why| lasting.contains(why))
             }

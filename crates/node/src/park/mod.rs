@@ -166,6 +166,7 @@ impl Parks {
             PauseReason::Disk => format!("floe ps {name} says what to do about it"),
             PauseReason::Orphaned => "wait until that node answers".to_owned(),
             PauseReason::Capture => "wait until that is over".to_owned(),
+            PauseReason::Source => format!("floe wait {name} --for running, then park it"),
         };
         Err(refused(
             format!("machine {name} stands still for {reason}"),

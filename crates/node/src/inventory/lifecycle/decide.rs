@@ -32,6 +32,9 @@ pub(crate) struct Life {
     cpus: Cpus,
     /// Whether QEMU is known not to answer for now, so that it is not told to stop.
     deaf: bool,
+    /// Whether QEMU waits for a page and does not answer before that has come. It is told to stop all the same, and later to go on, but
+    /// nobody waits until it has: it stops the guest's clock and the other CPUs as soon as it is told, and does everything in order.
+    hangs: bool,
     /// Whether the user let the machine go on: it does not buffer again until the planner's episode is over.
     spared: bool,
     /// Why it needs a node that does not answer, in words.
@@ -109,6 +112,10 @@ pub(crate) enum Event {
         /// Whether QEMU may wait for a page and not answer.
         deaf: bool,
     },
+    /// A page of its memory has not come for longer than a guest is to wait; the text says since when, and why.
+    Waits(String),
+    /// All that it waited for has come, as the text says for users.
+    Served(String),
     /// QEMU has stopped the CPUs by itself because of a disk; the text says which, and what to do.
     StoppedAtDisk(String),
     /// A reason is over. If its work has stopped the CPUs by itself, it has also let them go on.
@@ -141,6 +148,7 @@ impl Event {
                 | Event::Removes
                 | Event::Begins(_)
                 | Event::BeginsItself(_)
+                | Event::Waits(_)
         )
     }
 }
@@ -171,6 +179,7 @@ impl Life {
             recorded,
             cpus: Cpus::Run,
             deaf: false,
+            hangs: false,
             spared: false,
             orphaned: None,
             lost: None,
@@ -223,6 +232,11 @@ impl Life {
     /// Whether it still has to be told to stop, because its QEMU did not answer.
     pub fn is_deaf(&self) -> bool {
         self.deaf
+    }
+
+    /// Whether its QEMU waits for a page, and answers nobody before that has come.
+    pub fn hangs(&self) -> bool {
+        self.hangs
     }
 
     /// Whether something is still to be done that could not be done when it was due. While an operation is under way, that may be
@@ -284,6 +298,26 @@ impl Life {
                 }
                 self.orphaned = Some(why);
                 self.deaf = deaf;
+            }
+            Event::Waits(why) => {
+                if self.phase != Phase::Running || !self.may_begin(PauseReason::Source) {
+                    return false;
+                }
+                self.reasons.insert(PauseReason::Source);
+                self.hangs = true;
+                self.news.push_back(News::Waits(why));
+            }
+            Event::Served(why) => {
+                if !self.hangs {
+                    return false;
+                }
+                let is_new = self.is(PauseReason::Source);
+                self.ends(PauseReason::Source);
+                // one that is to go on is told so first: until then it may still be at stopping
+                self.hangs = self.reasons.is_empty() && self.cpus != Cpus::Run;
+                if self.hangs && is_new {
+                    self.news.push_back(News::Continued(why));
+                }
             }
             Event::StoppedAtDisk(why) => {
                 if self.phase != Phase::Running || self.is(PauseReason::Disk) {
@@ -365,7 +399,7 @@ impl Life {
         self.reasons.clear();
         self.itself.clear();
         self.orphaned = None;
-        (self.deaf, self.spared) = (false, false);
+        (self.deaf, self.hangs, self.spared) = (false, false, false);
         // one that is about to be ended is as it was, in case that is taken back
         if !matches!(phase, Stopping | Removing | Parking) {
             self.cpus = Cpus::Run;
@@ -394,10 +428,15 @@ impl Life {
     }
 
     /// Whether a reason may begin now. The machine begins to buffer only while it runs, not again in an episode in which the
-    /// user has let it go on, and not during operations that it would disturb.
+    /// user has let it go on, and not during operations that it would disturb. One that waits for its source is left alone while it
+    /// stands still anyway, and during any operation, for which its QEMU may have to answer.
     fn may_begin(&self, reason: PauseReason) -> bool {
         let calm = self.task.is_none_or(Task::allows_buffering);
-        reason != PauseReason::Buffering || self.reasons.is_empty() && !self.spared && calm
+        match reason {
+            PauseReason::Buffering => self.reasons.is_empty() && !self.spared && calm,
+            PauseReason::Source => self.reasons.is_empty() && self.task.is_none(),
+            _ => true,
+        }
     }
 
     /// Whether the machine is not to be paused for buffering in this episode, or is already.
@@ -458,7 +497,10 @@ impl Life {
         match action {
             Action::Record(on_disk) => self.recorded = on_disk.clone(),
             Action::Stop => self.cpus = Cpus::Stand,
-            Action::Continue => self.cpus = Cpus::Run,
+            Action::Continue => {
+                self.cpus = Cpus::Run;
+                self.hangs = false;
+            }
             Action::Publish(_) => drop(self.news.pop_front()),
         }
     }
@@ -478,5 +520,58 @@ impl Life {
             cpus: self.cpus,
             ..before
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Carries out what is due; returns that, but for what is written.
+    fn settle(life: &mut Life) -> Vec<Action> {
+        let mut done = Vec::new();
+        while let Some(action) = life.next() {
+            life.done(&action);
+            done.push(action);
+        }
+        done.retain(|action| !matches!(action, Action::Record(_)));
+        done
+    }
+
+    #[test]
+    fn a_machine_waits_for_its_source_once_and_stays_paused_for_its_user() {
+        let mut life = Life::recorded(OnDisk {
+            wanted: Wanted::Starting,
+            pauses: BTreeSet::new(),
+        });
+        let waits = || Event::Waits("no answer".into());
+        let begins = || Action::Publish(News::Waits("no answer".into()));
+        let goes_on = |why: &str| {
+            let why = why.to_owned();
+            [Action::Continue, Action::Publish(News::Continued(why))]
+        };
+        assert!(life.handle(Event::Runs("test".into())));
+        settle(&mut life);
+        assert!(life.handle(waits()));
+        assert_eq!(settle(&mut life), [Action::Stop, begins()]);
+        assert!(life.hangs() && !life.handle(waits()), "it is told once");
+        assert!(life.handle(Event::Begins(PauseReason::User)));
+        assert_eq!(settle(&mut life), [Action::Publish(News::Paused)]);
+        assert!(life.handle(Event::Served("it came".into())));
+        assert!(settle(&mut life).is_empty());
+        assert!(!life.hangs() && life.is(PauseReason::User));
+        assert!(life.handle(Event::Over(PauseReason::User, "resumed".into())));
+        assert_eq!(settle(&mut life), goes_on("resumed"));
+
+        // QEMU may have to answer for an operation
+        life.begin(Task::Capture).unwrap();
+        assert!(!life.handle(waits()));
+        life.finish();
+        assert!(life.handle(waits()));
+        assert_eq!(settle(&mut life), [Action::Stop, begins()]);
+        assert!(life.handle(Event::Served("it came".into())));
+        assert!(life.hangs(), "until it was told to go on");
+        assert_eq!(settle(&mut life), goes_on("it came"));
+        assert!(!life.hangs() && !life.handle(Event::Served("again".into())));
     }
 }

@@ -93,7 +93,11 @@ impl Entry {
     fn carry_out(&self, change: impl FnOnce(&mut Record)) -> Result<(), NodeError> {
         let mut change = Some(change);
         loop {
-            let Some(action) = self.life.lock().next() else {
+            let (action, hangs) = {
+                let life = self.life.lock();
+                (life.next(), life.hangs())
+            };
+            let Some(action) = action else {
                 break;
             };
             let vm = self.state().vm.clone();
@@ -103,8 +107,8 @@ impl Entry {
                         change(record);
                     }
                 }),
-                (Action::Stop, Some(vm)) => vm.stop().map_err(NodeError::from),
-                (Action::Continue, Some(vm)) => vm.cont().map_err(NodeError::from),
+                (Action::Stop, Some(vm)) => self.stop(&vm, hangs),
+                (Action::Continue, Some(vm)) => self.go_on(&vm, hangs),
                 // there is no QEMU to tell
                 (Action::Stop | Action::Continue, None) => Ok(()),
                 (Action::Publish(news), _) => {
@@ -122,6 +126,26 @@ impl Entry {
             life.done(&action);
         }
         change.map_or(Ok(()), |change| self.update(change))
+    }
+
+    /// Tells QEMU to stop the CPUs. One that hangs does so once it can, and is not waited for.
+    fn stop(&self, vm: &Machine, hangs: bool) -> Result<(), NodeError> {
+        match hangs {
+            true => vm.begin_stop()?,
+            false => vm.stop()?,
+        }
+        self.clock_stands();
+        Ok(())
+    }
+
+    /// Tells it to let them go on, in the same way.
+    fn go_on(&self, vm: &Machine, hangs: bool) -> Result<(), NodeError> {
+        match hangs {
+            true => drop(vm.begin_cont()?),
+            false => vm.cont()?,
+        }
+        self.clock_goes_on();
+        Ok(())
     }
 
     /// Prepares for work that stops a running guest and lets it go on by itself. The record is written here, before the pause

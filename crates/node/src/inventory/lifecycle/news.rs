@@ -26,6 +26,8 @@ pub(crate) enum News {
     Paused,
     /// It is paused because it needs another node, for this reason.
     Orphaned(String),
+    /// It is paused because a page of its memory does not come, as this says.
+    Waits(String),
     /// QEMU has paused it because of a disk, as this says.
     StoppedAtDisk(String),
     /// It runs again, for this reason.
@@ -61,6 +63,7 @@ impl News {
             News::Removed => (Happened::MachineRemoved, String::new()),
             News::Paused => (Happened::MachinePaused, "by its user".to_owned()),
             News::Orphaned(why) => (Happened::MachineOrphaned, why.clone()),
+            News::Waits(why) => (Happened::MachineWaits, why.clone()),
             News::StoppedAtDisk(why) => (Happened::MachineStoppedAtDisk, why.clone()),
             News::Continued(why) => (Happened::MachineContinued, why.clone()),
             News::ContinuedAfter(reasons) => {

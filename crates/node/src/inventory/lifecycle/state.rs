@@ -130,6 +130,25 @@ impl Task {
         )
     }
 
+    /// Whether it can't be done while the machine's QEMU does not answer.
+    pub fn needs_answers(self) -> bool {
+        matches!(
+            self,
+            Task::Start
+                | Task::Capture
+                | Task::Dock
+                | Task::Fork
+                | Task::Forward
+                | Task::Resize
+                | Task::Size
+                | Task::Attach
+                | Task::Park
+                | Task::ParkIdle
+                | Task::Expand
+                | Task::Look
+        )
+    }
+
     /// Whether the machine may be paused for buffering during this task, which then waits for the guest only.
     pub fn allows_buffering(self) -> bool {
         matches!(
@@ -224,7 +243,10 @@ impl Gone {
 /// Whether a reason is over once the node process that had it has ended.
 pub(crate) fn ends_with_its_node(reason: PauseReason) -> bool {
     match reason {
-        PauseReason::Buffering | PauseReason::Orphaned | PauseReason::Capture => true,
+        PauseReason::Buffering
+        | PauseReason::Orphaned
+        | PauseReason::Capture
+        | PauseReason::Source => true,
         PauseReason::User | PauseReason::Disk => false,
     }
 }
@@ -239,6 +261,7 @@ pub(super) fn is_qemus_own(reason: PauseReason) -> bool {
 pub(crate) fn foremost(reasons: &[PauseReason]) -> Option<PauseReason> {
     let order = [
         PauseReason::Orphaned,
+        PauseReason::Source,
         PauseReason::Disk,
         PauseReason::User,
         PauseReason::Capture,
