@@ -198,7 +198,7 @@ impl Extended {
             let (key, value) = (extension.key_bytes(), extension.value_bytes());
             let number = || {
                 let text = std::str::from_utf8(value).ok();
-                let number = text.and_then(|text| text.parse().ok());
+                let number = text.and_then(|text| text.parse::<u64>().ok());
                 number.ok_or_else(|| hostile("a number in an extended header is none"))
             };
             match std::str::from_utf8(key) {

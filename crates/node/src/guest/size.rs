@@ -84,7 +84,10 @@ impl Guests {
             let brought = guests
                 .agents
                 .chore::<Memory>(entry, names::MEMORY, &[], COUNT_LIMIT);
+            let is_known = entry.record().given.unused.is_none();
             match brought {
+                // as it mostly is
+                Ok(memory) if memory.offline_bytes == 0 && is_known => None,
                 Ok(memory) => Some(memory),
                 Err(error) => {
                     tracing::info!(machine = %entry.name, %error, "its memory is not brought into use");

@@ -91,7 +91,8 @@ impl Given {
 
     /// How many of the bytes that it has it does not use: what is in its balloon and what it does not use may be the same.
     pub fn idle_bytes(&self, config: &MachineConfig) -> u64 {
-        let used = hardware(config).memory_bytes - self.unused_bytes().min(added(config));
+        let all = hardware(config).memory_bytes;
+        let used = all.saturating_sub(self.unused_bytes());
         self.of(config).memory_bytes.saturating_sub(used)
     }
 

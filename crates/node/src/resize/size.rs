@@ -91,6 +91,8 @@ impl Resizes {
             let bytes = block_of(there, wanted);
             let id = vm.add_memory(bytes)?;
             self.machines.settle_size(operation, None)?;
+            // what the balloon goes to once all is in use
+            self.machines.settle_then(operation, wanted)?;
             self.use_memory(operation, vm, (&id, bytes), short)?;
         }
         let to_be = outside(vm.room().memory_bytes);
