@@ -93,15 +93,18 @@ impl Resizes {
             self.machines.settle_size(operation, None)?;
             // what the balloon goes to once all is in use
             self.machines.settle_then(operation, wanted)?;
-            self.use_memory(operation, vm, (&id, bytes), short)?;
+            self.use_memory(operation, vm, (id.as_str(), bytes), short)?;
         }
         let to_be = outside(vm.room().memory_bytes);
         if to_be < vm.memory_given()? {
             self.balloon(name, vm, to_be, report, short)?;
         }
         if operation.record().given.unused_bytes() > 0 {
-            // a guest that gave less keeps it
+            // a guest that gave less keeps it; one that is about to get more back, since it began anew, gets this
             let more = vm.memory_given()?.saturating_sub(to_be);
+            if more == 0 && vm.has_balloon() {
+                vm.ask_for_memory(to_be)?;
+            }
             let then_bytes = wanted.saturating_add(more);
             self.machines.settle_then(operation, then_bytes)?;
         }
