@@ -289,7 +289,10 @@ fn no_entry_of_a_hostile_archive_leaves_its_directory() {
         ),
         (
             "longer than any file",
-            vec![(Kind::XHeader, "p", longest), (Kind::Regular, "x", &map[..])],
+            vec![
+                (Kind::XHeader, "p", longest),
+                (Kind::Regular, "x", &map[..]),
+            ],
         ),
     ] {
         let done = received(&archive_of(&entries), Form::Archive, &target);
