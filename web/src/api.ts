@@ -42,6 +42,8 @@ export interface Machine {
   image_name: string;
   restored: boolean;
   memory_bytes: number;
+  /** Of that, what its guest is not known to use. */
+  memory_unused_bytes?: number;
   /** The most that it can be given while it runs; so for processors. */
   memory_bytes_max: number;
   cpus: number;

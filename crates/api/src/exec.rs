@@ -18,6 +18,9 @@ pub enum Program {
         path: String,
         /// Only a file's bytes, not an archive.
         bytes: bool,
+        /// An archive that lacks files' holes; not known to agents that are older than this.
+        #[serde(default)]
+        sparse: bool,
     },
     /// Make a file or directory of the guest from standard input.
     Receive {
@@ -27,6 +30,9 @@ pub enum Program {
         name: String,
         /// Only a file's bytes, not an archive.
         bytes: bool,
+        /// An archive that lacks files' holes; not known to agents that are older than this.
+        #[serde(default)]
+        sparse: bool,
     },
     /// Connect standard input and output to a TCP port of the guest.
     Dial {

@@ -250,6 +250,10 @@ pub struct MachineInfo {
     pub pid: Option<u32>,
     /// RAM in bytes that its guest has.
     pub memory_bytes: u64,
+    /// Bytes of that which its guest is not known to use: a kernel that boots may leave memory offline that was added to the machine, until
+    /// its agent brings it into use.
+    #[serde(default)]
+    pub memory_unused_bytes: u64,
     /// The most RAM in bytes that it can be given while it runs; 0 from a node that does not say.
     #[serde(default)]
     pub memory_bytes_max: u64,

@@ -96,7 +96,10 @@ function MachineDetails(props: { machine: Machine; live: Live; onSubject: (subje
           ["Once ended", machine.remove && "it is removed with its disks"],
           ["Clone", machine.cloned && `number ${machine.cloned.number} of ${machine.cloned.parent}`],
           ["Processors", `${machine.cpus} (${machine.accel})`],
-          ["Memory", bytes(machine.memory_bytes)],
+          [
+            "Memory",
+            bytes(machine.memory_bytes) + (machine.memory_unused_bytes ? `, ${bytes(machine.memory_unused_bytes)} of it not in use in its guest` : ""),
+          ],
           ["In use", stats.memory_bytes > 0 && `${bytes(stats.memory_bytes)} of the host’s memory, ${duration(stats.cpu_us / 1000)} of its processors`],
           ["Disk use", `${bytes(stats.overlay_bytes)} that differ from the image`],
           ["Limits", limitsText(machine.limits ?? {})],

@@ -23,17 +23,18 @@ const cpusText = (count: number): string => (count === 1 ? "1 CPU" : `${count} C
 
 /** A machine gets more or fewer processors, and more or less memory. */
 function Size({ machine, onClose }: { machine: Machine; onClose: () => void }) {
-  const [cpus, setCpus] = useState(String(machine.cpus));
-  const [memory, setMemory] = useState(String(Math.round(machine.memory_bytes / MIB)));
-  // what is not touched stays as it is to the byte, whatever becomes of the machine while this is open
-  const [began] = useState({ cpus, memory });
+  const [began] = useState({ cpus: String(machine.cpus), memory: String(Math.round(machine.memory_bytes / MIB)) });
+  // What is not touched stays as it is to the byte, whatever becomes of the machine while this is open. What is touched is asked for, whatever
+  // this page believes that the machine has: it may be behind.
+  const [cpus, setCpus] = useState<string | null>(null);
+  const [memory, setMemory] = useState<string | null>(null);
   const awake = isAwake(machine.status);
   // a stopped machine’s next start gives it any size
   const most = awake ? { cpus: machine.cpus_max, memory: Math.floor(machine.memory_bytes_max / MIB) } : {};
   const run = async (show: Show, signal: AbortSignal): Promise<void> => {
     const size: Partial<Measure> = {};
-    if (cpus !== began.cpus) size.cpus = Number(cpus);
-    if (memory !== began.memory) size.memory_bytes = Number(memory) * MIB;
+    if (cpus !== null) size.cpus = Number(cpus);
+    if (memory !== null) size.memory_bytes = Number(memory) * MIB;
     const { resized } = await api.resize(machine.name, size, follow(show), signal);
     if (resized) tell(`${machine.name} has ${cpusText(resized.after.cpus)} and ${bytes(resized.after.memory_bytes)} of memory.`);
     for (const short of resized?.short ?? []) complain(new Error(`${short.message}. ${short.fix}`));
@@ -44,11 +45,11 @@ function Size({ machine, onClose }: { machine: Machine; onClose: () => void }) {
         <>
           <label>
             CPUs
-            <input type="number" disabled={busy} value={cpus} required min={1} max={most.cpus} onInput={(event) => setCpus(event.currentTarget.value)} data-first />
+            <input type="number" disabled={busy} value={cpus ?? began.cpus} required min={1} max={most.cpus} onInput={(event) => setCpus(event.currentTarget.value)} data-first />
           </label>
           <label>
             Memory in MiB
-            <input type="number" disabled={busy} value={memory} required min={MEMORY_LEAST_MIB} max={most.memory} onInput={(event) => setMemory(event.currentTarget.value)} />
+            <input type="number" disabled={busy} value={memory ?? began.memory} required min={MEMORY_LEAST_MIB} max={most.memory} onInput={(event) => setMemory(event.currentTarget.value)} />
           </label>
           <p class="hint">
             {awake

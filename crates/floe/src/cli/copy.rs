@@ -6,11 +6,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use super::error::CliError;
+use super::progress::{self, View};
 use super::session::{Input, Output, Session, is_over};
 use super::{Context, interrupt};
 use floe_api::client::Client;
@@ -19,6 +20,8 @@ use floe_guest::copy::{self, Form, Place, pieces};
 
 /// How long removing what is half done may take after an interrupt.
 const PUT_AWAY_WAIT: Duration = Duration::from_secs(30);
+/// How often it is shown how far a copy is.
+const SHOW_EVERY: Duration = Duration::from_millis(200);
 
 /// Copy files between this host and a machine's guest
 #[derive(Debug, Args)]
@@ -30,9 +33,9 @@ Example: without a file here
   floe cp web:/var/log/syslog - | grep nginx
   generate | floe cp - web:/tmp/data
 
-Directories are copied whole; modes, times and symbolic links are kept, owners are not: in the guest everything belongs to
-root, or to --user. What has the target's name is replaced if it is a file; a directory never is. A file has its name only once
-it is complete. The guest needs floe's agent: floe agent install.")]
+Directories are copied whole; modes, times, symbolic links and the holes in sparse files are kept, owners are not: in the guest
+everything belongs to root, or to --user. What has the target's name is replaced if it is a file; a directory never is. A file
+has its name only once it is complete. The guest needs floe's agent: floe agent install.")]
 pub struct Cp {
     /// A path, MACHINE:PATH in a guest, or - for standard input
     from: String,
@@ -104,34 +107,55 @@ fn name_of(path: &Path) -> String {
 }
 
 fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Result<(), CliError> {
-    let bytes = to == "-";
     let path = there(path);
-    let program = Program::Send {
-        path: path.clone(),
-        bytes,
-    };
     let client = cx.client()?;
-    let mut session = Session::start(&client, machine, &request(program, user))?;
-    let halves = match bytes {
-        true => None,
-        false => Some(PutsAway::at_an_interrupt(session.line()?)),
+    let program = |sparse: bool| Program::Send {
+        path: path.clone(),
+        bytes: to == "-",
+        sparse,
     };
-    let mut output = Output::new(&mut session);
-    let read = match bytes {
-        true => {
-            let mut out = io::stdout().lock();
-            let mut read = pieces::Reader::new(&mut output);
-            io::copy(&mut read, &mut out).and_then(|_| out.flush())
-        }
-        false => {
-            let place = Place {
-                target: Path::new(to),
-                name: &name_of(Path::new(&path)),
-                special_bits: false,
-            };
-            copy::receive(&mut output, Form::Archive, &place).map(drop)
-        }
+    if to == "-" {
+        let mut session = Session::start(&client, machine, &request(program(false), user))?;
+        let mut output = Output::new(&mut session);
+        let mut out = io::stdout().lock();
+        let mut read = pieces::Reader::new(&mut output);
+        let read = io::copy(&mut read, &mut out).and_then(|_| out.flush());
+        return came(output, read, to);
+    }
+    let place = Place {
+        target: Path::new(to),
+        name: &name_of(Path::new(&path)),
+        special_bits: false,
     };
+    as_the_agent_knows(|form| {
+        let program = program(form == Form::Sparse);
+        let mut session = Session::start(&client, machine, &request(program, user))?;
+        let halves = PutsAway::at_an_interrupt(session.line()?);
+        let mut output = Output::new(&mut session);
+        let mut shown = Shown::of(cx);
+        let read = copy::receive(&mut output, form, &place, &mut |done, total| {
+            shown.progress(done, total);
+        });
+        halves.judge(came(output, read.map(drop), to))
+    })
+}
+
+/// Copies without holes. An agent that does not know that yet says so before anything is copied, and is asked for all bytes.
+fn as_the_agent_knows(mut once: impl FnMut(Form) -> Result<(), CliError>) -> Result<(), CliError> {
+    let done = once(Form::Sparse);
+    progress::clear();
+    match done {
+        Err(error) if error.0.message.contains(copy::UNKNOWN_FORM) => {
+            let done = once(Form::Archive);
+            progress::clear();
+            done
+        }
+        done => done,
+    }
+}
+
+/// Returns how a copy to here ended. `read` is how reading its output went.
+fn came(mut output: Output<'_>, read: io::Result<()>, to: &str) -> Result<(), CliError> {
     // a write that failed here is no reason to wait for the guest
     let cut = |e: &io::Error| e.kind() == io::ErrorKind::UnexpectedEof;
     let read = match read {
@@ -139,10 +163,31 @@ fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Resu
         Err(e) if cut(&e) => output.finish().and(Err(e)),
         Err(e) => Err(e),
     };
-    let done = output.conclude(read, &format!("cannot copy to {to}"));
-    match halves {
-        Some(halves) => halves.judge(done),
-        None => done,
+    output.conclude(read, &format!("cannot copy to {to}"))
+}
+
+/// What shows how far a copy is: bytes of data, of which a hole has none.
+struct Shown {
+    view: Option<View>,
+    last: Instant,
+}
+
+impl Shown {
+    fn of(cx: &Context) -> Shown {
+        Shown {
+            view: (!cx.out.json).then(View::new),
+            last: Instant::now(),
+        }
+    }
+
+    /// Shows it from time to time: short copies show nothing.
+    fn progress(&mut self, done: u64, total: u64) {
+        if let Some(view) = &mut self.view
+            && self.last.elapsed() >= SHOW_EVERY
+        {
+            self.last = Instant::now();
+            view.progress("copy", done, total, "bytes");
+        }
     }
 }
 
@@ -183,25 +228,29 @@ impl PutsAway {
     }
 }
 
-/// Copies a file of this host to a path in a guest, as root.
+/// Copies a file of this host to a path in a guest, as root, in the form that all agents know.
 pub(super) fn put(client: &Client, machine: &str, from: &Path, to: &str) -> Result<(), CliError> {
     let program = Program::Receive {
         path: to.into(),
         name: String::new(),
         bytes: false,
+        sparse: false,
     };
     let mut session = Session::start(client, machine, &request(program, ""))?;
-    let sent = archive(&mut session, from);
+    let sent = archive(&mut session, from, Form::Archive, &mut |_, _| ());
     conclude(session, sent, &from.display().to_string())
 }
 
 /// Sends a file or directory as the input of a process that receives it.
-fn archive(session: &mut Session, from: &Path) -> io::Result<()> {
+fn archive(session: &mut Session, from: &Path, form: Form, told: copy::Told<'_>) -> io::Result<()> {
     let mut input = Input { session };
-    copy::send(from, Form::Archive, &mut input, &mut |path| {
+    let mut skipped = |path: &Path| {
         let path = super::visible::line(&path.display().to_string()).to_string();
+        // not into the middle of a bar, which comes again
+        progress::clear();
         eprintln!("{path} is no file, directory or symbolic link, and is left out");
-    })?;
+    };
+    copy::send(from, form, &mut input, &mut skipped, told)?;
     input.finish()
 }
 
@@ -226,26 +275,34 @@ fn into(cx: &Context, from: &str, machine: &str, path: &str, user: &str) -> Resu
         // before anything happens in the guest
         std::fs::metadata(&source).map_err(|e| CliError::file("read", &source, e))?;
     }
-    let program = Program::Receive {
+    let program = |sparse: bool| Program::Receive {
         path: there(path),
-        name: named,
+        name: named.clone(),
         bytes,
+        sparse,
     };
     let client = cx.client()?;
-    let mut session = Session::start(&client, machine, &request(program, user))?;
-    let sent = match bytes {
-        true => {
-            let mut input = Input {
-                session: &mut session,
-            };
-            let mut out = pieces::Writer::new(&mut input);
-            let sent = io::copy(&mut io::stdin().lock(), &mut out);
-            sent.and_then(|_| out.finish())
-                .and_then(|()| input.finish())
-        }
-        false => archive(&mut session, &source),
-    };
-    conclude(session, sent, from)
+    if bytes {
+        let mut session = Session::start(&client, machine, &request(program(false), user))?;
+        let mut input = Input {
+            session: &mut session,
+        };
+        let mut out = pieces::Writer::new(&mut input);
+        let sent = io::copy(&mut io::stdin().lock(), &mut out);
+        let sent = sent
+            .and_then(|_| out.finish())
+            .and_then(|()| input.finish());
+        return conclude(session, sent, from);
+    }
+    as_the_agent_knows(|form| {
+        let program = program(form == Form::Sparse);
+        let mut session = Session::start(&client, machine, &request(program, user))?;
+        let mut shown = Shown::of(cx);
+        let sent = archive(&mut session, &source, form, &mut |done, total| {
+            shown.progress(done, total);
+        });
+        conclude(session, sent, from)
+    })
 }
 
 #[cfg(test)]

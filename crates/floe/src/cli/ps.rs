@@ -114,7 +114,9 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ),
         (
             "memory",
-            bytes(m.memory_bytes) + &most(m.memory_bytes, m.memory_bytes_max, |n| bytes(*n)),
+            bytes(m.memory_bytes)
+                + &unused(m.memory_unused_bytes)
+                + &most(m.memory_bytes, m.memory_bytes_max, |n| bytes(*n)),
         ),
         ("age", age(m.created_unix_s)),
         (
@@ -151,6 +153,14 @@ fn most<T: PartialOrd>(has: T, most: T, text: impl Fn(&T) -> String) -> String {
     match most > has {
         true => format!(", at most {} while it runs", text(&most)),
         false => String::new(),
+    }
+}
+
+/// Says how much of its memory a guest is not known to use.
+fn unused(memory_unused_bytes: u64) -> String {
+    match memory_unused_bytes {
+        0 => String::new(),
+        unused => format!(", {} of it not in use in its guest", bytes(unused)),
     }
 }
 

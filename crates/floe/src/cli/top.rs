@@ -284,6 +284,7 @@ pub(super) mod tests {
             disks: Vec::new(),
             cpus_max: 8,
             memory_bytes_max: 0,
+            memory_unused_bytes: 0,
             cpus: 1,
             accel: "tcg".into(),
             forwards: Vec::new(),

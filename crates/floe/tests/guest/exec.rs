@@ -6,6 +6,7 @@ use crate::support::node::{Signal, TestNode, eventually};
 use std::{
     fs,
     io::Read,
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::Path,
     process::{Child, Command},
 };
@@ -248,4 +249,91 @@ fn an_agent_is_installed_over_the_console_of_a_guest_that_has_none() {
         sh(&node, runs);
         sh(&node, "! ls /usr/local/bin/*.floe-*");
     }
+}
+
+/// Copies by `floe cp`, which must succeed.
+fn copied(node: &TestNode, from: &str, to: &str) {
+    let done = run(node, &["cp", from, to]);
+    assert!(done.status.success(), "{from}: {done:?}\n{}", node.log());
+}
+
+/// Makes a file of so many bytes with these words of four letters in it.
+fn with_holes(path: &Path, size: u64, words: &[(u64, &str)]) {
+    let file = fs::File::create(path).unwrap();
+    file.set_len(size).unwrap();
+    for (at, word) in words {
+        file.write_all_at(word.as_bytes(), *at).unwrap();
+    }
+}
+
+/// Asserts that a file has this size and these words, and takes little more than they do.
+fn has_holes(path: &Path, size: u64, words: &[(u64, &str)]) {
+    let file = fs::File::open(path).unwrap();
+    let found = file.metadata().unwrap();
+    assert_eq!(found.len(), size, "{}", path.display());
+    let most = words.len() as u64 * (16 << 10);
+    let taken = found.blocks() * 512;
+    assert!(taken <= most, "{} takes {taken} bytes", path.display());
+    for (at, word) in words {
+        let mut read = [0; 4];
+        file.read_exact_at(&mut read, *at).unwrap();
+        assert_eq!(&read, word.as_bytes(), "{} at {at}", path.display());
+    }
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_sparse_file_takes_what_its_data_takes_into_a_guest_and_out_of_it() {
+    const GIB: u64 = 1 << 30;
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    sh(&node, "mkdir /holes && mount -t tmpfs holes /holes");
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let words = [(0, "zero"), (7 * GIB, "mid."), (20 * GIB - 4, "last")];
+    let disk = tree.join("disk");
+    with_holes(&disk, 20 * GIB, &words);
+    with_holes(&tree.join("nothing"), 3 * GIB, &[]);
+    fs::write(tree.join("plain"), "plain").unwrap();
+    // alone and in a directory; zeros would take the guest's memory many times
+    copied(&node, disk.to_str().unwrap(), "web:/holes/disk");
+    copied(&node, tree.to_str().unwrap(), "web:/holes/tree");
+    for (path, size) in [("disk", 20), ("tree/disk", 20), ("tree/nothing", 3)] {
+        let line = format!("stat -c %s /holes/{path}; du -k /holes/{path} | cut -f1");
+        let said = sh(&node, &line);
+        let numbers: Vec<u64> = said.lines().map(|n| n.trim().parse().unwrap()).collect();
+        assert_eq!(numbers[0], size * GIB, "{path}: {said}");
+        assert!(numbers[1] <= 64, "{path} takes {} KiB", numbers[1]);
+    }
+    // one that the guest has made
+    let write = "printf made | dd of=/holes/tree/made bs=4 seek=$((1 << 30)) conv=notrunc";
+    sh(&node, write);
+
+    copied(&node, "web:/holes/disk", dir.path().to_str().unwrap());
+    has_holes(&dir.path().join("disk"), 20 * GIB, &words);
+    let back = dir.path().join("back");
+    copied(&node, "web:/holes/tree", back.to_str().unwrap());
+    has_holes(&back.join("disk"), 20 * GIB, &words);
+    has_holes(&back.join("nothing"), 3 * GIB, &[]);
+    has_holes(&back.join("made"), 4 * GIB + 4, &[(4 * GIB, "made")]);
+    assert_eq!(fs::read(back.join("plain")).unwrap(), b"plain");
+
+    // an agent that knows no holes: its tools are this script, by which it starts its own program
+    let older = dir.path().join("older");
+    let script = "#!/bin/sh\n\
+        if [ \"$2\" = sparse ]; then echo '\"sparse\" is no form of a copy; is the node newer?' >&2; exit 1; fi\n\
+        exec /bin/floe-guest \"$@\"\n";
+    fs::write(&older, script).unwrap();
+    fs::set_permissions(&older, fs::Permissions::from_mode(0o755)).unwrap();
+    copied(&node, older.to_str().unwrap(), "web:/older");
+    let line = "mount -t tmpfs t /proc && mkdir /proc/self && cp /older /proc/self/exe";
+    sh(&node, line);
+    let words = [(0, "zero"), (512 << 10, "half")];
+    let small = dir.path().join("small");
+    with_holes(&small, 1 << 20, &words);
+    copied(&node, small.to_str().unwrap(), "web:/holes/small");
+    let again = dir.path().join("again");
+    copied(&node, "web:/holes/small", again.to_str().unwrap());
+    assert_eq!(fs::read(&again).unwrap(), fs::read(&small).unwrap());
 }

@@ -26,6 +26,7 @@ mod odd_sources;
 mod other_users;
 mod park;
 mod pool;
+mod reboots;
 mod resize;
 mod resources;
 mod restored;

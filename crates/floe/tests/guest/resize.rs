@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 
 /// Runs floe, which must end with this exit code, and returns what it said.
-fn floe_ends(node: &TestNode, args: &[&str], code: i32) -> String {
+pub fn floe_ends(node: &TestNode, args: &[&str], code: i32) -> String {
     let done = ends(floe(node, args));
     let said = said(&done);
     assert_eq!(
@@ -23,7 +23,7 @@ fn floe_ends(node: &TestNode, args: &[&str], code: i32) -> String {
 }
 
 /// What a shell's line in a guest writes; it is tried until the guest's agent answers.
-fn sh(node: &TestNode, name: &str, line: &str) -> String {
+pub fn sh(node: &TestNode, name: &str, line: &str) -> String {
     let until = Instant::now() + PATIENCE;
     loop {
         let done = ends(floe(node, &["exec", name, "--", "sh", "-c", line]));
@@ -40,7 +40,7 @@ fn sh(node: &TestNode, name: &str, line: &str) -> String {
 }
 
 /// CPUs and MiB of memory that a machine is said to have.
-fn has(node: &TestNode, name: &str) -> (u32, u64) {
+pub fn has(node: &TestNode, name: &str) -> (u32, u64) {
     let info = node.client().machine(name).unwrap();
     (info.cpus, info.memory_bytes / MIB)
 }
@@ -51,7 +51,7 @@ fn cards(node: &TestNode, name: &str) -> String {
 }
 
 /// MiB of memory that the guest's kernel counts, with those in its balloon and without its own.
-fn counted(node: &TestNode, name: &str) -> u64 {
+pub fn counted(node: &TestNode, name: &str) -> u64 {
     let line = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
     sh(node, name, line).parse::<u64>().unwrap() >> 10
 }
@@ -282,7 +282,7 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
 }
 
 /// Has a machine's QEMU do something, whether a node is there or not.
-fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
+pub fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
     let record = node.home().join("machines").join(name).join("machine.json");
     let record: serde_json::Value =
         serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
@@ -290,35 +290,6 @@ fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
     let spare = UnixStream::connect(place.join("vm/run/qmp-spare.sock")).unwrap();
     let spare = Qmp::over(spare, |_| {}).unwrap();
     spare.execute(command, serde_json::json!({})).unwrap()
-}
-
-#[test]
-#[ignore = "needs root, FUSE and QEMU: make test-all"]
-fn a_guest_that_reboots_has_all_cpus_of_its_machine_and_that_is_shown_whoever_saw_it() {
-    let mut node = TestNode::start();
-    node.boot_tiny("web");
-    floe_ends(&node, &["resize", "web", "--cpus", "3"], 0);
-    for node_is_there in [true, false] {
-        floe_ends(&node, &["resize", "web", "--cpus", "1"], 0);
-        assert_eq!(
-            (sh(&node, "web", "nproc").as_str(), has(&node, "web").0),
-            ("1", 1)
-        );
-        if node_is_there {
-            let _console = node.type_line("web", "reboot -f");
-            eventually("it is told", || has(&node, "web").0 == 3);
-        } else {
-            node.end(Signal::KILL);
-            qmp(&node, "web", "system_reset");
-            node.start_again();
-            eventually("it is noticed", || has(&node, "web").0 == 3);
-        }
-        assert_eq!(sh(&node, "web", "nproc"), "3");
-        let told = "3 CPUs and 256.0 MiB of memory; it had 1 CPU and";
-        assert!(node.log().contains(told), "{}", node.log());
-    }
-    floe_ends(&node, &["resize", "web", "--cpus", "2"], 0);
-    assert_eq!(sh(&node, "web", "nproc"), "2");
 }
 
 /// Whether record, ledger and limits of a machine say what its QEMU and its guest have. `limits`: processor time for each CPU in
@@ -430,7 +401,11 @@ fn disks(node: &TestNode, name: &str) -> Vec<(String, Option<String>)> {
 }
 
 /// Changes the record of a machine, as a node may have left it that was killed between two steps.
-fn leave_in_the_record(node: &TestNode, name: &str, change: impl FnOnce(&mut serde_json::Value)) {
+pub fn leave_in_the_record(
+    node: &TestNode,
+    name: &str,
+    change: impl FnOnce(&mut serde_json::Value),
+) {
     let path = node.home().join("machines").join(name).join("machine.json");
     let mut record = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     change(&mut record);

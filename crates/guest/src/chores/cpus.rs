@@ -3,7 +3,14 @@
 use super::{REFUSED_MAX, Refused, numbers};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::io;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long it is tried again while the kernel is busy: it refuses to change any CPU while a device is being probed, for example.
+const BUSY_LIMIT: Duration = Duration::from_secs(10);
+/// How long until it is tried again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Which CPUs a guest has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,13 +50,15 @@ pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
     let dir = system.join("cpu");
     let all = numbers(&dir, "cpu")?;
     let is_online = |number: &u32| is_online(&dir, number);
+    // for all of them together
+    let until = Instant::now() + BUSY_LIMIT;
     let mut refused = Vec::new();
     let mut set = |number: &u32, online: &str| {
         let file = dir.join(format!("cpu{number}/online"));
         let written = match file.try_exists() {
             Ok(false) => Err("its kernel can't take it offline".to_owned()),
             there => there
-                .and_then(|_| fs::write(file, online))
+                .and_then(|_| until_not_busy(until, AGAIN, || fs::write(&file, online)))
                 .map_err(|error| error.to_string()),
         };
         let why = written.err();
@@ -74,6 +83,22 @@ pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
         present: all.len() as u32,
         refused,
     })
+}
+
+/// Writes again and again while the kernel is busy, until a time.
+fn until_not_busy(
+    until: Instant,
+    pause: Duration,
+    mut write: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    loop {
+        match write() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
+                std::thread::sleep(pause);
+            }
+            done => return done,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -127,5 +152,28 @@ mod tests {
         assert_eq!((cpus.online, cpus.present), (2, 3));
         assert_eq!(cpus.refused[0].what, "cpu1");
         assert_eq!(states(&guest, 3), "--0");
+    }
+
+    #[test]
+    fn a_kernel_that_is_busy_for_a_moment_is_asked_again_and_one_that_stays_so_is_believed() {
+        let busy = || io::Error::from_raw_os_error(libc::EBUSY);
+        let later = Instant::now() + Duration::from_secs(3600);
+        let mut asked = 0;
+        let done = until_not_busy(later, Duration::ZERO, || {
+            asked += 1;
+            match asked {
+                1..=3 => Err(busy()),
+                _ => Ok(()),
+            }
+        });
+        assert!(done.is_ok());
+        assert_eq!(asked, 4);
+        // its time is over
+        let done = until_not_busy(Instant::now(), Duration::ZERO, || Err(busy()));
+        assert_eq!(done.unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        // any other reason is the answer
+        let denied = || Err(io::Error::from_raw_os_error(libc::EPERM));
+        let done = until_not_busy(later, Duration::ZERO, denied);
+        assert_eq!(done.unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 }

@@ -5,13 +5,15 @@
 //! descriptor, one part at a time and through no symbolic link, nothing is written that exists already, and only files,
 //! directories and symbolic links are made.
 
+use super::flow::Flow;
 use super::pieces::Reader;
 use super::send::DEPTH_MAX;
-use super::{BUFFER_BYTES, Form};
+use super::sparse::{self, Extended};
+use super::{Form, Told};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use std::borrow::Cow;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -36,13 +38,19 @@ pub struct Place<'a> {
     pub special_bits: bool,
 }
 
-/// Writes a stream to its place. Returns the path that it has there.
-pub fn receive(input: impl Read, form: Form, place: &Place<'_>) -> io::Result<PathBuf> {
+/// Writes a stream to its place. Returns the path that it has there. `told` hears how far it is.
+pub fn receive(
+    input: impl Read,
+    form: Form,
+    place: &Place<'_>,
+    told: Told<'_>,
+) -> io::Result<PathBuf> {
     let mut input = Reader::new(input);
     let path = resolve(place)?;
     let partial = partial_of(&path)?;
     let mask = if place.special_bits { 0o7777 } else { 0o777 };
-    let done = write(&mut input, form, &partial, mask).and_then(|is_directory| {
+    let mut flow = Flow::new(told);
+    let done = write(&mut input, form, &partial, mask, &mut flow).and_then(|is_directory| {
         // the sender's own end, and nothing that a hostile one has left out
         input.finish()?;
         rename(&partial, &path, is_directory)
@@ -128,10 +136,17 @@ fn rename(partial: &Path, path: &Path, is_directory: bool) -> io::Result<()> {
 }
 
 /// Writes everything under the temporary name. Returns whether it is a directory.
-fn write(input: &mut impl Read, form: Form, partial: &Path, mask: u32) -> io::Result<bool> {
+fn write(
+    input: &mut impl Read,
+    form: Form,
+    partial: &Path,
+    mask: u32,
+    flow: &mut Flow<'_>,
+) -> io::Result<bool> {
     if form == Form::Bytes {
-        let file = create(CWD.as_fd(), partial)?;
-        fill(file, input, None, MODE_DEFAULT, None)?;
+        let mut file = create(CWD.as_fd(), partial)?;
+        pour(&mut file, input, flow)?;
+        finish(&file, MODE_DEFAULT, None)?;
         return Ok(false);
     }
     let mut archive = tar::Archive::new(input);
@@ -141,11 +156,12 @@ fn write(input: &mut impl Read, form: Form, partial: &Path, mask: u32) -> io::Re
         return Err(hostile("it is empty"));
     };
     let mode = first.mode & mask;
+    flow.total = first.total.unwrap_or(0);
     match first.kind {
         tar::EntryType::Regular => {
-            let file = create(CWD.as_fd(), partial)?;
-            let (size, time_s) = (first.size, first.time_s);
-            fill(file, &mut first.content, Some(size), mode, Some(time_s))?;
+            let mut file = create(CWD.as_fd(), partial)?;
+            fill(&mut file, &mut first, flow)?;
+            finish(&file, mode, Some(first.time_s))?;
             drop(first);
             match names.next(&mut entries)? {
                 None => Ok(false),
@@ -163,7 +179,7 @@ fn write(input: &mut impl Read, form: Form, partial: &Path, mask: u32) -> io::Re
             };
             drop(first);
             while let Some(entry) = names.next(&mut entries)? {
-                tree.add(entry)?;
+                tree.add(entry, flow)?;
             }
             tree.finish()?;
             Ok(true)
@@ -172,7 +188,7 @@ fn write(input: &mut impl Read, form: Form, partial: &Path, mask: u32) -> io::Re
     }
 }
 
-fn hostile(why: &str) -> io::Error {
+pub(super) fn hostile(why: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
         format!("the archive is not one that floe makes: {why}"),
@@ -185,12 +201,17 @@ struct Entry<'a, R: Read> {
     link: Option<PathBuf>,
     kind: tar::EntryType,
     mode: u32,
+    /// How many bytes stand in the archive.
     size: u64,
+    /// How many bytes the file has, if it has holes.
+    sparse: Option<u64>,
+    /// How many bytes of data the whole archive has, if it says so here.
+    total: Option<u64>,
     time_s: u64,
     content: tar::Entry<'a, R>,
 }
 
-/// Puts long names together, which stand in entries of their own.
+/// Puts entries together with what stands before them in entries of its own: long names, and what is said of files with holes.
 #[derive(Default)]
 struct Names {
     count: u64,
@@ -202,6 +223,7 @@ impl Names {
         entries: &mut tar::Entries<'a, R>,
     ) -> io::Result<Option<Entry<'a, R>>> {
         let (mut name, mut link) = (None, None);
+        let mut extended = Extended::default();
         loop {
             let Some(mut content) = entries.next().transpose()? else {
                 return Ok(None);
@@ -215,6 +237,10 @@ impl Names {
             match kind {
                 tar::EntryType::GNULongName => name = Some(long(&mut content, size)?),
                 tar::EntryType::GNULongLink => link = Some(long(&mut content, size)?),
+                tar::EntryType::XHeader => extended = Extended::read(&mut content, size)?,
+                _ if extended.size.is_some() && kind != tar::EntryType::Regular => {
+                    return Err(hostile("holes in what is no file"));
+                }
                 _ => {
                     let header = content.header();
                     let (mode, time_s) = (header.mode()?, header.mtime()?);
@@ -226,6 +252,8 @@ impl Names {
                         kind,
                         mode,
                         size,
+                        sparse: extended.size,
+                        total: extended.total,
                         time_s,
                         content,
                     }));
@@ -283,16 +311,17 @@ impl Tree {
         Ok(at)
     }
 
-    fn add<R: Read>(&mut self, mut entry: Entry<'_, R>) -> io::Result<()> {
+    fn add<R: Read>(&mut self, mut entry: Entry<'_, R>, flow: &mut Flow<'_>) -> io::Result<()> {
         let parts = Tree::parts(&entry.name)?;
         let (name, above) = parts.split_last().ok_or_else(|| hostile("no name"))?;
         let above = self.open(above)?;
         let mode = entry.mode & self.mask;
         match entry.kind {
             tar::EntryType::Regular => {
-                let file = create(above.as_fd(), Path::new(std::ffi::OsStr::from_bytes(name)))?;
-                let (size, time_s) = (entry.size, entry.time_s);
-                fill(file, &mut entry.content, Some(size), mode, Some(time_s))
+                let name = Path::new(std::ffi::OsStr::from_bytes(name));
+                let mut file = create(above.as_fd(), name)?;
+                fill(&mut file, &mut entry, flow)?;
+                finish(&file, mode, Some(entry.time_s))
             }
             tar::EntryType::Directory => {
                 rustix::fs::mkdirat(&above, name.as_slice(), Mode::RWXU)?;
@@ -347,32 +376,49 @@ fn create(directory: std::os::fd::BorrowedFd<'_>, name: &Path) -> io::Result<Fil
     })
 }
 
-/// Writes a file's bytes, of which there must be `size` if that is known, and makes them durable.
-fn fill(
-    mut file: File,
-    content: &mut impl Read,
-    size: Option<u64>,
-    mode: u32,
-    time_s: Option<u64>,
-) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER_BYTES];
+/// Writes a file's bytes, of which there must be as many as was said. Its holes stay holes.
+fn fill<R: Read>(file: &mut File, entry: &mut Entry<'_, R>, flow: &mut Flow<'_>) -> io::Result<()> {
+    let shorter = || hostile("a file is shorter than it says");
+    let Some(size) = entry.sparse else {
+        let written = pour(file, &mut entry.content, flow)?;
+        return match written == entry.size {
+            true => Ok(()),
+            false => Err(shorter()),
+        };
+    };
+    let extents = sparse::read_map(&mut entry.content, size, entry.size)?;
+    file.set_len(size)?;
+    for extent in extents {
+        file.seek(SeekFrom::Start(extent.at))?;
+        let mut content = entry.content.by_ref().take(extent.bytes);
+        if pour(file, &mut content, flow)? != extent.bytes {
+            return Err(shorter());
+        }
+    }
+    Ok(())
+}
+
+/// Writes all that there is to read. Returns how many bytes that were.
+fn pour(file: &mut File, content: &mut impl Read, flow: &mut Flow<'_>) -> io::Result<u64> {
     let mut written = 0;
     loop {
-        let count = match content.read(&mut buffer) {
-            Ok(0) => break,
+        let count = match content.read(&mut flow.buffer) {
+            Ok(0) => return Ok(written),
             Ok(count) => count,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(e) => return Err(e),
         };
-        file.write_all(&buffer[..count])?;
+        file.write_all(&flow.buffer[..count])?;
+        flow.went(count);
         written += count as u64;
     }
-    if size.is_some_and(|size| size != written) {
-        return Err(hostile("a file is shorter than it says"));
-    }
-    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+}
+
+/// Gives a file its mode and time, and makes it durable.
+fn finish(file: &File, mode: u32, time_s: Option<u64>) -> io::Result<()> {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?;
     if let Some(time_s) = time_s {
-        rustix::fs::futimens(&file, &times(time_s))?;
+        rustix::fs::futimens(file, &times(time_s))?;
     }
     file.sync_all()
 }

@@ -3,8 +3,10 @@
 //! What is sent may belong to somebody else, who can put a link in the place of any part of it at any moment. The path that a user
 //! names is opened once; everything below it is reached from descriptors, one name at a time and through no symbolic link.
 
+use super::flow::Flow;
 use super::pieces::Writer;
-use super::{BUFFER_BYTES, Form};
+use super::sparse::{self, Data, Extended};
+use super::{BUFFER_BYTES, Form, Told};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr};
@@ -23,17 +25,18 @@ const OPENED: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 /// Sends a file or directory. `skipped` is told of each thing in a directory that is neither file nor directory nor symbolic
-/// link, which is not sent.
+/// link, which is not sent. `told` hears of an archive how far it is.
 pub fn send(
     path: &Path,
     form: Form,
     out: impl Write,
     skipped: &mut dyn FnMut(&Path),
+    told: Told<'_>,
 ) -> io::Result<()> {
     let out = Writer::new(out);
     let done = match form {
         Form::Bytes => bytes(path, out),
-        Form::Archive => archive(path, out, skipped),
+        Form::Archive | Form::Sparse => archive(path, form, out, skipped, told),
     };
     done.map_err(|error| at(path, error))
 }
@@ -64,8 +67,13 @@ fn bytes(path: &Path, mut out: Writer<impl Write>) -> io::Result<()> {
     }
 }
 
-fn archive(path: &Path, out: Writer<impl Write>, skipped: &mut dyn FnMut(&Path)) -> io::Result<()> {
-    let mut archive = tar::Builder::new(out);
+fn archive<'a>(
+    path: &Path,
+    form: Form,
+    out: Writer<impl Write>,
+    skipped: &'a mut dyn FnMut(&Path),
+    told: Told<'a>,
+) -> io::Result<()> {
     let neither = || {
         let why = format!("{} is neither file nor directory", path.display());
         io::Error::other(why)
@@ -77,22 +85,40 @@ fn archive(path: &Path, out: Writer<impl Write>, skipped: &mut dyn FnMut(&Path))
     }
     let opened = rustix::fs::open(path, OPENED, Mode::empty())?;
     let what = rustix::fs::fstat(&opened)?;
+    let sparse = form == Form::Sparse;
+    let mut flow = Flow::new(told);
+    // what can't be counted is told when it is sent
+    flow.total = Count::of(sparse, &opened, &what, path).unwrap_or(0);
+    let mut archive = Archive {
+        out: tar::Builder::new(out),
+        sparse,
+        total: Some(flow.total).filter(|total| sparse && *total > 0),
+        flow,
+        skipped,
+    };
     match FileType::from_raw_mode(what.st_mode) {
-        FileType::RegularFile => file(&mut archive, opened, &what, Path::new("file"))?,
+        FileType::RegularFile => archive.file(opened, &what, Path::new("file"))?,
         FileType::Directory => {
-            archive.append(
-                &header(&what, tar::EntryType::Directory, Path::new("."))?,
-                io::empty(),
-            )?;
-            below(&mut archive, &opened, path, Path::new(""), 1, skipped)?;
+            archive.begins(None)?;
+            let header = header(&what, tar::EntryType::Directory, Path::new("."))?;
+            archive.out.append(&header, io::empty())?;
+            below(&mut archive, &opened, path, Path::new(""), 1)?;
         }
         _ => return Err(neither()),
     }
-    archive.into_inner()?.finish()
+    archive.out.into_inner()?.finish()
 }
 
 fn header(what: &Stat, kind: tar::EntryType, name: &Path) -> io::Result<tar::Header> {
-    let mut header = tar::Header::new_gnu();
+    filled(tar::Header::new_gnu(), what, kind, name)
+}
+
+fn filled(
+    mut header: tar::Header,
+    what: &Stat,
+    kind: tar::EntryType,
+    name: &Path,
+) -> io::Result<tar::Header> {
     header.set_entry_type(kind);
     header.set_mode(what.st_mode & 0o7777);
     header.set_mtime(u64::try_from(what.st_mtime).unwrap_or(0));
@@ -104,14 +130,21 @@ fn header(what: &Stat, kind: tar::EntryType, name: &Path) -> io::Result<tar::Hea
     Ok(header)
 }
 
-/// Sends what is in a directory. Its path is for messages, and its name is what it is called in the archive.
-fn below<W: Write>(
-    archive: &mut tar::Builder<W>,
+/// What is done with each thing in a directory. Names are those in the archive, paths are for messages.
+trait Visit {
+    fn file(&mut self, opened: OwnedFd, what: &Stat, name: &Path) -> io::Result<()>;
+    fn directory(&mut self, what: &Stat, name: &Path) -> io::Result<()>;
+    fn link(&mut self, what: &Stat, name: &Path, to: &CStr) -> io::Result<()>;
+    fn other(&mut self, path: &Path);
+}
+
+/// Visits what is in a directory. Its path is for messages, and its name is what it is called in the archive.
+fn below(
+    visit: &mut impl Visit,
     directory: &OwnedFd,
     path: &Path,
     name: &Path,
     depth: usize,
-    skipped: &mut dyn FnMut(&Path),
 ) -> io::Result<()> {
     if depth > DEPTH_MAX {
         let why = format!("{} is too deep", path.display());
@@ -129,20 +162,121 @@ fn below<W: Write>(
             continue;
         };
         match content {
-            Content::File(opened) => file(archive, opened, &what, &name)?,
+            Content::File(opened) => visit.file(opened, &what, &name)?,
             Content::Directory(opened) => {
-                let mut header = header(&what, tar::EntryType::Directory, &name)?;
-                archive.append_data(&mut header, &name, io::empty())?;
-                below(archive, &opened, &path, &name, depth + 1, skipped)?;
+                visit.directory(&what, &name)?;
+                below(visit, &opened, &path, &name, depth + 1)?;
             }
-            Content::Link(to) => {
-                let mut header = header(&what, tar::EntryType::Symlink, &name)?;
-                archive.append_link(&mut header, &name, OsStr::from_bytes(to.to_bytes()))?;
-            }
-            Content::Other => skipped(&path),
+            Content::Link(to) => visit.link(&what, &name, &to)?,
+            Content::Other => visit.other(&path),
         }
     }
     Ok(())
+}
+
+/// Counts the bytes of data that will be sent.
+struct Count {
+    sparse: bool,
+    total: u64,
+}
+
+impl Count {
+    fn of(sparse: bool, opened: &OwnedFd, what: &Stat, path: &Path) -> io::Result<u64> {
+        let mut count = Count { sparse, total: 0 };
+        match FileType::from_raw_mode(what.st_mode) {
+            FileType::RegularFile => count.file(opened.try_clone()?, what, path)?,
+            _ => below(&mut count, opened, path, Path::new(""), 1)?,
+        }
+        Ok(count.total)
+    }
+}
+
+impl Visit for Count {
+    fn file(&mut self, opened: OwnedFd, what: &Stat, _name: &Path) -> io::Result<()> {
+        let size = size_of(what);
+        let bytes = match self.sparse {
+            true => sparse::bytes_of(&sparse::extents(&File::from(opened), size)?),
+            false => size,
+        };
+        self.total = self.total.saturating_add(bytes);
+        Ok(())
+    }
+
+    fn directory(&mut self, _what: &Stat, _name: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn link(&mut self, _what: &Stat, _name: &Path, _to: &CStr) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn other(&mut self, _path: &Path) {}
+}
+
+/// The archive that is written.
+struct Archive<'a, W: Write> {
+    out: tar::Builder<W>,
+    /// Whether holes are left out.
+    sparse: bool,
+    /// What is yet to be said of all of it.
+    total: Option<u64>,
+    flow: Flow<'a>,
+    skipped: &'a mut dyn FnMut(&Path),
+}
+
+impl<W: Write> Archive<'_, W> {
+    /// Begins an entry with what its own header can't say: how long a file with holes is, and of the first one, how much data there is
+    /// in all.
+    fn begins(&mut self, size: Option<u64>) -> io::Result<()> {
+        let total = self.total.take();
+        let texts = Extended { size, total }.texts();
+        let texts = texts.iter().map(|(key, value)| (*key, value.as_bytes()));
+        self.out.append_pax_extensions(texts)
+    }
+}
+
+impl<W: Write> Visit for Archive<'_, W> {
+    fn file(&mut self, opened: OwnedFd, what: &Stat, name: &Path) -> io::Result<()> {
+        let (opened, size) = (File::from(opened), size_of(what));
+        let extents = match self.sparse {
+            true => sparse::extents(&opened, size)?,
+            false => sparse::whole(size),
+        };
+        let data = sparse::bytes_of(&extents);
+        let (blank, map) = match data < size {
+            // the form in which GNU tar expects a map
+            true => (tar::Header::new_ustar(), sparse::map(&extents)),
+            false => (tar::Header::new_gnu(), Vec::new()),
+        };
+        self.begins(Some(size).filter(|_| data < size))?;
+        let mut header = filled(blank, what, tar::EntryType::Regular, name)?;
+        // a map takes megabytes at most
+        header.set_size(data.saturating_add(map.len() as u64));
+        // the length was said: one that shrinks is filled up, what is appended meanwhile is left out
+        let data = Data::new(opened, extents, &mut self.flow);
+        let data = BufReader::with_capacity(BUFFER_BYTES, data);
+        self.out
+            .append_data(&mut header, name, map.as_slice().chain(data))
+    }
+
+    fn directory(&mut self, what: &Stat, name: &Path) -> io::Result<()> {
+        let mut header = header(what, tar::EntryType::Directory, name)?;
+        self.out.append_data(&mut header, name, io::empty())
+    }
+
+    fn link(&mut self, what: &Stat, name: &Path, to: &CStr) -> io::Result<()> {
+        let mut header = header(what, tar::EntryType::Symlink, name)?;
+        let to = OsStr::from_bytes(to.to_bytes());
+        self.out.append_link(&mut header, name, to)
+    }
+
+    fn other(&mut self, path: &Path) {
+        (self.skipped)(path);
+    }
+}
+
+fn size_of(what: &Stat) -> u64 {
+    u64::try_from(what.st_size).unwrap_or(0)
 }
 
 /// What a name in a directory leads to.
@@ -195,19 +329,4 @@ fn look(directory: &OwnedFd, name: &CStr, path: &Path) -> io::Result<Option<(Sta
         Err(Errno::LOOP | Errno::NOTDIR | Errno::INVAL) => swapped(),
         Err(error) => Err(at(path, error.into())),
     }
-}
-
-fn file<W: Write>(
-    archive: &mut tar::Builder<W>,
-    opened: OwnedFd,
-    what: &Stat,
-    name: &Path,
-) -> io::Result<()> {
-    let size = u64::try_from(what.st_size).unwrap_or(0);
-    let mut header = header(what, tar::EntryType::Regular, name)?;
-    header.set_size(size);
-    // the length was said: one that shrinks is filled up, what is appended meanwhile is left out
-    let bytes = BufReader::with_capacity(BUFFER_BYTES, File::from(opened));
-    let bytes = bytes.chain(io::repeat(0)).take(size);
-    archive.append_data(&mut header, name, bytes)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 fn sent(path: &Path, form: Form) -> Vec<u8> {
     let mut bytes = Vec::new();
-    send(path, form, &mut bytes, &mut |_| ()).unwrap();
+    send(path, form, &mut bytes, &mut |_| (), &mut |_, _| ()).unwrap();
     bytes
 }
 
@@ -16,7 +16,7 @@ fn received(bytes: &[u8], form: Form, target: &Path) -> io::Result<PathBuf> {
         name: "name",
         special_bits: false,
     };
-    receive(bytes, form, &place)
+    receive(bytes, form, &place, &mut |_, _| ())
 }
 
 fn mode(path: &Path) -> u32 {
@@ -57,7 +57,7 @@ fn a_tree_arrives_with_its_modes_links_and_long_names() {
     let mut skipped = Vec::new();
     let mut bytes = Vec::new();
     let mut skip = |path: &Path| skipped.push(path.to_owned());
-    send(&from, Form::Archive, &mut bytes, &mut skip).unwrap();
+    send(&from, Form::Archive, &mut bytes, &mut skip, &mut |_, _| ()).unwrap();
     assert_eq!(skipped, [from.join("pipe")]);
 
     let to = dir.path().join("to");
@@ -108,7 +108,14 @@ fn what_is_swapped_for_a_link_while_it_is_sent_leads_nowhere() {
         fs::rename(at("from/d"), at("away")).unwrap();
         symlink(at("outside"), at("from/d")).unwrap();
     };
-    send(&at("from"), Form::Archive, &mut bytes, &mut swap).unwrap();
+    send(
+        &at("from"),
+        Form::Sparse,
+        &mut bytes,
+        &mut swap,
+        &mut |_, _| (),
+    )
+    .unwrap();
     let to = received(&bytes, Form::Archive, &at("to")).unwrap();
     assert_eq!(fs::read(to.join("d/file")).unwrap(), b"meant");
 
@@ -134,7 +141,13 @@ fn what_is_swapped_for_a_link_while_it_is_sent_leads_nowhere() {
         let (mut whole, mut secrets) = (0, 0);
         for _ in 0..2000 {
             let mut bytes = Vec::new();
-            let sent = send(&at("live"), Form::Archive, &mut bytes, &mut |_| ());
+            let sent = send(
+                &at("live"),
+                Form::Sparse,
+                &mut bytes,
+                &mut |_| (),
+                &mut |_, _| (),
+            );
             whole += usize::from(sent.is_ok());
             secrets += usize::from(bytes.windows(6).any(|six| six == b"secret"));
         }
@@ -150,7 +163,7 @@ fn a_file_replaces_another_only_once_it_is_whole() {
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     fs::write(&from, vec![5; 300_000]).unwrap();
     fs::write(&to, "old").unwrap();
-    for form in [Form::Archive, Form::Bytes] {
+    for form in [Form::Archive, Form::Sparse, Form::Bytes] {
         let bytes = sent(&from, form);
         for cut in [0, 3, 600, 100_000, bytes.len() - 1] {
             let error = received(&bytes[..cut], form, &to).unwrap_err();
@@ -180,7 +193,8 @@ fn archive_of(entries: &[(tar::EntryType, &str, &str)]) -> Vec<u8> {
         header.set_entry_type(*kind);
         header.set_mode(0o755);
         header.set_mtime(0);
-        let data = if kind.is_file() || kind.is_gnu_longname() {
+        let has_data = kind.is_file() || kind.is_gnu_longname();
+        let data = if has_data || kind.is_pax_local_extensions() {
             *content
         } else {
             ""
@@ -212,6 +226,9 @@ fn no_entry_of_a_hostile_archive_leaves_its_directory() {
     let out = outside.to_str().unwrap();
     let absolute = format!("{out}/x");
     let long = "x".repeat(5000);
+    let holes = "25 GNU.sparse.realsize=9\n";
+    let longest = "44 GNU.sparse.realsize=18446744073709551615\n";
+    let map = format!("0\n{}", "\0".repeat(510));
     for (what, entries) in [
         ("parent", vec![(Kind::Regular, "../outside/x", "!")]),
         ("absolute", vec![(Kind::Regular, &absolute[..], "!")]),
@@ -262,6 +279,21 @@ fn no_entry_of_a_hostile_archive_leaves_its_directory() {
             ],
         ),
         ("the directory again", vec![(Kind::Directory, ".", "")]),
+        (
+            "holes of a directory",
+            vec![(Kind::XHeader, "p", holes), (Kind::Directory, "a", "")],
+        ),
+        (
+            "no map of the holes",
+            vec![(Kind::XHeader, "p", holes), (Kind::Regular, "x", "!")],
+        ),
+        (
+            "longer than any file",
+            vec![
+                (Kind::XHeader, "p", longest),
+                (Kind::Regular, "x", &map[..]),
+            ],
+        ),
     ] {
         let done = received(&archive_of(&entries), Form::Archive, &target);
         assert!(done.is_err(), "{what}");
@@ -271,4 +303,105 @@ fn no_entry_of_a_hostile_archive_leaves_its_directory() {
     let link = vec![(Kind::Symlink, "l", out)];
     received(&archive_of(&link), Form::Archive, &target).unwrap();
     assert_eq!(fs::read_link(target.join("l")).unwrap(), outside);
+}
+
+/// How many bytes a file takes.
+fn taken(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// Makes a file of so many bytes with these words in it.
+fn with_holes(path: &Path, size: u64, words: &[(u64, &str)]) {
+    use std::os::unix::fs::FileExt;
+    let file = fs::File::create(path).unwrap();
+    file.set_len(size).unwrap();
+    for (at, word) in words {
+        file.write_all_at(word.as_bytes(), *at).unwrap();
+    }
+}
+
+/// What stands at a place of a file.
+fn word(path: &Path, at: u64) -> String {
+    use std::os::unix::fs::FileExt;
+    let mut word = [0; 4];
+    let file = fs::File::open(path).unwrap();
+    file.read_exact_at(&mut word, at).unwrap();
+    String::from_utf8(word.to_vec()).unwrap()
+}
+
+#[test]
+fn holes_take_no_place_on_the_way_and_at_the_other_end() {
+    const GIB: u64 = 1 << 30;
+    let dir = tempfile::tempdir().unwrap();
+    let from = dir.path().join("from");
+    fs::create_dir(&from).unwrap();
+    let words = [(0, "zero"), (7 * GIB + 5, "mid."), (20 * GIB - 4, "last")];
+    with_holes(&from.join("disk"), 20 * GIB, &words);
+    with_holes(&from.join("end"), 3 * GIB, &[(4096, "four")]);
+    with_holes(&from.join("nothing"), 5 * GIB, &[]);
+    let long = "l".repeat(200);
+    with_holes(&from.join(&long), GIB, &[(GIB / 2, "half")]);
+    fs::write(from.join("plain"), vec![3; 300_000]).unwrap();
+    fs::write(from.join("empty"), "").unwrap();
+
+    let mut bytes = Vec::new();
+    let mut told = Vec::new();
+    let mut tell = |done, total| told.push((done, total));
+    send(&from, Form::Sparse, &mut bytes, &mut |_| (), &mut tell).unwrap();
+    assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
+    let (done, total) = *told.last().unwrap();
+    assert_eq!(done, total, "all that was counted went");
+    assert!(told.iter().all(|(done, of)| done <= of && *of == total));
+    assert!((300_000..1 << 20).contains(&total), "{total}");
+
+    let to = dir.path().join("to");
+    let place = Place {
+        target: &to,
+        name: "name",
+        special_bits: false,
+    };
+    let mut heard = (0, 0);
+    let mut hear = |done, total| heard = (done, total);
+    receive(&bytes[..], Form::Sparse, &place, &mut hear).unwrap();
+    assert_eq!(heard, (total, total));
+    for (name, size) in [("disk", 20), ("end", 3), ("nothing", 5), (&long[..], 1)] {
+        let (old, new) = (from.join(name), to.join(name));
+        assert_eq!(fs::metadata(&new).unwrap().len(), size * GIB, "{name}");
+        assert!(taken(&new) <= taken(&old) + 4096, "{name}: {}", taken(&new));
+    }
+    for (at, expected) in words {
+        assert_eq!(word(&to.join("disk"), at), expected);
+    }
+    assert_eq!(word(&to.join("disk"), 10 * GIB), "\0\0\0\0");
+    assert_eq!(word(&to.join("end"), 4096), "four");
+    assert_eq!(word(&to.join(&long), GIB / 2), "half");
+    assert_eq!(fs::read(to.join("plain")).unwrap(), vec![3; 300_000]);
+    assert_eq!(fs::read(to.join("empty")).unwrap(), b"");
+
+    // one file alone, and cut off anywhere
+    let bytes = sent(&from.join("disk"), Form::Sparse);
+    let alone = dir.path().join("alone");
+    for cut in [0, 100, 1600, 2200, bytes.len() - 1] {
+        let error = received(&bytes[..cut], Form::Sparse, &alone).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{cut} {error}");
+    }
+    received(&bytes, Form::Sparse, &alone).unwrap();
+    assert_eq!(fs::metadata(&alone).unwrap().len(), 20 * GIB);
+    assert_eq!(word(&alone, 20 * GIB - 4), "last");
+}
+
+#[test]
+fn an_agent_that_knows_no_holes_is_sent_what_it_knows() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = dir.path().join("from");
+    with_holes(&from, 1 << 20, &[(0, "zero"), (1 << 19, "half")]);
+    let bytes = sent(&from, Form::Archive);
+    assert!(bytes.len() > 1 << 20);
+    let mut archive = Vec::new();
+    io::copy(&mut pieces::Reader::new(&bytes[..]), &mut archive).unwrap();
+    let mut archive = tar::Archive::new(&archive[..]);
+    let kinds = archive.entries().unwrap().raw(true);
+    let kinds: Vec<_> = kinds.map(|e| e.unwrap().header().entry_type()).collect();
+    assert_eq!(kinds, [tar::EntryType::Regular]);
 }

@@ -38,9 +38,11 @@ pub fn run(name: &str, arguments: &[String]) -> Result<(), String> {
 fn form_of(word: &str) -> Result<Form, String> {
     match word {
         "archive" => Ok(Form::Archive),
+        "sparse" => Ok(Form::Sparse),
         "bytes" => Ok(Form::Bytes),
         other => Err(format!(
-            "{other:?} is no form of a copy; is the node newer?"
+            "{other:?} {}; is the node newer?",
+            copy::UNKNOWN_FORM
         )),
     }
 }
@@ -54,7 +56,7 @@ fn send(form: Form, path: &Path) -> io::Result<()> {
     };
     // not the standard library's output, which looks for lines and cuts what is written at them
     let out = fs::File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    copy::send(path, form, out, skipped)
+    copy::send(path, form, out, skipped, &mut |_, _| ())
 }
 
 fn receive(form: Form, target: &Path, name: &str) -> io::Result<()> {
@@ -66,7 +68,7 @@ fn receive(form: Form, target: &Path, name: &str) -> io::Result<()> {
     };
     let input = fs::File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let input = BufReader::with_capacity(INPUT_BYTES, input);
-    copy::receive(input, form, &place).map(drop)
+    copy::receive(input, form, &place, &mut |_, _| ()).map(drop)
 }
 
 /// Connects input and output to a port of this machine until both are over.

@@ -540,13 +540,27 @@ pub(super) fn check_port(name: &str, vm: &Machine) -> Result<(), NodeError> {
 
 fn request_of(request: &ExecRequest) -> Request {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-    let form = |bytes: bool| if bytes { "bytes" } else { "archive" };
+    let form = |bytes: bool, sparse: bool| match (bytes, sparse) {
+        (true, _) => "bytes",
+        (false, true) => "sparse",
+        (false, false) => "archive",
+    };
     let (what, arguments): (What, Vec<String>) = match &request.program {
         Program::Command(words) => (What::Command, words.clone()),
-        Program::Send { path, bytes } => (What::Tool, words(&["send", form(*bytes), path])),
-        Program::Receive { path, name, bytes } => {
-            (What::Tool, words(&["receive", form(*bytes), path, name]))
-        }
+        Program::Send {
+            path,
+            bytes,
+            sparse,
+        } => (What::Tool, words(&["send", form(*bytes, *sparse), path])),
+        Program::Receive {
+            path,
+            name,
+            bytes,
+            sparse,
+        } => (
+            What::Tool,
+            words(&["receive", form(*bytes, *sparse), path, name]),
+        ),
         Program::Dial { port } => (What::Tool, words(&["dial", &port.to_string()])),
         Program::Authorize { key } => (What::Tool, words(&["authorize", key])),
     };

@@ -326,7 +326,7 @@ fn heard(
                     .core
                     .tell(Happened::MachineAnswers, entry.name.as_str(), told);
             }
-            guests.count_cpus(entry, vm);
+            guests.look_at_size(entry, vm);
             *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
             let place: Place = guests.place_of(entry);
             link.send(&ToGuest::Place { session, place })?;

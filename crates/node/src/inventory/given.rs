@@ -1,4 +1,5 @@
-//! What a guest has of its machine's hardware: CPUs may be offline in it, and memory in its balloon.
+//! What a guest has of its machine's hardware: CPUs may be offline in it, and memory in its balloon. What it uses of that is less while
+//! memory is offline in it, too, which is so after a boot for memory that was added to the machine, until somebody in the guest takes it.
 //!
 //! A captured state has that too. So an image says it in labels, for whoever restores it.
 
@@ -21,6 +22,26 @@ pub struct Given {
     /// Bytes of memory that are not in its balloon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Memory that it does not use, as far as is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused: Option<Unused>,
+}
+
+/// Memory of its machine that a guest does not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unused {
+    /// How many bytes.
+    pub bytes: u64,
+    /// How many bytes the guest is to have outside its balloon once it uses all. Until then the balloon takes less.
+    pub then_bytes: u64,
+}
+
+impl Unused {
+    /// How many bytes must be outside the balloon, of `all` that the machine has, so that the guest has `wanted` that it can use.
+    pub fn outside(bytes: u64, wanted: u64, all: u64) -> u64 {
+        wanted.saturating_add(bytes).min(all)
+    }
 }
 
 impl Given {
@@ -35,7 +56,44 @@ impl Given {
         Given {
             cpus: Some(has.cpus).filter(|cpus| *cpus < all.cpus),
             memory_bytes: Some(has.memory_bytes).filter(|bytes| *bytes < all.memory_bytes),
+            unused: None,
         }
+    }
+
+    /// Returns what a guest of such hardware has that boots in a QEMU that was just started.
+    pub fn of_a_boot(config: &MachineConfig) -> Given {
+        let bytes = added(config);
+        let then_bytes = hardware(config).memory_bytes;
+        Given {
+            unused: Some(Unused { bytes, then_bytes }).filter(|unused| unused.bytes > 0),
+            ..Given::default()
+        }
+    }
+
+    /// Returns the same for so many bytes of memory that its guest does not use.
+    pub fn without(self, config: &MachineConfig, bytes: u64) -> Given {
+        let then_bytes = match self.unused {
+            Some(unused) => unused.then_bytes,
+            None => self.of(config).memory_bytes,
+        };
+        // a guest may say anything
+        let bytes = bytes.min(added(config));
+        Given {
+            unused: Some(Unused { bytes, then_bytes }).filter(|unused| unused.bytes > 0),
+            ..self
+        }
+    }
+
+    /// How many bytes of memory a guest of such hardware does not use.
+    pub fn unused_bytes(&self) -> u64 {
+        self.unused.map_or(0, |unused| unused.bytes)
+    }
+
+    /// How many of the bytes that it has it does not use: what is in its balloon and what it does not use may be the same.
+    pub fn idle_bytes(&self, config: &MachineConfig) -> u64 {
+        let all = hardware(config).memory_bytes;
+        let used = all.saturating_sub(self.unused_bytes());
+        self.of(config).memory_bytes.saturating_sub(used)
     }
 
     /// Returns what a guest of such hardware has.
@@ -55,6 +113,7 @@ impl Given {
         Given {
             cpus: number(CPUS_LABEL).and_then(|cpus| cpus.try_into().ok()),
             memory_bytes: number(MEMORY_LABEL),
+            unused: None,
         }
     }
 
@@ -76,6 +135,12 @@ fn hardware(config: &MachineConfig) -> Size {
         cpus: config.cpus_now().unwrap_or(1),
         memory_bytes: config.memory_bytes_now().unwrap_or_default(),
     }
+}
+
+/// How much memory was added to a machine while it ran, in bytes.
+pub(crate) fn added(config: &MachineConfig) -> u64 {
+    let blocks = config.memory_blocks.iter().copied();
+    blocks.fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -105,5 +170,53 @@ mod tests {
         assert_eq!(Given::in_labels(&config).of(&config), has(1, 1 << 30));
         config.labels.insert(CPUS_LABEL.into(), "many".into());
         assert_eq!(Given::in_labels(&config).of(&config).cpus, 4);
+    }
+    #[test]
+    fn what_a_guest_does_not_use_is_never_taken_from_what_it_uses() {
+        const GIB: u64 = 1 << 30;
+        let mut config = MachineConfig {
+            cpus: Some(1),
+            memory_bytes: Some(GIB),
+            ..Default::default()
+        };
+        assert!(Given::of_a_boot(&config).is_all(), "nothing was added");
+        assert!(Given::default().without(&config, GIB).is_all());
+        config.memory_blocks = vec![GIB];
+        let booted = Given::of_a_boot(&config);
+        assert_eq!(booted.of(&config).memory_bytes, 2 * GIB);
+        assert_eq!(
+            (booted.unused_bytes(), booted.idle_bytes(&config)),
+            (GIB, GIB)
+        );
+        assert!(booted.without(&config, 0).is_all(), "all is in use again");
+
+        // one whose balloon had half of a gibibyte begins anew, and what it is to have then is kept however often that happens
+        let half = GIB / 2;
+        let has = |memory_bytes| Size {
+            cpus: 1,
+            memory_bytes,
+        };
+        let given = Given::new(&config, has(2 * GIB - half));
+        let anew = given.without(&config, u64::MAX);
+        assert_eq!(anew.unused_bytes(), GIB);
+        assert_eq!(anew.idle_bytes(&config), half);
+        let settled = Given {
+            unused: anew.unused,
+            ..Given::new(&config, has(2 * GIB))
+        };
+        let again = settled.without(&config, GIB).unused.unwrap();
+        assert_eq!(again.then_bytes, 2 * GIB - half);
+        assert_eq!(anew.without(&config, 0), given);
+
+        let all = 2 * GIB;
+        for (unused, wanted, outside) in [
+            (0, half, half),
+            (GIB, half, GIB + half),
+            (GIB, GIB, all),
+            (GIB, all, all),
+            (u64::MAX, half, all),
+        ] {
+            assert_eq!(Unused::outside(unused, wanted, all), outside);
+        }
     }
 }

@@ -198,6 +198,10 @@ impl Machines {
         self.resources.count(&record, &mut stats);
         let image = record.shown_image();
         let has = record.size();
+        let unused = match vm.is_some() {
+            true => record.given.idle_bytes(&record.config),
+            false => 0,
+        };
         let disks = record.disk_aliases();
         let most = floe_machine::Room::of(&record.config);
         MachineInfo {
@@ -214,6 +218,7 @@ impl Machines {
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
             memory_bytes: has.memory_bytes,
+            memory_unused_bytes: unused,
             memory_bytes_max: most.memory_bytes_max,
             cpus: has.cpus,
             cpus_max: most.cpus_max,
@@ -585,6 +590,7 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         restored: false,
         pid: None,
         memory_bytes: 0,
+        memory_unused_bytes: 0,
         memory_bytes_max: 0,
         cpus: 0,
         cpus_max: 0,

@@ -263,8 +263,8 @@ impl Machines {
         self.started(entry, &machine, Event::Runs(from.to_owned()), |record| {
             // a guest that starts anew begins with all that the machine has
             record.small = Default::default();
-            // a guest that boots has all
-            record.given = Given::default();
+            // a guest that boots has all, and may leave unused what was added to the machine
+            record.given = Given::of_a_boot(&record.config);
             record.resizing = None;
             change(record);
         })

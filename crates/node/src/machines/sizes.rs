@@ -2,18 +2,28 @@
 
 use crate::{
     error::NodeError,
-    inventory::{Entry, Operation, given::Given, record::Resizing},
+    inventory::{
+        Entry, Operation,
+        given::{Given, Unused},
+        record::Resizing,
+    },
     machines::Machines,
 };
 use floe_api::{Limits, Size, size_text};
+use floe_machine::Machine;
 
 impl Machines {
     /// Notes in a running machine's record, and in the ledger, what hardware it has and what its guest has of that. `cpus`: how many of
     /// them are online in it, if that is known.
     pub(crate) fn settle_size(&self, entry: &Entry, cpus: Option<u32>) -> Result<(), NodeError> {
         let vm = entry.vm()?;
-        let (config, memory_bytes) = (vm.config(), vm.memory_given()?);
+        let (config, outside) = (vm.config(), vm.memory_given()?);
         let before = entry.record();
+        // while it does not use all, its balloon has less than it is to have
+        let memory_bytes = match before.given.unused {
+            Some(unused) => outside.min(unused.then_bytes),
+            None => outside,
+        };
         let has = Size {
             cpus: cpus.or(before.given.cpus).unwrap_or(u32::MAX),
             memory_bytes,
@@ -21,7 +31,10 @@ impl Machines {
         let given = Given::new(&config, has);
         let settled = entry.update(|record| {
             record.config = config;
-            record.given = given;
+            record.given = Given {
+                unused: record.given.unused,
+                ..given
+            };
         });
         let record = entry.record();
         let link = self.link_bytes_per_s(&record);
@@ -29,6 +42,39 @@ impl Machines {
         settled?;
         // a guest may let a disk go long after it was asked to
         self.drop_lost_disks(entry)
+    }
+
+    /// Notes that a running machine's guest does not use so many bytes of memory of those that were added to the machine. Its balloon takes
+    /// from what is left only what is beyond that: a guest is never pressed for memory that it does not have.
+    pub(crate) fn settle_unused(
+        &self,
+        entry: &Entry,
+        vm: &Machine,
+        bytes: u64,
+    ) -> Result<(), NodeError> {
+        let config = vm.config();
+        let had = entry.record().given;
+        let given = had.without(&config, bytes);
+        if given == had {
+            return Ok(());
+        }
+        entry.update(|record| record.given.unused = given.unused)?;
+        let unused = given.unused.or(had.unused);
+        if let Some(unused) = unused.filter(|_| vm.has_balloon()) {
+            let all = config.memory_bytes_now().unwrap_or_default();
+            let outside = Unused::outside(given.unused_bytes(), unused.then_bytes, all);
+            vm.ask_for_memory(outside)?;
+        }
+        Ok(())
+    }
+
+    /// Notes what a machine is to have once its guest uses all of its memory, if it does not yet.
+    pub(crate) fn settle_then(&self, entry: &Entry, then_bytes: u64) -> Result<(), NodeError> {
+        entry.update(|record| {
+            if let Some(unused) = &mut record.given.unused {
+                unused.then_bytes = then_bytes;
+            }
+        })
     }
 
     /// Lets a machine's limits follow its size, from what it had before. Its QEMU needs what its guest has, so that of memory never falls

@@ -116,6 +116,10 @@ impl Resizes {
         self.check_executes(operation, &vm)?;
         // what a guest has done since by itself counts
         self.machines.settle_size(operation, None)?;
+        let mut short = Short::new();
+        if request.memory_bytes.is_some() && operation.record().given.unused_bytes() > 0 {
+            self.use_all(operation, &vm, &mut short)?;
+        }
         let before = operation.record().size();
         let wanted = wanted_of(before, request);
         self.check_running(operation, &vm, before, wanted)?;
@@ -138,7 +142,6 @@ impl Resizes {
         };
         self.machines
             .limits_follow(operation, base, largest, true)?;
-        let mut short = Short::new();
         let done = self.bring(operation, &vm, (before, wanted), report, &mut short);
         // whatever was done is written down
         let cpus = *done.as_ref().unwrap_or(&None);

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     agents::ChoreError,
     error::{NodeError, refused},
-    inventory::Operation,
+    inventory::{Operation, given::Unused},
     report::Report,
 };
 use floe_api::{ApiError, size_text};
@@ -72,7 +72,7 @@ impl Resizes {
         Ok(online.or(Some(has)))
     }
 
-    /// Brings a running machine to so many bytes of memory.
+    /// Brings a running machine to so many bytes of memory. While its guest does not use all that it has, so much less is in its balloon.
     pub(super) fn bring_memory(
         &self,
         operation: &Operation,
@@ -83,31 +83,48 @@ impl Resizes {
     ) -> Result<(), NodeError> {
         let name = operation.name.as_str();
         let there = vm.room().memory_bytes;
+        let outside = |all| Unused::outside(operation.record().given.unused_bytes(), wanted, all);
         if wanted > has && has < there {
-            self.balloon(name, vm, wanted.min(there), report, short)?;
+            self.balloon(name, vm, outside(there), report, short)?;
         }
         if wanted > there {
-            let id = vm.add_memory(block_of(there, wanted))?;
+            let bytes = block_of(there, wanted);
+            let id = vm.add_memory(bytes)?;
             self.machines.settle_size(operation, None)?;
-            self.use_memory(operation, vm, &id, short)?;
+            // what the balloon goes to once all is in use
+            self.machines.settle_then(operation, wanted)?;
+            self.use_memory(operation, vm, (id.as_str(), bytes), short)?;
         }
-        if wanted < vm.memory_given()? {
-            self.balloon(name, vm, wanted, report, short)?;
+        let to_be = outside(vm.room().memory_bytes);
+        if to_be < vm.memory_given()? {
+            self.balloon(name, vm, to_be, report, short)?;
+        }
+        if operation.record().given.unused_bytes() > 0 {
+            // a guest that gave less keeps it; one that is about to get more back, since it began anew, gets this
+            let more = vm.memory_given()?.saturating_sub(to_be);
+            if more == 0 && vm.has_balloon() {
+                vm.ask_for_memory(to_be)?;
+            }
+            let then_bytes = wanted.saturating_add(more);
+            self.machines.settle_then(operation, then_bytes)?;
         }
         Ok(())
     }
 
-    /// Has a guest take memory into use that was just added.
+    /// Has a guest take a block of memory into use that was just added.
     fn use_memory(
         &self,
         operation: &Operation,
         vm: &Machine,
-        id: &str,
+        (id, bytes): (&str, u64),
         short: &mut Short,
     ) -> Result<(), NodeError> {
         let name = operation.name.as_str();
         let reception = vm.reception(id, RECEPTION_LIMIT)?;
         if let Reception::Silent | Reception::Refused(_) = reception {
+            let unused = operation.record().given.unused_bytes();
+            self.machines
+                .settle_unused(operation, vm, unused.saturating_add(bytes))?;
             short.push(short_error(
                 format!("the guest of {name} has not taken the memory that was added ({reception:?})"),
                 format!(
@@ -117,12 +134,25 @@ impl Resizes {
             ));
             return Ok(());
         }
+        self.use_all(operation, vm, short)
+    }
+
+    /// Has a guest take all of its memory into use.
+    pub(super) fn use_all(
+        &self,
+        operation: &Operation,
+        vm: &Machine,
+        short: &mut Short,
+    ) -> Result<(), NodeError> {
+        let name = operation.name.as_str();
         match self
             .agents
             .chore(operation, names::MEMORY, &[], CHORE_LIMIT)
         {
             Ok(memory) => {
                 let memory: Memory = memory;
+                self.machines
+                    .settle_unused(operation, vm, memory.offline_bytes)?;
                 if memory.offline_bytes > 0 {
                     short.push(short_error(
                         format!(
