@@ -92,6 +92,9 @@ pub enum Happened {
     /// A guest's clock could not be set and still shows the time of its capture.
     #[serde(rename = "machine.clock")]
     MachineClock,
+    /// A guest's hooks failed after its machine went on as a copy, or was woken; the detail says which, and why.
+    #[serde(rename = "machine.hooks")]
+    MachineHooks,
     /// A guest's agent sent something that cannot be understood.
     #[serde(rename = "machine.garbage")]
     MachineGarbage,
