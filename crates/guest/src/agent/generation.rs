@@ -29,7 +29,8 @@ fn note_in(path: &Path, id: &str) -> Result<bool, String> {
     if id.len() != ID_BYTES || !id.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') {
         return Err(format!("{id:?} is no generation"));
     }
-    let (number, was) = read(&content(path)?);
+    let found = content(path)?;
+    let (number, was) = read(&found);
     if was == id {
         return Ok(false);
     }
