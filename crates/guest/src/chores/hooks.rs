@@ -88,6 +88,9 @@ pub(super) fn around(
     };
     match word {
         "freeze" if hooks.is_empty() => Ok(Hooks::default()),
+        "freeze" if since.trim() == COPIED => {
+            Err("they are still to be told how this copy came about; try again in a moment".into())
+        }
         "freeze" => freeze(&hooks, note, what, limit),
         "thaw" => {
             let hooks: Vec<_> = hooks.into_iter().rev().collect();
@@ -327,6 +330,25 @@ mod tests {
         assert_eq!(lines, expected);
         assert!(around(&hooks, &note, "pause", "capture", "1").is_err());
         assert!(around(&hooks, &note, "freeze", "capture", "long").is_err());
+    }
+
+    #[test]
+    fn a_thaw_is_for_what_they_were_frozen_for_and_in_a_copy_for_what_its_node_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        fs::create_dir(&hooks).unwrap();
+        let log = dir.path().join("log");
+        hook(&hooks, "10-db", &format!("echo $1 $2 >> {}", log.display()));
+        let thaw = || around(&hooks, &note, "thaw", "clone", "60000").unwrap();
+        // its node was killed, and the next one knows nothing of a capture
+        calls(&hooks, &note, "freeze");
+        thaw();
+        owe(&note, COPIED).unwrap();
+        let why = around(&hooks, &note, "freeze", "fork", "60000").unwrap_err();
+        assert!(why.contains("try again"), "{why}");
+        thaw();
+        let lines = fs::read_to_string(&log).unwrap();
+        assert_eq!(lines, "freeze capture\nthaw capture\nthaw clone\n");
     }
 
     #[test]

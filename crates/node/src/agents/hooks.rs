@@ -206,14 +206,16 @@ impl Agents {
         self.chore(entry, names::HOOKS, &words, with_all + START_LIMIT)
     }
 
-    /// Whether a guest has hooks. An agent that has opened its port and was not heard yet, as after a node's start, is waited for a moment.
+    /// Whether a guest has hooks. An agent that has opened its port and was not heard yet, as after a node's start, is waited for a moment
+    /// if it can answer.
     fn any_hooks(&self, entry: &Entry, vm: &Arc<Machine>) -> bool {
         let known = || {
             let hooked = self.hooked.lock();
             let its = hooked.iter().find(|hooked| is_of(&hooked.of, vm));
             its.map(|hooked| hooked.any)
         };
-        if known().is_none() && vm.floe_port_is_open() == Some(true) {
+        let may_answer = || vm.floe_port_is_open() == Some(true) && entry.reasons().is_empty();
+        if known().is_none() && may_answer() {
             let _ = self.check(entry); // an agent that does not answer has told of no hooks
         }
         known().unwrap_or_default()
