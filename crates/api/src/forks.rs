@@ -35,6 +35,9 @@ pub struct ForkRequest {
     /// hosts decide for themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
+    /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks_s: Option<u32>,
 }
 
 /// Whether clones' nodes read their parent's state by multicast.

@@ -95,6 +95,9 @@ pub enum Happened {
     /// A guest's clock could not be set: it shows the time of its capture, or is late by what its machine stood still.
     #[serde(rename = "machine.clock")]
     MachineClock,
+    /// A guest's hooks failed after its machine went on as a copy, or was woken; the detail says which, and why.
+    #[serde(rename = "machine.hooks")]
+    MachineHooks,
     /// A guest's agent sent something that cannot be understood.
     #[serde(rename = "machine.garbage")]
     MachineGarbage,

@@ -448,6 +448,9 @@ pub struct CaptureRequest {
     /// [`REHEARSE_S_DEFAULT`], 0 for no rehearsal.
     #[serde(default)]
     pub rehearse_s: Option<u32>,
+    /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks_s: Option<u32>,
     /// Free text by key.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -458,6 +461,10 @@ pub struct CaptureRequest {
 pub const REHEARSE_S_DEFAULT: u32 = 4;
 /// The longest rehearsal, seconds.
 pub const REHEARSE_S_MAX: u32 = 600;
+/// How many seconds a guest's hooks may take by default, all of them together, before its machine is captured, forked or parked.
+pub const HOOKS_S_DEFAULT: u32 = 10;
+/// The longest that they may take, seconds.
+pub const HOOKS_S_MAX: u32 = 600;
 
 /// Body of `POST /v1/machines/{name}/stop`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]

@@ -25,6 +25,9 @@ pub struct ParkQuery {
     /// machine is refused.
     #[serde(default)]
     pub wait: bool,
+    /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
+    #[serde(default)]
+    pub hooks_s: Option<u32>,
 }
 
 /// What a machine is waited to do.

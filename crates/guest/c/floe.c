@@ -323,3 +323,16 @@ int floe_whoami(floe_self *self)
         return garbled();
     return 0;
 }
+
+int floe_which_generation(floe_generation *generation)
+{
+    memset(generation, 0, sizeof *generation);
+    FILE *file = fopen(FLOE_GENERATION_PATH, "re");
+    if (!file)
+        return fail(FLOE_NO_AGENT, "%s: %s; does floe-guest run?", FLOE_GENERATION_PATH, strerror(errno));
+    int found = fscanf(file, "number=%llu id=%36[0-9a-f-]", &generation->number, generation->id);
+    fclose(file);
+    if (found != 2)
+        return fail(FLOE_FAILED, "%s can't be understood", FLOE_GENERATION_PATH);
+    return 0;
+}

@@ -19,6 +19,8 @@ extern "C" {
 
 /* The agent's socket, unless FLOE_SOCKET in the environment names another. */
 #define FLOE_SOCKET_PATH "/run/floe.sock"
+/* The file that says which generation of itself the machine is. It is replaced, so whoever watches it watches its directory. */
+#define FLOE_GENERATION_PATH "/run/floe.generation"
 
 /* The right to clone once. It may be copied; the parent's memory is in all clones anyway. */
 typedef struct floe_ticket {
@@ -35,6 +37,12 @@ typedef struct floe_self {
     char parent[256];
     char ticket[64];
 } floe_self;
+
+/* Which generation of itself this machine is. */
+typedef struct floe_generation {
+    unsigned long long number; /* rises by one each time that a state of the machine was loaded */
+    char id[40];               /* another one each time, in every copy */
+} floe_generation;
 
 enum floe_code {
     FLOE_OK = 0,
@@ -73,6 +81,11 @@ int floe_kill(floe_ticket *ticket);
 
 /* Which machine this is. */
 int floe_whoami(floe_self *self);
+
+/* Tells which generation of itself this machine is: another one in a clone, in a machine from an image and in one that was woken. A
+ * program that draws random numbers by itself compares the id with the one that it has kept, and seeds itself anew if it differs.
+ * It reads a file and asks nobody; it fails with FLOE_NO_AGENT if that is not there. */
+int floe_which_generation(floe_generation *generation);
 
 /* Sets how long calls other than floe_join wait, in ms; 180000 by default, -1 waits forever. */
 void floe_set_timeout(int timeout_ms);

@@ -20,9 +20,11 @@ import sys
 import time
 
 __version__ = "0.1.0"
-__all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami"]
+__all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami", "generation"]
 
 SOCKET_PATH = "/run/floe.sock"
+#: The file that says which generation of itself the machine is. It is replaced: whoever watches it watches its directory.
+GENERATION_PATH = "/run/floe.generation"
 #: How long calls other than join wait, in seconds; None waits forever.
 timeout_s = 180.0
 
@@ -172,3 +174,19 @@ def whoami():
     """Returns which machine this is: its number (0 if it is no clone), its name, its parent's name."""
     keys = _call("whoami", "me", timeout_s)
     return int(keys["id"]), keys["machine"], keys["parent"]
+
+
+def generation():
+    """Returns which generation of itself this machine is: a number that rises, and an id that is another one in every copy.
+
+    It changes in a clone, in a machine from an image and in one that was woken. A program that draws random numbers by itself compares
+    the id with the one that it has kept, and seeds itself anew if it differs. This reads a file and asks nobody.
+    """
+    try:
+        with open(GENERATION_PATH, encoding="ascii", errors="replace") as file:
+            keys = dict(line.rstrip("\n").partition("=")[::2] for line in file)
+        return int(keys["number"]), keys["id"]
+    except OSError as error:
+        raise Error("no-agent", f"{error}; does floe-guest run?") from None
+    except (KeyError, ValueError):
+        raise Error("failed", f"{GENERATION_PATH} can't be understood") from None

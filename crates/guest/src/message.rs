@@ -185,6 +185,8 @@ pub struct Place {
     pub time_ns: u64,
     /// Random numbers that no other machine gets.
     pub entropy: Vec<u8>,
+    /// Which generation of itself the machine is, as its vmgenid device has it; `None` if it has no such device.
+    pub generation: Option<String>,
     /// The identity, if this is a clone.
     pub identity: Option<Identity>,
 }
@@ -237,6 +239,8 @@ pub enum ToHost {
         version: u32,
         /// Whether frames may stand between the lines of this session.
         frames: bool,
+        /// Whether there are [hooks](crate::chores::HOOKS_DIR) in the guest.
+        hooks: bool,
     },
     /// Everything is in place.
     Placed {
@@ -265,6 +269,15 @@ pub enum ToHost {
         session: u64,
         /// The call's.
         number: u64,
+    },
+    /// There are hooks in the guest now, or none any more; or they are owed a call. Nodes that don't know this ignore it.
+    Hooks {
+        /// The hello's session.
+        session: u64,
+        /// Whether there are any.
+        any: bool,
+        /// Whether they are to be told that the machine goes on.
+        owed: bool,
     },
     /// A program has read from disks. Only told where the node has asked for it.
     Asked {
@@ -449,7 +462,10 @@ impl Me {
 impl Place {
     fn add_to(&self, line: Line) -> Line {
         let hex: String = self.entropy.iter().map(|b| format!("{b:02x}")).collect();
-        let line = line.with("time-ns", self.time_ns).with("entropy", hex);
+        let line = line
+            .with("time-ns", self.time_ns)
+            .with("entropy", hex)
+            .with_some("generation", self.generation.as_deref());
         let Some(identity) = &self.identity else {
             return line;
         };
@@ -493,6 +509,7 @@ impl Place {
         Ok(Place {
             time_ns: line.number("time-ns")?,
             entropy: entropy.ok_or_else(bad)?,
+            generation: some(line, "generation")?,
             identity,
         })
     }
@@ -506,11 +523,11 @@ fn session_of(line: &Line) -> Result<u64, LineError> {
     session.ok_or(LineError::BadValue("session"))
 }
 
-/// Returns whether the other side knows frames; one that does not know of them says nothing.
-fn has_frames(line: &Line) -> Result<bool, LineError> {
-    match line.get("frames") {
+/// Returns whether the other side knows something, or has it; one that does not know of it says nothing.
+fn knows(line: &Line, key: &'static str) -> Result<bool, LineError> {
+    match line.get(key) {
         None => Ok(false),
-        Some(_) => line.number::<u8>("frames").map(|version| version > 0),
+        Some(_) => line.number::<u8>(key).map(|version| version > 0),
     }
 }
 
@@ -551,7 +568,7 @@ impl ToGuest {
             "hello" => ToGuest::Hello {
                 session: session?,
                 version: line.number("version")?,
-                frames: has_frames(&line)?,
+                frames: knows(&line, "frames")?,
             },
             "place" => ToGuest::Place {
                 session: session?,
@@ -577,9 +594,14 @@ impl ToHost {
                 session,
                 version,
                 frames,
+                hooks,
             } => opened("ready", *session)
                 .with("version", version)
-                .with_some("frames", frames.then_some(1)),
+                .with_some("frames", frames.then_some(1))
+                .with_some("hooks", hooks.then_some(1)),
+            ToHost::Hooks { session, any, owed } => opened("hooks", *session)
+                .with("any", u8::from(*any))
+                .with("owed", u8::from(*owed)),
             ToHost::Placed { session } => opened("placed", *session),
             ToHost::NotPlaced { session, why } => opened("not-placed", *session).with("why", why),
             ToHost::Call {
@@ -605,7 +627,13 @@ impl ToHost {
             "ready" => ToHost::Ready {
                 session: session?,
                 version: line.number("version")?,
-                frames: has_frames(&line)?,
+                frames: knows(&line, "frames")?,
+                hooks: knows(&line, "hooks")?,
+            },
+            "hooks" => ToHost::Hooks {
+                session: session?,
+                any: line.number::<u8>("any")? != 0,
+                owed: line.number::<u8>("owed")? != 0,
             },
             "placed" => ToHost::Placed { session: session? },
             "not-placed" => ToHost::NotPlaced {

@@ -66,12 +66,12 @@ fn place() -> impl Strategy<Value = Place> {
         },
     );
     let entropy = prop::collection::vec(any::<u8>(), ENTROPY_BYTES);
-    (any::<u64>(), entropy, prop::option::of(identity)).prop_map(|(time_ns, entropy, identity)| {
-        Place {
-            time_ns,
-            entropy,
-            identity,
-        }
+    let parts = (any::<u64>(), entropy, some(), prop::option::of(identity));
+    parts.prop_map(|(time_ns, entropy, generation, identity)| Place {
+        time_ns,
+        entropy,
+        generation,
+        identity,
     })
 }
 
@@ -89,7 +89,8 @@ proptest! {
         prop_assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer.clone());
         for message in [
             ToHost::Wake,
-            ToHost::Ready { session, version: 3, frames },
+            ToHost::Ready { session, version: 3, frames, hooks: !frames },
+            ToHost::Hooks { session, any: frames, owed: !frames },
             ToHost::Placed { session },
             ToHost::Cancel { session, number },
             ToHost::NotPlaced { session, why: "no card".into() },

@@ -355,6 +355,7 @@ fn services(
         core: core.clone(),
         images: images.clone(),
         inventory: inventory.clone(),
+        agents: agents.clone(),
         machines: machines.clone(),
     });
     let forks = Forks::open(

@@ -203,10 +203,11 @@ impl Client {
     }
     /// Stores a machine's memory and ends its QEMU, until [`Client::wake`].
     pub fn park(&self, name: &str, query: &ParkQuery) -> Result<Events, ClientError> {
-        self.stream(
-            &machine_path(name, &format!("/park?wait={}", query.wait)),
-            &(),
-        )
+        let mut path = format!("/park?wait={}", query.wait);
+        if let Some(hooks_s) = query.hooks_s {
+            path += &format!("&hooks_s={hooks_s}");
+        }
+        self.stream(&machine_path(name, &path), &())
     }
     /// Lets a parked machine go on where it was.
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {

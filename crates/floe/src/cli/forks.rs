@@ -69,6 +69,10 @@ pub struct Fork {
     /// Start clones on this host even if it has too little memory for them: when its memory is full, it may end machines
     #[arg(long)]
     overcommit: bool,
+    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
+    #[arg(long, value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
+    hooks: Option<u32>,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
     #[arg(long)]
     wait: bool,
@@ -85,6 +89,7 @@ impl Fork {
             multicast: self.multicast,
             placement: self.placement,
             overcommit: self.overcommit,
+            hooks_s: self.hooks,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;

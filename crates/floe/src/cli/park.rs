@@ -32,11 +32,18 @@ pub struct Park {
     /// Wait until the memory of the machine's forks is stored, and park it then; Ctrl-C ends the wait
     #[arg(long)]
     wait: bool,
+    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
+    #[arg(long, value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
+    hooks: Option<u32>,
 }
 
 impl Park {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let query = floe_api::ParkQuery { wait: self.wait };
+        let query = floe_api::ParkQuery {
+            wait: self.wait,
+            hooks_s: self.hooks,
+        };
         let turns = Turns::take(cx, &self.machines, |client, name| {
             let done = progress::follow(cx.out, client.park(name, &query)?)?;
             if cx.out.json {

@@ -15,6 +15,7 @@ mod buckets;
 mod exec;
 mod foreign;
 mod grow;
+mod hooks;
 mod hosts;
 mod households;
 mod imports;

@@ -31,6 +31,10 @@ pub enum Event<'a> {
     ClientGone(Client),
     /// The result of [`Action::Place`] for this session.
     Placed(u64, Result<(), String>),
+    /// There are hooks in the guest now, or none any more.
+    Hooks(bool),
+    /// What is in place is known to the node, and hooks are owed a call.
+    Owed,
     /// Time has passed.
     Tick,
 }
@@ -75,6 +79,10 @@ pub struct Core {
     next: u64,
     /// The session in which it is told who reads from disks.
     watched: Option<u64>,
+    /// Whether there are hooks in the guest.
+    hooks: bool,
+    /// What the node of this session knows of that; `None` while there is no node.
+    hooks_told: Option<bool>,
 }
 
 impl Core {
@@ -105,11 +113,17 @@ impl Core {
             }
             Event::HostGone => {
                 self.close(now_ms);
+                self.hooks_told = None;
                 self.watch(None, &mut actions);
             }
             Event::ClientLine(client, line) => self.asked(now_ms, client, line, &mut actions),
             Event::ClientGone(client) => self.forget(client, &mut actions),
             Event::Placed(session, result) => self.placed(session, result, &mut actions),
+            Event::Hooks(any) => {
+                self.hooks = any;
+                self.tell_hooks(false, &mut actions);
+            }
+            Event::Owed => self.tell_hooks(true, &mut actions),
             Event::Tick => self.give_up(now_ms, &mut actions),
         }
         actions
@@ -147,11 +161,13 @@ impl Core {
                 self.session = Some(session);
                 self.watch(None, actions);
                 self.placing = None;
+                self.hooks_told = Some(self.hooks);
                 actions.push(Action::Begin { frames });
                 let ready = ToHost::Ready {
                     session,
                     version: VERSION,
                     frames,
+                    hooks: self.hooks,
                 };
                 actions.push(Action::Host(ready.encode()));
             }
@@ -176,6 +192,19 @@ impl Core {
                 self.watch(Some(session), actions);
             }
             ToGuest::Place { .. } | ToGuest::Watch { .. } => {}
+        }
+    }
+
+    /// Tells the node of the hooks if it does not know it yet; one that opens a session later hears of them by that.
+    fn tell_hooks(&mut self, owed: bool, actions: &mut Vec<Action>) {
+        let (Some(session), Some(known)) = (self.session, self.hooks_told) else {
+            return;
+        };
+        let any = self.hooks;
+        if owed || known != any {
+            self.hooks_told = Some(any);
+            let told = ToHost::Hooks { session, any, owed };
+            actions.push(Action::Host(told.encode()));
         }
     }
 
@@ -367,6 +396,7 @@ mod tests {
                 session,
                 version: VERSION,
                 frames: session.is_multiple_of(2),
+                hooks: false,
             };
             let frames = session.is_multiple_of(2);
             assert_eq!(
@@ -376,6 +406,7 @@ mod tests {
             let place = Place {
                 time_ns: 1,
                 entropy: vec![7; ENTROPY_BYTES],
+                generation: None,
                 identity,
             };
             let actions = self.host(&ToGuest::Place {
@@ -494,6 +525,7 @@ mod tests {
         let place = Place {
             time_ns: 1,
             entropy: vec![7; ENTROPY_BYTES],
+            generation: None,
             identity: Some(identity("t", 1)),
         };
         world.host(&ToGuest::Place { session: 2, place });
@@ -546,6 +578,35 @@ mod tests {
         assert!(world.host(&ToGuest::Watch { session: 1 }).is_empty());
         let gone = world.core.handle(1, Event::HostGone);
         assert_eq!(gone, [Action::Watch(None)]);
+    }
+
+    #[test]
+    fn a_node_hears_of_hooks_when_it_says_hello_and_when_they_change() {
+        let mut world = World::new();
+        let tell = |world: &mut World, event| world.core.handle(1, event);
+        let told = |session, any, owed| {
+            let told = ToHost::Hooks { session, any, owed };
+            vec![Action::Host(told.encode())]
+        };
+        // nobody is there to hear of it
+        assert!(tell(&mut world, Event::Hooks(true)).is_empty());
+        let hello = ToGuest::Hello {
+            session: 3,
+            version: 1,
+            frames: false,
+        };
+        let ready = ToHost::Ready {
+            session: 3,
+            version: VERSION,
+            frames: false,
+            hooks: true,
+        };
+        assert_eq!(world.host(&hello)[1], Action::Host(ready.encode()));
+        assert!(tell(&mut world, Event::Hooks(true)).is_empty());
+        assert_eq!(tell(&mut world, Event::Owed), told(3, true, true));
+        assert_eq!(tell(&mut world, Event::Hooks(false)), told(3, false, false));
+        tell(&mut world, Event::HostGone);
+        assert!(tell(&mut world, Event::Hooks(true)).is_empty());
     }
 
     #[test]

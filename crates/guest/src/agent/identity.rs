@@ -1,9 +1,10 @@
 //! Gives this machine the identity of the clone that its node says it is.
 //!
-//! The order matters: random numbers first, since everything else may use some; then the clock; then the identity. The
+//! The order matters: random numbers first, since everything else may use some; then the clock; then the generation, at which programs
+//! look that want new random numbers; then the identity. The
 //! network card has no carrier until the node was informed that all of it is in place.
 
-use super::{IDENTITY_PATH, sys};
+use super::{IDENTITY_PATH, generation, sys};
 use crate::files::replace;
 use crate::message::{ENTROPY_BYTES, Identity, Place};
 use std::fs;
@@ -29,6 +30,9 @@ pub(super) fn place(place: &Place) -> Result<(), String> {
         .and_then(|random| sys::add_entropy(&random, entropy))
         .map_err(said("the random numbers can't be seeded anew"))?;
     sys::set_clock(place.time_ns).map_err(said("the clock can't be set"))?;
+    if let Some(id) = &place.generation {
+        generation::note(id)?;
+    }
     let Some(identity) = &place.identity else {
         return Ok(());
     };

@@ -2,6 +2,8 @@
 
 pub mod core;
 mod exec;
+mod generation;
+mod hooks;
 mod identity;
 mod port;
 mod serve;
@@ -20,3 +22,5 @@ pub const PORT_PATH: &str = "/dev/virtio-ports/org.floe.0";
 pub const SOCKET_PATH: &str = "/run/floe.sock";
 /// The file that tells scripts which machine this is: one `key=value` per line, written once the identity is in place.
 pub const IDENTITY_PATH: &str = "/run/floe.identity";
+/// The file that tells programs which generation of itself this machine is: `number=` and `id=`, replaced when a state was loaded.
+pub const GENERATION_PATH: &str = "/run/floe.generation";

@@ -2,9 +2,10 @@
 
 use super::core::{Action, Client, Core, Event};
 use super::exec::{Polled, Processes};
+use super::hooks::Hooks;
 use super::port::{self, Port};
 use super::watch::Watch;
-use super::{SOCKET_PATH, identity, sys};
+use super::{SOCKET_PATH, hooks, identity, sys};
 use crate::exec::frame::{Frame, Message, Messages};
 use crate::line::{LINE_BYTES_MAX, Lines};
 use crate::message::{Answer, Refusal, ToHost, codes};
@@ -80,7 +81,9 @@ pub fn serve(options: &Options) -> io::Result<()> {
         next: 0,
         woke: Instant::now(),
         watch: None,
+        hooks: Hooks::begin(),
     };
+    agent.tell(Event::Hooks(agent.hooks.any()))?;
     loop {
         agent.turn(&listener)?;
     }
@@ -133,6 +136,8 @@ struct Agent {
     woke: Instant,
     /// Who reads from disks, while the node wants to know.
     watch: Option<Watch>,
+    /// Whether there are hooks.
+    hooks: Hooks,
 }
 
 impl Agent {
@@ -160,6 +165,10 @@ impl Agent {
         let watched = self.watch.as_ref().and_then(|watch| watch.fd(now_ms));
         let is_watched = watched.is_some();
         fds.extend(watched.map(|fd| (fd, libc::POLLIN)));
+        let hooks_at = fds.len();
+        let hooks = self.hooks.fd();
+        let hooks_are_watched = hooks.is_some();
+        fds.extend(hooks.map(|fd| (fd, libc::POLLIN)));
         let first_program = fds.len();
         let clients: Vec<Client> = self.programs.keys().copied().collect();
         fds.extend(
@@ -173,6 +182,11 @@ impl Agent {
         if self.gone || is_ready(port_at) {
             self.read_port()?;
             self.processes.feed_all();
+        }
+        // before it is told that the process has ended which has made them
+        if hooks_are_watched && is_ready(hooks_at) {
+            self.hooks = Hooks::begin();
+            self.tell(Event::Hooks(self.hooks.any()))?;
         }
         self.serve_processes(&polled, &is_ready);
         if takes_more && is_ready(listener_at) {
@@ -374,6 +388,9 @@ impl Agent {
                         eprintln!("floe-guest: {why}");
                     }
                     self.tell(Event::Placed(session, placed))?;
+                    if hooks::are_owed() {
+                        self.tell(Event::Owed)?;
+                    }
                 }
                 Action::Watch(session) => self.watch = session.map(Watch::begin),
             }

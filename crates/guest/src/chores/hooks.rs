@@ -1,10 +1,15 @@
-//! Runs what this machine's owner wants done before it becomes small, after it is its own size again, and once it knows the others
-//! that were activated with it.
+//! Runs what this machine's owner wants done before something is done with the machine as a whole, and after it. A hook is an executable
+//! file, called as root.
 //!
-//! A hook is an executable file in [`DIR`]. It is called with the word `stop`, `start` or `joined`: to stop in the order of their
-//! names, up to the first that fails, and for the others in the opposite order, all of them, also those that were never told to stop.
+//! Those in [`DOCK_DIR`] get the word `stop`, `start` or `joined`: before it becomes small, after it is its own size again, and once it
+//! knows the others that were activated with it. Those in [`DIR`] get `freeze` or `thaw`, as the hooks of QEMU's guest agent do, and what
+//! for: a capture, fork or park. Whatever follows, one that was frozen is thawed: in the machine itself, and in each copy of it. That is
+//! owed is noted in [`OWED_PATH`], which a copy's memory has, too.
+//!
+//! To stop and to freeze they are called in the order of their names, up to the first that fails, and for the others in the opposite
+//! order, all of them, also those that were never told to stop.
 
-use crate::files::if_there;
+use crate::files::{content, if_there, replace};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -13,14 +18,22 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Where the hooks are.
-pub const DIR: &str = "/etc/floe/dock.d";
-/// How long one hook may take; then it is ended, with all that it started in its process group.
+/// Where the hooks of captures, forks and parks are.
+pub const DIR: &str = "/etc/floe/hooks.d";
+/// The file that is there while they are owed the word `thaw`.
+pub const OWED_PATH: &str = "/run/floe.thaw";
+/// What it says in a machine whose state was loaded: its node knows how that came.
+pub(crate) const COPIED: &str = "copied";
+/// Where the hooks of docks are.
+pub const DOCK_DIR: &str = "/etc/floe/dock.d";
+/// How long one hook of a dock may take; then it is ended, with all that it started in its process group.
 pub const HOOK_LIMIT: Duration = Duration::from_secs(30);
 /// How many hooks there may be: so many that all of them can take as long as they may.
 pub const HOOKS_MAX: usize = 16;
+/// Mode of the note that a call is owed.
+const MODE: u32 = 0o644;
 /// How much of a hook's last words is told, in bytes.
 const WORDS_BYTES: i64 = 200;
 
@@ -38,9 +51,96 @@ pub struct Ran {
 pub struct Hooks {
     /// Each hook that was called.
     pub ran: Vec<Ran>,
+    /// Those that were thawed because one of them had failed to freeze.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub undone: Vec<Ran>,
 }
 
-/// Calls the hooks of a directory. `word` is `stop`, `start` or `joined`.
+/// Whether there are hooks of captures, forks and parks. So many, or such a directory, that they can't be run counts as well: the error is
+/// told once they are to run.
+pub(crate) fn any() -> bool {
+    !find(Path::new(DIR)).is_ok_and(|hooks| hooks.is_empty())
+}
+
+/// Notes that the hooks are owed the word `thaw`, and since what.
+pub(crate) fn owe(note: &Path, since: &str) -> Result<(), String> {
+    let said = |error: std::io::Error| format!("{}: {error}", note.display());
+    replace(note, format!("{since}\n").as_bytes(), MODE).map_err(said)
+}
+
+/// Calls the hooks of a directory with `freeze` or `thaw` and what it is for. `limit_ms`: how long all of them may take together. If one
+/// fails to freeze, those that were called are thawed, which may take as long again.
+pub(super) fn around(
+    dir: &Path,
+    note: &Path,
+    word: &str,
+    what: &str,
+    limit_ms: &str,
+) -> Result<Hooks, String> {
+    let limit = limit_ms.parse::<u64>().map(Duration::from_millis);
+    let limit = limit.map_err(|_| format!("{limit_ms:?} is no time in ms"))?;
+    let hooks = find(dir)?;
+    let since = content(note)?;
+    // a node that was started anew meanwhile does not know since when they are frozen
+    let what = match (word, since.trim()) {
+        ("thaw", since) if !since.is_empty() && since != COPIED => since,
+        _ => what,
+    };
+    match word {
+        "freeze" if hooks.is_empty() => Ok(Hooks::default()),
+        "freeze" if since.trim() == COPIED => {
+            Err("they are still to be told how this copy came about; try again in a moment".into())
+        }
+        "freeze" => freeze(&hooks, note, what, limit),
+        "thaw" => {
+            let hooks: Vec<_> = hooks.into_iter().rev().collect();
+            thaw(&hooks, note, what, limit)
+        }
+        other => Err(format!("{other:?} is not freeze or thaw")),
+    }
+}
+
+fn freeze(hooks: &[PathBuf], note: &Path, what: &str, limit: Duration) -> Result<Hooks, String> {
+    // beforehand: whoever finds this program ended has them thawed
+    owe(note, what)?;
+    let began = Instant::now();
+    let mut done = Hooks::default();
+    for (at, hook) in hooks.iter().enumerate() {
+        let left = limit.saturating_sub(began.elapsed());
+        let why = call(hook, &["freeze", what], left, limit).err();
+        let failed = why.is_some();
+        done.ran.push(ran(hook, why));
+        if failed {
+            let called: Vec<_> = hooks[..=at].iter().rev().cloned().collect();
+            done.undone = thaw(&called, note, what, limit)?.ran;
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Thaws all of them, whatever becomes of each: one that hangs may use up its own part of the time, and what others have left of theirs.
+fn thaw(hooks: &[PathBuf], note: &Path, what: &str, limit: Duration) -> Result<Hooks, String> {
+    let began = Instant::now();
+    let mut done = Hooks::default();
+    for (hook, waiting) in hooks.iter().zip((1..=hooks.len() as u32).rev()) {
+        let part = limit.saturating_sub(began.elapsed()) / waiting;
+        let why = call(hook, &["thaw", what], part, part).err();
+        done.ran.push(ran(hook, why));
+    }
+    if_there(note, fs::remove_file(note))?;
+    Ok(done)
+}
+
+fn ran(hook: &Path, why: Option<String>) -> Ran {
+    let name = hook.file_name().unwrap_or_default().to_string_lossy();
+    Ran {
+        name: name.into_owned(),
+        why,
+    }
+}
+
+/// Calls the hooks of a dock. `word` is `stop`, `start` or `joined`.
 pub(super) fn run(dir: &Path, word: &str, limit: Duration) -> Result<Hooks, String> {
     let stop = match word {
         "stop" => true,
@@ -53,11 +153,9 @@ pub(super) fn run(dir: &Path, word: &str, limit: Duration) -> Result<Hooks, Stri
     }
     let mut done = Hooks::default();
     for hook in hooks {
-        let name = hook.file_name().unwrap_or_default().to_string_lossy();
-        let why = call(&hook, word, limit).err();
+        let why = call(&hook, &[word], limit, limit).err();
         let failed = why.is_some();
-        let name = name.into_owned();
-        done.ran.push(Ran { name, why });
+        done.ran.push(ran(&hook, why));
         if stop && failed {
             break;
         }
@@ -88,15 +186,16 @@ fn find(dir: &Path) -> Result<Vec<PathBuf>, String> {
     }
 }
 
-fn call(hook: &Path, word: &str, limit: Duration) -> Result<(), String> {
+/// Calls a hook, which has the time that is `left` of a limit.
+fn call(hook: &Path, words: &[&str], left: Duration, limit: Duration) -> Result<(), String> {
     let said = |error: std::io::Error| error.to_string();
     // not a pipe: what a hook leaves running would hold that open
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let words = rustix::fs::memfd_create("hook", flags).map_err(|error| said(error.into()))?;
-    let words = File::from(words);
-    let copy = || words.try_clone().map(Stdio::from).map_err(said);
+    let said_by = rustix::fs::memfd_create("hook", flags).map_err(|error| said(error.into()))?;
+    let said_by = File::from(said_by);
+    let copy = || said_by.try_clone().map(Stdio::from).map_err(said);
     let mut child = Command::new(hook)
-        .arg(word)
+        .args(words)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(copy()?)
@@ -109,15 +208,15 @@ fn call(hook: &Path, word: &str, limit: Duration) -> Result<(), String> {
     std::thread::spawn(move || {
         let _ = tell.send(child.wait()); // nobody waits any more for one that was ended
     });
-    match told.recv_timeout(limit) {
+    match told.recv_timeout(left) {
         Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(format!("{status}: {}", last_words(words))),
+        Ok(Ok(status)) => Err(format!("{status}: {}", last_words(said_by))),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             Err(format!(
-                "it took more than {} s and was ended",
-                limit.as_secs()
+                "it took more than {:.1} s and was ended",
+                limit.as_secs_f64()
             ))
         }
     }
@@ -198,6 +297,95 @@ mod tests {
             hook(dir.path(), &format!("40-{number}"), "exit 0");
         }
         assert!(run(dir.path(), "stop", long).unwrap_err().contains("hooks"));
+    }
+
+    /// Calls the hooks of a directory for a capture, with a minute for all of them.
+    fn calls(dir: &Path, note: &Path, word: &str) -> Hooks {
+        around(dir, note, word, "capture", "60000").unwrap()
+    }
+
+    #[test]
+    fn hooks_freeze_in_order_and_thaw_backwards_and_that_is_owed_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        assert_eq!(calls(&hooks, &note, "freeze"), Hooks::default());
+        assert!(!note.exists(), "nothing is owed where there are no hooks");
+        fs::create_dir(&hooks).unwrap();
+        let log = dir.path().join("log");
+        let say = format!("echo $1 $2 ${{0##*/}} >> {}", log.display());
+        hook(&hooks, "10-db", &say);
+        hook(&hooks, "20-web", &say);
+        assert_eq!(names(&calls(&hooks, &note, "freeze")), ["10-db", "20-web"]);
+        assert_eq!(fs::read_to_string(&note).unwrap(), "capture\n");
+        assert_eq!(names(&calls(&hooks, &note, "thaw")), ["20-web", "10-db"]);
+        assert!(!note.exists());
+        let lines = fs::read_to_string(&log).unwrap();
+        let lines: Vec<&str> = lines.lines().collect();
+        let expected = [
+            "freeze capture 10-db",
+            "freeze capture 20-web",
+            "thaw capture 20-web",
+            "thaw capture 10-db",
+        ];
+        assert_eq!(lines, expected);
+        assert!(around(&hooks, &note, "pause", "capture", "1").is_err());
+        assert!(around(&hooks, &note, "freeze", "capture", "long").is_err());
+    }
+
+    #[test]
+    fn a_thaw_is_for_what_they_were_frozen_for_and_in_a_copy_for_what_its_node_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        fs::create_dir(&hooks).unwrap();
+        let log = dir.path().join("log");
+        hook(&hooks, "10-db", &format!("echo $1 $2 >> {}", log.display()));
+        let thaw = || around(&hooks, &note, "thaw", "clone", "60000").unwrap();
+        // its node was killed, and the next one knows nothing of a capture
+        calls(&hooks, &note, "freeze");
+        thaw();
+        owe(&note, COPIED).unwrap();
+        let why = around(&hooks, &note, "freeze", "fork", "60000").unwrap_err();
+        assert!(why.contains("try again"), "{why}");
+        thaw();
+        let lines = fs::read_to_string(&log).unwrap();
+        assert_eq!(lines, "freeze capture\nthaw capture\nthaw clone\n");
+    }
+
+    #[test]
+    fn a_hook_that_fails_to_freeze_has_those_before_it_thawed_and_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        fs::create_dir(&hooks).unwrap();
+        hook(&hooks, "10-db", "exit 0");
+        let fails = "[ $1 = thaw ] || { echo users are there; exit 3; }";
+        hook(&hooks, "20-web", fails);
+        hook(&hooks, "30-never", "exit 0");
+        let done = calls(&hooks, &note, "freeze");
+        assert_eq!(names(&done), ["10-db", "20-web"]);
+        let why = done.ran[1].why.clone().unwrap();
+        assert!(
+            why.contains('3') && why.ends_with("users are there"),
+            "{why}"
+        );
+        let undone: Vec<&str> = done.undone.iter().map(|ran| ran.name.as_str()).collect();
+        assert_eq!(undone, ["20-web", "10-db"]);
+        assert!(!note.exists(), "nothing is owed any more");
+    }
+
+    #[test]
+    fn one_hook_that_hangs_takes_no_time_from_those_that_thaw_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        fs::create_dir(&hooks).unwrap();
+        hook(&hooks, "10-db", "exit 0");
+        // a hook that hangs is ended, or this test would last as long as it sleeps
+        hook(&hooks, "20-hangs", "sleep 1000");
+        let done = around(&hooks, &note, "thaw", "fork", "2000").unwrap();
+        assert_eq!(names(&done), ["20-hangs", "10-db"]);
+        assert!(done.ran[0].why.as_ref().unwrap().contains("was ended"));
+        let frozen = around(&hooks, &note, "freeze", "fork", "500").unwrap();
+        let why = frozen.ran.last().unwrap().why.clone().unwrap();
+        assert!(why.contains("was ended"), "{why}");
     }
 
     #[test]

@@ -18,7 +18,8 @@ pub use account::Account;
 pub use cpus::Cpus;
 pub use disk::DiskUse;
 pub use forget::{FORGOTTEN, Forgotten};
-pub use hooks::{DIR as HOOKS_DIR, HOOK_LIMIT, HOOKS_MAX, Hooks, Ran};
+pub(crate) use hooks::{COPIED, any as any_hooks, owe};
+pub use hooks::{DIR as HOOKS_DIR, DOCK_DIR, HOOK_LIMIT, HOOKS_MAX, Hooks, OWED_PATH, Ran};
 pub use hosts::{HOSTS_NAMES_MAX, Hosts};
 pub use memory::Memory;
 pub use settle::Settled;
@@ -50,7 +51,9 @@ pub mod names {
     pub const ACCOUNT: &str = "account";
     /// Writes to the disks what is not there yet, and drops what can be read again. Answers with [`Settled`](super::Settled).
     pub const SETTLE: &str = "settle";
-    /// Calls the hooks of [`HOOKS_DIR`](super::HOOKS_DIR) with its argument, `stop`, `start` or `joined`. Answers with [`Hooks`](super::Hooks).
+    /// Calls the hooks of [`DOCK_DIR`](super::DOCK_DIR) with its argument, `stop`, `start` or `joined`; with three arguments those of
+    /// [`HOOKS_DIR`](super::HOOKS_DIR) with the first two, `freeze` or `thaw` and what for, within so many ms as the third says. Answers
+    /// with [`Hooks`](super::Hooks).
     pub const HOOKS: &str = "hooks";
     /// Looks what the disk with the serial number of its argument is used for. Answers with [`DiskUse`](super::DiskUse).
     pub const DISK: &str = "disk";
@@ -83,7 +86,11 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         [names::TRAFFIC] => line(traffic::count(Path::new("/sys/class/net"))),
         [names::ACCOUNT] => line(account::read(Path::new("/proc"))),
         [names::SETTLE] => line(settle::settle(Path::new("/proc/sys/vm"))),
-        [names::HOOKS, word] => line(hooks::run(Path::new(HOOKS_DIR), word, HOOK_LIMIT)),
+        [names::HOOKS, word] => line(hooks::run(Path::new(DOCK_DIR), word, HOOK_LIMIT)),
+        [names::HOOKS, word, what, limit_ms] => {
+            let (dir, owed) = (Path::new(HOOKS_DIR), Path::new(OWED_PATH));
+            line(hooks::around(dir, owed, word, what, limit_ms))
+        }
         [names::DISK, serial] => line(disk::look(Path::new("/"), serial)),
         [names::FORGET] => line(forget::this_machine()),
         [names::HOSTS, ref given @ ..] => line(hosts::write(Path::new("/"), given)),

@@ -1,27 +1,33 @@
 //! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
-//! (`chores`). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
+//! (`chores`, and `hooks` of its owner). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
 
 mod checks;
 mod chores;
 mod exec;
+mod hooks;
 mod traffic;
 
 pub(crate) use chores::ChoreError;
 pub(crate) use exec::Streams;
+pub(crate) use hooks::Frozen;
 
 use crate::{
     error::{NodeError, refused},
     inventory::{Entry, Inventory},
 };
 use floe_machine::Machine;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 
-/// The service that has agents do things. Locks: `streams` alone.
+/// The service that has agents do things. Locks: `streams` and `hooked`, neither while the other is held.
 pub(crate) struct Agents {
     inventory: Arc<Inventory>,
     /// Processes in guests, by the QEMU in whose guest they run.
     streams: Mutex<Vec<(Weak<Machine>, Arc<Streams>)>>,
+    /// What is known of hooks in guests.
+    hooked: Mutex<Vec<hooks::Hooked>>,
+    /// Tells those who wait that somebody has given a guest's hooks back.
+    hooks_given_back: Condvar,
 }
 
 impl Agents {
@@ -30,6 +36,8 @@ impl Agents {
         Arc::new(Agents {
             inventory,
             streams: Mutex::default(),
+            hooked: Mutex::default(),
+            hooks_given_back: Condvar::new(),
         })
     }
 

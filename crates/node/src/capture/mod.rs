@@ -14,6 +14,7 @@ mod rehearse;
 pub(crate) use greet::fresh_place;
 
 use crate::{
+    agents::{Agents, Frozen},
     core::Core,
     error::{NodeError, failed, usage},
     files::save_manifest,
@@ -50,6 +51,8 @@ pub(crate) struct Taking<'a> {
     pub stop: bool,
     /// For how many seconds a copy runs, to learn what is touched first.
     pub rehearse_s: u32,
+    /// How many seconds hooks in the guest may take beforehand; by default as many as it is for a capture, 0 for no hooks.
+    pub hooks_s: Option<u32>,
     /// Whether the image gets a picture of the machine's screen.
     pub picture: bool,
     /// The image's labels, beside those of the machine's configuration.
@@ -74,6 +77,7 @@ pub(crate) struct Captures {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
     pub inventory: Arc<Inventory>,
+    pub agents: Arc<Agents>,
     pub machines: Arc<Machines>,
 }
 
@@ -99,6 +103,7 @@ impl Captures {
         let taking = Taking {
             stop: request.stop,
             rehearse_s: request.rehearse_s.unwrap_or(REHEARSE_S_DEFAULT),
+            hooks_s: request.hooks_s,
             picture: true,
             labels: &request.labels,
             keep: &|id, _| match &new_name {
@@ -138,12 +143,20 @@ impl Captures {
             bytes_max: self.machines.resources.capture_bytes_max(),
             ..Default::default()
         };
+        // whatever fails, they are thawed after its pause is over
+        let frozen = self
+            .agents
+            .freeze(&operation.entry, "capture", taking.hooks_s, report)?;
+        let mut frozen = Some(frozen);
         // a pause for buffering must end before the capture begins its own
         operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let mut captured = vm.capture(options, || disks.freeze())?;
         // a machine that is to be stopped goes on if the image cannot be stored, or if this node is killed before that
         let paused = taking.stop.then(|| paused.stands());
+        if !taking.stop {
+            frozen.take().into_iter().for_each(|it| it.thaw(report));
+        }
         report.stage("capture")?;
         // the image may be captured from a clone or of what was docked, but is not removed like theirs
         for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL] {
@@ -176,6 +189,7 @@ impl Captures {
         if let Some(paused) = paused {
             operation.drive(Event::Stops)?;
             paused.ended();
+            frozen.take().into_iter().for_each(Frozen::gone);
             // from here on the image is all that there is of its memory: nothing may fail, or whoever asked would take the image back
             drop((vm, disks));
             self.machines.end_quietly(operation);

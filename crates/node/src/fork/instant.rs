@@ -54,6 +54,7 @@ impl Forks {
     pub(super) fn instant(
         &self,
         name: &str,
+        hooks_s: Option<u32>,
         report: &mut Report,
     ) -> Result<(Instant, MachineName), NodeError> {
         let machine = match name.parse::<MachineName>() {
@@ -90,12 +91,17 @@ impl Forks {
             return Ok(Instant::of_image(found, name));
         };
         let parent = entry.name.clone();
-        Ok((self.take_instant(entry, report)?, parent))
+        Ok((self.take_instant(entry, hooks_s, report)?, parent))
     }
 
     /// Stops a machine, copies what it has written, and lets it go on.
     // Long: the steps of the pause in their order, each beside what undoes it if a later one fails.
-    fn take_instant(&self, entry: Arc<Entry>, report: &mut Report) -> Result<Instant, NodeError> {
+    fn take_instant(
+        &self,
+        entry: Arc<Entry>,
+        hooks_s: Option<u32>,
+        report: &mut Report,
+    ) -> Result<Instant, NodeError> {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Fork)?;
         let vm = operation.vm()?;
@@ -123,6 +129,8 @@ impl Forks {
             fetcher: self.images.sources.fetcher(&disk_origin)?,
             origin: disk_origin,
         };
+        let agents = &self.captures.agents;
+        let hooks = agents.freeze(&entry, "fork", hooks_s, report)?;
         operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
         let options = CaptureOptions {
@@ -168,6 +176,7 @@ impl Forks {
             scope.spawn("fork-record", || drop(paused)); // writes the record to the disk, which takes longer than the hashing
             Layer::build(captured, making)
         })?;
+        hooks.thaw(report);
         report.stage("hash")?;
         let origin = Origin::default();
         let fetcher = self.images.sources.fetcher(&origin)?;

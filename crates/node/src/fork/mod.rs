@@ -357,7 +357,7 @@ impl Forks {
         report.stage("hosts")?;
         let (instant, parent) = match purpose.found {
             Some(found) => Instant::of_image(found.clone(), name),
-            None => self.instant(name, report)?,
+            None => self.instant(name, request.hooks_s, report)?,
         };
         let parent = purpose.called.unwrap_or(parent);
         let asked = Asked {

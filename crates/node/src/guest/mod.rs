@@ -18,6 +18,7 @@ mod ledger;
 mod meter;
 mod session;
 mod size;
+mod thaw;
 
 use crate::{
     agents::Agents,
@@ -136,9 +137,9 @@ impl Guests {
     }
 
     /// Returns what a guest is sent at the beginning of each conversation.
-    fn place_of(&self, entry: &Entry) -> Place {
+    fn place_of(&self, entry: &Entry, vm: &Machine) -> Place {
         let record = entry.record();
-        fresh_place(self.identity_of(entry, &record))
+        fresh_place(vm, self.identity_of(entry, &record))
     }
 
     /// Returns a clone's identity; `None` for other machines. Address and gateway are its family network's, if it has one.

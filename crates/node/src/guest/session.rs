@@ -241,7 +241,7 @@ fn listen(
         guests.look_at_clock(entry);
         match entry.clock_to_set(CLOCK_LIMIT) {
             Some(Setter::Agent) => {
-                let (session, place) = (*link.session.lock(), guests.place_again(entry));
+                let (session, place) = (*link.session.lock(), guests.place_again(entry, vm));
                 link.send(&ToGuest::Place { session, place })?;
             }
             Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
@@ -310,10 +310,12 @@ fn heard(
             session,
             version,
             frames,
+            hooks,
         } if session == current => {
             if version == 0 {
                 return Ok(());
             }
+            guests.agents.has_hooks(vm, hooks); // before those go on who wait for this agent
             let conversation = link.streams.begin(frames);
             if frames {
                 let link = link.clone();
@@ -328,13 +330,19 @@ fn heard(
             }
             guests.look_at_size(entry, vm);
             *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
-            let place: Place = guests.place_of(entry);
+            let place: Place = guests.place_of(entry, vm);
             link.send(&ToGuest::Place { session, place })?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
         ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),
         ToHost::NotPlaced { session, why } if session == current => {
             guests.identity_failed(entry, &why)
+        }
+        ToHost::Hooks { session, any, owed } if session == current => {
+            guests.agents.has_hooks(vm, any);
+            if owed {
+                guests.thaw(entry, vm);
+            }
         }
         ToHost::Cancel { session, number } if session == current => {
             let mut cancelled = link.cancelled.lock();

@@ -39,7 +39,7 @@ impl Parks {
             self.forks.settle_all_of(&entry, &report.cancel())?;
             report.stage("forks stored")?;
         }
-        self.park_as(Task::Park, name, report)
+        self.park_as(Task::Park, name, query.hooks_s, report)
     }
 
     /// Does so as [`Task::Park`], or as [`Task::ParkIdle`] if no user has asked for it.
@@ -47,6 +47,7 @@ impl Parks {
         self: &Arc<Self>,
         task: Task,
         name: &str,
+        hooks_s: Option<u32>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let entry = self.inventory.get(name)?;
@@ -60,7 +61,7 @@ impl Parks {
             let vm = operation.vm()?;
             // from here on who connects waits, and is not accepted by a guest that is about to stand still
             let held = self.take_ports(&operation, &vm);
-            match self.store_machine(&operation, &vm, report) {
+            match self.store_machine(&operation, &vm, hooks_s, report) {
                 Ok((stored, pause_ms)) => done = (Some(stored), Some(pause_ms)),
                 Err(error) => {
                     self.give_back(&operation, &vm, held);
@@ -86,9 +87,14 @@ impl Parks {
         &self,
         operation: &Operation,
         vm: &Arc<Machine>,
+        hooks_s: Option<u32>,
         report: &mut Report,
     ) -> Result<(StoredReport, f64), NodeError> {
         let disks = operation.mounted()?;
+        // whatever fails, they are thawed after its pause is over
+        let hooks = self
+            .agents
+            .freeze(&operation.entry, "park", hooks_s, report)?;
         let _unnamed = self.unnamed.read();
         let _storing = self.images.storing.read();
         let thumb = self.images.take_thumbnail(vm);
@@ -116,6 +122,7 @@ impl Parks {
         // from here on it is parked: whatever is killed, the next node ends its QEMU
         operation.drive_with(Event::Parks, |record| becomes_parked(record, id, config))?;
         paused.ended();
+        hooks.gone();
         Ok((stored, pause_ms))
     }
 

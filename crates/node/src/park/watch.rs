@@ -118,7 +118,7 @@ impl Parks {
             // nobody reads it
             let (mut report, _events) = Report::new();
             let name = entry.name.to_string();
-            if let Err(error) = parks.park_as(Task::ParkIdle, &name, &mut report) {
+            if let Err(error) = parks.park_as(Task::ParkIdle, &name, None, &mut report) {
                 let why = format!("it is idle, and can't be parked: {}", error.to_api());
                 if std::mem::replace(&mut *refused.lock(), why.clone()) != why {
                     parks.core.tell(Happened::MachineNotParked, &name, why);

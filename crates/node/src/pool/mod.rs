@@ -277,6 +277,8 @@ impl Pool {
         let taking = Taking {
             stop: options.stop,
             rehearse_s: 0,
+            // a dock has hooks of its own
+            hooks_s: Some(0),
             picture: false,
             labels: &labels,
             keep: &|id, stored| {
