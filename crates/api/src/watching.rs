@@ -70,6 +70,20 @@ pub struct RestartRequest {
     pub start: StartRequest,
 }
 
+/// Body of `POST /v1/machines/{name}/rollback`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackRequest {
+    /// An image of this node that was captured from the machine.
+    pub image: String,
+    /// Has the machine, which must run, captured under this name before it goes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
+    /// How it goes on there.
+    #[serde(default)]
+    pub start: StartRequest,
+}
+
 /// Query of `GET /v1/usage`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -212,6 +212,10 @@ impl Client {
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/wake"), request)
     }
+    /// Has a machine go back to an image that was captured from it, and go on there.
+    pub fn rollback(&self, name: &str, request: &RollbackRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/rollback"), request)
+    }
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)

@@ -28,6 +28,7 @@ mod park;
 mod pool;
 mod resize;
 mod resources;
+mod rollback;
 mod scheduling;
 mod standing;
 mod streaming;

@@ -4,7 +4,10 @@
 use crate::{
     error::{NodeError, failed},
     images::sources::{Found, Loads},
-    inventory::{AGENT_LABEL, Entry, HeldPort, Operation, is_pending, lifecycle::Event},
+    inventory::{
+        AGENT_LABEL, Entry, HeldPort, Operation, is_pending,
+        lifecycle::{Event, Phase},
+    },
     machines::{Machines, launch::machine_forward},
     report::Report,
     traces::{
@@ -14,8 +17,10 @@ use crate::{
     },
 };
 use floe_api::Happened;
-use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
+use floe_image::{CHUNK_SIZE, MachineConfig, is_zero};
+use floe_machine::{
+    CPU_MODEL_DEFAULT, ClockSync, Continuing, Host, MachineError, Snapshot, Stage, Standby,
+};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
@@ -86,7 +91,7 @@ impl Machines {
         // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, has no
         // limits, and is in a household of its own
         let record = entry.record();
-        let was_parked = record.own_layers > 0;
+        let was_parked = entry.life().phase() == Phase::Waking;
         let waiting = match record.network {
             None if !was_parked
                 && record.host_access.is_none()
@@ -153,6 +158,13 @@ impl Machines {
             forwards,
             waited: false,
         })
+    }
+
+    /// Returns an error unless a QEMU of this host can load the state of an image with this configuration.
+    pub(crate) fn check_loads(&self, config: &MachineConfig) -> Result<(), NodeError> {
+        let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+        let host = Host::probe(&self.core.options.programs, &self.core.accel, model)?;
+        Ok(host.check_restore(config).map_err(MachineError::from)?)
     }
 
     /// Starts the streaming of an image to a machine that is on the mount now.

@@ -89,6 +89,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/start", post(machines::start))
         .route("/v1/machines/{name}/stop", post(machines::stop))
         .route("/v1/machines/{name}/restart", post(machines::restart))
+        .route("/v1/machines/{name}/rollback", post(machines::rollback))
         .route("/v1/machines/{name}/rename", post(machines::rename))
         .route(
             "/v1/machines/{name}/disks",
@@ -213,6 +214,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::start,
         machines::stop,
         machines::restart,
+        machines::rollback,
         machines::rename,
         machines::disks,
         machines::resize_disk,
