@@ -35,7 +35,14 @@ pub struct ForkRequest {
     /// hosts decide for themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub overcommit: bool,
+    /// Each clone is removed with its disks so many seconds after the fork, whatever it does then, 1 to [`FORK_TTL_S_MAX`]; by default
+    /// never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
 }
+
+/// Longest time to live of clones, in seconds: a year.
+pub const FORK_TTL_S_MAX: u64 = 365 * 86_400;
 
 /// Whether clones' nodes read their parent's state by multicast.
 #[derive(
@@ -124,6 +131,9 @@ pub struct CloneRequest {
     /// If its parent's guest made it: an id of those that share these limits. The family's clones on one host share that host's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub household: Option<String>,
+    /// In how many seconds the clone is to be removed; hosts' clocks may differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
 }
 
 /// Answer of `GET /v1/clones/room`.
@@ -175,6 +185,9 @@ pub struct CloneInfo {
     /// Milliseconds from the request until its CPUs executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running_ms: Option<f64>,
+    /// When it is removed, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
 }
 
 /// The result of a fork.
@@ -288,4 +301,7 @@ pub struct Cloned {
     /// Whether its guest has taken its own identity.
     #[serde(default)]
     pub identity: Identity,
+    /// When it is removed with its disks, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
 }

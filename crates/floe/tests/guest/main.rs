@@ -13,6 +13,7 @@ mod support;
 mod blanks;
 mod buckets;
 mod exec;
+mod expiry;
 mod foreign;
 mod grow;
 mod hosts;
