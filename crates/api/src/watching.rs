@@ -16,6 +16,19 @@ pub struct EventsQuery {
     pub once: bool,
 }
 
+/// Query of `GET /v1/doctor`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DoctorQuery {
+    /// Says which states a QEMU of this version, such as `10.0`, could not load, instead of the one that is there.
+    #[serde(default)]
+    pub qemu: Option<String>,
+}
+
+/// The name of the check that says which states the host's QEMU can load.
+pub const STATES_CHECK: &str = "states";
+
 /// Query of `POST /v1/machines/{name}/park`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -139,6 +139,10 @@ impl Client {
     pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
         self.get("/v1/doctor")
     }
+    /// Does the same for a QEMU of this version, such as `10.0`, in place of the one that is there.
+    pub fn doctor_for_qemu(&self, version: &str) -> Result<DoctorReport, ClientError> {
+        self.get(&format!("/v1/doctor?qemu={version}"))
+    }
     /// Ends the node.
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)

@@ -27,6 +27,7 @@ mod odd_sources;
 mod other_users;
 mod park;
 mod pool;
+mod qemu_update;
 mod resize;
 mod resources;
 mod rollback;

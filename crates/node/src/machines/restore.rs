@@ -160,11 +160,29 @@ impl Machines {
         })
     }
 
-    /// Returns an error unless a QEMU of this host can load the state of an image with this configuration.
-    pub(crate) fn check_loads(&self, config: &MachineConfig) -> Result<(), NodeError> {
+    /// Returns an error unless this host's QEMU, or one of this version in its place, can load a state that was captured with this
+    /// configuration.
+    pub(crate) fn check_loads(
+        &self,
+        config: &MachineConfig,
+        qemu: Option<&str>,
+    ) -> Result<(), NodeError> {
         let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
-        let host = Host::probe(&self.core.options.programs, &self.core.accel, model)?;
+        let mut host = Host::clone(&self.host(model)?);
+        if let Some(version) = qemu {
+            host.qemu_version = version.to_owned();
+        }
         Ok(host.check_restore(config).map_err(MachineError::from)?)
+    }
+
+    /// Returns the version of this host's QEMU.
+    pub(crate) fn qemu_version(&self) -> Result<String, NodeError> {
+        Ok(self.host(CPU_MODEL_DEFAULT)?.qemu_version.clone())
+    }
+
+    fn host(&self, model: &str) -> Result<Arc<Host>, NodeError> {
+        let programs = &self.core.options.programs;
+        Ok(Host::probe(programs, &self.core.accel, model)?)
     }
 
     /// Starts the streaming of an image to a machine that is on the mount now.

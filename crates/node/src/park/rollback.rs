@@ -141,7 +141,7 @@ impl Parks {
                 format!("floe run {image} makes a machine of it"),
             ));
         }
-        self.machines.check_loads(&manifest.config)?;
+        self.machines.check_loads(&manifest.config, None)?;
         Ok(Back {
             id,
             name: image,
