@@ -42,7 +42,10 @@ pub(super) fn check(node: &Node, caller: &Caller, qemu: Option<&str>) -> Check {
     });
     judged.unwrap_or_else(|error| Check {
         name: STATES_CHECK.into(),
-        status: CheckStatus::Warn,
+        status: match qemu {
+            Some(_) => CheckStatus::Fail,
+            None => CheckStatus::Warn,
+        },
         detail: format!("nobody knows what QEMU can load: {}", error.to_api()),
         fix: "put that right, and ask again".into(),
     })
