@@ -241,6 +241,15 @@ pub struct Family {
     /// The reason for its state, where it isn't obvious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
+    /// Its address in its family's network, with the network's prefix length; absent if it is in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The ports of its host that lead to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwards: Vec<PortForward>,
+    /// When it is removed with its disks, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
     /// Its clones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(no_recursion)]

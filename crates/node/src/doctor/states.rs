@@ -2,7 +2,7 @@
 //! goes on only under the QEMU series (`7.2`) that made it, so an update is asked about before it is made.
 
 use crate::{Node, caller::Caller, error::NodeError, images::FORK_LABEL};
-use floe_api::{Check, CheckStatus, STATES_CHECK, SUBSTRATE_LABEL};
+use floe_api::{Check, CheckStatus, STATES_CHECK};
 use floe_image::{Hash, MachineConfig};
 use floe_store::StoreError;
 use std::collections::BTreeSet;
@@ -65,6 +65,7 @@ fn states(node: &Node, caller: &Caller, qemu: Option<&str>) -> Result<Vec<State>
             why_not: why_not.map(|error| error.to_api().message),
         });
     };
+    let substrates = node.pool.substrates(caller).substrates;
     for image in node.pool.images_for(caller)?.images {
         // what a fork has stored goes with its machines
         let goes = image.labels.contains_key(FORK_LABEL) && image.names.is_empty();
@@ -74,8 +75,9 @@ fn states(node: &Node, caller: &Caller, qemu: Option<&str>) -> Result<Vec<State>
         if goes || !image.live {
             continue;
         }
-        let what = match (image.labels.get(SUBSTRATE_LABEL), image.names.first()) {
-            (Some(substrate), _) => format!("substrate {substrate}"),
+        let substrate = substrates.iter().find(|one| one.image == image.id);
+        let what = match (substrate, image.names.first()) {
+            (Some(substrate), _) => format!("substrate {}", substrate.name),
             (None, Some(name)) => format!("image {name}"),
             (None, None) => format!("image {}", id.short()),
         };
