@@ -103,10 +103,12 @@ pub async fn restart(
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
 pub async fn rollback(
     State(node): Floe,
+    caller: Caller,
     Path(name): Path<String>,
-    Input(request): Input<RollbackRequest>,
+    Input(mut request): Input<RollbackRequest>,
 ) -> Response {
     stream(node, "rollback", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
         node.parks.rollback(&name, &request, report)
     })
 }
