@@ -16,9 +16,9 @@ Example: try something, and go back
 Example: but keep what it is now
   floe rollback web web-before --keep web-after
 
-Memory, disks and devices are the image's again; the machine keeps its name, addresses, ports, networks, limits and user, runs or not
-before, and goes on where it was captured. What it has done since is lost: that is asked about unless you say --force or --keep. An image
-of another machine is refused: floe run makes a machine of that.")]
+Memory, disks and devices are the image's again; the machine keeps its name, addresses, ports, networks, limits and user, and goes on
+where it was captured. It may run, be stopped or be parked before. What it has done since is lost: that is asked about unless you say
+--force or --keep. An image of another machine is refused: floe run makes a machine of that.")]
 pub struct Rollback {
     /// The machine
     machine: String,
