@@ -412,7 +412,8 @@ impl Adoption {
         }
     }
 
-    /// Ends what a machine was in the directory of its record, if its files are elsewhere: a node was killed while it went back to an image.
+    /// Ends what a machine was in the directory of its record, if its files are elsewhere: a node was killed while it went back to an
+    /// image.
     fn end_former(&self, entry: &Entry) {
         if self.core.home.root().join(entry.record().place) == entry.dir {
             return;

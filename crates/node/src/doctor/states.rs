@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 /// How many states are named; the rest is counted.
 const NAMED_MAX: usize = 8;
 /// What can be done about states that can't be loaded, before an update and after it.
-const FIX: &str = "before the update wake parked machines and activate substrates, or keep this QEMU (apt-mark hold qemu-system-x86); after it \
-    disks start as after a power cut: floe run --cold IMAGE, and floe stop --now MACHINE, then floe start MACHINE, for a parked one";
+const FIX: &str = "before the update wake parked machines and activate substrates, or keep this QEMU (apt-mark hold qemu-system-x86); \
+    after it disks start as after a power cut: floe run --cold IMAGE, and floe stop --now MACHINE, then floe start MACHINE, for a parked one";
 
 /// A state that a QEMU has to load for a machine to go on.
 struct State {
@@ -121,8 +121,8 @@ fn judge(states: &[State], version: &str, asked: bool) -> Check {
             (0, _) => "no image, parked machine or substrate has a running state".to_owned(),
             (_, true) => format!("QEMU {version} can load all {total}"),
             (_, false) => format!(
-                "QEMU {version} can load all {total}; they were made by QEMU {}, and a QEMU of another series can't load them: floe doctor --qemu \
-                 VERSION names them before an update",
+                "QEMU {version} can load all {total}; they were made by QEMU {}, and a QEMU of another series can't load them: floe doctor \
+                 --qemu VERSION names them before an update",
                 made.join(" and ")
             ),
         };

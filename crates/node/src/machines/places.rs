@@ -1,5 +1,5 @@
-//! Where a machine's files are: in the directory of its record, or, once it has taken a QEMU that waited or has gone back to an image, in one
-//! that its record names.
+//! Where a machine's files are: in the directory of its record, or, once it has taken a QEMU that waited or has gone back to an image, in
+//! one that its record names.
 
 use super::{
     Machines, STANDBY_DIR, VM_DIR,
@@ -48,8 +48,8 @@ impl Machines {
         })
     }
 
-    /// Removes the files of what a machine was before its record named others, in `place`; what its guest wrote there is set aside if that is
-    /// wanted. Its QEMU has ended.
+    /// Removes the files of what a machine was before its record named others, in `place`; what its guest wrote there is set aside if
+    /// that is wanted. Its QEMU has ended.
     pub(crate) fn clear_former(&self, entry: &Entry, place: &Path, set_aside: bool) {
         for part in parts(&entry.dir, place) {
             match std::fs::symlink_metadata(&part) {

@@ -66,8 +66,8 @@ impl Parks {
             .clear_former(&operation, &place, woken.is_err());
         if let Err(error) = woken {
             report.note(format!(
-                "{name} is at {} now and does not go on there; floe start {name} tries again. What its disks had before is in set-aside/ of \
-                 the state directory",
+                "{name} is at {} now and does not go on there; floe start {name} tries again. What its disks had before is in set-aside/ \
+                 of the state directory",
                 to.name
             ));
             return Err(error);
