@@ -224,6 +224,10 @@ impl Client {
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
     }
+    /// Has a machine's guest tell its disks what it does not use, so that the host gets it back.
+    pub fn trim(&self, name: &str) -> Result<TrimReport, ClientError> {
+        self.post(&machine_path(name, "/trim"), &())
+    }
     /// Returns a machine's disks.
     pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {
         self.get(&machine_path(name, "/disks"))

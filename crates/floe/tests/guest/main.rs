@@ -34,6 +34,7 @@ mod rollback;
 mod scheduling;
 mod standing;
 mod streaming;
+mod trim;
 mod users;
 mod vcpus;
 mod verbs;

@@ -96,6 +96,7 @@ pub fn router(node: Arc<Node>) -> Router {
             get(machines::disks).post(machines::resize_disk),
         )
         .route("/v1/machines/{name}/size", post(resize::size))
+        .route("/v1/machines/{name}/trim", post(resize::trim))
         .route(
             "/v1/machines/{name}/independent",
             post(independent::independent),
@@ -219,6 +220,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::disks,
         machines::resize_disk,
         resize::size,
+        resize::trim,
         independent::independent,
         resize::attach_card,
         resize::detach_card,
