@@ -31,6 +31,7 @@ pub(crate) struct Trims {
 }
 
 impl Trims {
+    /// Creates the service.
     pub fn new(core: Arc<Core>, inventory: Arc<Inventory>, agents: Arc<Agents>) -> Arc<Trims> {
         Arc::new(Trims {
             core,
