@@ -275,6 +275,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/fork/when.rs",
             "crates/node/src/ensemble/decide.rs",
             "crates/node/src/ensemble/file.rs",
+            "crates/node/src/trim/decide.rs",
             "crates/node/src/independence/decide.rs",
             "crates/node/src/independence/pace.rs",
             "crates/node/src/swarm/decide.rs",

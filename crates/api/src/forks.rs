@@ -38,7 +38,14 @@ pub struct ForkRequest {
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks_s: Option<u32>,
+    /// Each clone is removed with its disks so many seconds after the fork, whatever it does then, 1 to [`FORK_TTL_S_MAX`]; by default
+    /// never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
 }
+
+/// Longest time to live of clones, in seconds: a year.
+pub const FORK_TTL_S_MAX: u64 = 365 * 86_400;
 
 /// Whether clones' nodes read their parent's state by multicast.
 #[derive(
@@ -127,6 +134,9 @@ pub struct CloneRequest {
     /// If its parent's guest made it: an id of those that share these limits. The family's clones on one host share that host's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub household: Option<String>,
+    /// In how many seconds the clone is to be removed; hosts' clocks may differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_s: Option<u64>,
 }
 
 /// Answer of `GET /v1/clones/room`.
@@ -178,6 +188,9 @@ pub struct CloneInfo {
     /// Milliseconds from the request until its CPUs executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running_ms: Option<f64>,
+    /// When it is removed, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
 }
 
 /// The result of a fork.
@@ -231,6 +244,15 @@ pub struct Family {
     /// The reason for its state, where it isn't obvious.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
+    /// Its address in its family's network, with the network's prefix length; absent if it is in none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The ports of its host that lead to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwards: Vec<PortForward>,
+    /// When it is removed with its disks, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
     /// Its clones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(no_recursion)]
@@ -291,4 +313,7 @@ pub struct Cloned {
     /// Whether its guest has taken its own identity.
     #[serde(default)]
     pub identity: Identity,
+    /// When it is removed with its disks, Unix time in seconds; absent if never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
 }

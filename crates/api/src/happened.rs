@@ -68,6 +68,12 @@ pub enum Happened {
     /// An idle machine could not be parked.
     #[serde(rename = "machine.not-parked")]
     MachineNotParked,
+    /// The time to live of a clone was over, and it was removed.
+    #[serde(rename = "machine.expired")]
+    MachineExpired,
+    /// A machine went back to an image that was captured from it; the detail names that. It is woken next.
+    #[serde(rename = "machine.rolled-back")]
+    MachineRolledBack,
     /// A parked machine goes on.
     #[serde(rename = "machine.woken")]
     MachineWoken,

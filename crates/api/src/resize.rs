@@ -82,3 +82,17 @@ pub struct AttachedDisk {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_use: Option<bool>,
 }
+
+/// Answer of `POST /v1/machines/{name}/trim`: what a guest has told its disks that it does not use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct TrimReport {
+    /// How many bytes its file systems have told of; the disks may have known of some.
+    pub bytes: u64,
+    /// How many bytes less its disks take on the host now.
+    pub freed_bytes: u64,
+    /// How many file systems have told.
+    pub places: u32,
+    /// Those that did not although they can, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
+}

@@ -16,6 +16,19 @@ pub struct EventsQuery {
     pub once: bool,
 }
 
+/// Query of `GET /v1/doctor`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DoctorQuery {
+    /// Says which states a QEMU of this version, such as `10.0`, could not load, instead of the one that is there.
+    #[serde(default)]
+    pub qemu: Option<String>,
+}
+
+/// The name of the check that says which states the host's QEMU can load.
+pub const STATES_CHECK: &str = "states";
+
 /// Query of `POST /v1/machines/{name}/park`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -69,6 +82,20 @@ pub struct RestartRequest {
     #[serde(default)]
     pub stop: StopRequest,
     /// How it is started after that.
+    #[serde(default)]
+    pub start: StartRequest,
+}
+
+/// Body of `POST /v1/machines/{name}/rollback`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackRequest {
+    /// An image of this node that was captured from the machine.
+    pub image: String,
+    /// Has the machine, which must run, captured under this name before it goes back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<String>,
+    /// How it goes on there.
     #[serde(default)]
     pub start: StartRequest,
 }

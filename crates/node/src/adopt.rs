@@ -17,7 +17,7 @@ use crate::{
         lifecycle::{Event, Gone, Task},
         record::{Record, Wanted},
     },
-    machines::{self, Kin, Machines, launch::CONSOLE_LOG},
+    machines::{self, Kin, Machines, is_a_guests},
     park::Parks,
 };
 use floe_api::{Happened, paths::Home};
@@ -403,10 +403,23 @@ impl Adoption {
             machines::end_vm(&dir.join(machines::VM_DIR));
             aside::remove_or_set_aside(self.core.home.root(), &dir, is_a_guests);
         }
+        for entry in self.inventory.all() {
+            self.end_former(&entry);
+        }
         self.machines.resources.remove_old_groups();
         if !alone {
             self.inventory.users.release_left();
         }
+    }
+
+    /// Ends what a machine was in the directory of its record, if its files are elsewhere: a node was killed while it went back to an
+    /// image.
+    fn end_former(&self, entry: &Entry) {
+        if self.core.home.root().join(entry.record().place) == entry.dir {
+            return;
+        }
+        machines::end_vm(&entry.dir.join(machines::VM_DIR));
+        self.machines.clear_former(entry, &entry.dir, true);
     }
 }
 
@@ -435,12 +448,6 @@ fn why_lost(rests_on: Unstored, entry: &Entry) -> Option<NodeError> {
         Unstored::Lost => Some(failed(LOST, format!("floe kill {} ends it", entry.name))),
         Unstored::Unread => Some(failed(UNREAD, "restart the node: it tries again then")),
     }
-}
-
-/// Whether a file of a machine's directory may hold what a guest wrote: the data of its disks' layers, and its console.
-fn is_a_guests(path: &Path, meta: &std::fs::Metadata) -> bool {
-    let is_layer = path.extension().is_some_and(|kind| kind == "data");
-    (is_layer || path.ends_with(CONSOLE_LOG)) && aside::has_data(meta)
 }
 
 /// A machine's directory, and its record or why that can't be read.

@@ -1,16 +1,33 @@
-//! What the node itself can check: the host ([`crate::host`]) and its own mount.
+//! What the node itself can check: the host ([`crate::host`]), its own mount, and whether the host's QEMU loads the states that are here.
 
-use crate::Node;
+mod states;
+
+use crate::{
+    Node,
+    caller::Caller,
+    error::{NodeError, usage},
+};
 use floe_api::{Check, CheckStatus, DoctorReport, SchedActing};
 
-/// Checks the host, and what only the node can see.
-pub fn examine(node: &Node) -> DoctorReport {
+/// Checks the host, and what only the node can see. With `qemu`, the version of a QEMU, states are held against that one.
+pub(crate) fn examine(
+    node: &Node,
+    caller: &Caller,
+    qemu: Option<&str>,
+) -> Result<DoctorReport, NodeError> {
+    if let Some(version) = qemu.filter(|version| !states::is_version(version)) {
+        return Err(usage(
+            format!("{version:?} is no version of QEMU"),
+            "write it as qemu-system-x86_64 --version does, such as 10.0 or 7.2.22",
+        ));
+    }
     let mut report = crate::host::report(&node.core.home);
     report.checks.push(mount(node));
     report.checks.push(promises(node));
     report.checks.push(groups(node));
     report.checks.extend(vcpus(node));
-    report
+    report.checks.push(states::check(node, caller, qemu));
+    Ok(report)
 }
 
 fn groups(node: &Node) -> Check {

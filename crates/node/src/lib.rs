@@ -80,6 +80,7 @@ mod shrink;
 mod swarm;
 mod traces;
 pub mod transfer;
+mod trim;
 mod vcpus;
 mod views;
 mod web;
@@ -132,6 +133,8 @@ pub struct Node {
     pub(crate) shrinks: Arc<shrink::Shrinks>,
     /// Brings machines to other sizes.
     pub(crate) resizes: Arc<resize::Resizes>,
+    /// Has guests give back what they do not use of their disks.
+    pub(crate) trims: Arc<trim::Trims>,
     /// Makes machines independent of where their images came from.
     pub(crate) independence: Arc<independence::Independence>,
     pub(crate) runs: Arc<run::Runs>,

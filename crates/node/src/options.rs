@@ -58,6 +58,8 @@ pub struct NodeOptions {
     pub guest_placement: Option<String>,
     /// The hub in the same process, if there is one; the node's user is its user.
     pub own_hub: Option<OwnHub>,
+    /// Whether guests are asked now and then to give back what they do not use of their disks.
+    pub trim: bool,
     /// Whether traces of what machines touch are kept, and sent to the hub that their image came from.
     pub traces: bool,
     /// How this node takes part in swarms.
@@ -199,6 +201,7 @@ impl NodeOptions {
             standby: StandbyOptions::default(),
             emulator_cache_mib: EMULATOR_CACHE_MIB_DEFAULT,
             web: None,
+            trim: true,
             traces: true,
             swarm: SwarmOptions::default(),
             guest_clones: GUEST_CLONES_DEFAULT,

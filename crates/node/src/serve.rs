@@ -30,6 +30,7 @@ use crate::{
     shrink::Shrinks,
     swarm::{Active, Swarms},
     traces::Traces,
+    trim::Trims,
     vcpus::Vcpus,
     views::Views,
     web,
@@ -338,6 +339,7 @@ fn services(
         agents: agents.clone(),
         machines: machines.clone(),
     });
+    let trims = Trims::new(core.clone(), inventory.clone(), agents.clone());
     let independence = Independence::new(
         core.clone(),
         images.clone(),
@@ -430,6 +432,7 @@ fn services(
         machines,
         shrinks,
         resizes,
+        trims,
         independence,
         runs,
         captures,
@@ -468,6 +471,7 @@ fn begin(
     node.vcpus.start_looking_after()?;
     node.parks.start_looking_after()?;
     node.shrinks.start_giving_back()?;
+    node.trims.start_looking_after()?;
     node.forks.start_watching_parents()?;
     node.forks.start_watching_hosts()?;
     node.forks.start_ending_owed()?;

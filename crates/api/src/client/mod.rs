@@ -139,6 +139,10 @@ impl Client {
     pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
         self.get("/v1/doctor")
     }
+    /// Does the same for a QEMU of this version, such as `10.0`, in place of the one that is there.
+    pub fn doctor_for_qemu(&self, version: &str) -> Result<DoctorReport, ClientError> {
+        self.get(&format!("/v1/doctor?qemu={version}"))
+    }
     /// Ends the node.
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
@@ -213,9 +217,17 @@ impl Client {
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/wake"), request)
     }
+    /// Has a machine go back to an image that was captured from it, and go on there.
+    pub fn rollback(&self, name: &str, request: &RollbackRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/rollback"), request)
+    }
     /// Starts a stopped machine again.
     pub fn start(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/start"), request)
+    }
+    /// Has a machine's guest tell its disks what it does not use, so that the host gets it back.
+    pub fn trim(&self, name: &str) -> Result<TrimReport, ClientError> {
+        self.post(&machine_path(name, "/trim"), &())
     }
     /// Returns a machine's disks.
     pub fn disks(&self, name: &str) -> Result<DiskList, ClientError> {

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::output::{bytes, short, table};
 use super::{Context, args};
-use floe_api::{DiskInfo, DiskList, DiskModel, ResizeRequest};
+use floe_api::{DiskInfo, DiskList, DiskModel, ResizeRequest, TrimReport};
 
 /// Give a machine another name
 #[derive(Debug, Args)]
@@ -59,6 +59,17 @@ first. A later capture has the new size too. A disk is never made smaller: what 
         #[arg(value_parser = args::size)]
         size: u64,
     },
+    /// Have a machine's guest give back what it does not use of its disks
+    #[command(after_help = "\
+Example: after much was deleted in it
+  floe disk trim web
+
+Needs floe's agent in the guest. The node asks the guests of machines that run once a day by itself, when they are quiet; floe node
+--no-trim switches that off.")]
+    Trim {
+        /// The machine
+        machine: String,
+    },
 }
 
 impl DiskCommand {
@@ -66,6 +77,9 @@ impl DiskCommand {
         let client = cx.client()?;
         match self {
             DiskCommand::Ls { machine } => cx.out.value(&client.disks(&machine)?, disks),
+            DiskCommand::Trim { machine } => cx
+                .out
+                .value(&client.trim(&machine)?, |done| trimmed(&machine, done)),
             DiskCommand::Resize {
                 machine,
                 disk,
@@ -79,6 +93,21 @@ impl DiskCommand {
             }
         }
     }
+}
+
+fn trimmed(machine: &str, done: &TrimReport) -> String {
+    let mut text = match done.places {
+        0 => format!("no file system in {machine} can tell its disk what it does not use\n"),
+        _ => format!(
+            "{machine} takes {} less on this host: its guest told of {} that it does not use\n",
+            bytes(done.freed_bytes),
+            bytes(done.bytes)
+        ),
+    };
+    for refused in &done.refused {
+        text += &format!("  not done: {refused}\n");
+    }
+    text
 }
 
 /// Says what is left to do in the guest of a disk that has become larger.

@@ -93,6 +93,9 @@ struct NodeArgs {
     /// the kernel places them (off). It compares by itself, and stops where that does not help; floe sched status shows it
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     cpu_sched: CpuSched,
+    /// Don't ask guests once a day to give back what they do not use of their disks; floe disk trim does
+    #[arg(long)]
+    no_trim: bool,
     /// Keep and send no traces of what machines touch
     #[arg(long)]
     no_traces: bool,
@@ -152,6 +155,7 @@ impl NodeArgs {
         options.socket = cx.socket.clone();
         options.socket_group = self.socket_group;
         options.traces = !self.no_traces;
+        options.trim = !self.no_trim;
         options.swarm = self.swarm.options();
         options.io = match self.io {
             IoOrder::Vsip => floe_api::IoOrder::Vsip,

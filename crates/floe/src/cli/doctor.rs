@@ -8,8 +8,8 @@ use super::Context;
 use super::error::CliError;
 use super::output::table;
 use crate::debian::BuildError;
-use floe_api::client::Client;
-use floe_api::{Check, CheckStatus, DoctorReport};
+use floe_api::client::{Client, ClientError};
+use floe_api::{Check, CheckStatus, DoctorReport, ErrorCode, STATES_CHECK};
 
 /// Tell what is missing on this host, and which package has it
 #[derive(Debug, Args)]
@@ -17,14 +17,43 @@ use floe_api::{Check, CheckStatus, DoctorReport};
 Example:
   floe doctor
   floe doctor --json | jq '.checks[] | select(.status != \"ok\")'
+Example: before an update of QEMU to 10.0 (apt-cache policy qemu-system-x86 says which it would be)
+  floe doctor --qemu 10.0
 
-Exit code 1 if something cannot work; warnings leave it 0.")]
-pub struct Doctor {}
+A running state, that of an image, a parked machine or a substrate, goes on only under the QEMU series that made it, such as 7.2. With
+--qemu the node is asked which of its states one of that version could not load. Exit code 1 if something cannot work, or if there are such
+states; warnings leave it 0.")]
+pub struct Doctor {
+    /// Also name the states here that a QEMU of this version could not load
+    #[arg(long, value_name = "VERSION", value_parser = qemu_version)]
+    qemu: Option<String>,
+}
+
+/// Takes what `qemu-system-x86_64 --version` prints as its version, or the first two numbers of that.
+fn qemu_version(text: &str) -> Result<String, String> {
+    let number = |part: &str| part.parse::<u16>().is_ok();
+    match (2..=3).contains(&text.split('.').count()) && text.split('.').all(number) {
+        true => Ok(text.to_owned()),
+        false => Err("write a version of QEMU, such as 10.0".into()),
+    }
+}
 
 impl Doctor {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let mut report = floe_node::host::report(&cx.home);
         report.checks.extend([image_build(), node(cx)]);
+        match states(cx, self.qemu.as_deref()) {
+            Ok(None) if self.qemu.is_some() => {
+                return Err(CliError::new(
+                    ErrorCode::Failed,
+                    "the node is of an earlier floe, which does not know which states a QEMU can load",
+                    "restart it with this floe, and ask again",
+                ));
+            }
+            Ok(check) => report.checks.extend(check),
+            Err(error) if self.qemu.is_some() => return Err(error.into()),
+            Err(_) => {} // that no node answers was said just now
+        }
         cx.out.value(&report, describe)?;
         let failed = report.checks.iter().any(|c| c.status == CheckStatus::Fail);
         Ok(if failed {
@@ -85,6 +114,17 @@ fn node(cx: &Context) -> Check {
             }
         }
     }
+}
+
+/// Asks the node which states the QEMU that is there, or one of this version, can load. A node of an earlier floe does not say.
+fn states(cx: &Context, qemu: Option<&str>) -> Result<Option<Check>, ClientError> {
+    let client = Client::connect(&cx.socket)?;
+    let report = match qemu {
+        None => client.doctor()?,
+        Some(version) => client.doctor_for_qemu(version)?,
+    };
+    let mut checks = report.checks.into_iter();
+    Ok(checks.find(|check| check.name == STATES_CHECK))
 }
 
 fn describe(report: &DoctorReport) -> String {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::Args;
 
 use super::error::CliError;
-use super::output::{bytes, table};
+use super::output::{bytes, table, until};
 use super::power::Turns;
-use super::{Context, progress, ps};
+use super::{Context, args, progress, ps};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
 
@@ -25,6 +25,8 @@ Example: on nodes that Slurm allocates, given back when the clones have ended
   floe fork web -n 8 --placement slurm
 Example: until all of them have switched themselves off
   floe fork web -n 8 --wait
+Example: for ten minutes; then they are removed, whatever they do
+  floe fork web -n 8 --ttl 10m
 Example: look at them, and end them
   floe family web
   floe kill --all web
@@ -73,6 +75,9 @@ pub struct Fork {
     #[arg(long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
     hooks: Option<u32>,
+    /// Remove each clone with its disks after this time, such as 10m, whatever it does then
+    #[arg(long, value_parser = args::time_s, value_name = "TIME")]
+    ttl: Option<u64>,
     /// Stay until every clone has ended: its guest switched itself off, or it was stopped or killed
     #[arg(long)]
     wait: bool,
@@ -90,6 +95,7 @@ impl Fork {
             placement: self.placement,
             overcommit: self.overcommit,
             hooks_s: self.hooks,
+            ttl_s: self.ttl,
         };
         let client = cx.client()?;
         let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
@@ -180,6 +186,9 @@ fn told(fork: &floe_api::ForkReport, outcome: &floe_api::Outcome) -> String {
         text += &format!("; multicast {}", multicast.group);
     }
     text += "\n";
+    if let Some(ends) = fork.clones.iter().find_map(|clone| clone.ends_unix_s) {
+        text += &format!("they are removed in {}\n", until(ends));
+    }
     if let Some(ticket) = &fork.ticket {
         text += &format!("on {ticket}, until the clones have ended\n");
     }
@@ -326,6 +335,7 @@ mod tests {
             detail: String::new(),
             address: None,
             running_ms: (state == CloneState::Running).then_some(41.6),
+            ends_unix_s: None,
         }
     }
 

@@ -44,6 +44,7 @@ mod progress;
 mod prune;
 mod ps;
 mod resize;
+mod rollback;
 mod sched;
 mod session;
 mod ssh;
@@ -139,6 +140,7 @@ enum Command {
     Stop(power::Stop),
     Start(machines::Start),
     Restart(power::Restart),
+    Rollback(rollback::Rollback),
     Wait(watching::Wait),
     Rename(change::Rename),
     Resize(resize::Resize),
@@ -288,6 +290,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Stop(c) => return c.run(cx),
         Command::Start(c) => c.run(cx)?,
         Command::Restart(c) => return c.run(cx),
+        Command::Rollback(c) => c.run(cx)?,
         Command::Wait(c) => return c.run(cx),
         Command::Rename(c) => c.run(cx)?,
         Command::Resize(c) => c.run(cx)?,

@@ -107,9 +107,17 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
 
 /// Returns how long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.
 pub fn age(created_unix_s: u64) -> String {
+    span(now_unix_s().saturating_sub(created_unix_s))
+}
+
+/// Returns how long it is until a Unix time, in the same words.
+pub fn until(unix_s: u64) -> String {
+    span(unix_s.saturating_sub(now_unix_s()))
+}
+
+fn now_unix_s() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now = now.map(|d| d.as_secs()).unwrap_or(0);
-    span(now.saturating_sub(created_unix_s))
+    now.map(|d| d.as_secs()).unwrap_or(0)
 }
 
 fn span(s: u64) -> String {

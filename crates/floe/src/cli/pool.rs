@@ -573,6 +573,7 @@ mod tests {
                 detail: "https://b: no answer".into(),
                 address: None,
                 running_ms: None,
+                ends_unix_s: None,
             }],
         };
         let text = told(&report);

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::Context;
 use super::error::CliError;
-use super::output::{age, bytes, fields, short, table};
+use super::output::{age, bytes, fields, short, table, until};
 use floe_api::PortForward;
 
 pub(super) fn arrow(f: &PortForward) -> String {
@@ -63,9 +63,12 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             bytes(m.memory_bytes),
             age(m.created_unix_s),
             ports.join(" "),
-            super::ensembles::in_detail(
-                super::independent::in_detail(&m.detail, m.independence.as_ref()),
-                m.ensemble.as_ref(),
+            ends_in_detail(
+                super::ensembles::in_detail(
+                    super::independent::in_detail(&m.detail, m.independence.as_ref()),
+                    m.ensemble.as_ref(),
+                ),
+                m.cloned.as_ref(),
             ),
         ]
     };
@@ -195,5 +198,21 @@ fn cloned(cloned: &floe_api::Cloned) -> String {
         floe_api::Identity::Pending => ", without network until its identity is in place",
         floe_api::Identity::Foreign | floe_api::Identity::Placed => "",
     };
-    format!("{} of {}{needs}{identity}", cloned.number, cloned.parent)
+    let ends = match cloned.ends_unix_s {
+        None => String::new(),
+        Some(ends) => format!(", removed in {}", until(ends)),
+    };
+    format!(
+        "{} of {}{needs}{identity}{ends}",
+        cloned.number, cloned.parent
+    )
+}
+
+/// Adds to a machine's detail when it is removed, if it is a clone that is.
+fn ends_in_detail(detail: String, cloned: Option<&floe_api::Cloned>) -> String {
+    match cloned.and_then(|cloned| cloned.ends_unix_s) {
+        None => detail,
+        Some(ends) if detail.is_empty() => format!("removed in {}", until(ends)),
+        Some(ends) => format!("{detail}; removed in {}", until(ends)),
+    }
 }

@@ -13,6 +13,7 @@ mod hosts;
 mod memory;
 mod settle;
 mod traffic;
+mod trim;
 
 pub use account::Account;
 pub use cpus::Cpus;
@@ -24,6 +25,7 @@ pub use hosts::{HOSTS_NAMES_MAX, Hosts};
 pub use memory::Memory;
 pub use settle::Settled;
 pub use traffic::Traffic;
+pub use trim::Trimmed;
 
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -61,6 +63,8 @@ pub mod names {
     pub const FORGET: &str = "forget";
     /// Tells the machine the names of others, each an argument `NAME=ADDRESS`. Answers with [`Hosts`](super::Hosts).
     pub const HOSTS: &str = "hosts";
+    /// Has file systems tell their disks what they do not use. Answers with [`Trimmed`](super::Trimmed).
+    pub const TRIM: &str = "trim";
 }
 
 /// Something that the guest's kernel would not do.
@@ -93,6 +97,7 @@ pub fn run(arguments: &[String]) -> Result<String, (u8, String)> {
         }
         [names::DISK, serial] => line(disk::look(Path::new("/"), serial)),
         [names::FORGET] => line(forget::this_machine()),
+        [names::TRIM] => line(trim::trim(Path::new("/"))),
         [names::HOSTS, ref given @ ..] => line(hosts::write(Path::new("/"), given)),
         _ => Err((
             UNKNOWN,

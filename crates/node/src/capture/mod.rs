@@ -163,6 +163,7 @@ impl Captures {
             captured.config.labels.remove(label);
         }
         operation.label_guest(&mut captured.config);
+        operation.label_machine(&mut captured.config);
         captured.config.labels.extend(taking.labels.clone());
         let published = self.store(operation, &captured, thumb.as_deref(), report);
         // if storing fails, the frozen layers stay and the machine goes on over them

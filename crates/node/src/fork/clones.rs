@@ -10,7 +10,7 @@ use crate::{
     caller::FromMember,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
-    fork::Forks,
+    fork::{Forks, check_ttl},
     images::{FORK_LABEL, sources::Found},
     inventory::{
         AGENT_LABEL, Operation,
@@ -78,6 +78,7 @@ impl Forks {
         let parent = instant.parent.as_ref();
         let family = Family {
             by: parent.and_then(|parent| parent.entry.record().ordered_by()),
+            ends_unix_s: start.ends_unix_s,
             ..Forks::family_of(record, clone, instant.layer.is_none())
         };
         let network = start.network_of(clone);
@@ -182,6 +183,7 @@ impl Forks {
     ) -> Result<MachineInfo, NodeError> {
         self.core.check_passable()?;
         self.machines.resources.check_limits(&request.limits)?;
+        check_ttl(request.ttl_s)?;
         let image = request.image.parse::<Hash>();
         let image = image.map_err(|error| usage(error.to_string(), "name an image by its id"))?;
         let mut origin = Origin {
@@ -202,6 +204,7 @@ impl Forks {
             settled: false,
             identity: Identity::default(),
             by: by.map(|member| member.address),
+            ends_unix_s: request.ttl_s.map(|s| unix_now().saturating_add(s)),
         };
         if let Ok(name) = request.name.parse() {
             self.inventory.check_free(&name)?;

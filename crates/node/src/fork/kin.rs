@@ -59,7 +59,10 @@ impl Forks {
             let info = self.machines.info_of(&entry);
             member.status = Some(info.status);
             member.detail = info.detail;
+            member.address = info.network.map(|network| network.address);
+            member.forwards = info.forwards;
             if let Some(cloned) = info.cloned {
+                member.ends_unix_s = cloned.ends_unix_s;
                 member.settled = cloned.settled;
                 member.fork = Some(cloned.fork);
                 member.number = Some(cloned.number);

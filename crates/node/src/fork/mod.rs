@@ -61,8 +61,8 @@ use crate::{
 };
 use decide::{Fork, State};
 use floe_api::{
-    CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, ForkReport, ForkRequest,
-    Happened, InEnsemble, Limits, NetworkRequest, Outcome, PortForward,
+    CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, FORK_TTL_S_MAX, ForkReport,
+    ForkRequest, Happened, InEnsemble, Limits, NetworkRequest, Outcome, PortForward,
 };
 use floe_image::Hash;
 use floe_store::StoreError;
@@ -338,6 +338,7 @@ impl Forks {
                 format!("ask for 1 to {CLONES_MAX}"),
             ));
         }
+        check_ttl(request.ttl_s)?;
         self.core.check_passable()?;
         let (names, hosts): (Vec<String>, Vec<Host>) = self.hosts(request)?.into_iter().unzip();
         if hosts.iter().any(Host::is_in_clear_text) {
@@ -493,11 +494,13 @@ impl Forks {
             true => self.places(asked, record).inspect_err(left)?,
             false => asked.planned.iter().map(|one| one.place.clone()).collect(),
         };
+        let made = record.created_unix_s;
         let start = Start {
             instant: asked.instant,
             record,
             hosts,
             settle: request.settle,
+            ends_unix_s: request.ttl_s.map(|s| made.saturating_add(s)),
             places: &places,
             planned: asked.planned,
             loaded: &Mutex::default(),
@@ -549,5 +552,16 @@ impl Forks {
             Ok(bytes) => tracing::info!(image = id.short(), bytes, "a fork's image is gone"),
             Err(error) => tracing::warn!(image = id.short(), %error, "a fork's image stays"),
         }
+    }
+}
+
+/// Refuses a time to live that can't be meant.
+fn check_ttl(ttl_s: Option<u64>) -> Result<(), NodeError> {
+    match ttl_s {
+        Some(s) if s == 0 || s > FORK_TTL_S_MAX => Err(usage(
+            format!("a time to live of {s} s"),
+            format!("clones live for 1 to {FORK_TTL_S_MAX} s, or for ever if none is given"),
+        )),
+        _ => Ok(()),
     }
 }

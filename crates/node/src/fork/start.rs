@@ -13,6 +13,7 @@ use crate::{
     network::Networks,
     report::Report,
     resources::ForClones,
+    unix_now,
 };
 use floe_api::{CloneInfo, CloneRequest, CloneState, Identity, Limits};
 use floe_machine::Continuing;
@@ -42,6 +43,8 @@ pub(super) struct Start<'a> {
     pub planned: &'a [Planned],
     /// The clones of this host that are loaded and stand still.
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
+    /// When the clones are removed, Unix time in seconds.
+    pub ends_unix_s: Option<u64>,
     /// This host's resources that are reserved for the clones.
     pub room: &'a ForClones,
     /// If a guest asked for the fork: what each clone on another host takes along of its limits, or why it can't.
@@ -95,6 +98,9 @@ impl Start<'_> {
                 None => self.limits(),
             },
             household: self.record.household.clone(),
+            ttl_s: self
+                .ends_unix_s
+                .map(|ends| ends.saturating_sub(unix_now()).max(1)),
         }
     }
 
@@ -216,6 +222,7 @@ impl Forks {
             settled,
             identity: Identity::default(),
             by: None,
+            ends_unix_s: None,
         }
     }
 }
@@ -263,5 +270,6 @@ fn info(
             .filter(|_| state == CloneState::Running)
             .map(|place| Networks::address(&place)),
         running_ms: times.get(&number).copied(),
+        ends_unix_s: start.ends_unix_s.filter(|_| state == CloneState::Running),
     }
 }

@@ -7,12 +7,14 @@ use super::{
 };
 use crate::error::{NodeError, refused};
 use floe_api::Identity;
-use floe_image::MachineConfig;
+use floe_image::{Hash, MachineConfig};
 use floe_threads::Waited;
 use std::time::{Duration, Instant};
 
 /// Label of an image whose guest had an agent at its capture: clones of it wait for their identity.
 pub(crate) const AGENT_LABEL: &str = "floe.agent";
+/// Label of a captured image: which machine it was captured from. It tells that machine's node and nobody else, not even its name.
+const MACHINE_LABEL: &str = "floe.machine";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
@@ -116,6 +118,23 @@ impl Entry {
         let trouble = trouble.map(|(lasts, why)| (lasts.as_secs(), why.to_string()));
         let waits = restored && (self.waits() > before || fetcher.stats().waiting > 0);
         fetches(&from, trouble, waits)
+    }
+
+    /// Sets the label that says that an image is captured from this machine.
+    pub fn label_machine(&self, config: &mut MachineConfig) {
+        config.labels.insert(MACHINE_LABEL.into(), self.mark());
+    }
+
+    /// Whether that label says so of an image.
+    pub fn is_captured_in(&self, config: &MachineConfig) -> bool {
+        config.labels.get(MACHINE_LABEL) == Some(&self.mark())
+    }
+
+    /// What no other machine has had or will have, and this one keeps whatever it is called and wherever its files are.
+    fn mark(&self) -> String {
+        let place = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        let created = self.state().record.created_unix_s;
+        Hash::of(format!("{place} {created}").as_bytes()).short()
     }
 
     /// Notes that an agent in its guest has answered. Returns whether that is new for its QEMU.
@@ -257,6 +276,21 @@ fn is_late(since: Option<Instant>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inventory::tests::{inventory, reserve};
+
+    #[test]
+    fn an_image_says_which_machine_it_was_captured_from_and_names_nobody() {
+        let machines = inventory();
+        let web = reserve(&machines, Some("web")).unwrap();
+        let other = reserve(&machines, Some("other")).unwrap();
+        let mut config = MachineConfig::default();
+        assert!(!web.is_captured_in(&config));
+        web.label_machine(&mut config);
+        assert!(web.is_captured_in(&config) && !other.is_captured_in(&config));
+        assert!(!config.labels.values().any(|said| said.contains("web")));
+        other.label_machine(&mut config);
+        assert!(other.is_captured_in(&config) && !web.is_captured_in(&config));
+    }
 
     #[test]
     fn two_machines_of_an_image_that_forgets_are_nobody_else() {

@@ -250,6 +250,16 @@ pub struct Family {
     /// The address of the cluster's member that ordered it, or the clone here that it is one of; `None` if a user of this node did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<SocketAddr>,
+    /// When it is removed with its disks, Unix time in seconds; `None` is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_unix_s: Option<u64>,
+}
+
+impl Family {
+    /// Whether the clone's time is over at this Unix time in seconds.
+    pub fn is_over(&self, now_unix_s: u64) -> bool {
+        self.ends_unix_s.is_some_and(|ends| now_unix_s >= ends)
+    }
 }
 
 fn is_none_yet(number: &usize) -> bool {
@@ -434,6 +444,26 @@ impl Record {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn a_clones_time_is_over_at_its_end_and_never_without_one() {
+        let mut family = Family {
+            fork: "00ff".into(),
+            parent: "web".into(),
+            number: 1,
+            settled: true,
+            identity: Identity::Placed,
+            by: None,
+            ends_unix_s: None,
+        };
+        assert!(!family.is_over(u64::MAX));
+        let earlier = serde_json::to_string(&family).unwrap();
+        assert!(!earlier.contains("ends"), "{earlier}");
+        family.ends_unix_s = Some(600);
+        let read: Family = serde_json::from_slice(&serde_json::to_vec(&family).unwrap()).unwrap();
+        let over = [0, 599, 600, u64::MAX].map(|now| read.is_over(now));
+        assert_eq!(over, [false, false, true, true]);
+    }
 
     pub fn record() -> Record {
         Record {

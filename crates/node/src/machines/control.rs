@@ -242,6 +242,7 @@ impl Machines {
                 number: family.number,
                 settled: family.settled,
                 identity: family.identity,
+                ends_unix_s: family.ends_unix_s,
             }),
             paused_for,
             switched_off: matches!(life.gone(), Some(Gone::SwitchedOff(_))),

@@ -30,6 +30,10 @@ use std::{
 const DISK_BLOCK: u64 = floe_image::CHUNK_SIZE as u64;
 /// The directory of a machine's QEMU, within the machine's.
 pub(crate) const VM_DIR: &str = "vm";
+/// The directory of its disks' layers, there too,
+pub(crate) const DISKS_DIR: &str = "disks";
+/// and that of the kernel that it boots.
+pub(crate) const BOOT_DIR: &str = "boot";
 /// QEMU's own directory within the machine's, as `floe-machine` names it.
 pub(crate) const RUN_DIR: &str = "run";
 /// The file with the guest's latest console output.
@@ -57,7 +61,7 @@ impl Machines {
 
     /// Returns a machine's directory for its disks' layers.
     pub(crate) fn disk_dir(&self, record: &Record) -> PathBuf {
-        self.core.home.root().join(&record.place).join("disks")
+        self.core.home.root().join(&record.place).join(DISKS_DIR)
     }
 
     /// Returns the directory with the guest's console output.
@@ -146,11 +150,15 @@ impl Machines {
 
     /// Takes a machine off the mount; after that its disks' content is durable.
     pub(crate) fn detach(&self, entry: &Entry) -> Result<(), NodeError> {
-        let (record, attached) = (entry.record(), entry.is_detached());
-        self.screens
-            .close(&self.vm_dir(&record).join(SCREEN_SOCKET));
+        self.detach_as(entry, &entry.record())
+    }
+
+    /// Does the same for a machine whose record said this when it was put onto the mount.
+    pub(crate) fn detach_as(&self, entry: &Entry, record: &Record) -> Result<(), NodeError> {
+        let attached = entry.is_detached();
+        self.screens.close(&self.vm_dir(record).join(SCREEN_SOCKET));
         self.networks.close_inbound(&record.name, None);
-        self.resources.ended(&record);
+        self.resources.ended(record);
         match attached {
             true => self
                 .images
@@ -216,7 +224,7 @@ impl Machines {
     /// Copies kernel and initial ramdisk to where the machine's own user can read them. Only the node can read the image's
     /// files on the mount, since one machine's user must not read another's image. QEMU reads both files whole anyway.
     fn boot_files(&self, record: &Record, image: &ImageHandle) -> Result<Option<Boot>, NodeError> {
-        let dir = self.core.home.root().join(&record.place).join("boot");
+        let dir = self.core.home.root().join(&record.place).join(BOOT_DIR);
         let copy = |region: &str| -> Result<Option<PathBuf>, NodeError> {
             let Some(from) = image.region_path(region) else {
                 return Ok(None);

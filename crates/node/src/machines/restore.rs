@@ -4,7 +4,10 @@
 use crate::{
     error::{NodeError, failed},
     images::sources::{Found, Loads},
-    inventory::{AGENT_LABEL, Entry, HeldPort, Operation, is_pending, lifecycle::Event},
+    inventory::{
+        AGENT_LABEL, Entry, HeldPort, Operation, is_pending,
+        lifecycle::{Event, Phase},
+    },
     machines::{Machines, launch::machine_forward},
     report::Report,
     traces::{
@@ -15,8 +18,10 @@ use crate::{
     unix_now,
 };
 use floe_api::Happened;
-use floe_image::{CHUNK_SIZE, is_zero};
-use floe_machine::{ClockSync, Continuing, Snapshot, Stage, Standby};
+use floe_image::{CHUNK_SIZE, MachineConfig, is_zero};
+use floe_machine::{
+    CPU_MODEL_DEFAULT, ClockSync, Continuing, Host, MachineError, Snapshot, Stage, Standby,
+};
 use floe_mount::{ImageHandle, MachineHandle};
 use std::{
     collections::HashMap,
@@ -103,7 +108,7 @@ impl Machines {
         // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, has no
         // limits, and is in a household of its own
         let record = entry.record();
-        let was_parked = record.own_layers > 0;
+        let was_parked = entry.life().phase() == Phase::Waking;
         let waiting = match record.network {
             None if !was_parked
                 && record.host_access.is_none()
@@ -158,6 +163,31 @@ impl Machines {
         let standby = Standby::prepare(spec, &snapshot)?;
         tell_stages(standby.stages(), began, report);
         Ok(Loaded::of(found, standby, forwards, false))
+    }
+
+    /// Returns an error unless this host's QEMU, or one of this version in its place, can load a state that was captured with this
+    /// configuration.
+    pub(crate) fn check_loads(
+        &self,
+        config: &MachineConfig,
+        qemu: Option<&str>,
+    ) -> Result<(), NodeError> {
+        let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
+        let mut host = Host::clone(&self.host(model)?);
+        if let Some(version) = qemu {
+            host.qemu_version = version.to_owned();
+        }
+        Ok(host.check_restore(config).map_err(MachineError::from)?)
+    }
+
+    /// Returns the version of this host's QEMU.
+    pub(crate) fn qemu_version(&self) -> Result<String, NodeError> {
+        Ok(self.host(CPU_MODEL_DEFAULT)?.qemu_version.clone())
+    }
+
+    fn host(&self, model: &str) -> Result<Arc<Host>, NodeError> {
+        let programs = &self.core.options.programs;
+        Ok(Host::probe(programs, &self.core.accel, model)?)
     }
 
     /// Starts the streaming of an image to a machine that is on the mount now.

@@ -6,23 +6,19 @@
 
 use crate::{
     STANDBY_BYTES, StandbyOptions,
-    error::{NodeError, at},
+    error::NodeError,
     images::sources::Found,
     inventory::{
         For, Place,
         record::{Household, RECORD_VERSION, Record, Wanted},
     },
-    machines::{
-        Machines,
-        launch::{Attached, make_machine_dir},
-    },
+    machines::{Machines, NewPlace, launch::Attached},
     resources::Ahead,
     unix_now,
 };
 use floe_image::Hash;
 use floe_machine::{Machine, Standby};
 use floe_mount::MachineHandle;
-use floe_store::private;
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
@@ -91,6 +87,11 @@ impl Pool {
     /// Returns how many wait.
     pub fn len(&self) -> usize {
         self.inner.lock().waiting.len()
+    }
+
+    /// Returns a number that no directory of this node has.
+    pub fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Whether one waits or is being prepared for this image.
@@ -230,19 +231,16 @@ impl Machines {
         &self,
         household: Household,
     ) -> Result<(Place, PathBuf), NodeError> {
-        let number = self.standby.next.fetch_add(1, Ordering::Relaxed);
-        // differs from all machines' names, and from those of machines that waited under an earlier node
-        let unique = format!("{number}-{:08x}", rand::random::<u32>());
-        let root = self.core.home.root();
-        let (above, dir) = (root.join(DIR), root.join(DIR).join(&unique));
-        private::make_dirs(&above).map_err(at(format!("cannot make {}", above.display())))?;
-        // only what did not exist before is removed when it is cleared
-        make_machine_dir(&dir)?;
+        let NewPlace {
+            dir,
+            directory,
+            mount_name,
+        } = self.new_place()?;
         let uid = self.inventory.users.claim(For::Waiting);
         let uid = uid.inspect_err(|_| drop(std::fs::remove_dir(&dir)))?;
         let place = Place {
-            directory: format!("{DIR}/{unique}"),
-            mount_name: format!("standby.{unique}"),
+            directory,
+            mount_name,
             uid,
             household,
         };

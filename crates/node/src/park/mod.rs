@@ -10,6 +10,8 @@
 //! difference to store; every few times it is made anew over the disks' image, so that no chain grows. Such an image is in no list and
 //! goes once no machine starts from it.
 //!
+//! `rollback` is a park, too, at an image that was captured from the machine earlier.
+//!
 //! Its forwarded ports stay with the node meanwhile (`ports`): the first connection wakes it. Machines that are idle are parked by
 //! themselves if their users wish that (`watch`; `decide` says when).
 //!
@@ -18,6 +20,7 @@
 
 mod decide;
 mod ports;
+mod rollback;
 mod store;
 mod wake;
 mod watch;

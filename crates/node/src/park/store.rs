@@ -20,7 +20,7 @@ use floe_store::{Ingest, IngestOptions};
 use std::{sync::Arc, time::Duration};
 
 /// How long QEMU may take to end.
-const QUIT_WAIT: Duration = Duration::from_secs(10);
+pub(super) const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// After how many times in a row a machine's memory is stored anew, without what was stored before. In between only what has changed is
 /// stored, in a fraction of the time; but what has changed since stays beside it.
 const OWN_LAYERS_MAX: u32 = 4;

@@ -2,7 +2,7 @@
 
 use super::{Parks, ports::turn_away};
 use crate::{
-    error::{NodeError, busy},
+    error::{NodeError, busy, refused},
     images::sources::Found,
     inventory::{
         Entry, HeldPort, Operation,
@@ -14,7 +14,7 @@ use crate::{
     traces::models::Coming,
 };
 use floe_api::{Outcome, StartRequest};
-use floe_machine::console::ConsoleLog;
+use floe_machine::{MachineError, console::ConsoleLog};
 use std::sync::Arc;
 
 impl Parks {
@@ -132,9 +132,24 @@ impl Parks {
         };
         let mut loaded = self
             .machines
-            .load_state(operation, &found, &Coming::default(), report)?;
+            .load_state(operation, &found, &Coming::default(), report)
+            .map_err(|error| cold_way(operation, error))?;
         loaded.open_ports(held)?;
         operation.drive(Event::Woken)?;
         Ok(loaded)
+    }
+}
+
+/// Names the cold way where the host's QEMU can't load a machine's memory, which no trying again changes.
+fn cold_way(operation: &Operation, error: NodeError) -> NodeError {
+    let name = &operation.name;
+    match error {
+        NodeError::Machine(MachineError::Incompatible(why)) => refused(
+            format!("the memory of {name} can't be loaded: {why}"),
+            format!(
+                "without its memory it starts from its disks, as after a power cut: floe stop --now {name}, then floe start {name}"
+            ),
+        ),
+        error => error,
     }
 }

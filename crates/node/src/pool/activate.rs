@@ -88,6 +88,9 @@ impl Pool {
             None => self.basis_here(name, caller)?,
         };
         let manifest = &basis.found.manifest;
+        if request.hosts.iter().all(|host| host == HERE) {
+            self.check_loads(name, &basis)?;
+        }
         let size = self.wanted_size(name, manifest, request)?;
         let gains = self.wanted_gains(size, request, report)?;
         let from_memory = self.stock.with(|stock| stock.touch(&basis.found.id));
@@ -128,6 +131,23 @@ impl Pool {
             failed,
         });
         Ok(outcome)
+    }
+
+    /// Names the cold way where this host's QEMU can't load a substrate of its pool, which no trying again changes.
+    fn check_loads(&self, name: &str, basis: &Basis<'_>) -> Result<(), NodeError> {
+        let checked = self
+            .machines
+            .check_loads(&basis.found.manifest.config, None);
+        checked.map_err(|error| match error.code() {
+            ErrorCode::Refused if basis.record.is_some() => refused(
+                error.to_api().message,
+                format!(
+                    "its disks start as after a power cut: floe run --cold {} --name {name}",
+                    basis.found.id.short()
+                ),
+            ),
+            _ => error,
+        })
     }
 
     /// Returns what machines here are to get once they answer.

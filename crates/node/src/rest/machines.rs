@@ -97,6 +97,22 @@ pub async fn restart(
     })
 }
 
+/// Has a machine go back to an image that was captured from it, and go on there. What it has done since is lost.
+#[utoipa::path(post, path = "/v1/machines/{name}/rollback", tag = "machines", params(("name" = String, Path)),
+    request_body = RollbackRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn rollback(
+    State(node): Floe,
+    caller: Caller,
+    Path(name): Path<String>,
+    Input(mut request): Input<RollbackRequest>,
+) -> Response {
+    stream(node, "rollback", move |node, report| {
+        request.image = node.pool.image_for(&request.image, &caller)?;
+        node.parks.rollback(&name, &request, report)
+    })
+}
+
 /// Gives a machine that runs or is stopped another name.
 #[utoipa::path(post, path = "/v1/machines/{name}/rename", tag = "machines", params(("name" = String, Path)),
     request_body = RenameRequest, responses((status = 200, body = MachineInfo)))]

@@ -89,12 +89,14 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/start", post(machines::start))
         .route("/v1/machines/{name}/stop", post(machines::stop))
         .route("/v1/machines/{name}/restart", post(machines::restart))
+        .route("/v1/machines/{name}/rollback", post(machines::rollback))
         .route("/v1/machines/{name}/rename", post(machines::rename))
         .route(
             "/v1/machines/{name}/disks",
             get(machines::disks).post(machines::resize_disk),
         )
         .route("/v1/machines/{name}/size", post(resize::size))
+        .route("/v1/machines/{name}/trim", post(resize::trim))
         .route(
             "/v1/machines/{name}/independent",
             post(independent::independent),
@@ -213,10 +215,12 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::start,
         machines::stop,
         machines::restart,
+        machines::rollback,
         machines::rename,
         machines::disks,
         machines::resize_disk,
         resize::size,
+        resize::trim,
         independent::independent,
         resize::attach_card,
         resize::detach_card,

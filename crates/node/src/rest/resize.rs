@@ -22,6 +22,16 @@ pub async fn size(
     })
 }
 
+/// Has a running machine's guest tell its disks what it does not use, so that the host gets it back.
+#[utoipa::path(post, path = "/v1/machines/{name}/trim", tag = "machines", params(("name" = String, Path)),
+    responses((status = 200, body = TrimReport), (status = 404, body = ApiError), (status = 422, body = ApiError)))]
+pub async fn trim(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<TrimReport>, Failure> {
+    answer(move || node.trims.trim(&name)).await
+}
+
 /// Gives a running machine another network card, on a user network of its own.
 #[utoipa::path(post, path = "/v1/machines/{name}/cards", tag = "machines", params(("name" = String, Path)),
     request_body = AttachRequest,

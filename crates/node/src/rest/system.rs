@@ -30,9 +30,14 @@ pub async fn page(State(node): Floe) -> Result<Json<PageInfo>, Failure> {
 }
 
 /// What is missing on this host, and how to put it right.
-#[utoipa::path(get, path = "/v1/doctor", tag = "node", responses((status = 200, body = DoctorReport)))]
-pub async fn doctor(State(node): Floe) -> Result<Json<DoctorReport>, Failure> {
-    answer(move || Ok(crate::doctor::examine(&node))).await
+#[utoipa::path(get, path = "/v1/doctor", tag = "node", params(DoctorQuery),
+    responses((status = 200, body = DoctorReport), (status = 400, body = ApiError)))]
+pub async fn doctor(
+    State(node): Floe,
+    caller: Caller,
+    Args(query): Args<DoctorQuery>,
+) -> Result<Json<DoctorReport>, Failure> {
+    answer(move || crate::doctor::examine(&node, &caller, query.qemu.as_deref())).await
 }
 
 /// What happens on the node from now on, or since a time, or what has happened and no more, one NodeEvent per line.

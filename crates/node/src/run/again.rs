@@ -1,5 +1,5 @@
-//! Starts machines again that have ended, and removes those that were to stay only while they run. When, is decided by
-//! [`Afterwards`](crate::inventory::Afterwards).
+//! Starts machines again that have ended, and removes those that were to stay only while they run, and clones whose time is over. When, is
+//! decided by [`Afterwards`](crate::inventory::Afterwards) and [`Family::is_over`](crate::inventory::record::Family::is_over).
 
 use super::Runs;
 use crate::{
@@ -9,8 +9,9 @@ use crate::{
         lifecycle::{Gone, Phase},
     },
     report::Report,
+    unix_now,
 };
-use floe_api::StartRequest;
+use floe_api::{Happened, StartRequest};
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -32,12 +33,19 @@ impl Runs {
 
     /// `due` has the machines that are to be started again, and when.
     fn look_after(self: &Arc<Self>, due: &mut HashMap<String, Instant>) {
-        let now = Instant::now();
+        let (now, now_unix_s) = (Instant::now(), unix_now());
         let mut waiting = HashMap::new();
         for entry in self.inventory.all() {
             let life = entry.life();
             // while another operation is under way, that decides
-            if life.phase() != Phase::Stopped || life.task().is_some() {
+            if life.task().is_some() {
+                continue;
+            }
+            if is_over(&entry, now_unix_s) {
+                self.remove_expired(&entry);
+                continue;
+            }
+            if life.phase() != Phase::Stopped {
                 continue;
             }
             let afterwards = entry.record().afterwards;
@@ -53,6 +61,20 @@ impl Runs {
             }
         }
         *due = waiting;
+    }
+
+    fn remove_expired(&self, entry: &Entry) {
+        let name = entry.name.to_string();
+        match self.machines.remove_machine(&name, true) {
+            Ok(()) => self.core.tell(
+                Happened::MachineExpired,
+                &name,
+                "the time that its fork gave it is over",
+            ),
+            Err(error) => {
+                tracing::warn!(machine = name, %error, "its time is over and it is not removed yet");
+            }
+        }
     }
 
     fn remove_ended(&self, entry: &Entry) {
@@ -79,4 +101,11 @@ impl Runs {
             tracing::warn!(machine = %name, %error, "its record does not count that");
         }
     }
+}
+
+/// Whether a machine is a clone whose time is over.
+fn is_over(entry: &Entry, now_unix_s: u64) -> bool {
+    let state = entry.state();
+    let family = state.record.family.as_ref();
+    family.is_some_and(|family| family.is_over(now_unix_s))
 }

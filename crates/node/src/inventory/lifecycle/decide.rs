@@ -7,8 +7,9 @@
 //! - a reason is on the disk before QEMU is told to stop for it;
 //! - it is removed from the disk after QEMU was told to go on (telling a guest that runs to go on changes nothing);
 //! - an event is published after what it tells of is on the disk and in QEMU.
-//! - a machine is parked on the disk once its state is stored, before its QEMU ends; it runs on the disk before the guest of the
-//!   QEMU that loaded that state executes. So it is found as one of them, never as both, whenever a node is killed.
+//! - a machine is parked on the disk once its state is stored, before its QEMU ends (if it goes back to an image, that is its state); it
+//!   runs on the disk before the guest of the QEMU that loaded that state executes. So it is found as one of them, never as both,
+//!   whenever a node is killed.
 
 use super::{
     news::News,
@@ -84,6 +85,11 @@ pub(crate) enum Event {
     Parks,
     /// That QEMU has ended, and its disks are off the mount.
     Parked,
+    /// It goes back to an image that was captured from it: what is stored is its state from now on, and its QEMU, if it has one, is about
+    /// to be ended with what that knows.
+    RollsBack,
+    /// That QEMU has ended, and its former disks are off the mount. The text says to what it went back.
+    RolledBack(String),
     /// A QEMU is about to be started that loads its stored state.
     Loads,
     /// That QEMU has loaded the state and is about to let the guest go on. From then on the stored state is not to be used any more.
@@ -143,6 +149,7 @@ impl Event {
             Event::Starts
                 | Event::Stops
                 | Event::Parks
+                | Event::RollsBack
                 | Event::Loads
                 | Event::Woken
                 | Event::Removes
@@ -262,6 +269,8 @@ impl Life {
             | Event::Gone(_)
             | Event::Parks
             | Event::Parked
+            | Event::RollsBack
+            | Event::RolledBack(_)
             | Event::Loads
             | Event::Woken
             | Event::NotWoken(_)
@@ -376,6 +385,8 @@ impl Life {
             (Event::Runs(_), Woken) => (Running, Some(News::Woken)),
             (Event::Parks, Running) => (Parking, None),
             (Event::Parked, Parking) => (Parked, Some(News::Parked)),
+            (Event::RollsBack, Running | Stopped | Parked) => (Parking, None),
+            (Event::RolledBack(to), Parking) => (Parked, Some(News::RolledBack(to))),
             (Event::Loads, Parked) => (Waking, None),
             (Event::Woken, Waking) => (Woken, None),
             (Event::NotWoken(why), Waking) => (Parked, Some(News::NotWoken(why))),
@@ -404,7 +415,7 @@ impl Life {
         if !matches!(phase, Stopping | Removing | Parking) {
             self.cpus = Cpus::Run;
         }
-        if phase == Running {
+        if matches!(phase, Running | Parked) {
             self.gone = None;
         }
         self.news.extend(news);

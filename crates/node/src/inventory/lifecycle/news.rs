@@ -16,6 +16,8 @@ pub(crate) enum News {
     Gone(Gone),
     /// Its memory is stored, and it has no QEMU.
     Parked,
+    /// It is where this image was captured of it, and has no QEMU.
+    RolledBack(String),
     /// It goes on from its stored memory.
     Woken,
     /// It stays parked, for this reason.
@@ -58,6 +60,7 @@ impl News {
                 (kind, gone.detail().unwrap_or_default())
             }
             News::Parked => (Happened::MachineParked, String::new()),
+            News::RolledBack(to) => (Happened::MachineRolledBack, format!("to {to}")),
             News::Woken => (Happened::MachineWoken, String::new()),
             News::NotWoken(why) => (Happened::MachineNotWoken, why.clone()),
             News::Removed => (Happened::MachineRemoved, String::new()),

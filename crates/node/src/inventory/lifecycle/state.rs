@@ -100,6 +100,8 @@ pub(crate) enum Task {
     ParkIdle,
     /// It goes on from its stored memory.
     Wake,
+    /// It goes back to an image that was captured from it.
+    Rollback,
     /// It was made small, and gets back what was taken from it.
     Expand,
     /// What its guest has is noted, since that has begun anew, or its node has.
@@ -189,6 +191,7 @@ impl Display for Task {
             Task::Continue => "resume",
             Task::Park | Task::ParkIdle => "park",
             Task::Wake => "wake",
+            Task::Rollback => "rollback",
             Task::Expand => "expansion",
             Task::Look => "a look at its size",
         })

@@ -150,7 +150,9 @@ impl World {
                     News::Started(_) | News::Reset | News::Adopted | News::Woken => {
                         self.disk.wanted == Wanted::Running
                     }
-                    News::Parked | News::NotWoken(_) => self.disk.wanted == Wanted::Parked,
+                    News::Parked | News::RolledBack(_) | News::NotWoken(_) => {
+                        self.disk.wanted == Wanted::Parked
+                    }
                     News::Gone(_) => self.disk.wanted == Wanted::Stopped,
                     News::Paused => self.disk.pauses.contains(&PauseReason::User),
                     _ => true,
@@ -261,6 +263,7 @@ enum Step {
     EpisodeEnds,
     Park,
     Wake { loads: bool },
+    GoesBack,
     Killed,
 }
 
@@ -319,6 +322,7 @@ impl World {
             }
             Step::Park if self.qemu.is_some() && !self.is_still() => self.park()?,
             Step::Wake { loads } => self.wake(loads)?,
+            Step::GoesBack => self.go_back()?,
             Step::Park => {}
             Step::Killed => return Err(Killed),
             step => {
@@ -372,6 +376,20 @@ impl World {
         Ok(())
     }
 
+    fn go_back(&mut self) -> Result<(), Killed> {
+        let before = std::mem::replace(&mut self.stored, true); // the image is there
+        let goes = self.event(Event::RollsBack);
+        self.stored = before || self.disk.wanted == Wanted::Parked;
+        if !goes? {
+            return Ok(());
+        }
+        self.may_be_killed()?;
+        self.qemu = None;
+        self.may_be_killed()?;
+        self.event(Event::RolledBack("before".into()))?;
+        Ok(())
+    }
+
     fn wake(&mut self, loads: bool) -> Result<(), Killed> {
         if !self.event(Event::Loads)? {
             return Ok(());
@@ -414,6 +432,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::UserStarts),
         1 => Just(Step::EpisodeEnds),
         3 => Just(Step::Park),
+        2 => Just(Step::GoesBack),
         4 => any::<bool>().prop_map(|loads| Step::Wake { loads }),
         1 => Just(Step::Killed),
     ]
@@ -643,6 +662,19 @@ fn a_node_killed_at_any_step_of_parking_or_waking_leaves_it_parked_or_running() 
         for phase in [Phase::Parked, Phase::Running] {
             assert!(found.contains(&phase), "{step:?} {found:?}");
         }
+    }
+}
+
+#[test]
+fn a_machine_goes_back_whatever_it_does_and_no_end_of_it_is_told() {
+    for way in [None, Some(Step::Park), Some(Step::EndsByItself)] {
+        let mut world = World::running();
+        world.step(way.unwrap_or(Step::UserStarts)).unwrap();
+        world.step(Step::GoesBack).unwrap();
+        assert_eq!(world.life.phase(), Phase::Parked);
+        assert_eq!(world.life.gone(), None);
+        world.step(Step::Wake { loads: true }).unwrap();
+        assert!(world.qemu.is_some() && !world.is_still());
     }
 }
 

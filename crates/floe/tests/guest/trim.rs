@@ -1,0 +1,37 @@
+//! What a guest deletes comes back to its host.
+
+use crate::support::node::{TestNode, eventually};
+use crate::support::park::{machine, refused, succeeds};
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_a_guest_deletes_comes_back_to_the_host() {
+    const DELETED: u64 = 16 << 20;
+    let node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    let inside = |command: &str| succeeds(&node, &["exec", "web", "--", "sh", "-c", command]);
+    let takes = || machine(&node, "web").stats.overlay_bytes;
+    inside("mke2fs -F /dev/vda && mkdir -p /disk && mount -t ext4 /dev/vda /disk");
+    inside("dd if=/dev/urandom of=/disk/big bs=1048576 count=16 && sync");
+    eventually("it is on the host's disk", || takes() >= DELETED);
+    let full = takes();
+    inside("rm /disk/big && sync");
+    let said = succeeds(&node, &["disk", "trim", "web"]);
+    assert!(said.contains("less on this host"), "{said}");
+    eventually("the host has it back", || takes() + DELETED / 2 < full);
+    let report = node.client().trim("web").unwrap();
+    assert_eq!(report.places, 1, "{report:?}");
+    assert!(report.refused.is_empty(), "{report:?}");
+
+    inside("umount /disk");
+    let none = succeeds(&node, &["disk", "trim", "web"]);
+    assert!(none.contains("no file system in web"), "{none}");
+    succeeds(&node, &["pause", "web"]);
+    refused(
+        &node,
+        &["disk", "trim", "web"],
+        &["stands still", "floe ps web"],
+    );
+}
