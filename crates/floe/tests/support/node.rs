@@ -69,6 +69,8 @@ impl Setup {
 /// A node process with a state directory that goes away with it.
 pub struct TestNode {
     dir: Option<tempfile::TempDir>,
+    /// What it logs; not in its directory, whose disk some tests fill.
+    log: tempfile::NamedTempFile,
     process: Option<Child>,
     setup: Setup,
 }
@@ -147,6 +149,7 @@ impl TestNode {
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
         let mut node = TestNode {
             dir: Some(dir),
+            log: tempfile::NamedTempFile::new().unwrap(),
             process: None,
             setup,
         };
@@ -227,16 +230,11 @@ impl TestNode {
     }
 
     fn spawn(&self) -> Child {
-        use std::os::unix::fs::OpenOptionsExt;
-        let log = fs::File::options()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(match self.setup.log_is_full {
-                true => "/dev/full".into(),
-                false => self.home().join("node.log"),
-            })
-            .unwrap();
+        let log = match self.setup.log_is_full {
+            true => Path::new("/dev/full"),
+            false => self.log.path(),
+        };
+        let log = fs::File::options().append(true).open(log).unwrap();
         let program = env!("CARGO_BIN_EXE_floe");
         let mut command = match &self.setup.namespace {
             None => Command::new(program),
@@ -335,7 +333,7 @@ impl TestNode {
 
     /// What the node logged.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.home().join("node.log")).unwrap_or_default()
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     #[allow(dead_code, reason = "as above")]

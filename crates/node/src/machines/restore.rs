@@ -173,7 +173,7 @@ impl Machines {
         qemu: Option<&str>,
     ) -> Result<(), NodeError> {
         let model = config.cpu_model.as_deref().unwrap_or(CPU_MODEL_DEFAULT);
-        let mut host = Host::clone(&self.host(model)?);
+        let mut host = Host::clone(&*self.host(model)?);
         if let Some(version) = qemu {
             host.qemu_version = version.to_owned();
         }

@@ -160,6 +160,7 @@ impl Parks {
         let taking = Taking {
             stop: false,
             rehearse_s: 0,
+            hooks_s: None,
             picture: true,
             labels: &labels,
             keep: &|id, _| Ok(self.images.repo.tag(name, id)?),
