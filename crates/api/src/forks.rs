@@ -236,7 +236,7 @@ pub struct Family {
     /// The host that it runs on; absent if it is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its state; absent if it is an image, or if its host does not answer.
+    /// Its state; absent if it is an image, if it is being removed, or if its host does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<MachineStatus>,
     /// Whether it no longer needs its parent's node.

@@ -44,8 +44,8 @@ fn clones_are_removed_when_their_time_is_over_also_by_the_next_node() {
     });
     let family = node.client().family("web").unwrap();
     assert_eq!(family.clones.len(), 3, "{family:?}");
-    let ends: Vec<_> = family.clones.iter().map(|one| one.ends_unix_s).collect();
-    assert_eq!(ends, [when, when, None]);
+    let times: Vec<_> = family.clones.iter().map(|one| one.ends_unix_s).collect();
+    assert_eq!(times, [when, when, None]);
     for never in ["0", "3660d"] {
         let refused = ends(floe(&node, &["fork", "web", "--ttl", never]));
         assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));

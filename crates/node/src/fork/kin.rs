@@ -57,7 +57,9 @@ impl Forks {
         };
         if let Ok(entry) = self.inventory.get(name) {
             let info = self.machines.info_of(&entry);
-            member.status = Some(info.status);
+            // one that is being removed is about to be gone, and has not ended by itself: who waits for it asks again
+            let is_going = entry.record().wanted == Wanted::Removing;
+            member.status = (!is_going).then_some(info.status);
             member.detail = info.detail;
             member.address = info.network.map(|network| network.address);
             member.forwards = info.forwards;
