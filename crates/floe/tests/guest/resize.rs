@@ -3,8 +3,6 @@
 use crate::support::command::{ends, floe, said};
 use crate::support::node::{PATIENCE, Setup, Signal, TestNode, eventually, finish};
 use floe_api::*;
-use floe_machine::qmp::Qmp;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -283,13 +281,7 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
 
 /// Has a machine's QEMU do something, whether a node is there or not.
 pub fn qmp(node: &TestNode, name: &str, command: &str) -> serde_json::Value {
-    let record = node.home().join("machines").join(name).join("machine.json");
-    let record: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
-    let place = node.home().join(record["place"].as_str().unwrap());
-    let spare = UnixStream::connect(place.join("vm/run/qmp-spare.sock")).unwrap();
-    let spare = Qmp::over(spare, |_| {}).unwrap();
-    spare.execute(command, serde_json::json!({})).unwrap()
+    node.qmp(name, command, serde_json::json!({})).unwrap()
 }
 
 /// Whether record, ledger and limits of a machine say what its QEMU and its guest have. `limits`: processor time for each CPU in

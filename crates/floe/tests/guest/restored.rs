@@ -5,9 +5,7 @@ use crate::support::dock::sh;
 use crate::support::machines::capture;
 use crate::support::node::{TestNode, eventually, finish};
 use floe_api::{CaptureRequest, Event, RunRequest};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How old a state is at least whose clock is told of, in seconds.
@@ -152,31 +150,10 @@ fn run_and_ps_say_how_far_a_clock_is_behind_until_an_agent_sets_it() {
 
 /// QEMU's word for the generation of a machine.
 fn generation(node: &TestNode, machine: &str) -> u128 {
-    let record = node.home().join(format!("machines/{machine}/machine.json"));
-    let record: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(record).unwrap()).unwrap();
-    let place = record["place"].as_str().unwrap();
-    let socket = node.home().join(place).join("vm/run/qmp-spare.sock");
-    let mut lines = BufReader::new(UnixStream::connect(socket).unwrap());
-    // sends a command, if there is one, and reads the answer; events may come in between
-    let mut ask = |command: &str| {
-        if !command.is_empty() {
-            let line = format!("{{\"execute\":\"{command}\"}}\n");
-            lines.get_mut().write_all(line.as_bytes()).unwrap();
-        }
-        loop {
-            let mut line = String::new();
-            assert!(lines.read_line(&mut line).unwrap() > 0, "QEMU ended");
-            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-            if line["event"].is_null() {
-                return line;
-            }
-        }
-    };
-    assert!(!ask("")["QMP"].is_null());
-    ask("qmp_capabilities");
-    let answer = ask("query-vm-generation-id");
-    let guid = answer["return"]["guid"].as_str().unwrap_or_default();
+    let answer = node
+        .qmp(machine, "query-vm-generation-id", serde_json::json!({}))
+        .unwrap();
+    let guid = answer["guid"].as_str().unwrap_or_default();
     u128::from_str_radix(&guid.replace('-', ""), 16).unwrap_or_else(|_| panic!("{answer}"))
 }
 

@@ -2,10 +2,12 @@
 
 use floe_api::client::{Client, ClientError, Events};
 use floe_api::{ClusterInit, ClusterJoin, Event, ImportRequest, Outcome, RunRequest, Wait};
+use floe_machine::qmp::Qmp;
 pub use rustix::process::Signal;
 use std::{
     fs,
     io::Read,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -440,11 +442,41 @@ impl TestNode {
         while !self.console(name).contains(text) {
             assert!(
                 Instant::now() < until,
-                "{name} never wrote {text:?}:\n{}\n{}",
+                "{name} never wrote {text:?}:\n{}\n{}\n{}",
                 self.console(name),
+                self.cpus(name),
                 self.log()
             );
             std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    #[allow(dead_code, reason = "as above")]
+    /// Has a machine's QEMU do something, whether a node is there or not.
+    pub fn qmp(
+        &self,
+        name: &str,
+        command: &str,
+        arguments: serde_json::Value,
+    ) -> Result<serde_json::Value, String> {
+        let record = self.home().join("machines").join(name).join("machine.json");
+        let record = fs::read(&record).map_err(|error| format!("{}: {error}", record.display()))?;
+        let record: serde_json::Value =
+            serde_json::from_slice(&record).map_err(|e| e.to_string())?;
+        let place = record["place"].as_str().ok_or("it has no place")?;
+        let spare = self.home().join(place).join("vm/run/qmp-spare.sock");
+        let spare = UnixStream::connect(spare).map_err(|error| error.to_string())?;
+        let spare = Qmp::over(spare, |_| {}).map_err(|error| error.to_string())?;
+        let answer = spare.execute(command, arguments);
+        answer.map_err(|error| error.to_string())
+    }
+
+    /// What a guest's processors are at.
+    fn cpus(&self, name: &str) -> String {
+        let registers = serde_json::json!({ "command-line": "info registers -a" });
+        match self.qmp(name, "human-monitor-command", registers) {
+            Ok(told) => told.as_str().unwrap_or_default().to_owned(),
+            Err(error) => format!("its QEMU does not tell its registers: {error}"),
         }
     }
 
@@ -472,7 +504,7 @@ impl TestNode {
 }
 
 /// A client of a guest's console, until it is dropped.
-pub struct Typist(std::os::unix::net::UnixStream);
+pub struct Typist(UnixStream);
 
 impl Drop for Typist {
     fn drop(&mut self) {
