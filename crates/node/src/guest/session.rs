@@ -238,15 +238,7 @@ fn listen(
             return Ok(Ended::NodeGone);
         };
         guests.look_at_identity(entry);
-        guests.look_at_clock(entry);
-        match entry.clock_to_set(CLOCK_LIMIT) {
-            Some(Setter::Agent) => {
-                let (session, place) = (*link.session.lock(), guests.place_again(entry, vm));
-                link.send(&ToGuest::Place { session, place })?;
-            }
-            Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
-            None => {}
-        }
+        set_clock(&guests, entry, vm, link)?;
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
@@ -294,6 +286,25 @@ fn listen(
             }
         }
     }
+}
+
+/// Has a clock set that is behind, by whoever can do that in the guest.
+fn set_clock(
+    guests: &Arc<Guests>,
+    entry: &Arc<Entry>,
+    vm: &Machine,
+    link: &Link,
+) -> std::io::Result<()> {
+    guests.look_at_clock(entry);
+    match entry.clock_to_set(CLOCK_LIMIT) {
+        Some(Setter::Agent) => {
+            let (session, place) = (*link.session.lock(), guests.place_again(entry, vm));
+            link.send(&ToGuest::Place { session, place })?;
+        }
+        Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
+        None => {}
+    }
+    Ok(())
 }
 
 fn heard(
