@@ -49,7 +49,10 @@ impl Parks {
         let keep = request.keep.as_deref().map(parse_name).transpose()?;
         if keep.is_some() && keep == parse_name(&request.image).ok() {
             return Err(usage(
-                format!("{name} is to go back to {}, and to be kept by that name", request.image),
+                format!(
+                    "{name} is to go back to {}, and to be kept by that name",
+                    request.image
+                ),
                 "keep it by another name: this one would be taken from the image that it goes back to",
             ));
         }
@@ -96,7 +99,16 @@ impl Parks {
                 "try again in a moment",
             ));
         }
-        if operation.record().rests_on_this_node() || self.forks.any_unstored_of(name.as_str()) {
+        let rests_here = operation.record().rests_on_this_node();
+        if let Some(lost) = operation.life().orphaned().filter(|_| rests_here) {
+            return Err(refused(
+                format!("machine {name} cannot go back: {lost}"),
+                format!(
+                    "floe kill {name} ends it; floe run makes a machine of an image that was captured from it"
+                ),
+            ));
+        }
+        if rests_here || self.forks.any_unstored_of(name.as_str()) {
             return Err(refused(
                 format!(
                     "the memory of a fork of {name}, or that it was cloned from, is not stored yet"
