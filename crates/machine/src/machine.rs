@@ -605,10 +605,13 @@ impl Machine {
     }
 
     /// Returns the id by which the guest's kernel recognizes a new generation of the machine; it is new after each
-    /// restore.
-    pub fn generation_id(&self) -> Result<String, MachineError> {
-        let answer = self.qmp.execute("query-vm-generation-id", json!({}))?;
-        Ok(answer["guid"].as_str().unwrap_or_default().to_string())
+    /// restore. `None` if the machine has no device that tells it.
+    pub fn generation_id(&self) -> Result<Option<String>, MachineError> {
+        match self.qmp.execute("query-vm-generation-id", json!({})) {
+            Ok(answer) => Ok(answer["guid"].as_str().map(str::to_owned)),
+            Err(QmpError::Refused { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     pub(crate) fn process(&self) -> &Process {

@@ -58,7 +58,7 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         "(i=0; while :; do i=$((i+1)); echo count=$i; echo $i > /dev/shm/i; sleep 0.1; done) &",
     );
     console.expect("count=5");
-    let generation = parent.generation_id().unwrap();
+    let generation = parent.generation_id().unwrap().unwrap();
 
     let capture = parent
         .capture(CaptureOptions::default(), || {
@@ -129,7 +129,7 @@ fn two_clones_go_on_where_their_parent_was_captured() {
             "clone {name} went on at {history:?}, its parent was at {at}"
         );
         assert!(history.windows(2).all(|w| w[1] == w[0] + 1), "{history:?}");
-        let generation = clone.generation_id().unwrap();
+        let generation = clone.generation_id().unwrap().unwrap();
         assert!(
             !generations.contains(&generation),
             "each clone is a generation of its own"

@@ -208,6 +208,7 @@ impl Adoption {
             // killed while it parked or woke: its guest stood still from when it was stored, and has not executed since
             Wanted::Parked => {
                 self.machines.end_qemu(&operation);
+                self.end_former(&operation); // which has its ports
                 let record = operation.record();
                 self.machines.resources.ended(&record);
                 self.parks.hold_again(&operation.entry);

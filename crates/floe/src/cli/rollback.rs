@@ -16,8 +16,8 @@ Example: try something, and go back
 Example: but keep what it is now
   floe rollback web web-before --keep web-after
 
-Memory, disks and devices are the image's again; the machine keeps its name, addresses, ports, networks, limits and user, and goes on
-where it was captured. It may run, be stopped or be parked before. What it has done since is lost: that is asked about unless you say
+Memory, disks, devices and size are the image's again; the machine keeps its name, addresses, ports, networks and user, its limits follow
+its size, and it goes on where it was captured. It may run, be stopped or be parked before. What it has done since is lost: that is asked about unless you say
 --force or --keep. An image of another machine is refused: floe run makes a machine of that.")]
 pub struct Rollback {
     /// The machine

@@ -117,6 +117,11 @@ fn a_machine_does_not_become_another_one() {
     }
     let none = ends(floe(&node, &["rollback", "web", "nosuch", "--force"]));
     assert_eq!(none.status.code(), Some(3), "{}", said(&none));
+    // that name would be taken from the image that it goes back to
+    let same = ["rollback", "web", "before", "--keep", "before"];
+    let same = ends(floe(&node, &same));
+    assert_eq!(same.status.code(), Some(2), "{}", said(&same));
+    assert!(said(&same).contains("another name"), "{}", said(&same));
     // what is to be kept must not stand in the way of a machine that has nothing to keep
     succeeds(&node, &["stop", "--now", "web"]);
     let kept = ends(floe(

@@ -10,10 +10,11 @@
 //! order, all of them, also those that were never told to stop.
 
 use crate::files::{content, if_there, replace};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -34,6 +35,8 @@ pub const HOOK_LIMIT: Duration = Duration::from_secs(30);
 pub const HOOKS_MAX: usize = 16;
 /// Mode of the note that a call is owed.
 const MODE: u32 = 0o644;
+/// Mode of the file that is locked while they are called.
+const LOCK_MODE: u32 = 0o600;
 /// How much of a hook's last words is told, in bytes.
 const WORDS_BYTES: i64 = 200;
 
@@ -79,6 +82,7 @@ pub(super) fn around(
 ) -> Result<Hooks, String> {
     let limit = limit_ms.parse::<u64>().map(Duration::from_millis);
     let limit = limit.map_err(|_| format!("{limit_ms:?} is no time in ms"))?;
+    let _alone = alone(note)?;
     let hooks = find(dir)?;
     let since = content(note)?;
     // a node that was started anew meanwhile does not know since when they are frozen
@@ -98,6 +102,23 @@ pub(super) fn around(
         }
         other => Err(format!("{other:?} is not freeze or thaw")),
     }
+}
+
+/// Waits until nobody else calls these hooks. A freeze goes on whose node was killed, and the next node has them thawed: what was frozen
+/// after that would stay so.
+fn alone(note: &Path) -> Result<File, String> {
+    let path = note.with_extension("thaw-lock");
+    let said = |error: std::io::Error| format!("{}: {error}", path.display());
+    // nobody else may open it: who can, can lock it
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(LOCK_MODE)
+        .open(&path)
+        .map_err(said)?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| said(error.into()))?;
+    Ok(file)
 }
 
 fn freeze(hooks: &[PathBuf], note: &Path, what: &str, limit: Duration) -> Result<Hooks, String> {
@@ -349,6 +370,34 @@ mod tests {
         thaw();
         let lines = fs::read_to_string(&log).unwrap();
         assert_eq!(lines, "freeze capture\nthaw capture\nthaw clone\n");
+    }
+
+    #[test]
+    fn hooks_that_are_still_being_frozen_are_thawed_after_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hooks, note) = (dir.path().join("hooks.d"), dir.path().join("thaw"));
+        fs::create_dir(&hooks).unwrap();
+        let log = dir.path().join("log");
+        let (begun, go) = (dir.path().join("begun"), dir.path().join("go"));
+        let made = Command::new("mkfifo").args([&begun, &go]).status();
+        assert!(made.unwrap().success());
+        let waits = format!("echo > {}; cat {}", begun.display(), go.display());
+        let says = format!("echo $1 >> {}", log.display());
+        hook(
+            &hooks,
+            "10-db",
+            &format!("[ $1 = thaw ] || {{ {waits}; }}; {says}"),
+        );
+        std::thread::scope(|scope| {
+            let frozen = scope.spawn(|| calls(&hooks, &note, "freeze"));
+            fs::read(&begun).unwrap(); // ends once the hook has been called
+            let thawed = scope.spawn(|| calls(&hooks, &note, "thaw"));
+            fs::write(&go, "").unwrap();
+            assert_eq!(names(&frozen.join().unwrap()), ["10-db"]);
+            assert_eq!(names(&thawed.join().unwrap()), ["10-db"]);
+        });
+        assert_eq!(fs::read_to_string(&log).unwrap(), "freeze\nthaw\n");
+        assert!(!note.exists(), "nothing is owed any more");
     }
 
     #[test]

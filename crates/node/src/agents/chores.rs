@@ -28,7 +28,7 @@ pub(crate) enum ChoreError {
     /// There is no agent that can do it, or it does not answer; the error says what to do.
     #[error(transparent)]
     Agent(NodeError),
-    /// It took too long, or its agent went away: it may still be done.
+    /// It took too long or was ended before its time, or its agent went away: a part of it may be done, and more of it still be.
     #[error("{0}")]
     Unfinished(String),
     /// The guest could not do it; this is its reason.
@@ -129,7 +129,7 @@ impl Agents {
             }
             Outcome::Signalled(signal) => {
                 let why = format!("its agent's {chore:?} was ended by signal {signal}");
-                Err(ChoreError::Failed(why))
+                Err(ChoreError::Unfinished(why))
             }
             Outcome::TimedOut => {
                 let why = format!("{chore:?} took more than {} s", limit.as_secs());

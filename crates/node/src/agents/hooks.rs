@@ -24,6 +24,9 @@ use std::{
 
 /// How long a guest may take, beside its hooks, for the program that calls them.
 const START_LIMIT: Duration = Duration::from_secs(20);
+/// How long somebody else may have the hooks that are owed a thaw: a copy's can't be frozen before that, and who tries learns so at once.
+/// Whoever has them for longer has frozen them, and thaws them.
+const TAKEN_WAIT: Duration = Duration::from_secs(30);
 /// How many characters of what a guest says of one hook are told.
 const TOLD_CHARS_MAX: usize = 300;
 
@@ -35,6 +38,8 @@ pub(super) struct Hooked {
     any: bool,
     /// Whether they are being called, or will be by whoever had them frozen.
     taken: bool,
+    /// Whether somebody waits for them who is to thaw them.
+    awaited: bool,
 }
 
 /// The hooks of a machine that is about to stand still. Dropping this thaws them if they were frozen.
@@ -91,6 +96,7 @@ impl Agents {
                 of: Arc::downgrade(vm),
                 any,
                 taken: false,
+                awaited: false,
             }),
         }
     }
@@ -171,7 +177,13 @@ impl Agents {
 
     /// Thaws hooks that are owed that, unless somebody is about to do so. Returns what failed.
     pub(crate) fn thaw_owed(&self, entry: &Entry, vm: &Arc<Machine>, what: &str) -> Vec<String> {
-        if !self.take_hooks(vm, Duration::ZERO) {
+        // a guest may say so as often as it likes
+        if !self.hooks_are_awaited(vm, true) {
+            return Vec::new();
+        }
+        let taken = self.take_hooks(vm, TAKEN_WAIT);
+        self.hooks_are_awaited(vm, false);
+        if !taken {
             return Vec::new();
         }
         let limit = Duration::from_secs(HOOKS_S_DEFAULT.into());
@@ -242,6 +254,13 @@ impl Agents {
                 return false;
             }
         }
+    }
+
+    /// Notes whether somebody waits for a guest's hooks who is to thaw them. Returns whether that is new.
+    fn hooks_are_awaited(&self, vm: &Arc<Machine>, awaited: bool) -> bool {
+        let mut known = self.hooked.lock();
+        let its = known.iter_mut().find(|hooked| is_of(&hooked.of, vm));
+        its.is_some_and(|hooked| std::mem::replace(&mut hooked.awaited, awaited) != awaited)
     }
 
     fn give_hooks_back(&self, vm: &Arc<Machine>) {

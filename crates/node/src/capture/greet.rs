@@ -45,7 +45,8 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
         for line in lines.feed(&buffer[..count]).into_iter().flatten() {
             match ToHost::decode(&line) {
                 Ok(ToHost::Ready { session: of, .. }) if of == session => {
-                    let place = fresh_place(machine, None);
+                    let generation = machine.generation_id().map_err(io::Error::other)?;
+                    let place = fresh_place(generation, None);
                     stream.write_all(&ToGuest::Place { session, place }.encode())?;
                 }
                 Ok(ToHost::Placed { session: of }) if of == session => return Ok(stream),
@@ -55,15 +56,14 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
     }
 }
 
-/// Returns the current time, fresh random numbers and the generation of a machine, with the given identity.
-pub(crate) fn fresh_place(machine: &Machine, identity: Option<Identity>) -> Place {
+/// Returns the current time and fresh random numbers, with a machine's generation and the given identity.
+pub(crate) fn fresh_place(generation: Option<String>, identity: Option<Identity>) -> Place {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let entropy: [u8; ENTROPY_BYTES] = rand::random();
     Place {
         time_ns: now.unwrap_or_default().as_nanos() as u64,
         entropy: entropy.to_vec(),
-        // one without the device can't be asked
-        generation: machine.generation_id().ok().filter(|id| !id.is_empty()),
+        generation,
         identity,
     }
 }

@@ -172,11 +172,12 @@ impl Forks {
             },
             dir: &self.layers.dir(),
         };
+        let noted: &Report = report;
         let (layer, loads, frozen) = floe_threads::scope(|scope| {
             scope.spawn("fork-record", || drop(paused)); // writes the record to the disk, which takes longer than the hashing
+            scope.spawn("fork-thaw", move || hooks.thaw(noted)); // what they hold up waits for the pause, not for the hashing
             Layer::build(captured, making)
         })?;
-        hooks.thaw(report);
         report.stage("hash")?;
         let origin = Origin::default();
         let fetcher = self.images.sources.fetcher(&origin)?;

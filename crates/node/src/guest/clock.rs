@@ -7,7 +7,7 @@ use crate::{
 };
 use floe_api::Happened;
 use floe_guest::message::Place;
-use floe_machine::{ClockSync, Machine};
+use floe_machine::ClockSync;
 use std::{sync::Arc, time::Duration};
 
 /// How long the answer of QEMU's agent is waited for: its own limit and a little more.
@@ -15,12 +15,11 @@ const CLOCK_WAIT: Duration = Duration::from_secs(70);
 
 impl Guests {
     /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
-    /// for what it was sent last.
-    pub(super) fn place_again(&self, entry: &Entry, vm: &Machine) -> Place {
-        match is_pending(&entry.record()) {
-            true => self.place_of(entry, vm),
-            false => fresh_place(vm, None),
-        }
+    /// for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
+    pub(super) fn place_again(&self, entry: &Entry) -> Place {
+        let record = entry.record();
+        let identity = is_pending(&record).then(|| self.identity_of(entry, &record));
+        fresh_place(None, identity.flatten())
     }
 
     /// Has QEMU's agent set a clock that is late by so much, in the background, and reports if that fails.

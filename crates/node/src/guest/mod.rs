@@ -35,7 +35,7 @@ use floe_api::Happened;
 use floe_guest::chores::{self, Forgotten};
 use floe_guest::message::{Identity, Me, Place};
 use floe_image::Hash;
-use floe_machine::Machine;
+use floe_machine::{Machine, MachineError, qmp::QmpError};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -136,10 +136,14 @@ impl Guests {
         }
     }
 
-    /// Returns what a guest is sent at the beginning of each conversation.
-    fn place_of(&self, entry: &Entry, vm: &Machine) -> Place {
+    /// Returns what a guest is sent at the beginning of each conversation. Fails if its QEMU does not answer.
+    fn place_of(&self, entry: &Entry, vm: &Machine) -> Result<Place, MachineError> {
+        let generation = match vm.generation_id() {
+            Err(MachineError::Qmp(QmpError::Closed { .. })) => None, // it has ended
+            asked => asked?,
+        };
         let record = entry.record();
-        fresh_place(vm, self.identity_of(entry, &record))
+        Ok(fresh_place(generation, self.identity_of(entry, &record)))
     }
 
     /// Returns a clone's identity; `None` for other machines. Address and gateway are its family network's, if it has one.

@@ -238,7 +238,7 @@ fn listen(
             return Ok(Ended::NodeGone);
         };
         guests.look_at_identity(entry);
-        set_clock(&guests, entry, vm, link)?;
+        set_clock(&guests, entry, link)?;
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
@@ -289,16 +289,12 @@ fn listen(
 }
 
 /// Has a clock set that is behind, by whoever can do that in the guest.
-fn set_clock(
-    guests: &Arc<Guests>,
-    entry: &Arc<Entry>,
-    vm: &Machine,
-    link: &Link,
-) -> std::io::Result<()> {
+fn set_clock(guests: &Arc<Guests>, entry: &Arc<Entry>, link: &Link) -> std::io::Result<()> {
     guests.look_at_clock(entry);
     match entry.clock_to_set(CLOCK_LIMIT) {
         Some(Setter::Agent) => {
-            let (session, place) = (*link.session.lock(), guests.place_again(entry, vm));
+            let place = guests.place_again(entry);
+            let session = *link.session.lock();
             link.send(&ToGuest::Place { session, place })?;
         }
         Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
@@ -326,6 +322,14 @@ fn heard(
             if version == 0 {
                 return Ok(());
             }
+            let place: Place = match guests.place_of(entry, vm) {
+                Ok(place) => place,
+                // a guest that is not told of its generation takes itself for the one that it is a copy of
+                Err(error) => {
+                    tracing::debug!(machine = %entry.name, %error, "its agent is greeted again");
+                    return link.hello();
+                }
+            };
             guests.agents.has_hooks(vm, hooks); // before those go on who wait for this agent
             let conversation = link.streams.begin(frames);
             if frames {
@@ -341,7 +345,6 @@ fn heard(
             }
             guests.look_at_size(entry, vm);
             *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
-            let place: Place = guests.place_of(entry, vm);
             link.send(&ToGuest::Place { session, place })?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 const CPUS_LABEL: &str = "floe.cpus";
 /// Label of an image whose guest had so many bytes of memory, of more.
 const MEMORY_LABEL: &str = "floe.memory";
+/// Label of an image whose guest did not use so many bytes of the memory that was added to its machine.
+const UNUSED_LABEL: &str = "floe.memory-unused";
 
 /// What a guest has, where that is less than its machine's hardware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,17 +112,23 @@ impl Given {
     /// Reads what an image says of the guest in it. An image may come from anyone: what it says is never more than its hardware.
     pub fn in_labels(config: &MachineConfig) -> Given {
         let number = |label: &str| config.labels.get(label)?.parse::<u64>().ok();
-        Given {
+        let given = Given {
             cpus: number(CPUS_LABEL).and_then(|cpus| cpus.try_into().ok()),
             memory_bytes: number(MEMORY_LABEL),
             unused: None,
-        }
+        };
+        given.without(config, number(UNUSED_LABEL).unwrap_or_default())
     }
 
     /// Writes into an image what the guest in it has.
     pub fn label(&self, config: &mut MachineConfig) {
         let cpus = self.cpus.map(u64::from);
-        for (label, value) in [(CPUS_LABEL, cpus), (MEMORY_LABEL, self.memory_bytes)] {
+        let unused = self.unused.map(|unused| unused.bytes);
+        for (label, value) in [
+            (CPUS_LABEL, cpus),
+            (MEMORY_LABEL, self.memory_bytes),
+            (UNUSED_LABEL, unused),
+        ] {
             match value {
                 Some(value) => config.labels.insert(label.into(), value.to_string()),
                 None => config.labels.remove(label),
@@ -207,6 +215,16 @@ mod tests {
         let again = settled.without(&config, GIB).unused.unwrap();
         assert_eq!(again.then_bytes, 2 * GIB - half);
         assert_eq!(anew.without(&config, 0), given);
+
+        // a state that is loaded has that too, whatever an image says of it
+        let mut image = config.clone();
+        anew.label(&mut image);
+        assert_eq!(Given::in_labels(&image), anew);
+        let most = u64::MAX.to_string();
+        image.labels.insert(UNUSED_LABEL.into(), most);
+        assert_eq!(Given::in_labels(&image), anew);
+        given.label(&mut image);
+        assert_eq!(Given::in_labels(&image), given);
 
         let all = 2 * GIB;
         for (unused, wanted, outside) in [

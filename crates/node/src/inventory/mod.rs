@@ -292,9 +292,14 @@ impl Entry {
         self.life.lock().task()
     }
 
-    /// Begins an operation as soon as none is under way, however long that takes. Returns `None` if `over` is thrown first.
+    /// Begins an operation as soon as none is under way and its QEMU answers, if that is needed for it, however long that takes. Returns
+    /// `None` if `over` is thrown first.
     pub fn begin_when_free(self: &Arc<Self>, what: Task, over: &Cancel) -> Option<Operation> {
-        let free = || self.life.lock().begin(what).ok();
+        let free = || {
+            let mut life = self.life.lock();
+            let hangs = what.needs_answers() && life.hangs();
+            (!hangs).then(|| life.begin(what).ok()).flatten()
+        };
         let begun = self.changed.wait_for(None, Some(over), free);
         begun.come().map(|()| Operation {
             entry: self.clone(),

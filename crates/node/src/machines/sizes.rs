@@ -5,7 +5,7 @@ use crate::{
     inventory::{
         Entry, Operation,
         given::{Given, Unused},
-        record::Resizing,
+        record::{Record, Resizing},
     },
     machines::Machines,
 };
@@ -88,16 +88,19 @@ impl Machines {
         changing: bool,
     ) -> Result<(), NodeError> {
         let _held = self.limiting.lock();
-        let record = operation.record();
-        let alone = self.household(record.household_id()).len() == 1;
-        let follows = alone && !record.household.joined && record.limits.clones.is_none();
-        let limits = match follows {
-            true => following(before.limits, before.size, after),
-            false => record.limits,
-        };
+        let limits = self.limits_for(&operation.record(), before, after);
         self.limit_household(operation, limits, |now| {
             now.resizing = changing.then_some(before);
         })
+    }
+
+    /// Returns the limits of a machine that is to have another size than before.
+    pub(crate) fn limits_for(&self, record: &Record, before: Resizing, after: Size) -> Limits {
+        let alone = self.household(record.household_id()).len() == 1;
+        match alone && !record.household.joined && record.limits.clones.is_none() {
+            true => following(before.limits, before.size, after),
+            false => record.limits,
+        }
     }
 
     /// Notes what a machine has that an earlier node left. If that was killed while it changed the machine's size, what was reached is

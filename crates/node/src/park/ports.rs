@@ -188,9 +188,13 @@ impl Parks {
         }
     }
 
-    /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU, or from its network.
+    /// Takes the forwarded ports of a machine that is about to be parked away from its QEMU, or from its network. A QEMU that waits for its
+    /// source gives nothing: its ports are opened anew once it has ended.
     pub(super) fn take_ports(&self, entry: &Entry, vm: &Machine) -> Vec<HeldPort> {
         let record = entry.record();
+        if record.network.is_none() && entry.hangs() {
+            return Vec::new();
+        }
         let socket_of = |forward: &PortForward| match record.network {
             None => machine_forward(forward).and_then(|at| Ok(vm.take_port(&at)?)),
             Some(_) => {

@@ -10,20 +10,21 @@
 use super::{Parks, store::QUIT_WAIT};
 use crate::{
     capture::Taking,
-    error::{NodeError, busy, refused},
+    error::{NodeError, busy, refused, usage},
     files::save_manifest,
     images::{FORK_LABEL, PARK_LABEL, parse_name},
     inventory::{
         Operation,
+        given::Given,
         lifecycle::{Event, Phase, Task},
-        record::{Origin, Record},
+        record::{Origin, Record, Resizing},
         small::Small,
     },
     machines::{NewPlace, end_vm},
     plan::{Kind, awaited_port, plan},
     report::Report,
 };
-use floe_api::{Outcome, RollbackRequest, RunRequest, SUBSTRATE_LABEL};
+use floe_api::{Limits, Outcome, RollbackRequest, RunRequest, SUBSTRATE_LABEL};
 use floe_image::{Hash, ImageName, MachineConfig, Manifest};
 use floe_machine::Machine;
 use std::{collections::BTreeMap, sync::Arc};
@@ -46,6 +47,15 @@ impl Parks {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let keep = request.keep.as_deref().map(parse_name).transpose()?;
+        if keep.is_some() && keep == parse_name(&request.image).ok() {
+            return Err(usage(
+                format!(
+                    "{name} is to go back to {}, and to be kept by that name",
+                    request.image
+                ),
+                "keep it by another name: this one would be taken from the image that it goes back to",
+            ));
+        }
         let entry = self.inventory.get(name)?;
         let start = &request.start;
         awaited_port(start.wait, start.wait_port, &entry.record().forwards)?;
@@ -57,6 +67,7 @@ impl Parks {
         let to = self.find_own(&operation, &request.image, report)?;
         if let Some(keep) = &keep {
             self.keep(&operation, keep, report)?;
+            self.images.repo.manifest(&to.id)?; // nothing is thrown away for one that was removed meanwhile
         }
         let former = operation.record();
         self.go_back(&operation, &former, &to, report)?;
@@ -88,7 +99,16 @@ impl Parks {
                 "try again in a moment",
             ));
         }
-        if operation.record().rests_on_this_node() || self.forks.any_unstored_of(name.as_str()) {
+        let rests_here = operation.record().rests_on_this_node();
+        if let Some(lost) = operation.life().orphaned().filter(|_| rests_here) {
+            return Err(refused(
+                format!("machine {name} cannot go back: {lost}"),
+                format!(
+                    "floe kill {name} ends it; floe run makes a machine of an image that was captured from it"
+                ),
+            ));
+        }
+        if rests_here || self.forks.any_unstored_of(name.as_str()) {
             return Err(refused(
                 format!(
                     "the memory of a fork of {name}, or that it was cloned from, is not stored yet"
@@ -156,6 +176,7 @@ impl Parks {
         name: &ImageName,
         report: &mut Report,
     ) -> Result<(), NodeError> {
+        operation.answers()?;
         let labels = BTreeMap::new();
         let taking = Taking {
             stop: false,
@@ -188,7 +209,8 @@ impl Parks {
             Some(vm) => self.take_ports(operation, vm),
             None => self.ports.take(&operation.entry),
         };
-        let change = |record: &mut Record| goes_back(record, to, &place);
+        let limits = self.limits_at(former, &to.manifest.config);
+        let change = |record: &mut Record| goes_back(record, to, &place, limits);
         let parked = operation.is_parked();
         let written = match operation.drive_with(Event::RollsBack, change) {
             Ok(true) => Ok(()),
@@ -220,6 +242,16 @@ impl Parks {
         self.hold_ports(&operation.entry, held);
         report.stage_at("back", std::time::Instant::now());
         Ok(())
+    }
+
+    /// Returns the limits of a machine that goes back to this configuration: they follow its size, as at a change of that.
+    fn limits_at(&self, former: &Record, config: &MachineConfig) -> Limits {
+        let before = former.resizing.unwrap_or(Resizing {
+            limits: former.limits,
+            size: former.size(),
+        });
+        let after = Given::in_labels(config).of(config);
+        self.machines.limits_for(former, before, after)
     }
 
     /// Ends the QEMU of what the machine was, and takes that off the mount.
@@ -255,8 +287,8 @@ fn is_captured(config: &MachineConfig) -> bool {
 }
 
 /// Changes the record of a machine that goes back to an image. What is of the machine stays: its name, its place in a network, its ports,
-/// limits, user and what becomes of it. What is of its state is the image's.
-fn goes_back(record: &mut Record, to: &Back<'_>, place: &NewPlace) {
+/// household, user and what becomes of it. What is of its state is the image's, and so is its size, which its `limits` fit.
+fn goes_back(record: &mut Record, to: &Back<'_>, place: &NewPlace, limits: Limits) {
     record.next_disk = record.free_disk();
     record.own_disks.clear();
     (record.image, record.disk_base) = (to.id, to.id);
@@ -271,6 +303,9 @@ fn goes_back(record: &mut Record, to: &Back<'_>, place: &NewPlace) {
     record.own_layers = 0;
     // a trace is of one way from an image on, and this machine has been on another
     record.traced = false;
+    record.limits = limits;
+    // that of a machine of an earlier floe has the name of its place
+    record.household.id = record.household_id().to_owned();
     record.place = place.directory.clone();
     record.mount_name = place.mount_name.clone();
     if let Some(family) = &mut record.family {
@@ -321,7 +356,13 @@ mod tests {
             directory: "standby/0-1".into(),
             mount_name: "standby.0-1".into(),
         };
-        goes_back(&mut machine, &to, &place);
+        machine.household.id.clear(); // of an earlier floe
+        let household = machine.household_id().to_owned();
+        let limits = Limits {
+            memory_max_bytes: Some(1 << 30),
+            ..before.limits
+        };
+        goes_back(&mut machine, &to, &place, limits);
         assert_eq!((machine.image, machine.disk_base), (to.id, to.id));
         assert_eq!(machine.shown_image(), to.id);
         assert_eq!(machine.image_name, "web-clean");
@@ -333,15 +374,11 @@ mod tests {
         assert!(machine.own_disks.is_empty() && machine.detail.is_empty());
         assert_eq!(machine.next_disk, 5, "no number is used twice");
         assert_eq!(
-            (
-                &machine.name,
-                &machine.forwards,
-                &machine.limits,
-                machine.uid
-            ),
-            (&before.name, &before.forwards, &before.limits, before.uid)
+            (&machine.name, &machine.forwards, machine.uid),
+            (&before.name, &before.forwards, before.uid)
         );
-        assert_eq!(machine.household, before.household);
+        assert_eq!(machine.limits, limits);
+        assert_eq!(machine.household_id(), household);
         assert_eq!(Record::parse(&machine.bytes()).unwrap(), machine);
     }
 

@@ -317,7 +317,7 @@ impl Life {
                 self.news.push_back(News::Waits(why));
             }
             Event::Served(why) => {
-                if !self.hangs {
+                if self.phase != Phase::Running || !self.hangs {
                     return false;
                 }
                 let is_new = self.is(PauseReason::Source);
@@ -410,10 +410,11 @@ impl Life {
         self.reasons.clear();
         self.itself.clear();
         self.orphaned = None;
-        (self.deaf, self.hangs, self.spared) = (false, false, false);
-        // one that is about to be ended is as it was, in case that is taken back
+        (self.deaf, self.spared) = (false, false);
+        // one that is about to be ended is as it was, in case that is taken back; and if it hangs, nobody should ask it
         if !matches!(phase, Stopping | Removing | Parking) {
             self.cpus = Cpus::Run;
+            self.hangs = false;
         }
         if matches!(phase, Running | Parked) {
             self.gone = None;
@@ -584,5 +585,13 @@ mod tests {
         assert!(life.hangs(), "until it was told to go on");
         assert_eq!(settle(&mut life), goes_on("it came"));
         assert!(!life.hangs() && !life.handle(Event::Served("again".into())));
+
+        // nobody asks it while it is being ended, either
+        assert!(life.handle(waits()));
+        settle(&mut life);
+        assert!(life.handle(Event::RollsBack));
+        assert!(life.hangs() && !life.handle(Event::Served("it came".into())));
+        assert!(life.handle(Event::RolledBack("web-clean".into())));
+        assert!(!life.hangs());
     }
 }
