@@ -46,8 +46,15 @@ pub struct GcReport {
 }
 
 impl Repository {
-    /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected.
+    /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected. Waits for
+    /// publishers to finish: whoever publishes the same image just now would leave a manifest without a layout.
     pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        self.remove_locked(id)
+    }
+
+    /// Does the same. The caller must hold the lock exclusively.
+    fn remove_locked(&self, id: &Hash) -> Result<(), StoreError> {
         if !self.contains(id)? {
             return Err(self.no_image(format!("image {id}")));
         }
@@ -81,7 +88,7 @@ impl Repository {
             let kept = self.kept(&images, &keep)?;
             for id in images.difference(&kept) {
                 if sweep.is_old(&self.manifest_path(id))?.is_some() {
-                    self.remove(id)?;
+                    self.remove_locked(id)?;
                     sweep.report.images += 1;
                 }
             }

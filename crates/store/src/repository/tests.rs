@@ -283,6 +283,39 @@ fn a_tag_that_can_not_be_read_removes_no_image_and_an_image_that_can_not_is_not_
     assert_eq!(repository.tags().unwrap().len(), 1);
 }
 
+#[test]
+fn who_names_or_removes_an_image_waits_for_who_publishes_or_collects() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    let publishing = repository.lock(FlockOperation::LockShared).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let other = repository.clone();
+    let removing = std::thread::spawn(move || {
+        tell.send(()).unwrap();
+        other.remove(&id)
+    });
+    told.recv().unwrap();
+    // what a publisher of the same image does, which had begun before
+    let layout = std::fs::read(repository.layout_path(&id)).unwrap();
+    let manifest = repository.manifest_bytes(&id).unwrap();
+    repository
+        .write_file(&repository.layout_path(&id), &layout)
+        .unwrap();
+    repository
+        .write_file(&repository.manifest_path(&id), &manifest)
+        .unwrap();
+    assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+    drop(publishing);
+    removing.join().unwrap().unwrap();
+    assert!(!repository.contains(&id).unwrap());
+    assert!(
+        repository.layout(&id).is_err(),
+        "no layout without manifest"
+    );
+    let collected = gc(&repository, false, vec![]);
+    assert_eq!((collected.packs, collected.temporary), (1, 0));
+}
+
 fn flip(path: &Path, at: u64) {
     let file = OpenOptions::new()
         .read(true)
