@@ -4,7 +4,7 @@ use super::pull::{PullOptions, READ_DEADLINE};
 use super::{OnProgress, Progress, TransferError, check};
 use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, compress_frame};
 use floe_source::{Purpose, Request, WholePacks};
-use floe_store::{Cache, Repository, StoreError};
+use floe_store::{Cache, Repository, StoreError, UNFINISHED_PULL};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io;
@@ -40,7 +40,7 @@ impl<'a> Unfinished<'a> {
         image: &Hash,
     ) -> Result<Self, TransferError> {
         let folder = repository.dir().join("tmp");
-        let journal = folder.join(format!("pull-{image}"));
+        let journal = folder.join(format!("{UNFINISHED_PULL}{image}"));
         let earlier = std::fs::read(&journal)
             .ok()
             .and_then(|bytes| Layout::decode(&bytes).ok())

@@ -4,11 +4,16 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use floe_image::Hash;
+use floe_image::{Hash, LAYOUT_BYTES_MAX, Layout};
 use rustix::fs::FlockOperation;
 
-use super::Repository;
+use super::{Repository, read_bounded};
 use crate::{StoreError, durable};
+
+/// How the name of a file in a repository's `tmp/` begins that notes, as a layout, the packs which an unfinished pull has brought.
+pub const UNFINISHED_PULL: &str = "pull-";
+/// How long what an unfinished pull has brought waits for its next try.
+const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// What [`Repository::gc`] may remove.
 #[derive(Debug, Clone)]
@@ -19,6 +24,8 @@ pub struct GcOptions {
     pub untagged: bool,
     /// Images that something else uses (running machines), and packs (staged uploads); they stay.
     pub keep: Vec<Hash>,
+    /// Whether to remove what unfinished pulls have brought, too. Otherwise it stays for their next try, for a day.
+    pub unfinished: bool,
 }
 
 impl Default for GcOptions {
@@ -28,6 +35,7 @@ impl Default for GcOptions {
             min_age: Duration::from_secs(24 * 3600),
             untagged: false,
             keep: Vec::new(),
+            unfinished: false,
         }
     }
 }
@@ -74,7 +82,7 @@ impl Repository {
     }
 
     /// Removes what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
-    /// to, images without a tag. Waits for publishers to finish. Removes no pack if any layout can't be read.
+    /// to, images without a tag and what unfinished pulls have brought. Waits for publishers to finish. Removes no pack if any layout can't be read.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
         let _lock = self.lock(FlockOperation::LockExclusive)?;
         let mut sweep = Sweep {
@@ -96,7 +104,16 @@ impl Repository {
         let images: HashSet<Hash> = self.image_ids()?.into_iter().collect();
         let mut packs = self.listed_packs(&images)?;
         packs.extend(keep);
-        sweep.folder(&self.tmp_dir(), |_| false, |report| &mut report.temporary)?;
+        let notes = match options.unfinished {
+            true => Notes::default(),
+            false => self.notes()?,
+        };
+        packs.extend(notes.packs);
+        sweep.folder(
+            &self.tmp_dir(),
+            |name| notes.names.contains(name),
+            |report| &mut report.temporary,
+        )?;
         let is_litter =
             |name: &str| match name.strip_suffix(".layout").and_then(|id| id.parse().ok()) {
                 Some(id) => !images.contains(&id),
@@ -138,6 +155,42 @@ impl Repository {
         Ok(sweep.report.bytes)
     }
 
+    /// Returns what pulls have noted that may still go on.
+    fn notes(&self) -> Result<Notes, StoreError> {
+        let tmp = self.tmp_dir();
+        let mut notes = Notes::default();
+        for entry in std::fs::read_dir(&tmp).map_err(|e| StoreError::io("list", &tmp, e))? {
+            let entry = entry.map_err(|e| StoreError::io("list", &tmp, e))?;
+            let (path, name) = (entry.path(), entry.file_name());
+            let Some(name) = name
+                .to_str()
+                .filter(|name| name.starts_with(UNFINISHED_PULL))
+            else {
+                continue;
+            };
+            let read = || -> Result<Option<Layout>, StoreError> {
+                let modified = std::fs::metadata(&path).and_then(|meta| meta.modified());
+                let modified = modified.map_err(|e| StoreError::io("look at", &path, e))?;
+                // one of the future is young
+                let is_old = modified.elapsed().is_ok_and(|age| age > UNFINISHED_KEPT);
+                let bytes = read_bounded(&path, LAYOUT_BYTES_MAX as u64)?;
+                Ok((!is_old).then(|| Layout::decode(&bytes).ok()).flatten())
+            };
+            match read() {
+                Ok(Some(layout)) => {
+                    notes.names.insert(name.to_owned());
+                    notes.packs.extend(layout.packs.iter().map(|pack| pack.id));
+                }
+                Ok(None) => {}
+                // the pull has ended meanwhile
+                Err(StoreError::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(notes)
+    }
+
     /// Returns the packs of these images. The caller must hold the lock exclusively.
     pub(super) fn listed_packs<'a>(
         &self,
@@ -170,6 +223,15 @@ impl Repository {
         }
         Ok(kept)
     }
+}
+
+/// What unfinished pulls have noted.
+#[derive(Default)]
+struct Notes {
+    /// The files' names.
+    names: HashSet<String>,
+    /// The packs that they name.
+    packs: Vec<Hash>,
 }
 
 struct Sweep {
