@@ -460,6 +460,12 @@ impl Images {
         Ok(freed)
     }
 
+    /// Whether an image of that time may be one that is being stored, such as a capture that is rehearsed, and has no name only yet.
+    pub(crate) fn may_be_stored_now(&self, created_unix_s: u64) -> bool {
+        let age_s = crate::unix_now().saturating_sub(created_unix_s);
+        age_s < GC_AGE_WHILE_BUSY.as_secs() && self.storing.try_write().is_none()
+    }
+
     /// Removes what had to stay when garbage was collected because something was being stored, once nothing is.
     pub(crate) fn collect_rest(&self) {
         if !self.has_garbage.load(Ordering::Relaxed) || self.storing.try_write().is_none() {

@@ -164,7 +164,7 @@ impl Repository {
     }
 
     /// Returns all tags, for whoever removes what has none: a damaged one is an error, because nobody knows what it points to.
-    pub(super) fn all_tags(&self) -> Result<Vec<TagEntry>, StoreError> {
+    pub fn all_tags(&self) -> Result<Vec<TagEntry>, StoreError> {
         self.tags_or(Err)
     }
 
