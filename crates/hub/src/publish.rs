@@ -247,8 +247,8 @@ pub(crate) struct Wish<'a> {
     pub upload: Option<&'a str>,
 }
 
-/// The files of an image that is being published. If it is not, those of which the catalogue knows nothing go again: they count for nobody, so
-/// that a user who is over the quota could fill the disk with them. Whoever has it also has `publishing`.
+/// The files of an image that is being published. If it is not, those of which the catalogue knows nothing go again: they count for nobody,
+/// so that a user who is over the quota could fill the disk with them. Whoever has it also has `publishing`.
 struct Litter<'a> {
     hub: &'a Hub,
     id: &'a Hash,

@@ -441,7 +441,8 @@ impl Images {
         self.collect_garbage(false)
     }
 
-    /// Removes packs that no image needs, and if that is wanted those that `unfinished` pulls have brought. Returns how many bytes that freed.
+    /// Removes packs that no image needs, and if that is wanted those that `unfinished` pulls have brought. Returns how many bytes that
+    /// freed.
     fn collect_garbage(&self, unfinished: bool) -> Result<u64, NodeError> {
         let alone = self.storing.try_write();
         let min_age = if alone.is_some() {

@@ -492,8 +492,8 @@ impl Machines {
         Ok(chosen)
     }
 
-    /// Starts the threads that notice when a QEMU ends, and when the disk is short of space or has space again, and that remove what was left of
-    /// images.
+    /// Starts the threads that notice when a QEMU ends, and when the disk is short of space or has space again, and that remove what was
+    /// left of images.
     pub(crate) fn start_watching(self: &Arc<Self>) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         let machines = Arc::downgrade(self);

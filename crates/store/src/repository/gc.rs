@@ -82,7 +82,8 @@ impl Repository {
     }
 
     /// Removes what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
-    /// to, images without a tag and what unfinished pulls have brought. Waits for publishers to finish. Removes no pack if any layout can't be read.
+    /// to, images without a tag and what unfinished pulls have brought. Waits for publishers to finish. Removes no pack if any layout
+    /// can't be read.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
         let _lock = self.lock(FlockOperation::LockExclusive)?;
         let mut sweep = Sweep {
