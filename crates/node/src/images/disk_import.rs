@@ -544,7 +544,7 @@ mod tests {
     fn archives_in_an_archive_have_no_more_disks_than_an_image() {
         let dir = tempfile::tempdir().unwrap();
         let inner = |disks: usize| {
-            let disks = (0..disks).map(|n| (format!("{n}.raw"), vec![0; 4096]));
+            let disks = (0..disks).map(|n| (format!("{n}.raw"), vec![0u8; 4096]));
             appliance(&disks.collect::<Vec<_>>())
         };
         let opened = |each: usize| {
