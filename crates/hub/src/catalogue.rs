@@ -424,6 +424,15 @@ impl Catalogue {
         )
     }
 
+    /// Returns whether anybody holds the image, as the file says and not as it is remembered.
+    pub fn knows_image(&self, id: &Hash) -> Rows<bool> {
+        self.reads.lock().query_row(
+            "SELECT EXISTS (SELECT 1 FROM images WHERE id = ?1)",
+            [id.as_bytes()],
+            |row| row.get(0),
+        )
+    }
+
     // ---- uploads
 
     /// Returns the owner's open upload of `image`, whose manifest has `manifest_bytes`, or a new one if there is room for it. What

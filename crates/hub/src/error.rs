@@ -213,32 +213,44 @@ impl IntoResponse for ApiError {
     }
 }
 
+/// Returns whether a file could not be written because there is no room.
+fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
+}
+
+/// Returns whether the catalogue could not be written because there is no room.
+fn is_catalogue_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
 impl From<std::io::Error> for ApiError {
     fn from(error: std::io::Error) -> Self {
-        match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                ApiError::disk_full()
-            }
-            _ => ApiError::internal(&error),
+        match is_full(&error) {
+            true => ApiError::disk_full(),
+            false => ApiError::internal(&error),
         }
     }
 }
 
 impl From<rusqlite::Error> for ApiError {
     fn from(error: rusqlite::Error) -> Self {
-        match error.sqlite_error_code() {
-            Some(rusqlite::ErrorCode::DiskFull) => ApiError::disk_full(),
-            _ => ApiError::internal(&error),
+        match is_catalogue_full(&error) {
+            true => ApiError::disk_full(),
+            false => ApiError::internal(&error),
         }
     }
 }
 
 impl From<HubError> for ApiError {
     fn from(error: HubError) -> Self {
-        match error {
-            HubError::Catalogue { source, .. } => source.into(),
-            HubError::File { source, .. } => source.into(),
-            other => ApiError::internal(&other),
+        match &error {
+            HubError::Catalogue { source, .. } if is_catalogue_full(source) => {
+                ApiError::disk_full()
+            }
+            HubError::File { source, .. } if is_full(source) => ApiError::disk_full(),
+            // as a whole: it names the file, which the system's error does not
+            _ => ApiError::internal(&error),
         }
     }
 }

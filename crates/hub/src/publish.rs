@@ -11,7 +11,7 @@ use super::catalogue::Publication;
 use super::error::{ApiError, ApiResult};
 use super::quota;
 use super::shelf::{Place, Scope};
-use super::state::{Hub, is_damage, sync_folder};
+use super::state::{Hub, is_damage, remove_file, sync_folder};
 use super::visible::OwnImage;
 use floe_image::{
     Hash, ImageName, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment,
@@ -189,6 +189,7 @@ fn assemble(
         let kept = if !shared || whole || hub.catalogue.is_public_pack(&pack.reference.id)? {
             pack.reference
         } else {
+            hub.check_room(pack.reference.file_bytes)?;
             floe_store::private::make_dirs(folder)?;
             strip(hub, pack, masks, folder)?
         };
@@ -246,6 +247,65 @@ pub(crate) struct Wish<'a> {
     pub upload: Option<&'a str>,
 }
 
+/// The files of an image that is being published. If it is not, those of which the catalogue knows nothing go again: they count for nobody,
+/// so that a user who is over the quota could fill the disk with them. Whoever has it also has `publishing`.
+struct Litter<'a> {
+    hub: &'a Hub,
+    id: &'a Hash,
+    packs: &'a [PackRef],
+    is_published: bool,
+}
+
+impl Litter<'_> {
+    /// They are the files of an image that is there.
+    fn published(mut self) {
+        self.is_published = true;
+    }
+}
+
+impl Drop for Litter<'_> {
+    fn drop(&mut self) {
+        if self.is_published {
+            return;
+        }
+        let catalogue = &self.hub.catalogue;
+        for pack in self.packs {
+            // an error does not say that it knows nothing of it
+            if matches!(catalogue.knows_pack(&pack.id), Ok(false)) {
+                remove_file(&self.hub.shelf.pack_path(&pack.id));
+            }
+        }
+        if matches!(catalogue.knows_image(self.id), Ok(false))
+            && let Err(error) = self.hub.remove_files(self.id)
+        {
+            tracing::warn!(image = %self.id, %error, "the manifest of an image that was not published stays until the next start");
+        }
+    }
+}
+
+/// Moves a pack of an image, which may be in `folder`, to its place; in the place of one that is damaged.
+fn put_in(hub: &Hub, pack: &PackRef, folder: &Path) -> ApiResult<()> {
+    let (from, to) = (
+        folder.join(format!("{}.pack", pack.id)),
+        hub.shelf.pack_path(&pack.id),
+    );
+    let is_sent = from.try_exists()?;
+    let mut is_mended = is_sent && hub.shelf.is_damaged(&pack.id);
+    if !to.try_exists()? {
+        move_in(&from, &to)?;
+    } else if is_sent && !is_whole(&to, &pack.id) {
+        // The sent pack was checked when it was received.
+        tracing::warn!(pack = %pack.id, "a damaged pack is replaced by what was sent");
+        move_in(&from, &to)?;
+        is_mended = true;
+    }
+    // also one whose file was lost, and one that is whole after all
+    if is_mended {
+        hub.mended(&pack.id)?;
+    }
+    Ok(())
+}
+
 /// Publishes an image whose packs are in `scope`. New packs are in `folder` or are made there.
 pub(crate) fn publish(
     hub: &Hub,
@@ -260,19 +320,14 @@ pub(crate) fn publish(
     let publishing = hub.publishing.lock();
     let shared = wish.public || !wish.readers.is_empty();
     let assembled = assemble(hub, &manifest, scope, shared, folder)?;
+    let litter = Litter {
+        hub,
+        id,
+        packs: &assembled.packs,
+        is_published: false,
+    };
     for pack in &assembled.packs {
-        let (from, to) = (
-            folder.join(format!("{}.pack", pack.id)),
-            hub.shelf.pack_path(&pack.id),
-        );
-        if !to.try_exists()? {
-            move_in(&from, &to)?;
-        } else if from.try_exists()? && !is_whole(&to, &pack.id) {
-            // The sent pack was checked when it was received.
-            tracing::warn!(pack = %pack.id, "a damaged pack is replaced by what was sent");
-            move_in(&from, &to)?;
-            hub.mended(&pack.id)?;
-        }
+        put_in(hub, pack, folder)?;
     }
     let layout = Layout {
         packs: assembled.packs.clone(),
@@ -295,6 +350,7 @@ pub(crate) fn publish(
     })?;
     published.map_err(|used| quota::exceeded(wish.owner, &used, &quota))?;
     hub.shelf.forget_scope(id, wish.owner);
+    litter.published();
     drop(publishing);
     if let Some(pool) = &hub.pool {
         pool.note(id, &manifest);
@@ -365,4 +421,92 @@ pub(crate) fn remove(hub: &Hub, image: &OwnImage) -> ApiResult<bool> {
     }
     hub.sweep()?;
     Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Quota;
+    use super::super::quota::Opened;
+    use super::*;
+
+    #[test]
+    fn what_is_not_published_leaves_no_files_that_count_for_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = crate::HubOptions::new(dir.path(), ([127, 0, 0, 1], 0).into());
+        let hub = Hub::open(&options).unwrap();
+        hub.catalogue.ensure_user("ann").unwrap();
+        let [known, unknown] = [1, 2].map(|name| PackRef {
+            id: Hash([name; 32]),
+            file_bytes: 1 << 20,
+            index_offset: 100,
+            index_bytes: 100,
+            root: None,
+        });
+        let id = Hash([9; 32]);
+        let opened = hub
+            .catalogue
+            .open_upload("ann", (&id, 100), 8, &Quota::default());
+        let Opened::Upload(upload) = opened.unwrap() else {
+            panic!("there is room");
+        };
+        hub.catalogue.need_packs(&upload.key, &[known]).unwrap();
+        let packs = [known, unknown];
+        for pack in &packs {
+            let path = hub.shelf.pack_path(&pack.id);
+            floe_store::private::make_dirs(path.parent().unwrap()).unwrap();
+            std::fs::write(path, b"a pack").unwrap();
+        }
+        hub.put_files(&id, b"a manifest", b"a layout").unwrap();
+        let there = || {
+            let manifest = dir.path().join("repo/images").join(id.to_string());
+            let packs = packs.map(|pack| hub.shelf.pack_path(&pack.id));
+            let files = packs.into_iter().chain([manifest]);
+            files
+                .map(|file| file.try_exists().unwrap())
+                .collect::<Vec<bool>>()
+        };
+        let litter = || Litter {
+            hub: &hub,
+            id: &id,
+            packs: &packs,
+            is_published: false,
+        };
+        litter().published();
+        assert_eq!(there(), [true, true, true]);
+        drop(litter());
+        assert_eq!(there(), [true, false, false], "an upload needs the first");
+    }
+
+    #[test]
+    fn a_pack_that_was_lost_is_damaged_no_longer_once_it_was_sent_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = crate::HubOptions::new(dir.path(), ([127, 0, 0, 1], 0).into());
+        let hub = Hub::open(&options).unwrap();
+        hub.catalogue.ensure_user("ann").unwrap();
+        let folder = hub.staging("one");
+        floe_store::private::make_dirs(&folder).unwrap();
+        let mut writer = PackWriter::new(Vec::<u8>::new()).unwrap();
+        let chunk = [7u8; floe_image::CHUNK_SIZE];
+        let frame = compress_frame(Kind::Chunk, &[&chunk], LEVEL);
+        let hash = floe_image::chunk_hash(&chunk);
+        writer.push_frame(Kind::Chunk, &[hash], &frame).unwrap();
+        let (bytes, pack) = writer.finish().unwrap();
+        let opened = hub
+            .catalogue
+            .open_upload("ann", (&pack.id, 100), 8, &Quota::default());
+        let Opened::Upload(upload) = opened.unwrap() else {
+            panic!("there is room");
+        };
+        hub.found_damaged(&pack.id, &"nobody knows it");
+        assert!(!hub.shelf.is_damaged(&pack.id), "it was removed");
+        hub.catalogue.need_packs(&upload.key, &[pack]).unwrap();
+        hub.found_damaged(&pack.id, &"its file is gone");
+        assert!(hub.shelf.is_damaged(&pack.id));
+        std::fs::write(folder.join(format!("{}.pack", pack.id)), &bytes).unwrap();
+        put_in(&hub, &pack, &folder).unwrap();
+        assert!(!hub.shelf.is_damaged(&pack.id));
+        assert_eq!(hub.catalogue.damaged_packs().unwrap(), []);
+        let there = std::fs::read(hub.shelf.pack_path(&pack.id)).unwrap();
+        assert_eq!(there, bytes);
+    }
 }

@@ -214,6 +214,11 @@ impl Hub {
     /// Records that a stored pack is damaged: from now on nobody is told that the hub has its items, until it is sent
     /// again.
     pub fn found_damaged(&self, pack: &Hash, error: &dyn std::fmt::Display) {
+        let is_known = self.shelf.is_damaged(pack);
+        // one that was removed is gone, not damaged: who still reads by an earlier layout finds that
+        if is_known || matches!(self.catalogue.knows_pack(pack), Ok(false)) {
+            return;
+        }
         if !self.shelf.mark_damaged(pack) {
             return;
         }
@@ -247,9 +252,16 @@ impl Hub {
         if let Some(scope) = self.shelf.scope(image) {
             return Ok(scope);
         }
-        let scope = Arc::new(self.scope_of(&self.catalogue.packs(image)?)?);
-        self.shelf.keep_scope(image, scope.clone());
-        Ok(scope)
+        loop {
+            let packs = self.catalogue.packs(image)?;
+            let scope = Arc::new(self.scope_of(&packs)?);
+            self.shelf.keep_scope(image, scope.clone());
+            // who publishes an image anew has its scope forgotten after that, which this one may have missed
+            if self.catalogue.packs(image)? == packs {
+                return Ok(scope);
+            }
+            self.shelf.forget_scope(image.id(), image.owner());
+        }
     }
 
     /// Returns what is kept in memory for an upload.
@@ -510,7 +522,7 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError>
     read().map_err(HubError::file("cannot list", folder))
 }
 
-fn remove_file(path: &Path) {
+pub(crate) fn remove_file(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), %error, "cannot remove a file");

@@ -27,11 +27,11 @@ pub(crate) fn there(hub: &Hub, image: &VisibleImage) -> bool {
     if let Some(known) = hub.thumbnails.0.lock().get(image.id()) {
         return *known;
     }
-    let manifest = std::fs::read(hub.manifest_of(image));
-    let found = manifest
-        .ok()
-        .and_then(|bytes| Manifest::decode(&bytes).ok())
-        .is_some_and(|manifest| manifest.region(THUMB_REGION).is_some());
+    let Ok(bytes) = std::fs::read(hub.manifest_of(image)) else {
+        return false; // not remembered: it can't be read now
+    };
+    let found =
+        Manifest::decode(&bytes).is_ok_and(|manifest| manifest.region(THUMB_REGION).is_some());
     let mut known = hub.thumbnails.0.lock();
     if known.len() >= REMEMBERED_MAX {
         known.clear();

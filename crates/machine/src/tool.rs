@@ -48,7 +48,8 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Starts the tool. Its standard output and standard error can both be read from the child's standard error.
+    /// Starts the tool. Its standard output and standard error can both be read from the child's standard error. It is killed when the
+    /// calling thread ends, which therefore waits for it.
     pub fn start(self, programs: &Programs) -> io::Result<Child> {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -58,7 +59,8 @@ impl Tool {
         let plan = ExecPlan {
             dir: "/".into(),
             announcement: None,
-            ends_with: None,
+            // on an unlinked file it could fill the disk long after a node that was killed
+            ends_with: Some(std::process::id()),
             cgroup: Vec::new(),
             user: is_root.then_some(User { uid: id, gid: id }),
             device_group: None,

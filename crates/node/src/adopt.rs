@@ -162,6 +162,7 @@ impl Adoption {
     /// Takes over the QEMUs, each on a thread of its own; waits a moment for those that answer.
     pub(crate) fn take_over_machines(self: &Arc<Self>, left: Vec<Left>) {
         let (tell, told) = mpsc::channel::<()>();
+        let waited = self.find_leftovers();
         for left in left {
             let (adoption, tell) = (self.clone(), tell.clone());
             let name = left.operation.name.clone();
@@ -174,10 +175,9 @@ impl Adoption {
             }
         }
         let adoption = Arc::downgrade(self);
-        let pool = self.core.home.root().join(machines::STANDBY_DIR);
         let leftovers = move || {
             if let Some(adoption) = adoption.upgrade() {
-                adoption.end_leftovers(&pool);
+                adoption.end_leftovers(&waited);
             }
         };
         let _ = self.core.threads.start("adopt", leftovers);
@@ -377,32 +377,34 @@ impl Adoption {
         }
     }
 
-    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files. What a guest wrote is set aside; while the
-    /// records of some machines can't be read, it may be theirs, and stays.
-    fn end_leftovers(&self, pool: &Path) {
-        let taken: Vec<String> = self
-            .inventory
-            .all()
-            .iter()
-            .map(|entry| entry.record().place)
-            .collect();
-        let found = aside::list(pool).unwrap_or_else(|error| {
+    /// Returns the directories of QEMUs that waited in the pool and belong to no machine. Looked for before this node answers anybody: what
+    /// waits there from then on is its own.
+    fn find_leftovers(&self) -> Vec<PathBuf> {
+        let entries = self.inventory.all();
+        let taken: Vec<String> = entries.iter().map(|entry| entry.record().place).collect();
+        let pool = self.core.home.root().join(machines::STANDBY_DIR);
+        let found = aside::list(&pool).unwrap_or_else(|error| {
             tracing::error!(%error, "QEMUs that waited under the earlier node stay");
             Vec::new()
         });
+        let is_taken = |name: &str| taken.contains(&format!("{}/{name}", machines::STANDBY_DIR));
+        let left = found
+            .iter()
+            .filter(|dir| !is_taken(&dir.file_name().to_string_lossy()));
+        left.map(std::fs::DirEntry::path).collect()
+    }
+
+    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files. What a guest wrote is set aside; while the
+    /// records of some machines can't be read, it may be theirs, and stays.
+    fn end_leftovers(&self, waited: &[PathBuf]) {
         let alone = self.inventory.any_left_alone();
-        for dir in found {
-            let name = dir.file_name().to_string_lossy().into_owned();
-            let dir = dir.path();
-            if taken.contains(&format!("{}/{name}", machines::STANDBY_DIR)) {
-                continue;
-            }
-            if alone && aside::holds(&dir, &is_a_guests).unwrap_or(true) {
+        for dir in waited {
+            if alone && aside::holds(dir, &is_a_guests).unwrap_or(true) {
                 tracing::warn!(dir = %dir.display(), "may belong to a machine whose record can't be read; it stays there");
                 continue;
             }
             machines::end_vm(&dir.join(machines::VM_DIR));
-            aside::remove_or_set_aside(self.core.home.root(), &dir, is_a_guests);
+            aside::remove_or_set_aside(self.core.home.root(), dir, is_a_guests);
         }
         for entry in self.inventory.all() {
             self.end_former(&entry);

@@ -59,8 +59,10 @@ impl Pruning<'_> {
         report.freed_bytes += removed.iter().map(|machine| machine.bytes).sum::<u64>();
         report.machines = removed;
         for (id, mut image) in images {
-            if self.images.user_of(&id).is_some() {
-                continue; // somebody has begun to use it
+            let tags = self.images.repo.all_tags();
+            let named = tags.map(|tags| tags.iter().any(|tag| tag.id == id));
+            if self.images.user_of(&id).is_some() || named.unwrap_or(true) {
+                continue; // somebody has begun to use it, or has named it
             }
             match self.images.discard(&id) {
                 Ok(freed) => {
@@ -105,14 +107,17 @@ impl Pruning<'_> {
             .collect()
     }
 
-    /// Images that have no name and that nothing uses, with what each has for itself.
+    /// Images that have no name and that nothing uses, with what each has for itself; none that may only get its name. An error while there
+    /// is a name that can't be read.
     fn nameless_images(&self) -> Result<Vec<(Hash, Pruned)>, NodeError> {
+        self.images.repo.all_tags()?;
         let mut found = Vec::new();
         for image in self.images.images()?.images {
             let Ok(id) = image.id.parse::<Hash>() else {
                 continue;
             };
-            if image.names.is_empty() && self.images.user_of(&id).is_none() {
+            let may_go = !self.images.may_be_stored_now(image.created_unix_s);
+            if image.names.is_empty() && may_go && self.images.user_of(&id).is_none() {
                 let bytes = image.stored_bytes.saturating_sub(image.shared_bytes);
                 let name = id.short();
                 found.push((id, Pruned { name, bytes }));

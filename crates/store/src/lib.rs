@@ -39,6 +39,6 @@ pub use pool::{
 };
 pub use repository::{
     Damage, ExportStats, FramePlace, GcOptions, GcReport, ImageEntry, Inspection, Optimized,
-    Rearranged, RegionInfo, Repository, Scope, TagEntry, VERSION_TEXT, VerifyReport,
-    parse_tag_file, tag_file_name,
+    Rearranged, RegionInfo, Repository, Scope, TagEntry, UNFINISHED_PULL, VERSION_TEXT,
+    VerifyReport, parse_tag_file, tag_file_name,
 };

@@ -543,7 +543,7 @@ impl Forks {
         let tagged = self
             .images
             .repo
-            .tags()
+            .all_tags()
             .map(|tags| tags.iter().any(|tag| tag.id == *id));
         if !manifest.config.labels.contains_key(FORK_LABEL) || tagged.unwrap_or(true) {
             return;

@@ -4,6 +4,7 @@
 use crate::{
     error::{NodeError, at, at_named, refused},
     images::{
+        DISKS_MAX,
         appliance::{self, Disk},
         disk_content::{self, Content, Packing},
         disk_extent::{self, Facts, Fault},
@@ -17,6 +18,7 @@ use crate::{
     report::Report,
 };
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fs::File,
     io::{Seek, SeekFrom},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
@@ -241,6 +243,16 @@ impl Opener<'_> {
                     opened.push(self.join_inside(&archive, &name, &descriptor)?);
                 }
             }
+            // each disk may be an archive with as many
+            if opened.len() > DISKS_MAX {
+                return Err(refused(
+                    format!(
+                        "{} holds archives with more than {DISKS_MAX} disks, and an image has at most that many",
+                        image.shown
+                    ),
+                    "take those that you want out of it (tar -xf), and import them",
+                ));
+            }
         }
         Ok(opened)
     }
@@ -257,20 +269,22 @@ impl Opener<'_> {
             .rsplit_once('/')
             .map_or(String::new(), |(dir, _)| format!("{dir}/"));
         let extents = disk_vmdk::parse(descriptor).map_err(|why| not_alone(&shown, &why))?;
-        let mut parts = Vec::new();
+        let mut parts = HashMap::new();
         for part in extents.iter().filter_map(|extent| extent.form.name()) {
             let inside = format!("{dir}{part}");
             if !archive.holds(&inside) {
                 return Err(missing_part(&shown, part));
             }
-            if parts.iter().all(|(name, _)| *name != part) {
-                parts.push((part, self.take(archive, &inside)?));
+            if let Entry::Vacant(place) = parts.entry(part) {
+                let DiskImage { unpacked, .. } = self.take(archive, &inside)?;
+                // closed until it is its turn: there may be more of them than the node may have files open
+                place.insert(unpacked.map(NamedTempFile::into_temp_path));
             }
         }
         self.join(descriptor, &shown, &mut |wanted| {
-            let found = parts.iter().find(|(name, _)| *name == wanted);
-            let (_, part) = found.ok_or_else(|| missing_part(&shown, wanted))?;
-            part.file.try_clone().map_err(at("cannot share a file"))
+            let part = parts.get(wanted).and_then(Option::as_ref);
+            let part = part.ok_or_else(|| missing_part(&shown, wanted))?;
+            File::open(part).map_err(at(format!("cannot open {}", part.display())))
         })
     }
 
@@ -502,4 +516,48 @@ pub fn is_disc(file: &File) -> std::io::Result<bool> {
     let mut magic = [0; 5];
     let got = read_up_to(file, 0x8001, &mut magic)?;
     Ok(got == magic.len() && [b"CD001", b"BEA01"].contains(&&magic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An archive with these disks, and a description that names them all.
+    fn appliance(disks: &[(String, Vec<u8>)]) -> Vec<u8> {
+        let mut description = "<Envelope>".to_owned();
+        for (number, (name, _)) in disks.iter().enumerate() {
+            description += &format!("<File id='f{number}' href='{name}'/>");
+            description += &format!("<Disk diskId='d{number}' fileRef='f{number}'/>");
+        }
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut add = |name: &str, bytes: &[u8]| {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            builder.append_data(&mut header, name, bytes).unwrap();
+        };
+        add("a.ovf", description.as_bytes());
+        disks.iter().for_each(|(name, bytes)| add(name, bytes));
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn archives_in_an_archive_have_no_more_disks_than_an_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = |disks: usize| {
+            let disks = (0..disks).map(|n| (format!("{n}.raw"), vec![0u8; 4096]));
+            appliance(&disks.collect::<Vec<_>>())
+        };
+        let opened = |each: usize| {
+            let archives = ["a.raw", "b.raw"].map(|name| (name.to_owned(), inner(each)));
+            let path = dir.path().join("whole.ova");
+            std::fs::write(&path, appliance(&archives)).unwrap();
+            let (mut report, _events) = Report::new();
+            let scratch = || NamedTempFile::new_in(dir.path()).map_err(at("cannot make a file"));
+            let disks = open_disks(&path, false, &scratch, &mut report);
+            disks.map(|disks| disks.len())
+        };
+        assert_eq!(opened(DISKS_MAX / 2).unwrap(), DISKS_MAX);
+        let error = opened(DISKS_MAX / 2 + 1).unwrap_err().to_string();
+        assert!(error.contains("more than 16 disks"), "{error}");
+    }
 }

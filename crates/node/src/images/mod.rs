@@ -59,7 +59,11 @@ use parking_lot::RwLock;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, Weak, mpsc},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -87,6 +91,8 @@ pub(crate) struct Images {
     /// Held for reading while something is stored. Who holds it for writing can remove whatever no image refers to. It is held
     /// while files are synced: it orders what stores and what removes, and no fault or reader of an image takes it.
     pub storing: RwLock<()>,
+    /// Whether something was being stored when garbage was last collected, so that some of it may have stayed.
+    has_garbage: AtomicBool,
     /// `None` once the node is ending.
     mount: RwLock<Option<Serving>>,
     /// Sends the planner's wishes that machines pause or go on.
@@ -114,6 +120,7 @@ impl Images {
             cache,
             sources,
             storing: RwLock::new(()),
+            has_garbage: AtomicBool::new(false),
             mount: RwLock::new(Some(mount)),
             wishes,
             users: RwLock::default(),
@@ -431,11 +438,12 @@ impl Images {
         self.repo.remove(id)?;
         self.drop_kept(id);
         self.forget_image(id);
-        self.collect_garbage()
+        self.collect_garbage(false)
     }
 
-    /// Removes packs that no image needs. Returns how many bytes that freed.
-    fn collect_garbage(&self) -> Result<u64, NodeError> {
+    /// Removes packs that no image needs, and if that is wanted those that `unfinished` pulls have brought. Returns how many bytes that
+    /// freed.
+    fn collect_garbage(&self, unfinished: bool) -> Result<u64, NodeError> {
         let alone = self.storing.try_write();
         let min_age = if alone.is_some() {
             Duration::ZERO
@@ -446,8 +454,31 @@ impl Images {
             min_age,
             untagged: false,
             keep: self.images_in_use(),
+            unfinished,
         };
-        Ok(self.repo.gc(&options)?.bytes)
+        let freed = self.repo.gc(&options)?.bytes;
+        self.has_garbage.store(alone.is_none(), Ordering::Relaxed);
+        Ok(freed)
+    }
+
+    /// Whether an image of that time may be one that is being stored, such as a capture that is rehearsed, and has no name only yet.
+    pub(crate) fn may_be_stored_now(&self, created_unix_s: u64) -> bool {
+        let age_s = crate::unix_now().saturating_sub(created_unix_s);
+        age_s < GC_AGE_WHILE_BUSY.as_secs() && self.storing.try_write().is_none()
+    }
+
+    /// Removes what had to stay when garbage was collected because something was being stored, once nothing is.
+    pub(crate) fn collect_rest(&self) {
+        if !self.has_garbage.load(Ordering::Relaxed) || self.storing.try_write().is_none() {
+            return;
+        }
+        self.has_garbage.store(false, Ordering::Relaxed);
+        match self.collect_garbage(false) {
+            Ok(bytes) => tracing::info!(bytes, "what removed images needed is gone"),
+            Err(error) => {
+                tracing::warn!(%error, "what removed images needed stays until garbage is collected again");
+            }
+        }
     }
 
     /// Writes a region of an image to a file.
@@ -506,9 +537,10 @@ impl Images {
         }
     }
 
-    /// Removes from the cache all that no machine holds, and from the repository all that no image needs.
+    /// Removes from the cache all that no machine holds, and from the repository all that no image needs, with what unfinished pulls have
+    /// brought.
     pub fn cache_gc(&self) -> Result<FreedReport, NodeError> {
-        let freed_bytes = self.cache.gc(0)? + self.collect_garbage()?;
+        let freed_bytes = self.cache.gc(0)? + self.collect_garbage(true)?;
         Ok(FreedReport {
             freed_bytes,
             names: Vec::new(),

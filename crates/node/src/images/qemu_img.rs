@@ -8,7 +8,9 @@ use crate::{
     images::{
         confined::{self, Ended},
         disk_format::Format,
+        disk_import::length_of,
         disk_vhd,
+        unpack::check_space,
     },
     report::ProgressLine,
 };
@@ -78,7 +80,7 @@ pub fn convert(
         unpacked: _unpacked,
         ..
     } = from;
-    let limit = confined::time_limit(file.metadata().map_or(0, |m| m.len()));
+    let limit = confined::time_limit(length_of(&file, &shown)?);
     let mut head = [0; disk_vhd::FOOTER_BYTES as usize];
     let got = read_up_to(&file, 0, &mut head).map_err(at(format!("cannot read {shown}")))?;
     let args = arguments(format, &head[..got], to_format);
@@ -92,7 +94,12 @@ pub fn convert(
     };
     let mut said = Vec::new();
     let hear = |news: &[u8]| hear(news, &mut said, progress);
-    let ended = confined::run(programs, tool, limit, progress.cancel(), hear);
+    // a few bytes of a stranger's can become a disk of any size; what a user exports may take all the room that there is
+    let may_go_on = || match to_format {
+        Format::Raw => check_space(to, &shown),
+        _ => Ok(()),
+    };
+    let ended = confined::run(programs, tool, limit, progress.cancel(), hear, &may_go_on);
     let result = ended.and_then(|ended| judge(ended, &said, &shown, limit));
     if result.is_err() {
         empty()?;

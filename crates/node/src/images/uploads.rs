@@ -93,9 +93,13 @@ impl Images {
         // the id becomes part of a path, so only ids that this module makes are accepted
         let ours = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         let path = self.core.home.tmp().join(format!("{PREFIX}{id}"));
-        match ours && std::fs::remove_file(path).is_ok() {
-            true => Ok(()),
-            false => Err(not_found(format!("there is no upload {id:?}"), "")),
+        let absent = || not_found(format!("there is no upload {id:?}"), "");
+        if !ours {
+            return Err(absent());
+        }
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(absent()),
+            removed => removed.map_err(at(format!("cannot remove {}", path.display()))),
         }
     }
 
@@ -103,6 +107,8 @@ impl Images {
     /// finished goes on from.
     pub(crate) fn tidy_tmp(&self) {
         tidy(&self.core.home.tmp());
+        // also those that came in part when the node was killed
+        self.forget_old_uploads();
         match self.repo.remove_unfinished() {
             Ok(0) => {}
             Ok(bytes) => tracing::info!(

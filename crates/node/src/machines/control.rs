@@ -506,7 +506,8 @@ impl Machines {
         Ok(chosen)
     }
 
-    /// Starts the threads that notice when a QEMU ends, and when the disk is short of space or has space again.
+    /// Starts the threads that notice when a QEMU ends, and when the disk is short of space or has space again, and that remove what was
+    /// left of images.
     pub(crate) fn start_watching(self: &Arc<Self>) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         let machines = Arc::downgrade(self);
@@ -524,6 +525,7 @@ impl Machines {
         })?;
         Ok(
             threads.keep("disk-reserve", self, REFILL_EVERY, |machines| {
+                machines.images.collect_rest();
                 machines.core.reserve.refill();
             })?,
         )

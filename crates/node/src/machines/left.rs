@@ -22,6 +22,6 @@ pub fn running_in(home: &Home) -> Result<Vec<PathBuf>, NodeError> {
 
 fn may_run(dir: &Path) -> bool {
     // a file in place of a directory has no QEMU
-    let is_dir = std::fs::metadata(dir).is_ok_and(|found| found.is_dir());
-    is_dir && !matches!(Machine::process_in(&dir.join(VM_DIR)), Ok(None))
+    let is_file = std::fs::metadata(dir).is_ok_and(|found| !found.is_dir());
+    !is_file && !matches!(Machine::process_in(&dir.join(VM_DIR)), Ok(None))
 }

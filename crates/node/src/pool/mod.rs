@@ -552,8 +552,10 @@ impl Pool {
         self.stock.settle();
         self.core
             .tell(Happened::SubstrateRemoved, name, String::new());
-        let named = self.images.repo.inspect(&record.image);
-        let named = named.is_ok_and(|inspection| !inspection.names.is_empty());
+        let tags = self.images.repo.all_tags();
+        let named = tags.map(|tags| tags.iter().any(|tag| tag.id == record.image));
+        // whether it has a name that can't be read is no reason to remove it
+        let named = named.unwrap_or(true);
         // a machine that stands on it keeps it; it goes with the next prune after that machine
         let freed_bytes = match named || self.images.user_of(&record.image).is_some() {
             true => 0,

@@ -4,7 +4,7 @@ use super::pull::{PullOptions, READ_DEADLINE};
 use super::{OnProgress, Progress, TransferError, check};
 use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, compress_frame};
 use floe_source::{Purpose, Request, WholePacks};
-use floe_store::{Cache, Repository};
+use floe_store::{Cache, Repository, StoreError, UNFINISHED_PULL};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io;
@@ -40,7 +40,7 @@ impl<'a> Unfinished<'a> {
         image: &Hash,
     ) -> Result<Self, TransferError> {
         let folder = repository.dir().join("tmp");
-        let journal = folder.join(format!("pull-{image}"));
+        let journal = folder.join(format!("{UNFINISHED_PULL}{image}"));
         let earlier = std::fs::read(&journal)
             .ok()
             .and_then(|bytes| Layout::decode(&bytes).ok())
@@ -53,7 +53,10 @@ impl<'a> Unfinished<'a> {
         let mut seen: HashSet<Hash> = made.iter().map(|pack| pack.id).collect();
         let mut packs = made.clone();
         for entry in repository.list()? {
-            let layout = repository.layout(&entry.id)?;
+            let layout = match repository.layout(&entry.id) {
+                Err(StoreError::NotFound { .. }) => continue, // removed meanwhile
+                layout => layout?,
+            };
             packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
         }
         packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);

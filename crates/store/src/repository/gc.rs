@@ -4,11 +4,16 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use floe_image::Hash;
+use floe_image::{Hash, LAYOUT_BYTES_MAX, Layout};
 use rustix::fs::FlockOperation;
 
-use super::Repository;
+use super::{Repository, read_bounded};
 use crate::{StoreError, durable};
+
+/// How the name of a file in a repository's `tmp/` begins that notes, as a layout, the packs which an unfinished pull has brought.
+pub const UNFINISHED_PULL: &str = "pull-";
+/// How long what an unfinished pull has brought waits for its next try.
+const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// What [`Repository::gc`] may remove.
 #[derive(Debug, Clone)]
@@ -19,6 +24,8 @@ pub struct GcOptions {
     pub untagged: bool,
     /// Images that something else uses (running machines), and packs (staged uploads); they stay.
     pub keep: Vec<Hash>,
+    /// Whether to remove what unfinished pulls have brought, too. Otherwise it stays for their next try, for a day.
+    pub unfinished: bool,
 }
 
 impl Default for GcOptions {
@@ -28,6 +35,7 @@ impl Default for GcOptions {
             min_age: Duration::from_secs(24 * 3600),
             untagged: false,
             keep: Vec::new(),
+            unfinished: false,
         }
     }
 }
@@ -46,8 +54,15 @@ pub struct GcReport {
 }
 
 impl Repository {
-    /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected.
+    /// Removes an image and its tags. Its packs stay until [`Repository::gc`]; other images that share them are unaffected. Waits for
+    /// publishers to finish: whoever publishes the same image just now would leave a manifest without a layout.
     pub fn remove(&self, id: &Hash) -> Result<(), StoreError> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        self.remove_locked(id)
+    }
+
+    /// Does the same. The caller must hold the lock exclusively.
+    fn remove_locked(&self, id: &Hash) -> Result<(), StoreError> {
         if !self.contains(id)? {
             return Err(self.no_image(format!("image {id}")));
         }
@@ -67,7 +82,8 @@ impl Repository {
     }
 
     /// Removes what nothing refers to: packs that are in no layout, layouts without a manifest, temporary files and, if asked
-    /// to, images without a tag. Waits for publishers to finish. Removes no pack if any layout can't be read.
+    /// to, images without a tag and what unfinished pulls have brought. Waits for publishers to finish. Removes no pack if any layout
+    /// can't be read.
     pub fn gc(&self, options: &GcOptions) -> Result<GcReport, StoreError> {
         let _lock = self.lock(FlockOperation::LockExclusive)?;
         let mut sweep = Sweep {
@@ -81,7 +97,7 @@ impl Repository {
             let kept = self.kept(&images, &keep)?;
             for id in images.difference(&kept) {
                 if sweep.is_old(&self.manifest_path(id))?.is_some() {
-                    self.remove(id)?;
+                    self.remove_locked(id)?;
                     sweep.report.images += 1;
                 }
             }
@@ -89,7 +105,16 @@ impl Repository {
         let images: HashSet<Hash> = self.image_ids()?.into_iter().collect();
         let mut packs = self.listed_packs(&images)?;
         packs.extend(keep);
-        sweep.folder(&self.tmp_dir(), |_| false, |report| &mut report.temporary)?;
+        let notes = match options.unfinished {
+            true => Notes::default(),
+            false => self.notes()?,
+        };
+        packs.extend(notes.packs);
+        sweep.folder(
+            &self.tmp_dir(),
+            |name| notes.names.contains(name),
+            |report| &mut report.temporary,
+        )?;
         let is_litter =
             |name: &str| match name.strip_suffix(".layout").and_then(|id| id.parse().ok()) {
                 Some(id) => !images.contains(&id),
@@ -131,6 +156,42 @@ impl Repository {
         Ok(sweep.report.bytes)
     }
 
+    /// Returns what pulls have noted that may still go on.
+    fn notes(&self) -> Result<Notes, StoreError> {
+        let tmp = self.tmp_dir();
+        let mut notes = Notes::default();
+        for entry in std::fs::read_dir(&tmp).map_err(|e| StoreError::io("list", &tmp, e))? {
+            let entry = entry.map_err(|e| StoreError::io("list", &tmp, e))?;
+            let (path, name) = (entry.path(), entry.file_name());
+            let Some(name) = name
+                .to_str()
+                .filter(|name| name.starts_with(UNFINISHED_PULL))
+            else {
+                continue;
+            };
+            let read = || -> Result<Option<Layout>, StoreError> {
+                let modified = std::fs::metadata(&path).and_then(|meta| meta.modified());
+                let modified = modified.map_err(|e| StoreError::io("look at", &path, e))?;
+                // one of the future is young
+                let is_old = modified.elapsed().is_ok_and(|age| age > UNFINISHED_KEPT);
+                let bytes = read_bounded(&path, LAYOUT_BYTES_MAX as u64)?;
+                Ok((!is_old).then(|| Layout::decode(&bytes).ok()).flatten())
+            };
+            match read() {
+                Ok(Some(layout)) => {
+                    notes.names.insert(name.to_owned());
+                    notes.packs.extend(layout.packs.iter().map(|pack| pack.id));
+                }
+                Ok(None) => {}
+                // the pull has ended meanwhile
+                Err(StoreError::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(notes)
+    }
+
     /// Returns the packs of these images. The caller must hold the lock exclusively.
     pub(super) fn listed_packs<'a>(
         &self,
@@ -163,6 +224,15 @@ impl Repository {
         }
         Ok(kept)
     }
+}
+
+/// What unfinished pulls have noted.
+#[derive(Default)]
+struct Notes {
+    /// The files' names.
+    names: HashSet<String>,
+    /// The packs that they name.
+    packs: Vec<Hash>,
 }
 
 struct Sweep {

@@ -38,7 +38,7 @@ use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
 pub use export::ExportStats;
-pub use gc::{GcOptions, GcReport};
+pub use gc::{GcOptions, GcReport, UNFINISHED_PULL};
 pub use inspect::{ImageEntry, Inspection, RegionInfo};
 pub(crate) use names::unix_now;
 pub use names::{TagEntry, parse_tag_file, tag_file_name};

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use floe_image::{Hash, ImageName};
+use rustix::fs::FlockOperation;
 
 use super::{Repository, read_bounded};
 use crate::{StoreError, durable};
@@ -134,6 +135,8 @@ impl Repository {
                 ),
             });
         }
+        // the image is not removed meanwhile, nor is the file that gets the tag's name swept as litter
+        let _lock = self.lock(FlockOperation::LockShared)?;
         if !self.contains(id)? {
             return Err(self.no_image(format!("image {id}")));
         }
@@ -161,7 +164,7 @@ impl Repository {
     }
 
     /// Returns all tags, for whoever removes what has none: a damaged one is an error, because nobody knows what it points to.
-    pub(super) fn all_tags(&self) -> Result<Vec<TagEntry>, StoreError> {
+    pub fn all_tags(&self) -> Result<Vec<TagEntry>, StoreError> {
         self.tags_or(Err)
     }
 

@@ -46,6 +46,7 @@ fn gc(repository: &Repository, untagged: bool, keep: Vec<Hash>) -> GcReport {
             min_age: Duration::ZERO,
             untagged,
             keep,
+            unfinished: false,
         })
         .unwrap()
 }
@@ -256,6 +257,7 @@ fn a_tag_that_can_not_be_read_removes_no_image_and_an_image_that_can_not_is_not_
         min_age: Duration::ZERO,
         untagged: true,
         keep: Vec::new(),
+        unfinished: false,
     };
     let tag = repository
         .dir()
@@ -281,6 +283,72 @@ fn a_tag_that_can_not_be_read_removes_no_image_and_an_image_that_can_not_is_not_
     std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
     assert!(repository.contains(&id).is_err() && repository.remove(&id).is_err());
     assert_eq!(repository.tags().unwrap().len(), 1);
+}
+
+#[test]
+fn who_names_or_removes_an_image_waits_for_who_publishes_or_collects() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    let publishing = repository.lock(FlockOperation::LockShared).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let other = repository.clone();
+    let removing = std::thread::spawn(move || {
+        tell.send(()).unwrap();
+        other.remove(&id)
+    });
+    told.recv().unwrap();
+    // what a publisher of the same image does, which had begun before
+    let layout = std::fs::read(repository.layout_path(&id)).unwrap();
+    let manifest = repository.manifest_bytes(&id).unwrap();
+    repository
+        .write_file(&repository.layout_path(&id), &layout)
+        .unwrap();
+    repository
+        .write_file(&repository.manifest_path(&id), &manifest)
+        .unwrap();
+    assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+    drop(publishing);
+    removing.join().unwrap().unwrap();
+    assert!(!repository.contains(&id).unwrap());
+    assert!(
+        repository.layout(&id).is_err(),
+        "no layout without manifest"
+    );
+    let collected = gc(&repository, false, vec![]);
+    assert_eq!((collected.packs, collected.temporary), (1, 0));
+}
+
+#[test]
+fn what_an_unfinished_pull_has_brought_waits_a_day_for_its_next_try() {
+    let (_dir, repository) = repository();
+    let (id, bytes) = image(&repository, None, 0..40);
+    let (layout, manifest) = (
+        repository.layout(&id).unwrap(),
+        repository.manifest(&id).unwrap(),
+    );
+    repository.remove(&id).unwrap();
+    let note = repository.tmp_dir().join(format!("{UNFINISHED_PULL}{id}"));
+    std::fs::write(&note, layout.encode()).unwrap();
+    assert_eq!(gc(&repository, false, vec![]), GcReport::default());
+    repository.publish(&manifest, &layout).unwrap();
+    assert_eq!(repository.read_region(&id, "ram", 1 << 20).unwrap(), bytes);
+    // nobody has come back to it, and somebody wants all of the room
+    repository.remove(&id).unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(25 * 3600);
+    let file = OpenOptions::new().write(true).open(&note).unwrap();
+    file.set_modified(old).unwrap();
+    let report = gc(&repository, false, vec![]);
+    assert_eq!((report.packs, report.temporary), (1, 1));
+    let (id, _) = image(&repository, None, 0..40);
+    std::fs::write(&note, repository.layout(&id).unwrap().encode()).unwrap();
+    repository.remove(&id).unwrap();
+    let all = GcOptions {
+        min_age: Duration::ZERO,
+        unfinished: true,
+        ..GcOptions::default()
+    };
+    let report = repository.gc(&all).unwrap();
+    assert_eq!((report.packs, report.temporary), (1, 1));
 }
 
 fn flip(path: &Path, at: u64) {

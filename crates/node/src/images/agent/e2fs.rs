@@ -217,7 +217,8 @@ impl<'a> FileSystem<'a> {
             said.extend_from_slice(&news[..news.len().min(room)]);
         };
         let limit = confined::time_limit(length(self.disk));
-        match confined::run(self.host.programs, tool, limit, self.host.cancel, hear)? {
+        let host = self.host;
+        match confined::run(host.programs, tool, limit, host.cancel, hear, &|| Ok(()))? {
             Ended::Itself(status) => Ok((status.code(), said)),
             Ended::TimedOut => Err(self.failed(program, b"it took too long")),
         }
