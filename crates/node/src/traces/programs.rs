@@ -105,9 +105,11 @@ impl Traces {
             if !self.core.options.traces {
                 break;
             }
-            let kept = self
-                .base_of(&image, None)
-                .and_then(|base| self.keep_programs_of(&base));
+            let kept = self.base_of(&image, None).and_then(|base| {
+                // the mount knows nothing of a disk none of whose machines was on it since the node started
+                self.load_programs(&base)?;
+                self.keep_programs_of(&base)
+            });
             match kept {
                 Ok(list) if list == List::default() => {}
                 Ok(_) => {
