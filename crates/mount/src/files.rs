@@ -19,7 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
 const MACHINES_MAX: usize = 16;
@@ -38,10 +38,15 @@ const WRITTEN_MAX: usize = 4096;
 const TRIES_MAX: usize = 4;
 /// How often a disk's map is made: a guest may make its file systems anew again and again.
 const MADE_MAX: usize = 16;
+/// Bytes of a disk that are read to keep its map up: millions of new directories. A guest may name all of its disk a directory, again and
+/// again, and nobody's share pays for these reads.
+const KEPT_UP_BYTES_MAX: u64 = 16 << 30;
 /// Zeros that are handed to a map at once.
 const ZEROS: &[u8] = &[0; 64 << 10];
-/// A range of zeros longer than this is looked at as if the disk had been made anew.
+/// Of a range of zeros no more is handed to a map: the rest says what it said before, until the guest writes there.
 const ZEROED_MAX: u64 = 64 << 20;
+/// How much is read at once of what was written while a map was made.
+const PART_BYTES: u64 = 256 << 10;
 
 /// Machines that have maps.
 static MACHINES: AtomicUsize = AtomicUsize::new(0);
@@ -62,6 +67,8 @@ struct DiskMap {
     number: u64,
     state: Mutex<State>,
     made: AtomicUsize,
+    /// Bytes that were read to keep the map up.
+    kept_up: AtomicU64,
 }
 
 enum State {
@@ -197,6 +204,7 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
                 number,
                 state,
                 made: AtomicUsize::new(0),
+                kept_up: AtomicU64::new(0),
             })
         })
         .collect();
@@ -238,16 +246,21 @@ pub(crate) fn zeroed(machine: &Machine, disk: &Arc<Disk>, offset: u64, len: u64)
     let Some(map) = machine.files.of(disk) else {
         return;
     };
-    let range = offset..offset.saturating_add(len.min(ZEROED_MAX));
-    let zero = |map: &mut Map| {
-        for at in (range.start..range.end).step_by(ZEROS.len()) {
-            let length = (range.end - at).min(ZEROS.len() as u64);
-            map.wrote(at, &ZEROS[..length as usize]);
+    let end = offset.saturating_add(len.min(ZEROED_MAX));
+    // the map is held for a piece at a time: the disk's other writers wait for it
+    for range in pieces(offset..end, ZEROS.len() as u64) {
+        let zeros = &ZEROS[..(range.end - range.start) as usize];
+        if map.note(&range, |map| map.wrote(range.start, zeros)) {
+            map.catch_up_later();
         }
-    };
-    if map.note(&range, zero) {
-        map.catch_up_later();
     }
+}
+
+/// Divides a range into pieces of at most so many bytes.
+fn pieces(range: Range<u64>, bytes_max: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    let starts = (start..end).step_by(bytes_max as usize);
+    starts.map(move |at| at..end.min(at.saturating_add(bytes_max)))
 }
 
 impl DiskMap {
@@ -273,10 +286,9 @@ impl DiskMap {
                     return;
                 }
             };
-            let Some(mut written) = written.take() else {
+            let Some(written) = written.take() else {
                 continue; // too much was written meanwhile
             };
-            written.retain(|range| map.cares(range.clone()));
             *state = State::Ready(Box::new(Ready {
                 map,
                 is_busy: true,
@@ -285,12 +297,23 @@ impl DiskMap {
             }));
             drop(state);
             // it was read before that was written, or after that: once more, so that it is known
-            for range in written {
-                self.read_part(range);
+            let parts = written.into_iter();
+            for part in parts.flat_map(|range| pieces(range, PART_BYTES)) {
+                if self.cares(&part) {
+                    self.read_part(part);
+                }
             }
             return self.read_wanted();
         }
         *self.state.lock() = State::None("it is written faster than it can be read".into());
+    }
+
+    /// Returns whether there is a map to which it matters what stands here.
+    fn cares(&self, part: &Range<u64>) -> bool {
+        match &*self.state.lock() {
+            State::Ready(ready) => ready.map.cares(part.clone()),
+            State::Reading(_) | State::None(_) => false,
+        }
     }
 
     /// Notes a write to this range, of which the map is told by `tell` if it matters. Returns whether something must be read for it.
@@ -303,7 +326,11 @@ impl DiskMap {
                     *written = None;
                 }
                 if let Some(written) = written {
-                    written.push(range.clone());
+                    match written.last_mut() {
+                        // a disk is mostly written from one end to the other
+                        Some(last) if last.end == range.start => last.end = range.end,
+                        _ => written.push(range.clone()),
+                    }
                 }
                 false
             }
@@ -356,12 +383,18 @@ impl DiskMap {
     fn read_part(&self, part: Range<u64>) {
         let mut buffer = Vec::new();
         for _ in 0..TRIES_MAX {
+            let bytes = part.end - part.start;
+            if self.kept_up.fetch_add(bytes, Ordering::Relaxed) >= KEPT_UP_BYTES_MAX {
+                let why = "too much of it is read again and again to know its files";
+                *self.state.lock() = State::None(why.into());
+                return;
+            }
             if let State::Ready(ready) = &mut *self.state.lock() {
                 ready.part = Some(part.clone());
                 ready.is_written = false;
             }
-            // at most as long as a map wants at once, or as a write is
-            buffer.resize((part.end - part.start) as usize, 0);
+            // at most as long as a map wants at once
+            buffer.resize(bytes as usize, 0);
             let read = read_quietly(&self.disk, part.start, &mut buffer);
             let mut state = self.state.lock();
             let State::Ready(ready) = &mut *state else {
@@ -424,5 +457,20 @@ fn read_quietly(disk: &Disk, offset: u64, out: &mut [u8]) -> io::Result<()> {
             let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
             accepted.map_err(io::Error::other)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_divided_without_gaps_and_its_last_piece_ends_with_it() {
+        let all = |range, bytes_max| pieces(range, bytes_max).collect::<Vec<_>>();
+        assert_eq!(all(3..11, 4), [3..7, 7..11]);
+        assert_eq!(all(3..12, 4), [3..7, 7..11, 11..12]);
+        assert_eq!((all(5..6, 4).len(), all(5..5, 4).len()), (1, 0));
+        let end = u64::MAX;
+        assert_eq!(all(end - 5..end, 4), [end - 5..end - 1, end - 1..end]);
     }
 }
