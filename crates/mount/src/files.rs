@@ -2,24 +2,26 @@
 //!
 //! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. A
 //! thread of its own reads the file system, as the machine sees it, so that neither a start nor a request waits for it; the reads count as
-//! nobody's touches. From then on the map is kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage,
-//! a part of it that isn't on this host) means no map, and no harm.
+//! nobody's touches, and where they access the host's disk they wait in its queue behind what guests wait for. From then on the map is
+//! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
+//! no map, and no harm.
 //!
 //! Locks: each map's own, last of all, for as long as a lookup takes. A request that finds it taken does without.
 
 use crate::core::Core;
-use crate::image::{Extra, Reading};
+use crate::image::{Extra, Image, Need, Reading};
 use crate::io::IoScheduling;
+use crate::job::Job;
 use crate::machine::Machine;
 use crate::overlay::{Disk, Stop};
 use floe_extents::{FileId, Kind, Limits, Map};
 use floe_sched::classify::{ImageId, Program};
-use floe_sched::{Purpose, Who};
+use floe_sched::{Full, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
 const MACHINES_MAX: usize = 16;
@@ -39,7 +41,7 @@ const TRIES_MAX: usize = 4;
 /// How often a disk's map is made: a guest may make its file systems anew again and again.
 const MADE_MAX: usize = 16;
 /// Bytes of a disk that are read to keep its map up: millions of new directories. A guest may name all of its disk a directory, again and
-/// again, and nobody's share pays for these reads.
+/// again, and of what the host has in memory no share is taken.
 const KEPT_UP_BYTES_MAX: u64 = 16 << 30;
 /// Zeros that are handed to a map at once.
 const ZEROS: &[u8] = &[0; 64 << 10];
@@ -62,6 +64,8 @@ pub(crate) struct Files {
 
 /// A disk and its map.
 struct DiskMap {
+    core: Weak<Core>,
+    machine: Weak<Machine>,
     disk: Arc<Disk>,
     /// The number of the disk among its machine's.
     number: u64,
@@ -200,6 +204,8 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
         .map(|(disk, number)| {
             let state = Mutex::new(State::Reading(Some(Vec::new())));
             Arc::new(DiskMap {
+                core: Arc::downgrade(core),
+                machine: Arc::downgrade(machine),
                 disk,
                 number,
                 state,
@@ -272,7 +278,7 @@ impl DiskMap {
         }
         for _ in 0..TRIES_MAX {
             *self.state.lock() = State::Reading(Some(Vec::new()));
-            let read = Map::read(&Quiet(&self.disk), LIMITS);
+            let read = Map::read(&Quiet(self), LIMITS);
             let mut state = self.state.lock();
             let State::Reading(written) = &mut *state else {
                 return;
@@ -381,9 +387,8 @@ impl DiskMap {
 
     /// Reads a part of the disk and hands it to the map, unless the guest has written there meanwhile: then it is read again.
     fn read_part(&self, part: Range<u64>) {
-        let mut buffer = Vec::new();
+        let bytes = part.end - part.start;
         for _ in 0..TRIES_MAX {
-            let bytes = part.end - part.start;
             if self.kept_up.fetch_add(bytes, Ordering::Relaxed) >= KEPT_UP_BYTES_MAX {
                 let why = "too much of it is read again and again to know its files";
                 *self.state.lock() = State::None(why.into());
@@ -394,69 +399,116 @@ impl DiskMap {
                 ready.is_written = false;
             }
             // at most as long as a map wants at once
-            buffer.resize(bytes as usize, 0);
-            let read = read_quietly(&self.disk, part.start, &mut buffer);
+            let read = self.read(part.start, bytes as usize);
             let mut state = self.state.lock();
             let State::Ready(ready) = &mut *state else {
                 return;
             };
             ready.part = None;
-            if read.is_err() {
+            let Ok(read) = read else {
                 return; // the map lacks it
-            }
+            };
             if !ready.is_written {
-                ready.map.wrote(part.start, &buffer);
+                ready.map.wrote(part.start, &read);
                 return;
             }
         }
     }
+
+    /// Reads the disk without that anything counts as touched. What isn't here is fetched after everything else, and only from this host:
+    /// the map of an image that comes over a network would cost as much of the link as some program's launch.
+    fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let extra = Arc::new(Extra::default());
+        let mut bytes = vec![0; length];
+        loop {
+            let mut tried = Tried::new(&self.disk, (offset, bytes), &extra, true);
+            if let Err(Stop::OnDisk) = tried.result {
+                tried = self.read_in_turn(offset, tried.bytes, &extra)?;
+            }
+            match tried.result {
+                Ok(()) => return Ok(tried.bytes),
+                Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+                Err(Stop::Needs | Stop::OnDisk) => bytes = tried.bytes,
+            }
+            let image = tried.image.or_else(|| self.disk.chain().base_image());
+            let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
+                return Err(io::Error::other("not all of it is on this host"));
+            };
+            for need in &tried.needs {
+                let (tell, told) = crossbeam_channel::bounded(1);
+                let done = move |result: Result<&[u8], String>| {
+                    let _ = tell.send(result.map(<[u8]>::to_vec));
+                };
+                let who = Who::node(Purpose::Settle);
+                image
+                    .backend
+                    .demand(who, need.kind, &need.hash, false, Box::new(done));
+                let bytes = told.recv().map_err(io::Error::other)?;
+                let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
+                accepted.map_err(io::Error::other)?;
+            }
+        }
+    }
+
+    /// Reads what the host's disk has to be accessed for, at the machine's cost, when no guest waits for anything.
+    fn read_in_turn(&self, offset: u64, bytes: Vec<u8>, extra: &Arc<Extra>) -> io::Result<Tried> {
+        let (Some(core), Some(machine)) = (self.core.upgrade(), self.machine.upgrade()) else {
+            return Err(io::Error::other("the machine is gone"));
+        };
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let (disk, extra, length) = (self.disk.clone(), extra.clone(), bytes.len() as u64);
+        let read = move || {
+            let _ = tell.send(Tried::new(&disk, (offset, bytes), &extra, false));
+        };
+        let job = Job::Look(Box::new(read), length);
+        let queued = core.queues.work.submit(machine.who(Purpose::Settle), job);
+        // the mount ends without this thread: what it has queued is dropped then
+        drop((core, machine));
+        if let Err(Full(Job::Look(read, _))) = queued {
+            read();
+        }
+        told.recv().map_err(io::Error::other)
+    }
 }
 
-/// A machine's disk, read without that anything counts as touched.
-struct Quiet<'a>(&'a Disk);
+/// What came of reading a disk.
+struct Tried {
+    result: Result<(), Stop>,
+    bytes: Vec<u8>,
+    needs: Vec<Need>,
+    image: Option<Arc<Image>>,
+}
+
+impl Tried {
+    /// Reads a disk from an offset on into these bytes; if `now`, only what the host has in memory.
+    fn new(disk: &Disk, (offset, mut bytes): (u64, Vec<u8>), extra: &Extra, now: bool) -> Tried {
+        let mut reading = Reading {
+            now,
+            quiet: true,
+            extra: Some(extra),
+            ..Reading::default()
+        };
+        let result = disk.read(offset, &mut bytes, &mut reading);
+        Tried {
+            result,
+            bytes,
+            needs: reading.needs,
+            image: reading.image,
+        }
+    }
+}
+
+/// A machine's disk, as its map reads it.
+struct Quiet<'a>(&'a DiskMap);
 
 impl floe_extents::Disk for Quiet<'_> {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        read_quietly(self.0, offset, buffer)
+        buffer.copy_from_slice(&self.0.read(offset, buffer.len())?);
+        Ok(())
     }
 
     fn bytes(&self) -> u64 {
-        self.0.size()
-    }
-}
-
-/// Reads a disk. What isn't here is fetched after everything else, and only from this host: the map of an image that comes over a
-/// network would cost as much of the link as some program's launch.
-fn read_quietly(disk: &Disk, offset: u64, out: &mut [u8]) -> io::Result<()> {
-    let extra = Extra::default();
-    loop {
-        let mut reading = Reading {
-            quiet: true,
-            extra: Some(&extra),
-            ..Reading::default()
-        };
-        match disk.read(offset, out, &mut reading) {
-            Ok(()) => return Ok(()),
-            Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
-            Err(Stop::Needs | Stop::OnDisk) => {}
-        }
-        let image = reading.image.or_else(|| disk.chain().base_image());
-        let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
-            return Err(io::Error::other("not all of it is on this host"));
-        };
-        for need in &reading.needs {
-            let (tell, told) = crossbeam_channel::bounded(1);
-            let done = move |result: Result<&[u8], String>| {
-                let _ = tell.send(result.map(<[u8]>::to_vec));
-            };
-            let who = Who::node(Purpose::Settle);
-            image
-                .backend
-                .demand(who, need.kind, &need.hash, false, Box::new(done));
-            let bytes = told.recv().map_err(io::Error::other)?;
-            let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
-            accepted.map_err(io::Error::other)?;
-        }
+        self.0.disk.size()
     }
 }
 
