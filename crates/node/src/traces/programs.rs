@@ -147,6 +147,7 @@ impl Traces {
     }
 
     fn keep_programs_of(&self, base: &Hash) -> Result<List, NodeError> {
+        let _one = self.storing_programs.lock();
         let list = self.images.with_mount(|mount| Ok(mount.io_list(*base)))?;
         // one that can't be read isn't written over
         let stored = self.stored_programs(base)?;
