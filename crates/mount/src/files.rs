@@ -6,7 +6,8 @@
 //! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
 //! no map, and no harm.
 //!
-//! Locks: each map's own, last of all, for as long as a lookup takes. A request that finds it taken does without.
+//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds it taken does without; a write that does for too
+//! long goes on, and the map is made again.
 
 use crate::core::Core;
 use crate::image::{Extra, Image, Need, Reading};
@@ -22,6 +23,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
 const MACHINES_MAX: usize = 16;
@@ -49,6 +51,9 @@ const ZEROS: &[u8] = &[0; 64 << 10];
 const ZEROED_MAX: u64 = 64 << 20;
 /// How much is read at once of what was written while a map was made.
 const PART_BYTES: u64 = 256 << 10;
+/// How long a write waits for its disk's map. One block of a hostile disk may take the map a good part of a second, and the threads that
+/// would wait meanwhile serve all machines.
+const NOTED_WITHIN: Duration = Duration::from_millis(50);
 
 /// Machines that have maps.
 static MACHINES: AtomicUsize = AtomicUsize::new(0);
@@ -73,6 +78,8 @@ struct DiskMap {
     made: AtomicUsize,
     /// Bytes that were read to keep the map up.
     kept_up: AtomicU64,
+    /// Whether a write found the map held for too long, and so isn't known to it: it is made again.
+    is_behind: AtomicBool,
 }
 
 enum State {
@@ -211,6 +218,7 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
                 state,
                 made: AtomicUsize::new(0),
                 kept_up: AtomicU64::new(0),
+                is_behind: AtomicBool::new(false),
             })
         })
         .collect();
@@ -277,6 +285,8 @@ impl DiskMap {
             return;
         }
         for _ in 0..TRIES_MAX {
+            // what was written before this is read now
+            self.is_behind.store(false, Ordering::Release);
             *self.state.lock() = State::Reading(Some(Vec::new()));
             let read = Map::read(&Quiet(self), LIMITS);
             let mut state = self.state.lock();
@@ -292,7 +302,8 @@ impl DiskMap {
                     return;
                 }
             };
-            let Some(written) = written.take() else {
+            let is_behind = self.is_behind.load(Ordering::Acquire);
+            let Some(written) = written.take().filter(|_| !is_behind) else {
                 continue; // too much was written meanwhile
             };
             *state = State::Ready(Box::new(Ready {
@@ -324,7 +335,10 @@ impl DiskMap {
 
     /// Notes a write to this range, of which the map is told by `tell` if it matters. Returns whether something must be read for it.
     fn note(&self, range: &Range<u64>, tell: impl FnOnce(&mut Map)) -> bool {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock_for(NOTED_WITHIN) else {
+            self.is_behind.store(true, Ordering::Release);
+            return false;
+        };
         match &mut *state {
             State::None(_) => false,
             State::Reading(written) => {
@@ -344,11 +358,13 @@ impl DiskMap {
                 if let Some(part) = &ready.part {
                     ready.is_written |= range.start < part.end && part.start < range.end;
                 }
-                if !ready.map.cares(range.clone()) {
+                let is_behind = self.is_behind.load(Ordering::Acquire);
+                if ready.map.cares(range.clone()) {
+                    tell(&mut ready.map);
+                } else if !is_behind {
                     return false;
                 }
-                tell(&mut ready.map);
-                let wants = ready.map.is_stale() || ready.map.has_wanted();
+                let wants = is_behind || ready.map.is_stale() || ready.map.has_wanted();
                 wants && !std::mem::replace(&mut ready.is_busy, true)
             }
         }
@@ -372,7 +388,7 @@ impl DiskMap {
             let State::Ready(ready) = &mut *state else {
                 return;
             };
-            if ready.map.is_stale() {
+            if ready.map.is_stale() || self.is_behind.load(Ordering::Acquire) {
                 drop(state);
                 return self.make();
             }
