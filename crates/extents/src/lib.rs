@@ -86,7 +86,8 @@ pub enum Error {
 pub struct Limits {
     /// Files and directories.
     pub inodes: usize,
-    /// Runs of blocks, at most 60 bytes each. Those of an empty file system are among them: three for each 128 MiB.
+    /// Runs of blocks, at most 60 bytes each. Those of an empty file system are among them: three for each group of blocks, mostly 128 MiB.
+    /// One with more groups than this has no map.
     pub extents: usize,
     /// Bytes that names take.
     pub name_bytes: usize,

@@ -117,6 +117,9 @@ fn what_exceeds_the_limits_is_left_out_and_told() {
     let map = Map::read(&*image.read(), few).unwrap();
     assert!(map.left_out().extents > 300);
     assert!(map.extents().count() <= 300);
+    let few = Limits { extents: 2, ..all };
+    let error = Map::read(&*image.read(), few).unwrap_err().to_string();
+    assert!(error.contains("more groups of blocks"), "{error}");
     let few = Limits {
         name_bytes: 10_000,
         ..all

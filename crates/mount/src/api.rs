@@ -415,6 +415,7 @@ impl Mount {
             image: image.clone(),
             dir: spec.dir,
             disks,
+            changing: Mutex::default(),
             trace,
             progress: Mutex::default(),
             counters: machine::Counters::default(),

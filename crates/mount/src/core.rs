@@ -229,14 +229,16 @@ impl Core {
 
     /// A machine has ended: nothing is kept of its requests, and those of its household have its part.
     pub(crate) fn io_gone(&self, machine: MachineId) {
+        let mut limits = self.limits.lock();
+        // In one step with the rest, and before it: who divides the household's limit would have the machine begin anew in the queues.
+        let before = limits.remove(&machine);
         self.queues.work.policy(|policy, _| policy.gone(machine));
         {
             let images = self.images.read();
             let backends = images.values().map(|image| &image.backend);
             backends.for_each(|backend| backend.gone(machine));
         }
-        let mut limits = self.limits.lock();
-        if let Some((household, limit)) = limits.remove(&machine) {
+        if let Some((household, limit)) = before {
             self.divide_io(&mut limits, &household, limit);
         }
     }

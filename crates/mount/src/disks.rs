@@ -62,8 +62,8 @@ impl Mount {
     /// is durable.
     pub fn add_disk(&self, machine: &str, spec: &DiskSpec) -> Result<(), MountError> {
         let machine = self.machine_of(machine)?;
-        let mut disks = machine.disks.write();
-        if disks.iter().any(|disk| disk.name == spec.name) {
+        let _one = machine.changing.lock();
+        if machine.disk(&spec.name).is_some() {
             return Err(MountError::Name {
                 what: "disk",
                 name: spec.name.clone(),
@@ -75,25 +75,23 @@ impl Mount {
         self.core
             .tree
             .add(vec![entry(&machine, disk.clone())], owner)?;
-        disks.push(disk);
+        machine.disks.write().push(disk);
         Ok(())
     }
 
     /// Takes a disk of a machine off the mount, and removes what was written to it. A VMM that still has it open gets errors.
     pub fn remove_disk(&self, machine: &str, disk: &str) -> Result<(), MountError> {
         let machine = self.machine_of(machine)?;
-        let mut disks = machine.disks.write();
-        let Some(at) = disks.iter().position(|known| known.name == disk) else {
-            return Err(MountError::Unknown {
-                what: "disk",
-                name: disk.to_owned(),
-            });
-        };
+        let _one = machine.changing.lock();
+        let removed = machine.disk(disk).ok_or_else(|| MountError::Unknown {
+            what: "disk",
+            name: disk.to_owned(),
+        })?;
         self.remove(&format!("machines/{}/{disk}", machine.name))?;
-        let removed = disks.remove(at);
+        let is_kept = |known: &Arc<Disk>| !Arc::ptr_eq(known, &removed);
+        machine.disks.write().retain(is_kept);
         machine.files.forget(&removed);
         removed.close();
-        drop(disks);
         Mount::discard_disk(&machine.dir, disk)
     }
 

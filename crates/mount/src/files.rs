@@ -2,24 +2,28 @@
 //!
 //! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. A
 //! thread of its own reads the file system, as the machine sees it, so that neither a start nor a request waits for it; the reads count as
-//! nobody's touches. From then on the map is kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage,
-//! a part of it that isn't on this host) means no map, and no harm.
+//! nobody's touches, and where they access the host's disk they wait in its queue behind what guests wait for. From then on the map is
+//! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
+//! no map, and no harm.
 //!
-//! Locks: each map's own, last of all, for as long as a lookup takes. A request that finds it taken does without.
+//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds it taken does without; a write that does for too
+//! long goes on, and the map is made again.
 
 use crate::core::Core;
-use crate::image::{Extra, Reading};
+use crate::image::{Extra, Image, Need, Reading};
 use crate::io::IoScheduling;
+use crate::job::Job;
 use crate::machine::Machine;
 use crate::overlay::{Disk, Stop};
 use floe_extents::{FileId, Kind, Limits, Map};
 use floe_sched::classify::{ImageId, Program};
-use floe_sched::{Purpose, Who};
+use floe_sched::{Full, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
 const MACHINES_MAX: usize = 16;
@@ -38,10 +42,18 @@ const WRITTEN_MAX: usize = 4096;
 const TRIES_MAX: usize = 4;
 /// How often a disk's map is made: a guest may make its file systems anew again and again.
 const MADE_MAX: usize = 16;
+/// Bytes of a disk that are read to keep its map up: millions of new directories. A guest may name all of its disk a directory, again and
+/// again, and of what the host has in memory no share is taken.
+const KEPT_UP_BYTES_MAX: u64 = 16 << 30;
 /// Zeros that are handed to a map at once.
 const ZEROS: &[u8] = &[0; 64 << 10];
-/// A range of zeros longer than this is looked at as if the disk had been made anew.
+/// Of a range of zeros no more is handed to a map: the rest says what it said before, until the guest writes there.
 const ZEROED_MAX: u64 = 64 << 20;
+/// How much is read at once of what was written while a map was made.
+const PART_BYTES: u64 = 256 << 10;
+/// How long a write waits for its disk's map. One block of a hostile disk may take the map a good part of a second, and the threads that
+/// would wait meanwhile serve all machines.
+const NOTED_WITHIN: Duration = Duration::from_millis(50);
 
 /// Machines that have maps.
 static MACHINES: AtomicUsize = AtomicUsize::new(0);
@@ -57,11 +69,17 @@ pub(crate) struct Files {
 
 /// A disk and its map.
 struct DiskMap {
+    core: Weak<Core>,
+    machine: Weak<Machine>,
     disk: Arc<Disk>,
     /// The number of the disk among its machine's.
     number: u64,
     state: Mutex<State>,
     made: AtomicUsize,
+    /// Bytes that were read to keep the map up.
+    kept_up: AtomicU64,
+    /// Whether a write found the map held for too long, and so isn't known to it: it is made again.
+    is_behind: AtomicBool,
 }
 
 enum State {
@@ -193,10 +211,14 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
         .map(|(disk, number)| {
             let state = Mutex::new(State::Reading(Some(Vec::new())));
             Arc::new(DiskMap {
+                core: Arc::downgrade(core),
+                machine: Arc::downgrade(machine),
                 disk,
                 number,
                 state,
                 made: AtomicUsize::new(0),
+                kept_up: AtomicU64::new(0),
+                is_behind: AtomicBool::new(false),
             })
         })
         .collect();
@@ -238,16 +260,21 @@ pub(crate) fn zeroed(machine: &Machine, disk: &Arc<Disk>, offset: u64, len: u64)
     let Some(map) = machine.files.of(disk) else {
         return;
     };
-    let range = offset..offset.saturating_add(len.min(ZEROED_MAX));
-    let zero = |map: &mut Map| {
-        for at in (range.start..range.end).step_by(ZEROS.len()) {
-            let length = (range.end - at).min(ZEROS.len() as u64);
-            map.wrote(at, &ZEROS[..length as usize]);
+    let end = offset.saturating_add(len.min(ZEROED_MAX));
+    // the map is held for a piece at a time: the disk's other writers wait for it
+    for range in pieces(offset..end, ZEROS.len() as u64) {
+        let zeros = &ZEROS[..(range.end - range.start) as usize];
+        if map.note(&range, |map| map.wrote(range.start, zeros)) {
+            map.catch_up_later();
         }
-    };
-    if map.note(&range, zero) {
-        map.catch_up_later();
     }
+}
+
+/// Divides a range into pieces of at most so many bytes.
+fn pieces(range: Range<u64>, bytes_max: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    let starts = (start..end).step_by(bytes_max as usize);
+    starts.map(move |at| at..end.min(at.saturating_add(bytes_max)))
 }
 
 impl DiskMap {
@@ -258,8 +285,10 @@ impl DiskMap {
             return;
         }
         for _ in 0..TRIES_MAX {
+            // what was written before this is read now
+            self.is_behind.store(false, Ordering::Release);
             *self.state.lock() = State::Reading(Some(Vec::new()));
-            let read = Map::read(&Quiet(&self.disk), LIMITS);
+            let read = Map::read(&Quiet(self), LIMITS);
             let mut state = self.state.lock();
             let State::Reading(written) = &mut *state else {
                 return;
@@ -273,10 +302,10 @@ impl DiskMap {
                     return;
                 }
             };
-            let Some(mut written) = written.take() else {
+            let is_behind = self.is_behind.load(Ordering::Acquire);
+            let Some(written) = written.take().filter(|_| !is_behind) else {
                 continue; // too much was written meanwhile
             };
-            written.retain(|range| map.cares(range.clone()));
             *state = State::Ready(Box::new(Ready {
                 map,
                 is_busy: true,
@@ -285,17 +314,31 @@ impl DiskMap {
             }));
             drop(state);
             // it was read before that was written, or after that: once more, so that it is known
-            for range in written {
-                self.read_part(range);
+            let parts = written.into_iter();
+            for part in parts.flat_map(|range| pieces(range, PART_BYTES)) {
+                if self.cares(&part) {
+                    self.read_part(part);
+                }
             }
             return self.read_wanted();
         }
         *self.state.lock() = State::None("it is written faster than it can be read".into());
     }
 
+    /// Returns whether there is a map to which it matters what stands here.
+    fn cares(&self, part: &Range<u64>) -> bool {
+        match &*self.state.lock() {
+            State::Ready(ready) => ready.map.cares(part.clone()),
+            State::Reading(_) | State::None(_) => false,
+        }
+    }
+
     /// Notes a write to this range, of which the map is told by `tell` if it matters. Returns whether something must be read for it.
     fn note(&self, range: &Range<u64>, tell: impl FnOnce(&mut Map)) -> bool {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock_for(NOTED_WITHIN) else {
+            self.is_behind.store(true, Ordering::Release);
+            return false;
+        };
         match &mut *state {
             State::None(_) => false,
             State::Reading(written) => {
@@ -303,7 +346,11 @@ impl DiskMap {
                     *written = None;
                 }
                 if let Some(written) = written {
-                    written.push(range.clone());
+                    match written.last_mut() {
+                        // a disk is mostly written from one end to the other
+                        Some(last) if last.end == range.start => last.end = range.end,
+                        _ => written.push(range.clone()),
+                    }
                 }
                 false
             }
@@ -311,11 +358,13 @@ impl DiskMap {
                 if let Some(part) = &ready.part {
                     ready.is_written |= range.start < part.end && part.start < range.end;
                 }
-                if !ready.map.cares(range.clone()) {
+                let is_behind = self.is_behind.load(Ordering::Acquire);
+                if ready.map.cares(range.clone()) {
+                    tell(&mut ready.map);
+                } else if !is_behind {
                     return false;
                 }
-                tell(&mut ready.map);
-                let wants = ready.map.is_stale() || ready.map.has_wanted();
+                let wants = is_behind || ready.map.is_stale() || ready.map.has_wanted();
                 wants && !std::mem::replace(&mut ready.is_busy, true)
             }
         }
@@ -339,7 +388,7 @@ impl DiskMap {
             let State::Ready(ready) = &mut *state else {
                 return;
             };
-            if ready.map.is_stale() {
+            if ready.map.is_stale() || self.is_behind.load(Ordering::Acquire) {
                 drop(state);
                 return self.make();
             }
@@ -354,75 +403,142 @@ impl DiskMap {
 
     /// Reads a part of the disk and hands it to the map, unless the guest has written there meanwhile: then it is read again.
     fn read_part(&self, part: Range<u64>) {
-        let mut buffer = Vec::new();
+        let bytes = part.end - part.start;
         for _ in 0..TRIES_MAX {
+            if self.kept_up.fetch_add(bytes, Ordering::Relaxed) >= KEPT_UP_BYTES_MAX {
+                let why = "too much of it is read again and again to know its files";
+                *self.state.lock() = State::None(why.into());
+                return;
+            }
             if let State::Ready(ready) = &mut *self.state.lock() {
                 ready.part = Some(part.clone());
                 ready.is_written = false;
             }
-            // at most as long as a map wants at once, or as a write is
-            buffer.resize((part.end - part.start) as usize, 0);
-            let read = read_quietly(&self.disk, part.start, &mut buffer);
+            // at most as long as a map wants at once
+            let read = self.read(part.start, bytes as usize);
             let mut state = self.state.lock();
             let State::Ready(ready) = &mut *state else {
                 return;
             };
             ready.part = None;
-            if read.is_err() {
+            let Ok(read) = read else {
                 return; // the map lacks it
-            }
+            };
             if !ready.is_written {
-                ready.map.wrote(part.start, &buffer);
+                ready.map.wrote(part.start, &read);
                 return;
             }
         }
     }
+
+    /// Reads the disk without that anything counts as touched. What isn't here is fetched after everything else, and only from this host:
+    /// the map of an image that comes over a network would cost as much of the link as some program's launch.
+    fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let extra = Arc::new(Extra::default());
+        let mut bytes = vec![0; length];
+        loop {
+            let mut tried = Tried::new(&self.disk, (offset, bytes), &extra, true);
+            if let Err(Stop::OnDisk) = tried.result {
+                tried = self.read_in_turn(offset, tried.bytes, &extra)?;
+            }
+            match tried.result {
+                Ok(()) => return Ok(tried.bytes),
+                Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
+                Err(Stop::Needs | Stop::OnDisk) => bytes = tried.bytes,
+            }
+            let image = tried.image.or_else(|| self.disk.chain().base_image());
+            let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
+                return Err(io::Error::other("not all of it is on this host"));
+            };
+            for need in &tried.needs {
+                let (tell, told) = crossbeam_channel::bounded(1);
+                let done = move |result: Result<&[u8], String>| {
+                    let _ = tell.send(result.map(<[u8]>::to_vec));
+                };
+                let who = Who::node(Purpose::Settle);
+                image
+                    .backend
+                    .demand(who, need.kind, &need.hash, false, Box::new(done));
+                let bytes = told.recv().map_err(io::Error::other)?;
+                let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
+                accepted.map_err(io::Error::other)?;
+            }
+        }
+    }
+
+    /// Reads what the host's disk has to be accessed for, at the machine's cost, when no guest waits for anything.
+    fn read_in_turn(&self, offset: u64, bytes: Vec<u8>, extra: &Arc<Extra>) -> io::Result<Tried> {
+        let (Some(core), Some(machine)) = (self.core.upgrade(), self.machine.upgrade()) else {
+            return Err(io::Error::other("the machine is gone"));
+        };
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let (disk, extra, length) = (self.disk.clone(), extra.clone(), bytes.len() as u64);
+        let read = move || {
+            let _ = tell.send(Tried::new(&disk, (offset, bytes), &extra, false));
+        };
+        let job = Job::Look(Box::new(read), length);
+        let queued = core.queues.work.submit(machine.who(Purpose::Settle), job);
+        // the mount ends without this thread: what it has queued is dropped then
+        drop((core, machine));
+        if let Err(Full(Job::Look(read, _))) = queued {
+            read();
+        }
+        told.recv().map_err(io::Error::other)
+    }
 }
 
-/// A machine's disk, read without that anything counts as touched.
-struct Quiet<'a>(&'a Disk);
+/// What came of reading a disk.
+struct Tried {
+    result: Result<(), Stop>,
+    bytes: Vec<u8>,
+    needs: Vec<Need>,
+    image: Option<Arc<Image>>,
+}
+
+impl Tried {
+    /// Reads a disk from an offset on into these bytes; if `now`, only what the host has in memory.
+    fn new(disk: &Disk, (offset, mut bytes): (u64, Vec<u8>), extra: &Extra, now: bool) -> Tried {
+        let mut reading = Reading {
+            now,
+            quiet: true,
+            extra: Some(extra),
+            ..Reading::default()
+        };
+        let result = disk.read(offset, &mut bytes, &mut reading);
+        Tried {
+            result,
+            bytes,
+            needs: reading.needs,
+            image: reading.image,
+        }
+    }
+}
+
+/// A machine's disk, as its map reads it.
+struct Quiet<'a>(&'a DiskMap);
 
 impl floe_extents::Disk for Quiet<'_> {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        read_quietly(self.0, offset, buffer)
+        buffer.copy_from_slice(&self.0.read(offset, buffer.len())?);
+        Ok(())
     }
 
     fn bytes(&self) -> u64 {
-        self.0.size()
+        self.0.disk.size()
     }
 }
 
-/// Reads a disk. What isn't here is fetched after everything else, and only from this host: the map of an image that comes over a
-/// network would cost as much of the link as some program's launch.
-fn read_quietly(disk: &Disk, offset: u64, out: &mut [u8]) -> io::Result<()> {
-    let extra = Extra::default();
-    loop {
-        let mut reading = Reading {
-            quiet: true,
-            extra: Some(&extra),
-            ..Reading::default()
-        };
-        match disk.read(offset, out, &mut reading) {
-            Ok(()) => return Ok(()),
-            Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
-            Err(Stop::Needs | Stop::OnDisk) => {}
-        }
-        let image = reading.image.or_else(|| disk.chain().base_image());
-        let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
-            return Err(io::Error::other("not all of it is on this host"));
-        };
-        for need in &reading.needs {
-            let (tell, told) = crossbeam_channel::bounded(1);
-            let done = move |result: Result<&[u8], String>| {
-                let _ = tell.send(result.map(<[u8]>::to_vec));
-            };
-            let who = Who::node(Purpose::Settle);
-            image
-                .backend
-                .demand(who, need.kind, &need.hash, false, Box::new(done));
-            let bytes = told.recv().map_err(io::Error::other)?;
-            let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
-            accepted.map_err(io::Error::other)?;
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_divided_without_gaps_and_its_last_piece_ends_with_it() {
+        let all = |range, bytes_max| pieces(range, bytes_max).collect::<Vec<_>>();
+        assert_eq!(all(3..11, 4), [3..7, 7..11]);
+        assert_eq!(all(3..12, 4), [3..7, 7..11, 11..12]);
+        assert_eq!((all(5..6, 4).len(), all(5..5, 4).len()), (1, 0));
+        let end = u64::MAX;
+        assert_eq!(all(end - 5..end, 4), [end - 5..end - 1, end - 1..end]);
     }
 }

@@ -328,13 +328,21 @@ impl Image {
         let in_extra = |out: &mut [u8; CHUNK_SIZE]| {
             extra.is_some_and(|e| e.lock().get(&hash).is_some_and(|b| copy(b, out)))
         };
-        if !self.backend.get(&hash, out, false) && !in_extra(out) {
-            reading.needs.push(Need {
+        let got = match reading.now {
+            true => self.backend.get_now(&hash, out, false),
+            false if self.backend.get(&hash, out, false) => Got::Here,
+            false => Got::Missing,
+        };
+        match got {
+            Got::Here => {}
+            Got::OnDisk => reading.on_disk = true,
+            Got::Missing if in_extra(out) => {}
+            Got::Missing => reading.needs.push(Need {
                 kind: Kind::Chunk,
                 hash,
                 region,
                 index: chunk,
-            });
+            }),
         }
     }
 

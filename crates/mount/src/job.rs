@@ -25,6 +25,8 @@ pub(crate) enum Job {
     Request(Raw),
     /// Write so many bytes of the oldest of a disk's that are only in the page cache.
     Piece(Arc<Machine>, Arc<Disk>, u64),
+    /// Read so many bytes that no guest waits for.
+    Look(Box<dyn FnOnce() + Send>, u64),
 }
 
 impl Queued for Job {
@@ -32,6 +34,7 @@ impl Queued for Job {
         match self {
             Job::Request(raw) => raw.bytes.len() as u64,
             Job::Piece(..) => 0,
+            Job::Look(_, bytes) => *bytes,
         }
     }
 
@@ -47,6 +50,7 @@ impl Queued for Job {
         let raw = match self {
             Job::Request(raw) => raw,
             Job::Piece(_, _, bytes) => return (Op::Write, *bytes),
+            Job::Look(_, bytes) => return (Op::Read, *bytes),
         };
         let Some((header, body)) = abi::parse(&raw.bytes) else {
             return (Op::Read, 0);

@@ -23,8 +23,11 @@ pub(crate) struct Machine {
     /// The directory with its disks and its trace.
     pub dir: PathBuf,
     pub image: Arc<Image>,
-    /// In the order in which it got them; only `disks` changes this.
+    /// In the order in which it got them; only `disks` changes this. Each request looks at it, also on threads that serve the kernel, so
+    /// nobody holds it for longer than that takes.
     pub disks: RwLock<Vec<Arc<Disk>>>,
+    /// Held while a disk is added or removed, which takes as long as the host's disk and the kernel do.
+    pub changing: Mutex<()>,
     pub trace: Trace,
     /// What is planned for it by the image's model; at most a quarter of a second old.
     pub progress: Mutex<Progress>,

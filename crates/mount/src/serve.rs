@@ -48,6 +48,7 @@ pub(crate) fn work(core: &Weak<Core>, queue: &Queue<Job>, reply: &mut Pinned) {
             Job::Piece(machine, disk, bytes) => {
                 writeback::write_piece(&core, (&machine, &disk), bytes, reply);
             }
+            Job::Look(read, _) => read(),
         }
         queue.served(who, work);
     }
@@ -256,7 +257,7 @@ impl Call<'_> {
 
     fn swap(&self, who: Who, job: Job, reply: &mut [u8]) {
         for (who, job) in self.core.queues.work.submit_or_swap(who, job) {
-            // A piece isn't quick, so it is never given back in place of another.
+            // Nothing else is quick, so it is never given back in place of another.
             if let Job::Request(request) = job {
                 handle_raw(self.core, who, request, reply);
             }

@@ -6,7 +6,7 @@ use crate::MountError;
 use crate::core::Core;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) struct Trace {
     path: PathBuf,
     start_unix_us: u64,
     state: Mutex<State>,
-    /// Locked while it is written; never together with `state` but to take what is to be written.
+    /// Locked while it is written, and before `state`, which is not locked for that long.
     file: Mutex<File>,
 }
 
@@ -47,6 +47,7 @@ impl Writer {
 
 /// Writes all machines' traces out now and then, until the mount is gone. A disk that stands still holds up this thread only.
 pub(crate) fn run(core: &Weak<Core>, writer: &Writer) {
+    let mut failed = HashSet::new();
     loop {
         let mut closed = writer.closed.lock();
         if !*closed {
@@ -60,10 +61,16 @@ pub(crate) fn run(core: &Weak<Core>, writer: &Writer) {
             return;
         };
         let machines: Vec<_> = core.machines.read().values().cloned().collect();
+        let before = std::mem::take(&mut failed);
         for machine in machines {
-            if let Err(error) = machine.trace.write_out() {
-                tracing::warn!(machine = machine.name, %error, "the trace could not be written");
+            let Err(error) = machine.trace.write_out() else {
+                continue;
+            };
+            // a disk may be full for long
+            if !before.contains(&machine.id) {
+                tracing::warn!(machine = machine.name, %error, "the trace could not be written; it is tried again");
             }
+            failed.insert(machine.id);
         }
     }
 }
@@ -77,7 +84,7 @@ struct State {
     /// Start and end of the last pauses, in Unix microseconds; a pause that goes on ends at `u64::MAX`.
     pauses: VecDeque<(u64, u64)>,
     writer: TraceWriter<Vec<u8>>,
-    /// Bytes that were taken to be written out, now or before.
+    /// Bytes that were written out, the file's length.
     bytes: u64,
 }
 
@@ -171,14 +178,20 @@ impl Trace {
     /// Appends what was recorded to the file, and returns its path.
     pub(crate) fn write_out(&self) -> Result<&Path, MountError> {
         let mut file = self.file.lock();
-        let bytes = {
+        let (bytes, length) = {
             let mut state = self.state.lock();
-            let bytes = std::mem::take(state.writer.get_mut());
-            state.bytes += bytes.len() as u64;
-            bytes
+            (std::mem::take(state.writer.get_mut()), state.bytes)
         };
-        file.write_all(&bytes)
-            .map_err(MountError::io("append to the trace", &self.path))?;
+        let written = file.write_all(&bytes);
+        let mut state = self.state.lock();
+        if let Err(error) = written {
+            // Accesses are told relative to those before them: what a full disk has not taken is written again, and whole.
+            let _ = file.set_len(length);
+            let newer = std::mem::replace(state.writer.get_mut(), bytes);
+            state.writer.get_mut().extend_from_slice(&newer);
+            return Err(MountError::io("append to the trace", &self.path)(error));
+        }
+        state.bytes += bytes.len() as u64;
         Ok(&self.path)
     }
 }
@@ -253,6 +266,23 @@ mod tests {
         let bytes = std::fs::read(&path).unwrap();
         let chunks: Vec<u32> = TraceReader::new(&bytes).unwrap().map(|a| a.chunk).collect();
         assert_eq!(chunks, [0, 1, 2, 3, 4, 5, 6, 7, 8, 99]);
+    }
+
+    #[test]
+    fn what_a_full_disk_has_not_taken_is_written_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let trace = Trace::open(dir.path(), Hash::of(b"x"), "web").unwrap();
+        trace.push(1, 5, 0);
+        trace.write_out().unwrap();
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let file = std::mem::replace(&mut *trace.file.lock(), full);
+        trace.push(1, 6, 0);
+        trace.write_out().unwrap_err();
+        trace.push(1, 7, 0);
+        *trace.file.lock() = file;
+        let bytes = std::fs::read(trace.write_out().unwrap()).unwrap();
+        let chunks: Vec<u32> = TraceReader::new(&bytes).unwrap().map(|a| a.chunk).collect();
+        assert_eq!(chunks, [5, 6, 7]);
     }
 
     #[test]

@@ -173,8 +173,8 @@ fn submit(core: &Core, mut todo: Todo) -> Vec<(Who, Raw)> {
             let back = core.queues.work.submit_or_swap(who, job);
             own.extend(back.into_iter().filter_map(|(who, job)| match job {
                 Job::Request(raw) => Some((who, raw)),
-                // A piece isn't quick, so it is never given back in place of another.
-                Job::Piece(..) => None,
+                // Nothing else is quick, so it is never given back in place of another.
+                Job::Piece(..) | Job::Look(..) => None,
             }));
             continue;
         };

@@ -90,8 +90,12 @@ impl FileSystem {
         limits: Limits,
     ) -> Result<FileSystem, Error> {
         let geometry = Geometry::read(superblock, at, disk_bytes)?;
+        if geometry.groups as usize > limits.extents {
+            let what = "it has more groups of blocks than a map has room for";
+            return Err(Error::Damaged { offset: at, what });
+        }
         let mut system = FileSystem {
-            // at most GROUPS_MAX
+            // no more than runs of blocks
             groups: vec![Group::default(); geometry.groups as usize],
             disk_bytes,
             claims: Claims::new(limits.extents),

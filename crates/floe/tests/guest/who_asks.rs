@@ -231,6 +231,17 @@ fn what_is_said_of_an_images_programs_outlives_a_killed_node_and_can_be_taken_ba
     let long = "x".repeat(49);
     code(&node, 2, &["io", "allow", "desk", &long]);
 
+    // nor does a node write over it that has put none of the image's machines on its mount
+    code(&node, 0, &["io", "allow", "desk", "vlc"]);
+    run(&node, "desk", "off");
+    code(&node, 0, &["stop", "--now", "off"]);
+    for _ in 0..2 {
+        node.end(Signal::TERM);
+        node.start_again();
+    }
+    assert_eq!(learned(&node, "desk").allowed, ["vlc"]);
+    code(&node, 0, &["rm", "off"]);
+
     // a list that was damaged is left alone: its machines start without it, and nothing is written over it
     node.end(Signal::KILL);
     let stored = lists(&node);

@@ -15,6 +15,7 @@ use floe_image::{Hash, LineageError, Manifest, lineage};
 use floe_store::StoreError;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
+use std::io::ErrorKind;
 
 /// What was found of an image.
 #[derive(Clone, Copy, Debug)]
@@ -100,11 +101,16 @@ impl Traces {
             Err(StoreError::NotFound { .. }) => {}
             manifest => return Ok(Some(manifest?)),
         }
-        let machines = self.inventory.all();
-        let mut beside = machines
-            .iter()
-            .map(|entry| load_manifest(&entry.dir, image));
-        Ok(beside.find_map(Result::ok))
+        // What can't be read now isn't absent: the disk that is found without it would be stored.
+        let mut unreadable = None;
+        for entry in self.inventory.all() {
+            match load_manifest(&entry.dir, image) {
+                Ok(manifest) => return Ok(Some(manifest)),
+                Err(NodeError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                Err(error) => unreadable = Some(error),
+            }
+        }
+        unreadable.map_or(Ok(None), Err)
     }
 
     /// Looks on which disk each image of the repository stands while its parents are here, and stores that for those that have parents,

@@ -87,6 +87,8 @@ pub(crate) struct Traces {
     image_bytes: Mutex<HashMap<Hash, u64>>,
     /// On which base disk each image stands.
     bases: Bases,
+    /// Held while a list of interactive programs is stored, before it is asked for: none is written over by an earlier state of it.
+    storing_programs: Mutex<()>,
 }
 
 impl ImageUser for Traces {
@@ -115,6 +117,7 @@ impl Traces {
             inventory,
             image_bytes: Mutex::default(),
             bases: Bases::default(),
+            storing_programs: Mutex::default(),
         });
         let user: Weak<Traces> = Arc::downgrade(&traces);
         traces.images.ask_too(user);

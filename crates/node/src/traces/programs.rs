@@ -105,9 +105,11 @@ impl Traces {
             if !self.core.options.traces {
                 break;
             }
-            let kept = self
-                .base_of(&image, None)
-                .and_then(|base| self.keep_programs_of(&base));
+            let kept = self.base_of(&image, None).and_then(|base| {
+                // the mount knows nothing of a disk none of whose machines was on it since the node started
+                self.load_programs(&base)?;
+                self.keep_programs_of(&base)
+            });
             match kept {
                 Ok(list) if list == List::default() => {}
                 Ok(_) => {
@@ -145,6 +147,7 @@ impl Traces {
     }
 
     fn keep_programs_of(&self, base: &Hash) -> Result<List, NodeError> {
+        let _one = self.storing_programs.lock();
         let list = self.images.with_mount(|mount| Ok(mount.io_list(*base)))?;
         // one that can't be read isn't written over
         let stored = self.stored_programs(base)?;
