@@ -279,9 +279,11 @@ impl Source for Web {
     }
 
     fn link(&self) -> LinkEstimate {
+        // the traffic of both, which never shrinks: what it is may be found out in between
+        let (hub, files) = (self.hub.link(), self.files.link());
         match self.is_hub.get() {
-            Some(false) => self.files.link(),
-            _ => self.hub.link(),
+            Some(false) => files.with(hub),
+            _ => hub.with(files),
         }
     }
 }
