@@ -194,11 +194,15 @@ impl Server {
             .map_err(|e| Fault::NotAsked(format!("cannot start a connection: {e}")))?;
         let until = floe_threads::from_now(limit);
         let dialled = runtime.block_on(async { timeout_at(until.into(), self.dial()).await });
-        match dialled {
-            Ok(Ok((send, driver))) => Ok(Connection::new(runtime, send, driver)),
-            Ok(Err(reason)) => Err(Fault::NotAsked(reason)),
-            Err(_) => Err(Fault::Late { asked: false }),
-        }
+        let fault = match dialled {
+            Ok(Ok((send, driver))) => return Ok(Connection::new(runtime, send, driver)),
+            Ok(Err(reason)) => Fault::NotAsked(reason),
+            Err(_) => Fault::Late { asked: false },
+        };
+        // A name is looked up on a thread of the runtime's, and one that is merely dropped would wait for it, whatever the limit: resolvers
+        // that answer nothing take tens of seconds.
+        runtime.shutdown_background();
+        Err(fault)
     }
 
     async fn dial(&self) -> Result<Dialled, String> {
