@@ -5,9 +5,8 @@
 //! neighbours are read with one range request. A frame is always unpacked as a whole, so all of its items go to the sink.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use floe_image::{
 use floe_store::FramePlace;
 use parking_lot::Mutex;
 
+use crate::kept::keep;
 use crate::{LinkEstimate, Purpose, READ_ITEMS_MAX, Request, Sink, SourceError};
 
 /// Frames that are no further apart than this are read together: on any link, 16 KiB take less time than another request.
@@ -379,7 +379,7 @@ impl<O: PackBytes> Packed<O> {
                 if let Some(path) = kept
                     && let Err(error) = keep(&path, &bytes)
                 {
-                    tracing::warn!(%error, path = %path.display(), "cannot keep a pack's index; it will be fetched again");
+                    tracing::warn!(%error, path = %path.display(), "cannot keep a pack's index, or remove old ones; what is missing is fetched again");
                 }
                 index
             }
@@ -493,15 +493,6 @@ fn unpack(
         }
     }
     result
-}
-
-fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    floe_store::private::make_dirs(dir)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir)?;
-    file.write_all(bytes)?;
-    file.persist(path)?;
-    Ok(())
 }
 
 /// Returns the path of a pack among a repository's objects.
