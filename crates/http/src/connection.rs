@@ -26,6 +26,9 @@ use crate::tls;
 /// one, so this limits how much is still sent after it has asked to stop.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// How often a watcher is called while nothing of the request moves: so late it may ask to stop.
+const TELL_EVERY: Duration = Duration::from_millis(500);
+
 /// How long an exchange, and its parts, may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -59,7 +62,8 @@ impl Limits {
 /// that arrives. An error ends the exchange.
 pub type OnData<'a, E> = dyn FnMut(&Parts, &[u8]) -> Result<(), E> + 'a;
 
-/// Called with how many more bytes of the request's body were given to the connection. An error ends the exchange.
+/// Called with how many more bytes of the request's body were given to the connection; and with none, now and then, while the answer's
+/// head is waited for. An error ends the exchange.
 pub type OnSent<'a, E> = dyn FnMut(u64) -> Result<(), E> + 'a;
 
 /// Why an exchange ended early.
@@ -266,7 +270,8 @@ async fn exchange<E>(
             progress: Some(progress.clone()),
         },
     });
-    let watched = sent.is_some();
+    // a body of no bytes is never asked for, and sent with the head
+    let unwatched = sent.is_none() || request.body().is_end_stream();
     let response = match sent {
         None => send.send_request(request).await,
         Some(sent) => watch(send.send_request(request), &progress, limits, sent).await?,
@@ -275,7 +280,7 @@ async fn exchange<E>(
         Ok(response) => response,
         Err(error) => return Err(why_silent(error, driver).await.into()),
     };
-    let complete = !watched || progress.over.load(Relaxed);
+    let complete = unwatched || progress.over.load(Relaxed);
     let received = receive(response, data);
     let head = match limits.answer {
         None => received.await?,
@@ -294,25 +299,31 @@ async fn watch<E>(
     sent: &mut OnSent<'_, E>,
 ) -> Result<hyper::Result<Response<Incoming>>, Ended<E>> {
     let mut asked = std::pin::pin!(asked);
+    let mut since = Instant::now();
     loop {
         let limit = match progress.over.load(Relaxed) {
             true => limits.answer,
             false => limits.stall,
         };
-        let late = async {
-            match limit {
-                Some(limit) => sleep_until(from_now(limit).into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let late = limit.and_then(|limit| since.checked_add(limit));
+        let tell = from_now(TELL_EVERY);
+        let next = late.map_or(tell, |late| late.min(tell));
         tokio::select! {
             biased;
             response = &mut asked => {
                 progress.tell(sent)?;
                 return Ok(response);
             }
-            () = progress.moved.notified() => progress.tell(sent)?,
-            () = late => return Err(Fault::Late { asked: true }.into()),
+            () = progress.moved.notified() => {
+                since = Instant::now();
+                progress.tell(sent)?;
+            }
+            () = sleep_until(next.into()) => {
+                if late.is_some_and(|late| late <= Instant::now()) {
+                    return Err(Fault::Late { asked: true }.into());
+                }
+                sent(0).map_err(Ended::Caller)?;
+            }
         }
     }
 }

@@ -189,6 +189,44 @@ fn a_large_body_is_watched_and_can_be_stopped() {
 }
 
 #[test]
+fn a_watched_request_without_a_body_leaves_its_connection_to_the_next() {
+    let (url, connections) = server(|mut tcp| {
+        while head(&mut tcp).is_some() {
+            tcp.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+                .unwrap();
+        }
+    });
+    let server = Arc::new(Server::new(&url, None).unwrap());
+    let pool = Pool::new(server.clone(), 1);
+    let make = || Ok::<_, String>(get(&server));
+    for _ in 0..3 {
+        let mut sent = |_| Ok(());
+        let parts = pool.exchange(&limits(), &make, Some(&mut sent), &mut |_, _| Ok(()));
+        assert_eq!(parts.unwrap().status, StatusCode::OK);
+    }
+    assert_eq!(connections.load(SeqCst), 1);
+}
+
+#[test]
+fn who_watches_a_request_can_end_the_wait_for_an_answer_that_does_not_come() {
+    let (url, _) = server(|mut tcp| {
+        head(&mut tcp);
+        // Keeps the connection open until the client closes it.
+        let _ = tcp.read(&mut [0]);
+    });
+    let server = Arc::new(Server::new(&url, None).unwrap());
+    let pool = Pool::new(server.clone(), 1);
+    let mut sent = |_| Err("enough".to_owned());
+    let ended = pool.exchange(
+        &limits(),
+        &|| Ok(get(&server)),
+        Some(&mut sent),
+        &mut |_, _| Ok(()),
+    );
+    assert!(matches!(ended, Err(Ended::Caller(why)) if why == "enough"));
+}
+
+#[test]
 fn an_answer_that_comes_before_the_body_was_sent_is_read() {
     let (url, connections) = server(|mut tcp| {
         head(&mut tcp);

@@ -176,7 +176,7 @@ impl Http {
                 return Ok(parts);
             };
             let next = elsewhere.next(place.as_ref(), ask.path, &parts.headers);
-            place = Some(next.map_err(|why| self.unsupported(ask.what, &why))?);
+            place = Some(next.map_err(|why| self.not_followed(ask.what, place.as_ref(), &why))?);
         }
         Err(self.unanswered(
             ask.what,
@@ -282,10 +282,18 @@ impl Http {
         }
     }
 
-    fn unsupported(&self, what: &str, why: &str) -> SourceError {
-        SourceError::Unsupported {
-            at: self.shown().into(),
-            reason: format!("refused {what}: {why}"),
+    /// Returns the error of a redirect that is not followed, from the server itself or from where it has sent us. The latter says nothing of
+    /// the server: a network's page for signing in sends whoever asks anything from one place to the next.
+    fn not_followed(&self, what: &str, from: Option<&Place>, why: &str) -> SourceError {
+        match from {
+            Some(place) => self.unanswered(
+                what,
+                format!("it sent us to {}, which {why}", place.shown()),
+            ),
+            None => SourceError::Unsupported {
+                at: self.shown().into(),
+                reason: format!("refused {what}: {why}"),
+            },
         }
     }
 

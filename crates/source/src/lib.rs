@@ -31,6 +31,7 @@ mod fetcher;
 mod files;
 mod http;
 mod hub;
+mod kept;
 mod link;
 pub mod multicast;
 mod origin;

@@ -32,7 +32,8 @@ impl Origin {
         Origin { token, ..self }
     }
 
-    /// Returns the same origin with a PEM file of the certificate authorities to trust instead of the system's.
+    /// Returns the same origin with a PEM file of the certificate authorities to trust instead of the system's; for a bucket beside those,
+    /// since its credentials may come from another server.
     pub fn with_ca(self, ca: Option<PathBuf>) -> Origin {
         Origin { ca, ..self }
     }

@@ -5,10 +5,10 @@
 //! neighbours are read with one range request. A frame is always unpacked as a whole, so all of its items go to the sink.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use floe_image::{
@@ -18,6 +18,7 @@ use floe_image::{
 use floe_store::FramePlace;
 use parking_lot::Mutex;
 
+use crate::kept::keep;
 use crate::{LinkEstimate, Purpose, READ_ITEMS_MAX, Request, Sink, SourceError};
 
 /// Frames that are no further apart than this are read together: on any link, 16 KiB take less time than another request.
@@ -25,6 +26,9 @@ const GAP_BYTES_MAX: u64 = 16 << 10;
 
 /// Largest range request in bytes, which a thread holds in memory; longer reads become several requests.
 const RANGE_BYTES_MAX: u64 = 4 << 20;
+
+/// Most bytes of indices in memory, those of some 50 GiB of packs. Beyond that they are read again when they are needed.
+const INDICES_BYTES_MAX: u64 = 1 << 30;
 
 /// Most bytes of a tag file: an id and a date.
 const TAG_FILE_BYTES_MAX: u64 = 512;
@@ -75,6 +79,8 @@ pub(crate) struct Packed<O> {
     index_dir: Option<PathBuf>,
     layouts: Mutex<HashMap<Hash, Arc<Layout>>>,
     indices: Mutex<HashMap<Hash, Arc<IndexSlot>>>,
+    /// How many bytes of indices were taken into memory since it was last emptied.
+    indices_bytes: AtomicU64,
 }
 
 /// A pack's index, once it is here. The lock is held while the index is fetched, so that it is fetched once.
@@ -99,6 +105,7 @@ impl<O: PackBytes> Packed<O> {
             index_dir,
             layouts: Mutex::default(),
             indices: Mutex::default(),
+            indices_bytes: AtomicU64::new(0),
         }
     }
 
@@ -353,8 +360,24 @@ impl<O: PackBytes> Packed<O> {
         let mut request = clock.request();
         request.who.purpose = Purpose::Demand;
         let index = Arc::new(self.load_index(pack, &request)?);
+        self.make_room_for(u64::from(pack.index_bytes));
         *here = Some(index.clone());
         Ok(index)
+    }
+
+    /// Forgets the indices in memory if there are too many with one of so many bytes: a layout is a stranger's, and may name a million packs.
+    /// Reads that are under way have those that they need.
+    fn make_room_for(&self, bytes: u64) {
+        if self.indices_bytes.fetch_add(bytes, Relaxed) + bytes <= INDICES_BYTES_MAX {
+            return;
+        }
+        self.indices_bytes.store(bytes, Relaxed);
+        for slot in self.indices.lock().values() {
+            // one that is locked is being looked into, or brought
+            if let Some(mut here) = slot.try_lock() {
+                *here = None;
+            }
+        }
     }
 
     /// Returns a pack's index from the disk, or fetches it. It isn't kept in memory.
@@ -379,7 +402,7 @@ impl<O: PackBytes> Packed<O> {
                 if let Some(path) = kept
                     && let Err(error) = keep(&path, &bytes)
                 {
-                    tracing::warn!(%error, path = %path.display(), "cannot keep a pack's index; it will be fetched again");
+                    tracing::warn!(%error, path = %path.display(), "cannot keep a pack's index, or remove old ones; what is missing is fetched again");
                 }
                 index
             }
@@ -493,15 +516,6 @@ fn unpack(
         }
     }
     result
-}
-
-fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    floe_store::private::make_dirs(dir)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir)?;
-    file.write_all(bytes)?;
-    file.persist(path)?;
-    Ok(())
 }
 
 /// Returns the path of a pack among a repository's objects.

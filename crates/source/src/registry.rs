@@ -18,7 +18,7 @@ use crate::{
 pub struct Options {
     /// Longest time for `resolve`, `manifest` and `layout`. Reads have their own deadlines.
     pub timeout: Duration,
-    /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again.
+    /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again: 1 GiB of them.
     pub index_dir: Option<PathBuf>,
     /// Names and values in which buckets' credentials and servers, and proxies, are looked for, as in an environment; `None`: this
     /// process's own environment.
@@ -279,9 +279,11 @@ impl Source for Web {
     }
 
     fn link(&self) -> LinkEstimate {
+        // the traffic of both, which never shrinks: what it is may be found out in between
+        let (hub, files) = (self.hub.link(), self.files.link());
         match self.is_hub.get() {
-            Some(false) => self.files.link(),
-            _ => self.hub.link(),
+            Some(false) => files.with(hub),
+            _ => hub.with(files),
         }
     }
 }

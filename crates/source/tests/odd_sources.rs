@@ -302,6 +302,49 @@ fn a_hub_that_sends_questions_on_is_followed_and_a_circle_is_left() {
 }
 
 #[test]
+fn what_is_asked_of_a_hub_waits_for_a_network_that_wants_somebody_to_sign_in() {
+    let fixture = Fixture::new();
+    let empty = "content-length: 0\r\nconnection: close\r\n\r\n";
+    // the page's own server sends whoever comes on, out of the web even
+    for status in [302, 303] {
+        let (page, _) = raw_server(move |_| {
+            format!("HTTP/1.1 {status} x\r\nlocation: ftp://page/?sig={SIGNATURE}\r\n{empty}")
+        });
+        let (front, heard) = raw_server(move |_| {
+            format!("HTTP/1.1 {status} x\r\nlocation: http://{page}/\r\n{empty}")
+        });
+        let source = Hub::new(&origin(&format!("http://{front}")), &options()).unwrap();
+        let wants = [fixture.want(0)];
+        let errors = [
+            read_all(&source, &fixture.image, &wants, LIMIT)
+                .0
+                .unwrap_err(),
+            source.manifest(&fixture.image).unwrap_err(),
+        ];
+        assert!(heard.lock()[0].starts_with("POST "), "a read is no GET");
+        for error in errors {
+            assert!(error.is_retryable(), "{error}");
+            assert!(!error.to_string().contains(SIGNATURE), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_has_lost_its_end_and_a_proxy_without_a_password_are_no_end_for_good() {
+    let answer = |status: u16| {
+        let (at, _) = raw_server(move |_| {
+            format!("HTTP/1.1 {status} x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        });
+        files(at).resolve("web").unwrap_err()
+    };
+    let short = answer(416);
+    assert!(matches!(short, SourceError::Invalid { .. }), "{short}");
+    assert!(short.falls_through(), "another source may have all of it");
+    let proxy = answer(407);
+    assert!(matches!(proxy, SourceError::Unanswered { .. }), "{proxy}");
+}
+
+#[test]
 fn a_page_for_signing_in_does_not_make_a_hub_a_web_server() {
     let fixture = Fixture::new();
     let hub = hub_server(&fixture.repository);

@@ -468,6 +468,7 @@ fn the_kind_of_a_web_address_is_found_out_at_first_use() {
         "ftp://x",
         "http://",
         "https://user:secret@host",
+        "s3://user:secret@bucket/x",
         "http://host?x=1",
         "s3://",
     ] {

@@ -77,12 +77,12 @@ fn who_waits_for_a_source_is_told_since_when_and_why_until_something_comes() {
 }
 
 #[test]
-fn what_is_denied_or_missing_for_a_while_is_not_believed_before_its_time() {
+fn what_is_denied_missing_or_refused_for_a_while_is_not_believed_before_its_time() {
     let patient = bench(FetchOptions {
         believed_after: PATIENCE * 10,
         ..FetchOptions::default()
     });
-    let acts = [Act::Deny, Act::Lack, Act::Deny, Act::Deny, Act::Lack];
+    let acts = [Act::Deny, Act::Lack, Act::Refuse, Act::Deny, Act::Lack];
     patient.script.play(&acts);
     let told = patient.demand().recv_timeout(PATIENCE).unwrap();
     assert_eq!(told.unwrap(), patient.chunk.1);

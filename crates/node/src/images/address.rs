@@ -35,8 +35,13 @@ pub fn is_address(text: &str) -> bool {
 /// Returns the ways in which an address can be read, the likeliest first.
 pub fn references(text: &str) -> Result<Vec<Reference>, NodeError> {
     let bad = |why: &str| {
+        let shown = match text.contains("://") {
+            // there may be a password in it, or a signature
+            true => floe_http::shown(text),
+            false => text.to_owned(),
+        };
         usage(
-            format!("{text:?} is no image's address: {why}"),
+            format!("{shown:?} is no image's address: {why}"),
             "write for example https://hub/NAME or /srv/images/NAME",
         )
     };
@@ -163,14 +168,16 @@ mod tests {
 
     #[test]
     fn an_address_without_a_name_is_refused() {
-        for text in ["https://hub", "https://hub/", "https:///x", "https://hub/#"] {
-            assert!(
-                references(text)
-                    .unwrap_err()
-                    .to_string()
-                    .contains("no image's address"),
-                "{text}"
-            );
+        for text in [
+            "https://hub",
+            "https://ann:geheim@hub/?sig=geheim",
+            "https://ann:geheim@hub:port/x",
+            "https:///x",
+            "https://hub/#",
+        ] {
+            let error = references(text).unwrap_err().to_string();
+            assert!(error.contains("no image's address"), "{error}");
+            assert!(!error.contains("geheim"), "{error}");
         }
         assert!(!is_address("debian:12"));
         assert!(!is_address("team/debian"));

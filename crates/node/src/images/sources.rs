@@ -389,22 +389,26 @@ fn was_reached(error: &SourceError) -> bool {
 }
 
 /// Asks one way after the other, until one has the image or fails. Returns that way's address and the image's id. The error is what
-/// failed, else what the first way said that lacks the image; `None` if there are no ways.
+/// failed, else what the first way said that denies or lacks the image; `None` if there are no ways.
 fn first_that_has(
     ways: &[Reference],
     open: impl Fn(&str) -> Result<Arc<dyn Source>, SourceError>,
 ) -> Result<(String, Hash), Option<SourceError>> {
-    let mut first = None;
+    let (mut denied, mut lacks) = (None, None);
     for way in ways {
         match open(&way.base).and_then(|source| source.resolve(&way.name)) {
             Ok(id) => return Ok((way.base.clone(), id)),
             Err(error @ SourceError::Missing { .. }) => {
-                first.get_or_insert(error);
+                lacks.get_or_insert(error);
             }
-            Err(error) => return Err(Some(error)),
+            // a bucket behind the web that nobody may list says so of each name that it does not have
+            Err(error @ SourceError::Denied { .. }) => {
+                denied.get_or_insert(error);
+            }
+            Err(error) => return Err(Some(denied.unwrap_or(error))),
         }
     }
-    Err(first)
+    Err(denied.or(lacks))
 }
 
 #[cfg(test)]
@@ -468,6 +472,45 @@ pub(crate) mod tests {
             format!("{at}/any/path")
         );
         assert_eq!(base("s3://bucket/prefix/web"), "s3://bucket/prefix");
+    }
+
+    #[test]
+    fn a_way_that_is_denied_hides_no_other_and_is_what_the_user_is_told() {
+        let ways = ["denies", "lacks", "fails", "other"].map(|base| Reference {
+            base: base.into(),
+            name: "web".into(),
+        });
+        let (at, what) = ("there", "image web");
+        let ask = |range: std::ops::Range<usize>| {
+            let asked = Mutex::new(0);
+            let open = |base: &str| {
+                *asked.lock() += 1;
+                let (at, what) = (at.to_owned(), what.to_owned());
+                let reason = "no".to_owned();
+                Err(match base {
+                    "denies" => SourceError::Denied {
+                        at,
+                        what,
+                        fix: reason,
+                    },
+                    "lacks" => SourceError::Missing { at, what },
+                    _ => SourceError::Unanswered { at, what, reason },
+                })
+            };
+            let error = first_that_has(&ways[range], open).unwrap_err();
+            (error, asked.into_inner())
+        };
+        for (range, asked) in [(0..2, 2), (0..4, 3)] {
+            let (error, count) = ask(range);
+            assert!(matches!(error, Some(SourceError::Denied { .. })));
+            assert_eq!(count, asked);
+        }
+        assert!(matches!(
+            ask(1..4),
+            (Some(SourceError::Unanswered { .. }), 2)
+        ));
+        assert!(matches!(ask(1..2).0, Some(SourceError::Missing { .. })));
+        assert!(ask(0..0).0.is_none());
     }
 
     #[test]

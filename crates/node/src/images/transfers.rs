@@ -48,7 +48,7 @@ impl Images {
         let transfer = self.send_own(&self.repo, &id, &goal, report)?;
         report.stage("push")?;
         self.core
-            .tell(Happened::ImagePushed, &id.short(), request.to.clone());
+            .tell(Happened::ImagePushed, &id.short(), said(&request.to));
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             transfer: Some(transfer),
@@ -116,11 +116,11 @@ impl Images {
         };
         let transfer = self.send_found(&found, &goal, report)?;
         report.stage("copy")?;
-        let (happened, said) = match goal.to {
+        let (happened, place) = match goal.to {
             Target::Here => (Happened::ImageAdded, &request.from),
             _ => (Happened::ImagePushed, &request.to),
         };
-        self.core.tell(happened, &found.id.short(), said.clone());
+        self.core.tell(happened, &found.id.short(), said(place));
         Ok(Outcome {
             image: match self.repo.contains(&found.id)? {
                 true => Some(self.summary(&found.id)?),
@@ -274,11 +274,8 @@ impl Images {
             self.repo.tag(name, &found.id)?;
         }
         report.stage("pull")?;
-        self.core.tell(
-            Happened::ImageAdded,
-            &found.id.short(),
-            request.from.clone(),
-        );
+        self.core
+            .tell(Happened::ImageAdded, &found.id.short(), said(&request.from));
         Ok(Outcome {
             image: Some(self.summary(&found.id)?),
             transfer: Some(transfer),
@@ -309,7 +306,8 @@ impl Images {
             &options,
             &progress,
         )?;
-        let counted = found.fetcher.source().link().wire_bytes - before;
+        let counted = found.fetcher.source().link().wire_bytes;
+        let counted = counted.saturating_sub(before);
         Ok(TransferReport {
             // a directory has no link whose bytes could be counted
             wire_bytes: if counted > 0 {
@@ -428,6 +426,14 @@ fn absolute(path: &str) -> Result<PathBuf, NodeError> {
         .map_err(|e| usage(format!("{path:?} is no directory: {e}"), "name another"))
 }
 
+/// Returns an address as an event says it: a signature that a user has copied along with it is for nobody else.
+fn said(address: &str) -> String {
+    match address.contains("://") {
+        true => floe_http::shown(address),
+        false => address.to_owned(),
+    }
+}
+
 /// Returns the directory that an address means, if it means one.
 fn directory(to: &str) -> Option<PathBuf> {
     if !to.contains("://") {
@@ -471,6 +477,8 @@ mod tests {
         assert_eq!(directory("/srv/images"), Some("/srv/images".into()));
         assert_eq!(directory("file:///srv/images"), Some("/srv/images".into()));
         assert_eq!(directory("https://hub"), None);
+        assert_eq!(said("/srv/a@b?c"), "/srv/a@b?c");
+        assert_eq!(said("https://web/x?sig=y#tiny"), "https://web/x");
         for (to, target) in [
             ("debian:12", Target::Here),
             ("/srv/images", Target::Directory("/srv/images".into())),

@@ -80,6 +80,12 @@ impl Bucket {
             reason,
         };
         let scheme = origin.url().scheme();
+        if !origin.url().username().is_empty() || origin.url().password().is_some() {
+            return Err(bad(
+                "credentials in a URL end up in logs; set them in the node's environment instead"
+                    .into(),
+            ));
+        }
         let bucket = origin.url().host_str().filter(|bucket| !bucket.is_empty());
         let bucket =
             bucket.ok_or_else(|| bad(format!("has no bucket; write {scheme}://bucket/prefix")))?;

@@ -27,6 +27,8 @@ use crate::{LinkEstimate, Request, SourceError};
 const PUT_TIME_MIN: Duration = Duration::from_secs(60);
 /// Slowest upload that is waited for: 100 kbit/s.
 const PUT_BYTES_PER_S_MIN: u64 = 12_500;
+/// Most characters of an error that are kept: what a refusal says is at its beginning.
+const REASON_MAX: usize = 4096;
 /// What object_store's messages about a redirect have in them.
 const REDIRECTED: [&str; 2] = ["without LOCATION", "status code: 30"];
 
@@ -197,7 +199,9 @@ impl Prefix {
 
     fn error(&self, what: &str, error: &object_store::Error) -> SourceError {
         use object_store::Error;
-        let (at, what, reason) = (self.at.clone(), what.to_string(), error.to_string());
+        // object_store quotes the whole of what the server says
+        let reason: String = error.to_string().chars().take(REASON_MAX).collect();
+        let (at, what) = (self.at.clone(), what.to_string());
         let code = |code: &str| reason.contains(&format!("<Code>{code}</Code>"));
         let refusals = self.words.refusals;
         let known = refusals.iter().find(|refusal| code(refusal.code));

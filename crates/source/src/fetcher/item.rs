@@ -103,7 +103,7 @@ pub(super) struct Item {
     pub waiters: Vec<Waiter>,
     pub listeners: Vec<(Hash, Each)>,
     pub failures: u32,
-    /// Since when it is said to be missing or denied.
+    /// Since when it is said to be missing, denied or impossible to give.
     pub refused_since: Option<Instant>,
     pub last_error: Option<SourceError>,
     /// Raw bytes that it adds to the prefetch in flight.

@@ -49,8 +49,8 @@ pub struct FetchOptions {
     pub attempt_timeout: Duration,
     /// How long a demand is tried again before it fails; `None` is for ever.
     pub demand_deadline: Option<Duration>,
-    /// How long a demand is tried again that is said to be missing or denied, at least once: what stands between this host and the source
-    /// may say so for a while.
+    /// How long a demand is tried again that is said to be missing, denied or impossible to give, at least once: what stands between this
+    /// host and the source may say so for a while.
     pub believed_after: Duration,
     /// How many callers of [`Fetcher::demand_here`] may fetch on their own thread at the same time.
     pub here_max: usize,
@@ -135,8 +135,8 @@ impl Fetcher {
 
     /// Demands an item that a guest waits for; never blocks. It overtakes all prefetch: a queued item is moved, one on its way
     /// is waited for. Errors that may pass are retried with growing pauses until [`FetchOptions::demand_deadline`]; what is
-    /// missing or denied is asked for once more, and again for [`FetchOptions::believed_after`], then fails. What is cached is answered on this thread. The source is told
-    /// `who` demands it.
+    /// missing, denied or impossible to give is asked for once more, and again for [`FetchOptions::believed_after`], then fails. What is
+    /// cached is answered on this thread. The source is told `who` demands it.
     pub fn demand(
         &self,
         who: Who,

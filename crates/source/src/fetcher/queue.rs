@@ -38,7 +38,7 @@ const RETRY: RetryOptions = RetryOptions {
     longest_pause: Duration::from_secs(2),
 };
 
-/// How long to wait before something that was missing or denied is asked for once more.
+/// How long to wait before something that was missing, denied or impossible to give is asked for once more.
 const ONCE_MORE_AFTER: Duration = Duration::from_millis(500);
 
 /// What the policy puts in order.
@@ -92,7 +92,7 @@ pub(super) struct Queue {
     waiting: u64,
     counts: Counts,
     flights: u64,
-    /// How long what is said to be missing or denied is asked for again.
+    /// How long what is said to be missing, denied or impossible to give is asked for again.
     believed_after: Duration,
     /// Since when reads that somebody waits for have failed and nothing has come, and the last error.
     trouble: Option<(Instant, SourceError)>,
@@ -132,7 +132,7 @@ impl Queue {
         }
     }
 
-    /// Makes it ask for what is said to be missing or denied for so long, at least once more, before it believes that.
+    /// Makes it ask for what is said to be missing, denied or impossible to give for so long, at least once more, before it believes that.
     pub fn believing_after(self, believed_after: Duration) -> Queue {
         Queue {
             believed_after,
@@ -467,12 +467,14 @@ impl Queue {
             self.in_flight -= std::mem::take(&mut item.charge);
             item.failures += 1;
             item.last_error = Some(error.clone());
-            // A lack of descriptors or memory passes, as a lost network does. That an item is missing or denied is believed
-            // only the second time, and after a while: a cache or a proxy in between may be wrong for a moment.
+            // A lack of descriptors or memory passes, as a lost network does. That an item is missing, denied or can't be given
+            // is believed only the second time, and after a while: a cache or a proxy in between may be wrong for a moment.
             let transient = error.is_retryable() || matches!(error, SourceError::Local { .. });
             let denied = matches!(
                 error,
-                SourceError::Missing { .. } | SourceError::Denied { .. }
+                SourceError::Missing { .. }
+                    | SourceError::Denied { .. }
+                    | SourceError::Unsupported { .. }
             );
             let since = denied.then(|| *item.refused_since.get_or_insert(now));
             if !denied {

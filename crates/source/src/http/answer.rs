@@ -142,19 +142,23 @@ impl<'a> Body<'a> {
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 self.unanswered(format!("it answered {status}"))
             }
+            // where a POST can't be followed to; networks that want somebody to sign in answer everything so, until somebody has
+            StatusCode::FOUND | StatusCode::SEE_OTHER => self.unanswered(format!(
+                "it answered {status}, as a network does that wants somebody to sign in; open the address in a browser"
+            )),
+            // only parts that an index names are asked for: the file there has lost its end
+            StatusCode::RANGE_NOT_SATISFIABLE => SourceError::Invalid {
+                at,
+                what,
+                reason: format!("the file there is too short for it ({status})"),
+            },
             status if status.is_server_error() => {
                 self.unanswered(self.quoted(format!("it answered {status}"), parts))
             }
-            StatusCode::PROXY_AUTHENTICATION_REQUIRED => SourceError::Unsupported {
-                at,
-                reason: match self.http.server.proxy() {
-                    Some(proxy) => format!(
-                        "{} wants a user and a password; write http://USER:PASSWORD@HOST:PORT",
-                        proxy.shown()
-                    ),
-                    None => format!("refused {what}: {status}"),
-                },
-            },
+            // as with a proxy that opens connections: what it says is said of the way, and nothing of the server
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => self.unanswered(format!(
+                "it answered {status}; write the proxy with a user and a password, http://USER:PASSWORD@HOST:PORT"
+            )),
             status => SourceError::Unsupported {
                 at,
                 reason: self.quoted(format!("refused {what}: {status}"), parts),

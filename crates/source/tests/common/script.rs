@@ -17,6 +17,8 @@ pub enum Act {
     GiveThenFail(usize),
     /// As `GiveThenFail(0)`, but denies access.
     Deny,
+    /// The same, but says that it can't serve this request.
+    Refuse,
     /// Answers that it has none of the items.
     Lack,
     /// Delivers wrong bytes, which a source must not do.
@@ -93,6 +95,10 @@ impl Script {
                 at,
                 what,
                 fix: SourceError::NO_TOKEN.into(),
+            },
+            Act::Refuse => SourceError::Unsupported {
+                at,
+                reason: "the script says so".into(),
             },
             Act::Lack => SourceError::Missing { at, what },
             _ => SourceError::Unreachable {
