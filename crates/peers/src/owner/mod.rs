@@ -458,6 +458,7 @@ impl Owner {
             }
             Outcome::Wrong => self.remove(vec![piece], None),
             Outcome::NotHere => self.gone(piece),
+            Outcome::Unread => {}
             Outcome::Failed => return, // the other has seen that
         }
         if let Some(peer) = peer {
@@ -488,7 +489,9 @@ impl Owner {
                 }
                 self.tell(Event::Wrong(seed, piece));
             }
-            Outcome::NotHere | Outcome::Failed => self.tell(Event::Failed(seed, piece)),
+            Outcome::NotHere | Outcome::Unread | Outcome::Failed => {
+                self.tell(Event::Failed(seed, piece));
+            }
         }
         self.ask_seed(number);
     }
