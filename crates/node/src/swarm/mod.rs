@@ -9,7 +9,8 @@
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
 //! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
-//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]), whose shelf is opened or removed ([`shelves`]). The endpoint's
+//! lock is held while it is opened, which asks nobody.
 
 mod ask;
 mod beside;
@@ -25,6 +26,7 @@ mod predict;
 mod reach;
 mod report;
 mod seeds;
+mod shelves;
 mod traffic;
 
 pub(crate) use pieces::Active;
@@ -50,6 +52,7 @@ use member::{Place, add_members, key_text};
 use parking_lot::Mutex;
 use pieces::{Part, wait_for};
 use seeds::{Seeded, Seeds};
+use shelves::Shelves;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
@@ -122,6 +125,7 @@ pub(crate) struct Swarms {
     active: Active,
     identity: Identity,
     seeds: Seeds,
+    shelves: Shelves,
     endpoint: Mutex<Option<Arc<Host>>>,
     known: Mutex<HashMap<Key, Known>>,
     happened: Mutex<Vec<Event>>,
@@ -154,6 +158,7 @@ impl Swarms {
         Ok(Arc::new(Swarms {
             identity: Identity::open(&dir)?,
             seeds: Seeds::open(dir.join("seeds.json"))?,
+            shelves: Shelves::default(),
             core,
             cluster,
             images,
@@ -502,6 +507,9 @@ impl Swarms {
 
     fn remove_shelf(&self, key: &Key) {
         let dir = self.shelf_of(&key.image);
+        let Some(_claim) = self.shelves.claim(key.image) else {
+            return; // another swarm of the image is being entered, or this one again
+        };
         let elsewhere = self.active.all();
         if elsewhere.iter().any(|(other, _)| other.image == key.image) {
             return;
