@@ -79,9 +79,19 @@ impl Swarms {
             Answer::Listed(membership) => self.listed(key, &me.key, membership),
             Answer::Refused(why) => {
                 self.trouble(key, why);
+                self.unlist_if_out(key);
                 Ok(Event::Refused(key.clone()))
             }
             Answer::Silent(why) => Err(why),
+        }
+    }
+
+    /// Forgets who takes part in a swarm that this node is not in: nobody is to be told any more that it is. One that it is in is left.
+    fn unlist_if_out(&self, key: &Key) {
+        if self.active.part(key).is_none()
+            && let Some(known) = self.known.lock().get_mut(key)
+        {
+            known.unlist();
         }
     }
 
