@@ -59,7 +59,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinSet};
 
 /// How often the disk is looked at while pieces come.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -67,6 +67,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long others may take to be told that this node leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long all hubs together may take to be told that this node ends: they forget it by themselves, and the mount waits to be left.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pieces that fit and are not the image's may come of this host's disk, once: the next ones are the hub's.
 const SPOILT_MAX: u32 = 2;
 /// So much of the disk is left to everything else: a swarm that would take it is given up.
@@ -200,18 +202,18 @@ impl Swarms {
 
     /// Leaves all swarms: the node ends. Shelves stay where there is something left to do for the next node.
     pub fn close(&self) {
-        let all = self.active.all();
-        for (key, part) in &all {
-            self.active.take(key);
+        let mut leaving = JoinSet::new();
+        for (key, part) in self.active.all() {
+            self.active.take(&key);
             let swarm = part.swarm.clone();
-            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                swarm.leave().await;
-            });
+            leaving.spawn_on(async move { swarm.leave().await }, &self.runtime);
         }
-        let me = self.key();
+        wait_for(&self.runtime, LEAVE_TIMEOUT, leaving.join_all());
+        let (me, until) = (self.key(), Instant::now() + FAREWELL_TIMEOUT);
         let known: Vec<_> = self.known.lock().drain().collect();
         for (key, mut known) in known {
-            if let Some(me) = me.as_ref().filter(|_| known.is_listed())
+            if Instant::now() < until
+                && let Some(me) = me.as_ref().filter(|_| known.is_listed())
                 && let Some(hub) = known.unlist()
             {
                 hub.leave(&key, me);
