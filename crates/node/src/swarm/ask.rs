@@ -16,7 +16,7 @@ use floe_source::SourceError;
 use std::{collections::HashMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
 /// How long members may take to hear of each other.
-const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 /// When it is looked again whether the hub has laid an image's packs out anew.
 const LAYOUT_AGAIN_MS: u64 = 60_000;
 /// When a cluster of few members is asked again.

@@ -375,6 +375,7 @@ impl Swarms {
                 self.doubt(&key, packs);
             }
         }
+        self.show_out_removed();
         self.look_at_given();
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
