@@ -168,3 +168,19 @@ fn a_seed_that_refuses_is_asked_for_nothing_ahead_of_need_for_a_while() {
     let again = matches!(out.first(), Some(Action::Ask(SEED, _, Purpose::Prefetch)));
     assert!(again, "{out:?}");
 }
+
+#[test]
+fn what_nobody_waits_for_any_more_is_asked_for_no_longer() {
+    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Miss(3), &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
+    out.clear();
+    policy.on_event(1, Event::Unmissed(3), &mut out);
+    policy.on_event(2, Event::Failed(SEED, 3), &mut out);
+    policy.on_event(60_000_000, Event::Tick, &mut out);
+    assert!(out.is_empty(), "{out:?}");
+    policy.on_event(60_000_001, Event::Miss(3), &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
+}

@@ -527,6 +527,10 @@ impl Owner {
     fn tick(&mut self) {
         let now_us = self.now_us();
         self.wants.sweep();
+        for piece in self.needs.sweep(now_us) {
+            self.tell(Event::Unmissed(piece));
+        }
+        self.miss();
         self.tell(Event::Tick);
         self.roster.tick(now_us, &mut self.moves);
         self.rest(now_us);

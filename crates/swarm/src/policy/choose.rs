@@ -41,6 +41,14 @@ impl Policy {
         }
     }
 
+    pub(super) fn unmissed(&mut self, piece: PieceId, out: &mut Vec<Action>) {
+        self.downloads.demands.remove(&piece);
+        self.downloads.unasked.retain(|other| *other != piece);
+        if !self.downloads.is_on_its_way(piece) {
+            self.uploads.give_up(piece, out);
+        }
+    }
+
     fn raise(&mut self, piece: PieceId, out: &mut Vec<Action>) {
         for id in self.downloads.raise(piece) {
             if let Some(peer) = self.peers.get(id) {
