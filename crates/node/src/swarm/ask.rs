@@ -146,7 +146,10 @@ impl Swarms {
             return Answer::Refused("this node is in no cluster: floe cluster join".into());
         };
         let (members, mut packs) = self.offers(key, known.is_none());
-        if let Some(known) = self.known.lock().get(key) {
+        if self.hub_does_not_fit(key) {
+            // a member may have told roots that are wrong: the hub names all of them
+            packs.clear();
+        } else if let Some(known) = self.known.lock().get(key) {
             packs.extend_from_slice(&known.membership.packs);
         }
         let each = CLUSTER_AGAIN_EACH_MS * self.cluster.others().len() as u64;
@@ -157,6 +160,12 @@ impl Swarms {
             ask_again_ms: CLUSTER_AGAIN_MS + each,
         };
         self.without_hub(key, place, known, told)
+    }
+
+    /// Whether the hub has sent pieces that their roots do not prove.
+    fn hub_does_not_fit(&self, key: &Key) -> bool {
+        let status = self.active.part(key).and_then(|part| self.status_of(&part));
+        status.is_some_and(|status| status.seed_wrong > 0)
     }
 
     /// Describes a swarm whose members are known without the hub. `known` is what its packs are called here, if they are.
