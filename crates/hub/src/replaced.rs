@@ -122,13 +122,13 @@ impl Catalogue {
         Ok(packs)
     }
 
-    /// Gives up layouts, of one image or of all, that were replaced and that nobody reads by (`is_used`: an image, and its layout's name), or
-    /// that were kept long enough. The files go when packs are swept.
+    /// Gives up layouts, of one image or of all, that were replaced and that nobody reads by (`is_used`: an image, its layout's name, and when
+    /// that was replaced, in seconds), or that were kept long enough. The files go when packs are swept.
     pub fn retire(
         &self,
         image: Option<&Hash>,
         now_unix_s: u64,
-        is_used: impl Fn(&Hash, &[u8; 32]) -> bool,
+        is_used: impl Fn(&Hash, &[u8; 32], u64) -> bool,
     ) -> Rows<()> {
         let (from, to) = match image {
             Some(image) => (*image, *image),
@@ -147,7 +147,7 @@ impl Catalogue {
         };
         let old = now_unix_s.saturating_sub(KEPT_S) as i64;
         over.retain(|(image, layout, replaced)| {
-            *replaced <= old || !is_used(image, layout.as_bytes())
+            *replaced <= old || !is_used(image, layout.as_bytes(), *replaced as u64)
         });
         if over.is_empty() {
             return Ok(());
@@ -245,7 +245,7 @@ mod tests {
         }
 
         fn retire(&self, now_unix_s: u64) {
-            let used = |_: &Hash, layout: &[u8; 32]| self.named.contains(layout);
+            let used = |_: &Hash, layout: &[u8; 32], _| self.named.contains(layout);
             self.catalogue.retire(None, now_unix_s, used).unwrap();
         }
     }

@@ -311,7 +311,10 @@ impl Hub {
     /// Gives up layouts that were replaced, of one image or of all, and that no member of a swarm reads by any more. The files of their packs go
     /// with the next sweep.
     pub fn retire(&self, image: Option<&Hash>) -> ApiResult<()> {
-        let is_used = |image: &Hash, layout: &[u8; 32]| self.swarms.named(image).contains(layout);
+        let is_used = |image: &Hash, layout: &[u8; 32], replaced_unix_s: u64| {
+            let waits = self.swarms.waits_for_readers(replaced_unix_s);
+            waits || self.swarms.named(image).contains(layout)
+        };
         self.catalogue.retire(image, now_unix_s(), is_used)?;
         Ok(())
     }

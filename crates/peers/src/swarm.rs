@@ -122,7 +122,7 @@ impl Swarm {
     }
 
     /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come
-    /// nevertheless. It takes for ever where nobody has them and there is no seed.
+    /// nevertheless, unless nobody gives them for half a minute. It takes for ever where nobody has them and there is no seed.
     pub async fn need(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
         let (done, here) = oneshot::channel();
         self.tell(Command::Need(pieces.to_vec(), done)).await?;

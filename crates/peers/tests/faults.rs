@@ -332,6 +332,29 @@ async fn who_reads_nothing_holds_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_can_not_read_what_it_has_says_so() {
+    let image = Image::new(&[4]);
+    let (nodes, mut members) = nodes(&image, 1).await;
+    let rogue = Rogue::new(99).await;
+    members.push(rogue.member());
+    let shelf = nodes[0].shelf(&[0]);
+    let pack = shelf.file_of(0).unwrap();
+    let _swarm = nodes[0].join(shelf, None, &members);
+    // a file that is there, and that nobody can open
+    std::fs::remove_file(&pack).unwrap();
+    std::os::unix::fs::symlink(&pack, &pack).unwrap();
+    let mut talk = rogue.boast(&members[0], &image).await;
+    talk.say(&rogue::ask(1)).await;
+    let refused = loop {
+        let body = soon(talk.hear()).await.unwrap();
+        if body[0] == rogue::REFUSE {
+            break body;
+        }
+    };
+    assert_eq!(refused[1..], rogue::number(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_host_is_no_fault_and_holds_nobody_up() {
     let scene = Scene::new(20).await;
     let swarm = scene.join(|_| {});

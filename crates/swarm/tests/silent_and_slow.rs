@@ -1,5 +1,5 @@
-//! What the policy does with hosts that are silent or slow.
-use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy};
+//! What the policy does with hosts that are silent or slow, and with a seed that refuses.
+use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose};
 use std::collections::BTreeMap;
 
 const PIECES: u32 = 200;
@@ -138,4 +138,49 @@ fn a_slow_host_is_asked_less() {
         policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
     }
     assert!(of_slow < 10, "{of_slow} of 100");
+}
+
+#[test]
+fn a_seed_that_refuses_is_asked_for_nothing_ahead_of_need_for_a_while() {
+    let config = Config::ours();
+    let mut policy = Policy::new(config, ME, PIECES, 1);
+    let mut out = Vec::new();
+    let all: Vec<PieceId> = (0..PIECES).collect();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Window(&all, &[]), &mut out);
+    // a tick finds out what this host's duties are: alone it has all of them
+    policy.on_event(0, Event::Tick, &mut out);
+    let asked: Vec<PieceId> = out
+        .drain(..)
+        .filter_map(|action| match action {
+            Action::Ask(_, piece, Purpose::Prefetch) => Some(piece),
+            _ => None,
+        })
+        .collect();
+    assert!(!asked.is_empty());
+    for piece in asked {
+        policy.on_event(1, Event::Failed(SEED, piece), &mut out);
+        assert!(out.is_empty(), "{out:?}");
+    }
+    policy.on_event(config.refused_us, Event::Tick, &mut out);
+    assert!(out.is_empty(), "{out:?}");
+    policy.on_event(1 + config.refused_us, Event::Tick, &mut out);
+    let again = matches!(out.first(), Some(Action::Ask(SEED, _, Purpose::Prefetch)));
+    assert!(again, "{out:?}");
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_is_asked_for_no_longer() {
+    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    policy.on_event(0, Event::Seed(SEED), &mut out);
+    policy.on_event(0, Event::Miss(3), &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
+    out.clear();
+    policy.on_event(1, Event::Unmissed(3), &mut out);
+    policy.on_event(2, Event::Failed(SEED, 3), &mut out);
+    policy.on_event(60_000_000, Event::Tick, &mut out);
+    assert!(out.is_empty(), "{out:?}");
+    policy.on_event(60_000_001, Event::Miss(3), &mut out);
+    assert_eq!(out, [Action::Ask(SEED, 3, Purpose::Demand)]);
 }

@@ -24,6 +24,7 @@ mod tree_file;
 mod trees;
 
 use super::HubError;
+use super::catalogue::now_unix_s;
 use doubts::Doubts;
 use floe_image::Hash;
 use given::Given;
@@ -35,6 +36,10 @@ use std::time::{Duration, Instant};
 use token::Secret;
 use trees::Trees;
 
+/// How long a hub that has started waits for members to say by which layout they read: it does not know who did before. Those of the
+/// largest swarm ask every 41 seconds, and half a minute after the hub is back at the latest.
+const RETURN: Duration = Duration::from_secs(180);
+
 /// What the hub keeps for swarms.
 pub(crate) struct Swarms {
     members: Mutex<Members>,
@@ -43,6 +48,7 @@ pub(crate) struct Swarms {
     secret: Secret,
     trees: Trees,
     since: Instant,
+    began_unix_s: u64,
 }
 
 impl Swarms {
@@ -55,6 +61,7 @@ impl Swarms {
             secret: Secret::open(dir)?,
             trees: Trees::open(dir)?,
             since: Instant::now(),
+            began_unix_s: now_unix_s(),
         })
     }
 
@@ -73,7 +80,31 @@ impl Swarms {
         self.members.lock().named(self.now(), *image)
     }
 
+    /// Whether those who read by a layout that was replaced at this time may not have said so yet, since the hub has just started.
+    pub fn waits_for_readers(&self, replaced_unix_s: u64) -> bool {
+        waits_for_readers(self.began_unix_s, self.now(), replaced_unix_s)
+    }
+
     fn now(&self) -> Duration {
         self.since.elapsed()
+    }
+}
+
+/// The same of a hub that began at a time and has been up for so long.
+fn waits_for_readers(began_unix_s: u64, up: Duration, replaced_unix_s: u64) -> bool {
+    replaced_unix_s < began_unix_s && up < RETURN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_read_by_a_layout_before_the_hub_began_has_time_to_say_so_again() {
+        let s = Duration::from_secs;
+        assert!(waits_for_readers(1000, s(0), 999) && waits_for_readers(1000, s(179), 1));
+        assert!(!waits_for_readers(1000, s(180), 999));
+        // of what was replaced since, it has heard who reads by it
+        assert!(!waits_for_readers(1000, s(0), 1000) && !waits_for_readers(1000, s(0), 1001));
     }
 }

@@ -16,7 +16,7 @@ use floe_source::SourceError;
 use std::{collections::HashMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
 /// How long members may take to hear of each other.
-const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TELL_TIMEOUT: Duration = Duration::from_secs(2);
 /// When it is looked again whether the hub has laid an image's packs out anew.
 const LAYOUT_AGAIN_MS: u64 = 60_000;
 /// When a cluster of few members is asked again.
@@ -79,9 +79,19 @@ impl Swarms {
             Answer::Listed(membership) => self.listed(key, &me.key, membership),
             Answer::Refused(why) => {
                 self.trouble(key, why);
+                self.unlist_if_out(key);
                 Ok(Event::Refused(key.clone()))
             }
             Answer::Silent(why) => Err(why),
+        }
+    }
+
+    /// Forgets who takes part in a swarm that this node is not in: nobody is to be told any more that it is. One that it is in is left.
+    fn unlist_if_out(&self, key: &Key) {
+        if self.active.part(key).is_none()
+            && let Some(known) = self.known.lock().get_mut(key)
+        {
+            known.unlist();
         }
     }
 
@@ -136,7 +146,10 @@ impl Swarms {
             return Answer::Refused("this node is in no cluster: floe cluster join".into());
         };
         let (members, mut packs) = self.offers(key, known.is_none());
-        if let Some(known) = self.known.lock().get(key) {
+        if self.hub_does_not_fit(key) {
+            // a member may have told roots that are wrong: the hub names all of them
+            packs.clear();
+        } else if let Some(known) = self.known.lock().get(key) {
             packs.extend_from_slice(&known.membership.packs);
         }
         let each = CLUSTER_AGAIN_EACH_MS * self.cluster.others().len() as u64;
@@ -147,6 +160,12 @@ impl Swarms {
             ask_again_ms: CLUSTER_AGAIN_MS + each,
         };
         self.without_hub(key, place, known, told)
+    }
+
+    /// Whether the hub has sent pieces that their roots do not prove.
+    fn hub_does_not_fit(&self, key: &Key) -> bool {
+        let status = self.active.part(key).and_then(|part| self.status_of(&part));
+        status.is_some_and(|status| status.seed_wrong > 0)
     }
 
     /// Describes a swarm whose members are known without the hub. `known` is what its packs are called here, if they are.

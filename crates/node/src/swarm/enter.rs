@@ -62,6 +62,9 @@ impl Swarms {
 
     fn enter_now(self: &Arc<Self>, key: &Key) -> Result<Arc<Part>, String> {
         let before = self.end_part(key);
+        // until it is among the active ones, whose shelves nobody removes
+        let claim = self.shelves.claim(key.image);
+        let _claim = claim.ok_or("its pieces are being brought in or removed already")?;
         let all = self.active.all();
         if all.iter().any(|(other, _)| other.image == key.image) {
             return Err("its pieces are exchanged by way of another hub already".into());

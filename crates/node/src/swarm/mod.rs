@@ -9,7 +9,8 @@
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
 //! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
-//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]). The endpoint's lock is held while it is opened, which asks nobody.
+//! brought later, what is spoilt, what was counted for `/metrics` ([`traffic`]), whose shelf is opened or removed ([`shelves`]). The endpoint's
+//! lock is held while it is opened, which asks nobody.
 
 mod ask;
 mod beside;
@@ -25,6 +26,7 @@ mod predict;
 mod reach;
 mod report;
 mod seeds;
+mod shelves;
 mod traffic;
 
 pub(crate) use pieces::Active;
@@ -50,13 +52,14 @@ use member::{Place, add_members, key_text};
 use parking_lot::Mutex;
 use pieces::{Part, wait_for};
 use seeds::{Seeded, Seeds};
+use shelves::Shelves;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinSet};
 
 /// How often the disk is looked at while pieces come.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -64,6 +67,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long others may take to be told that this node leaves.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long all hubs together may take to be told that this node ends: they forget it by themselves, and the mount waits to be left.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pieces that fit and are not the image's may come of this host's disk, once: the next ones are the hub's.
 const SPOILT_MAX: u32 = 2;
 /// So much of the disk is left to everything else: a swarm that would take it is given up.
@@ -122,6 +127,7 @@ pub(crate) struct Swarms {
     active: Active,
     identity: Identity,
     seeds: Seeds,
+    shelves: Shelves,
     endpoint: Mutex<Option<Arc<Host>>>,
     known: Mutex<HashMap<Key, Known>>,
     happened: Mutex<Vec<Event>>,
@@ -154,6 +160,7 @@ impl Swarms {
         Ok(Arc::new(Swarms {
             identity: Identity::open(&dir)?,
             seeds: Seeds::open(dir.join("seeds.json"))?,
+            shelves: Shelves::default(),
             core,
             cluster,
             images,
@@ -195,18 +202,18 @@ impl Swarms {
 
     /// Leaves all swarms: the node ends. Shelves stay where there is something left to do for the next node.
     pub fn close(&self) {
-        let all = self.active.all();
-        for (key, part) in &all {
-            self.active.take(key);
+        let mut leaving = JoinSet::new();
+        for (key, part) in self.active.all() {
+            self.active.take(&key);
             let swarm = part.swarm.clone();
-            wait_for(&self.runtime, LEAVE_TIMEOUT, async move {
-                swarm.leave().await;
-            });
+            leaving.spawn_on(async move { swarm.leave().await }, &self.runtime);
         }
-        let me = self.key();
+        wait_for(&self.runtime, LEAVE_TIMEOUT, leaving.join_all());
+        let (me, until) = (self.key(), Instant::now() + FAREWELL_TIMEOUT);
         let known: Vec<_> = self.known.lock().drain().collect();
         for (key, mut known) in known {
-            if let Some(me) = me.as_ref().filter(|_| known.is_listed())
+            if Instant::now() < until
+                && let Some(me) = me.as_ref().filter(|_| known.is_listed())
                 && let Some(hub) = known.unlist()
             {
                 hub.leave(&key, me);
@@ -368,6 +375,7 @@ impl Swarms {
                 self.doubt(&key, packs);
             }
         }
+        self.show_out_removed();
         self.look_at_given();
         self.look_at_disk();
         let next = duties.next_us().map(|us| began + Duration::from_micros(us));
@@ -502,6 +510,9 @@ impl Swarms {
 
     fn remove_shelf(&self, key: &Key) {
         let dir = self.shelf_of(&key.image);
+        let Some(_claim) = self.shelves.claim(key.image) else {
+            return; // another swarm of the image is being entered, or this one again
+        };
         let elsewhere = self.active.all();
         if elsewhere.iter().any(|(other, _)| other.image == key.image) {
             return;

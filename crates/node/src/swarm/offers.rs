@@ -1,6 +1,12 @@
 //! What nodes of a cluster tell each other of their parts in swarms, at the port for members: nobody else can ask there.
 
-use super::{Swarms, decide::Key, member::key_text};
+use super::{
+    Known, Swarms,
+    ask::TELL_TIMEOUT,
+    decide::Key,
+    member::{digits, key_text, members},
+    pieces::wait_for,
+};
 use crate::{
     cluster::{Ask, Member, ask},
     error::{NodeError, not_found, usage},
@@ -9,7 +15,11 @@ use floe_api::{SWARM_OFFER_PACKS_MAX, SwarmMember, SwarmMembers, SwarmOffer, Swa
 use floe_http::Method;
 use floe_image::Hash;
 use rustls::ClientConfig;
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 /// How many members are asked at a time.
 const ASKED_AT_A_TIME: usize = 32;
@@ -83,6 +93,48 @@ impl Swarms {
         keep(&mut known.offered, heard);
         (known.offered.values().cloned().collect(), told)
     }
+
+    /// Shows those out of the cluster's swarms who are no members of it any more. That does not wait until the others were asked again, which
+    /// takes long where some of them are silent.
+    pub(super) fn show_out_removed(&self) {
+        let mut ids = None;
+        for (key, part) in self.active.all() {
+            let by_cluster = |known: &Known| known.members == SwarmMembers::Cluster;
+            if !self.known.lock().get(&key).is_some_and(by_cluster) {
+                continue;
+            }
+            let ids = ids.get_or_insert_with(|| {
+                let others = self.cluster.others().into_iter();
+                others.map(|member| member.id).collect::<HashSet<_>>()
+            });
+            let mut known = self.known.lock();
+            let changed = known
+                .get_mut(&key)
+                .is_some_and(|known| drop_removed(known, ids));
+            let told = known.get(&key).filter(|_| changed).and_then(|known| {
+                let token = digits(&known.membership.token)?;
+                Some((members(&known.membership.members), token))
+            });
+            drop(known);
+            if let Some((now, token)) = told {
+                let swarm = part.swarm.clone();
+                wait_for(&self.runtime, TELL_TIMEOUT, async move {
+                    let _ = swarm.members(now, token).await; // it may be ending
+                });
+            }
+        }
+    }
+}
+
+/// Takes those off a swarm's list that are not among the members of the cluster (`ids`). Returns whether there were any.
+fn drop_removed(known: &mut Known, ids: &HashSet<String>) -> bool {
+    let before = known.offered.len();
+    known.offered.retain(|id, _| ids.contains(id));
+    let changed = known.offered.len() < before;
+    if changed {
+        known.membership.members = known.offered.values().cloned().collect();
+    }
+    changed
 }
 
 /// Asks members, some at a time. Returns the id of each with what it answered, in their order.
@@ -148,7 +200,9 @@ fn keep(offered: &mut BTreeMap<String, SwarmMember>, heard: Vec<(String, Heard)>
 
 #[cfg(test)]
 mod tests {
+    use super::super::member::Place;
     use super::*;
+    use floe_api::SwarmMembership;
 
     #[test]
     fn who_says_nothing_once_stays_and_who_says_no_or_is_removed_does_not() {
@@ -174,5 +228,38 @@ mod tests {
         assert_eq!(offered["1"], member(1));
         keep(&mut offered, Vec::new());
         assert!(offered.is_empty(), "this node is in no cluster any more");
+    }
+
+    #[test]
+    fn who_is_removed_is_off_the_list_before_anybody_is_asked() {
+        let member = |number: u8| SwarmMember {
+            key: format!("{number:064x}"),
+            addresses: vec!["10.0.0.1:1".into()],
+        };
+        let all = [1u8, 2].map(|number| (number.to_string(), member(number)));
+        let mut known = Known {
+            place: Place {
+                url: "https://hub".into(),
+                token: None,
+                ca: None,
+            },
+            others: Vec::new(),
+            members: SwarmMembers::Cluster,
+            open: false,
+            offered: all.into(),
+            membership: SwarmMembership {
+                members: vec![member(1), member(2)],
+                ..SwarmMembership::default()
+            },
+            layout: None,
+            trouble: String::new(),
+            spoilt: (String::new(), 0),
+        };
+        let ids =
+            |ids: &[&str]| -> HashSet<String> { ids.iter().map(|&id| id.to_owned()).collect() };
+        assert!(!drop_removed(&mut known, &ids(&["2", "1", "3"])));
+        assert_eq!(known.membership.members.len(), 2);
+        assert!(drop_removed(&mut known, &ids(&["2", "3"])));
+        assert_eq!(known.membership.members, [member(2)]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{decide::Key, member::Place};
 use crate::{
-    error::NodeError,
+    error::{NodeError, usage},
     files::{load_one, replace_file},
 };
 use floe_image::Hash;
@@ -79,14 +79,23 @@ impl Seeds {
 
     /// Adds an image, or replaces how it is reached and until when it is given: who has had all of it stays known.
     pub fn add(&self, mut seeded: Seeded) -> Result<(), NodeError> {
+        let key = seeded.key();
+        let is_same = |other: &Seeded| other.key() == key;
+        let (known, count) = {
+            let all = self.all.lock();
+            (all.iter().any(is_same), all.len())
+        };
+        if !known && count >= SEEDS_MAX {
+            return Err(usage(
+                format!("this node gives {SEEDS_MAX} images already, which are the most"),
+                "end one of them first: floe swarm leave",
+            ));
+        }
         self.change(|all| {
-            let same = |other: &Seeded| other.key() == seeded.key();
-            if let Some(before) = all.iter().position(same) {
+            if let Some(before) = all.iter().position(is_same) {
                 seeded.complete.extend(all.remove(before).complete);
             }
             all.push(seeded);
-            let excess = all.len().saturating_sub(SEEDS_MAX);
-            all.drain(..excess);
         })
     }
 
@@ -169,6 +178,28 @@ mod tests {
         std::os::unix::fs::symlink("x".repeat(300), &file).unwrap();
         assert!(Seeds::open(file.clone()).is_err());
         assert!(file.is_symlink());
+    }
+
+    #[test]
+    fn an_image_too_many_is_refused_and_none_is_given_up_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let seeded = |number: usize| Seeded {
+            image: Hash::of(&number.to_le_bytes()),
+            name: "web".into(),
+            url: "https://hub".into(),
+            token: None,
+            ca: None,
+            until: None,
+            complete: BTreeSet::new(),
+        };
+        let seeds = Seeds {
+            file: dir.path().join("seeds.json"),
+            all: Mutex::new((0..SEEDS_MAX).map(seeded).collect()),
+        };
+        assert!(seeds.add(seeded(SEEDS_MAX)).is_err());
+        assert!(seeds.all().contains(&seeded(0)));
+        seeds.add(seeded(7)).unwrap();
+        assert_eq!(seeds.all().len(), SEEDS_MAX);
     }
 
     #[test]

@@ -25,7 +25,9 @@ pub(crate) enum Outcome {
     Wrong,
     /// It was not here to be sent.
     NotHere,
-    /// The disk or the connection failed.
+    /// It was here, and could not be read now: nothing of it was sent.
+    Unread,
+    /// The connection failed, or the disk to which it was to be written.
     Failed,
 }
 
@@ -110,7 +112,7 @@ async fn take(mut stream: RecvStream, expected: &Mutex<Expected>, shared: &Share
             Wire::Got(piece, bytes)
         }
         Outcome::Wrong => Wire::Wrong(piece),
-        Outcome::NotHere | Outcome::Failed => Wire::Broke(piece),
+        Outcome::NotHere | Outcome::Unread | Outcome::Failed => Wire::Broke(piece),
     })
 }
 
@@ -146,13 +148,27 @@ pub(super) async fn send(
     };
     match sent {
         Ok(Ok(bytes)) => Outcome::Done(bytes),
-        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => Outcome::NotHere,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => {
+        Ok(Err(Unsent::Unread(error))) if error.kind() == io::ErrorKind::NotFound => {
+            Outcome::NotHere
+        }
+        Ok(Err(Unsent::Unread(error))) if error.kind() == io::ErrorKind::InvalidData => {
             tracing::warn!(piece, "the disk has changed a piece");
             Outcome::Wrong
         }
-        _ => Outcome::Failed,
+        Ok(Err(Unsent::Unread(error))) => {
+            tracing::warn!(piece, %error, "a piece can't be read");
+            Outcome::Unread
+        }
+        Ok(Err(Unsent::Cut)) | Err(_) => Outcome::Failed,
     }
+}
+
+/// Why a piece is not with its receiver.
+enum Unsent {
+    /// It could not be read, and the receiver knows nothing of that.
+    Unread(io::Error),
+    /// The connection ended, or its receiver does not want it.
+    Cut,
 }
 
 async fn carry(
@@ -160,29 +176,32 @@ async fn carry(
     (piece, called): (PieceId, PieceId),
     purpose: Purpose,
     shared: &Shared,
-) -> io::Result<u64> {
+) -> Result<u64, Unsent> {
     let turn = shared.work.clone().acquire_owned().await;
-    let turn = turn.map_err(io::Error::other)?;
+    let turn = turn.map_err(|_| Unsent::Cut)?; // the host is gone
     let shelf = shared.shelf.clone();
     let proven = tokio::task::spawn_blocking(move || {
         let _turn = turn;
         shelf.prove(piece)
     });
-    let proven = proven.await.map_err(io::Error::other)??;
+    let proven = proven
+        .await
+        .unwrap_or_else(|error| Err(io::Error::other(error)));
+    let proven = proven.map_err(Unsent::Unread)?;
     let bytes = proven.len() as u64;
-    let failed = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
-    let mut guard = Abandoned(connection.open_uni().await.map_err(failed)?);
+    let mut guard = Abandoned(connection.open_uni().await.map_err(|_| Unsent::Cut)?);
     let stream = &mut guard.0;
     let _ = stream.set_priority(i32::from(purpose == Purpose::Demand));
     let mut head = Vec::new();
     put_number(called, &mut head);
-    stream.write_all(&head).await?;
-    stream.write_chunk(proven).await?;
-    stream.finish()?;
+    stream.write_all(&head).await.map_err(|_| Unsent::Cut)?;
+    let sent = stream.write_chunk(proven).await;
+    sent.map_err(|_| Unsent::Cut)?;
+    stream.finish().map_err(|_| Unsent::Cut)?;
     // with the receiver, and not only in buffers on the way: what is sent next goes after it
     match stream.stopped().await {
         Ok(None) => Ok(bytes),
-        _ => Err(io::ErrorKind::ConnectionAborted.into()),
+        _ => Err(Unsent::Cut),
     }
 }
 

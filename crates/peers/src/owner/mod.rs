@@ -304,11 +304,10 @@ impl Owner {
         match note {
             Note::Dialled(key, met) => self.dialled(key, met),
             Note::Entered(meeting) => self.admit(meeting),
-            Note::Link(number, wire) => {
-                if let Some(peer) = self.numbers.get(&number).copied() {
-                    self.wire(peer, wire);
-                }
-            }
+            Note::Link(number, wire) => match self.numbers.get(&number).copied() {
+                Some(peer) => self.wire(peer, wire),
+                None => self.late(wire),
+            },
             Note::Passed(number, piece) => {
                 if let Some(peer) = self.numbers.get(&number).copied() {
                     self.tell(Event::Served(peer, piece));
@@ -344,6 +343,15 @@ impl Owner {
                 self.expel(peer, Fault::Flooded);
             }
             Wire::Closed(ended) => self.ended(peer, ended),
+        }
+    }
+
+    /// Takes what a link tells that has ended meanwhile: a piece that came over it is on the shelf all the same, and needs no other host.
+    fn late(&mut self, wire: Wire) {
+        if let Wire::Got(piece, bytes) = wire {
+            self.gauges.received.fetch_add(bytes, Ordering::Relaxed);
+            let nobody = self.key.peer();
+            self.arrived(nobody, piece);
         }
     }
 
@@ -458,6 +466,7 @@ impl Owner {
             }
             Outcome::Wrong => self.remove(vec![piece], None),
             Outcome::NotHere => self.gone(piece),
+            Outcome::Unread => {}
             Outcome::Failed => return, // the other has seen that
         }
         if let Some(peer) = peer {
@@ -488,7 +497,9 @@ impl Owner {
                 }
                 self.tell(Event::Wrong(seed, piece));
             }
-            Outcome::NotHere | Outcome::Failed => self.tell(Event::Failed(seed, piece)),
+            Outcome::NotHere | Outcome::Unread | Outcome::Failed => {
+                self.tell(Event::Failed(seed, piece));
+            }
         }
         self.ask_seed(number);
     }
@@ -516,6 +527,10 @@ impl Owner {
     fn tick(&mut self) {
         let now_us = self.now_us();
         self.wants.sweep();
+        for piece in self.needs.sweep(now_us) {
+            self.tell(Event::Unmissed(piece));
+        }
+        self.miss();
         self.tell(Event::Tick);
         self.roster.tick(now_us, &mut self.moves);
         self.rest(now_us);

@@ -10,6 +10,9 @@ pub(super) const NEEDS_MAX: usize = 1 << 16;
 /// Who waits for so many pieces at most is not held up by who waits for more: as many places are kept for such.
 const FEW_MAX: usize = 8;
 
+/// How long a piece is still asked for that nobody waits for any more, in microseconds: as long as a seed may take.
+const LEFT_US: u64 = 30_000_000;
+
 /// How a waiter is told.
 pub(super) type Done = oneshot::Sender<Result<(), SwarmError>>;
 
@@ -27,6 +30,8 @@ pub(super) struct Needs {
     /// Pieces that the policy was not told of: those of whom waits for few, and the rest.
     few: VecDeque<PieceId>,
     many: VecDeque<PieceId>,
+    /// Those that it was told of, and since when nobody waits for them.
+    told: HashMap<PieceId, Option<u64>>,
     told_max: usize,
 }
 
@@ -42,6 +47,7 @@ impl Needs {
             pieces: HashMap::new(),
             few: VecDeque::new(),
             many: VecDeque::new(),
+            told: HashMap::new(),
             told_max: told_max.clamp(1, DEMANDS_MAX - FEW_MAX),
         }
     }
@@ -53,8 +59,7 @@ impl Needs {
 
     /// Whether somebody waits for a piece that the policy was told of.
     pub(super) fn waits_for(&self, piece: PieceId) -> bool {
-        let later = self.few.contains(&piece) || self.many.contains(&piece);
-        self.pieces.contains_key(&piece) && !later
+        self.told.contains_key(&piece)
     }
 
     /// Someone waits for all of `lacks`, unless these are too many.
@@ -99,8 +104,10 @@ impl Needs {
         let Some(waiting) = self.pieces.remove(&piece) else {
             return false;
         };
-        self.few.retain(|other| *other != piece);
-        self.many.retain(|other| *other != piece);
+        if self.told.remove(&piece).is_none() {
+            self.few.retain(|other| *other != piece);
+            self.many.retain(|other| *other != piece);
+        }
         for id in waiting {
             let Some(waiter) = self.waiters.get_mut(&id) else {
                 continue;
@@ -117,7 +124,7 @@ impl Needs {
 
     /// Returns the next piece that the policy can be told of.
     pub(super) fn next(&mut self) -> Option<PieceId> {
-        let told = self.pieces.len() - self.few.len() - self.many.len();
+        let told = self.told.len();
         let mut next = None;
         if told < self.told_max + FEW_MAX {
             next = self.few.pop_front();
@@ -125,7 +132,28 @@ impl Needs {
         if next.is_none() && told < self.told_max {
             next = self.many.pop_front();
         }
+        self.told.extend(next.map(|piece| (piece, None)));
         next
+    }
+
+    /// Forgets pieces that the policy was told of, that have not come, and that nobody has waited for since long: they would keep others from
+    /// being asked for. Returns them.
+    pub(super) fn sweep(&mut self, now_us: u64) -> Vec<PieceId> {
+        let (pieces, waiters) = (&self.pieces, &self.waiters);
+        let here = |id: &u64| waiters.get(id).is_some_and(|one| !one.done.is_closed());
+        let mut over = Vec::new();
+        for (piece, left_us) in &mut self.told {
+            if pieces.get(piece).is_some_and(|by| by.iter().any(here)) {
+                *left_us = None;
+            } else if now_us.saturating_sub(*left_us.get_or_insert(now_us)) >= LEFT_US {
+                over.push(*piece);
+            }
+        }
+        over.sort_unstable();
+        for piece in &over {
+            self.here(*piece);
+        }
+        over
     }
 }
 
@@ -194,6 +222,28 @@ mod tests {
         let (done, mut told) = oneshot::channel();
         needs.add((0..=NEEDS_MAX as PieceId).collect(), done);
         assert_eq!(told.try_recv(), Ok(Err(SwarmError::TooMany)));
+    }
+
+    #[test]
+    fn what_never_comes_and_nobody_waits_for_makes_room_after_a_while() {
+        let mut needs = Needs::new(&Config::ours());
+        let (done, told) = oneshot::channel();
+        needs.add((0..100).collect(), done);
+        let asked: Vec<PieceId> = std::iter::from_fn(|| needs.next()).collect();
+        assert!(needs.sweep(LEFT_US).is_empty() && needs.sweep(3 * LEFT_US).is_empty());
+        drop(told);
+        let now_us = 4 * LEFT_US;
+        assert!(needs.sweep(now_us).is_empty());
+        assert!(needs.sweep(now_us + LEFT_US - 1).is_empty());
+        // somebody waits for one of them again
+        let (done, mut again) = oneshot::channel();
+        needs.add(HashSet::from([asked[0]]), done);
+        let left = needs.sweep(now_us + LEFT_US);
+        assert_eq!(left.len(), asked.len() - 1);
+        assert!(needs.waits_for(asked[0]) && !needs.waits_for(left[0]));
+        // as many others are asked for
+        assert_eq!(std::iter::from_fn(|| needs.next()).count(), left.len());
+        assert!(needs.here(asked[0]) && again.try_recv() == Ok(Ok(())));
     }
 
     #[test]

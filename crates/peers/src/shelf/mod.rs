@@ -67,8 +67,26 @@ impl Shelf {
             dirty: Mutex::default(),
             records: Mutex::default(),
         };
+        shelf.forget_gone()?;
         shelf.tidy()?;
         Ok(shelf)
+    }
+
+    /// Forgets what the record promises of packs whose files are gone: whoever removed the shelf was stopped in the middle.
+    fn forget_gone(&self) -> io::Result<()> {
+        for (number, pack) in self.content.packs().iter().enumerate() {
+            let pieces = self.content.pieces_of(number, 0..pack.bytes);
+            if !pieces.clone().any(|piece| self.has(piece)) {
+                continue;
+            }
+            let proves = Tree::hashes_of(pack.bytes).is_some_and(|bytes| bytes > 0);
+            let gone = is_gone(&self.path(number, "pack"))?
+                || proves && is_gone(&self.path(number, "tree"))?;
+            if gone {
+                pieces.for_each(|piece| self.forget(piece));
+            }
+        }
+        Ok(())
     }
 
     /// Removes packs that the content does not have, and names that a kill has left: each of them would keep a whole file.
@@ -181,6 +199,10 @@ impl Shelf {
         self.here[(piece / 64) as usize].fetch_or(1 << (piece % 64), Ordering::AcqRel);
     }
 
+    fn forget(&self, piece: PieceId) {
+        self.here[(piece / 64) as usize].fetch_and(!(1 << (piece % 64)), Ordering::AcqRel);
+    }
+
     /// Puts a verified piece here.
     pub(crate) fn put(&self, piece: PieceId, verified: &Verified) -> io::Result<()> {
         let (pack, range) = self.place(piece)?;
@@ -227,7 +249,7 @@ impl Shelf {
     /// Forgets pieces and gives their room on the disk back, unless it is somebody else's too.
     pub(crate) fn remove(&self, pieces: &[PieceId]) -> io::Result<()> {
         for piece in pieces.iter().filter(|piece| self.has(**piece)) {
-            self.here[(piece / 64) as usize].fetch_and(!(1 << (piece % 64)), Ordering::AcqRel);
+            self.forget(*piece);
         }
         // no record may promise what is a hole
         self.sync()?;
@@ -301,6 +323,14 @@ impl Shelf {
     }
 }
 
+/// Whether there is no file of this name.
+fn is_gone(name: &Path) -> io::Result<bool> {
+    match std::fs::metadata(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        named => named.map(|_| false),
+    }
+}
+
 /// Whether this file has this name.
 fn is_same(file: &File, name: &Path) -> io::Result<bool> {
     let named = match std::fs::metadata(name) {
@@ -370,6 +400,25 @@ mod tests {
             .into_iter()
             .map(|n| n.into_string().unwrap())
             .collect()
+    }
+
+    #[test]
+    fn what_the_record_promises_of_files_that_are_gone_is_not_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let (packs, shelf) = full(dir.path());
+        let content = shelf.content().clone();
+        let open = || Shelf::open(dir.path(), content.clone()).unwrap();
+        let kinds = ["pack", "tree"].map(|kind| shelf.path(0, kind));
+        drop(shelf);
+        for gone in kinds {
+            std::fs::remove_file(gone).unwrap();
+            let shelf = open();
+            assert!(shelf.pieces().eq([6]));
+            assert_eq!(shelf.read(1, 0..100).unwrap(), packs[1]);
+            // it comes again
+            assert!(shelf.fill(0, file(dir.path(), &packs[0])).unwrap());
+            assert_eq!(open().pieces().count(), 7);
+        }
     }
 
     #[test]

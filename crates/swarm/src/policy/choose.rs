@@ -41,6 +41,14 @@ impl Policy {
         }
     }
 
+    pub(super) fn unmissed(&mut self, piece: PieceId, out: &mut Vec<Action>) {
+        self.downloads.demands.remove(&piece);
+        self.downloads.unasked.retain(|other| *other != piece);
+        if !self.downloads.is_on_its_way(piece) {
+            self.uploads.give_up(piece, out);
+        }
+    }
+
     fn raise(&mut self, piece: PieceId, out: &mut Vec<Action>) {
         for id in self.downloads.raise(piece) {
             if let Some(peer) = self.peers.get(id) {
@@ -238,7 +246,10 @@ impl Policy {
             self.fill_demands(now_us, out);
         }
         if self.config.prefetch {
-            if self.config.wardens && self.peers.seed(now_us).is_some() {
+            // one that has just refused would do so again, as often as it answers
+            let seed = self.peers.seed(now_us);
+            let seed = seed.and_then(|seed| self.peers.get(seed));
+            if self.config.wardens && seed.is_some_and(|seed| seed.is_free(now_us)) {
                 self.fill_duties(now_us, out);
             }
             if self.config.quiet && self.is_catching_up(now_us) {

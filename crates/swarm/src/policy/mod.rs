@@ -123,6 +123,8 @@ pub enum Event<'a> {
     Wrong(PeerId, PieceId),
     /// A machine waits for a piece that is not here.
     Miss(PieceId),
+    /// No machine waits any more for a piece that is not here: nobody else is asked for it, and what is on its way may come.
+    Unmissed(PieceId),
     /// What machines will need next, in order, and when: in milliseconds since the start of a run, 0 for now; no times if nobody knows.
     /// Replaces what was predicted before.
     Window(&'a [PieceId], &'a [u32]),
@@ -263,6 +265,7 @@ impl Policy {
             Event::Failed(peer, piece) => self.failed(now_us, peer, piece, out),
             Event::Wrong(peer, piece) => self.wrong(now_us, peer, piece, out),
             Event::Miss(piece) => self.miss(now_us, piece, out),
+            Event::Unmissed(piece) => self.unmissed(piece, out),
             Event::Window(pieces, due_ms) => self.predicted(pieces, due_ms),
             Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
             Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
