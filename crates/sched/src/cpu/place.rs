@@ -68,7 +68,8 @@ impl Queues {
                 && self.length(other) >= self.length(core) + 2;
             // who runs stays: only what waits can move
             if !(uneven || free && self.waiting(other) > 0) {
-                return None;
+                // the heaviest may be one task alone, which runs
+                continue;
             }
             let waiting = (0..self.waiting(other)).rev();
             let mut movable = waiting.filter_map(|ordinate| self.nth(other, ordinate));
