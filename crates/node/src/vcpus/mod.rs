@@ -148,7 +148,7 @@ impl Vcpus {
     fn look(&self) -> Duration {
         let before = used();
         let mut known = self.known.lock();
-        let (machines, names) = known.look(&self.inventory);
+        let (machines, unseen, names) = known.look(&self.inventory);
         let mut state = self.state.lock();
         drop(known);
         if state.over {
@@ -158,6 +158,7 @@ impl Vcpus {
             now_us: self.began.elapsed().as_micros() as u64,
             own_us: state.own.as_micros() as u64,
             machines,
+            unseen,
         };
         state.names = names;
         let step = state.user.sample(&sample);
@@ -268,9 +269,13 @@ fn machine(name: String, status: &MachineStatus) -> SchedMachine {
 }
 
 impl Known {
-    /// Looks at the vCPUs of all machines. Returns what was seen, and the machines' names.
-    fn look(&mut self, inventory: &Inventory) -> (Vec<MachineSample>, BTreeMap<u64, String>) {
-        let (mut samples, mut names, mut still) = (Vec::new(), BTreeMap::new(), Vec::new());
+    /// Looks at the vCPUs of all machines. Returns what was seen, which machines could not be looked at, and the names of all.
+    fn look(
+        &mut self,
+        inventory: &Inventory,
+    ) -> (Vec<MachineSample>, Vec<u64>, BTreeMap<u64, String>) {
+        let (mut samples, mut unseen) = (Vec::new(), Vec::new());
+        let (mut names, mut still) = (BTreeMap::new(), Vec::new());
         for entry in inventory.all() {
             let Some(vm) = entry.state().vm.clone() else {
                 continue;
@@ -283,14 +288,18 @@ impl Known {
             };
             known.asks(&entry, &vm, earlier.is_none());
             names.insert(known.key, entry.name.as_str().to_owned());
-            samples.push(MachineSample {
-                key: known.key,
-                threads: known.threads(),
-            });
+            let key = known.key;
+            match known.threads() {
+                Ok(threads) => samples.push(MachineSample { key, threads }),
+                Err(error) => {
+                    tracing::debug!(machine = %entry.name, %error, "its vCPUs can't be looked at");
+                    unseen.push(key);
+                }
+            }
             still.push(known);
         }
         self.machines = still;
-        (samples, names)
+        (samples, unseen, names)
     }
 }
 
@@ -327,21 +336,16 @@ impl Its {
         }
     }
 
-    /// Looks at its threads. Those that have ended are asked for again at the next look.
-    fn threads(&mut self) -> Vec<ThreadSample> {
+    /// Looks at its threads. Those that have ended are asked for again at the next look, as are all if one can't be looked at: it may
+    /// still be there, and be held.
+    fn threads(&mut self) -> io::Result<Vec<ThreadSample>> {
         let looks: Vec<io::Result<Option<ThreadSample>>> =
             self.tids.iter().map(|tid| threads::look(*tid)).collect();
         if looks.iter().any(|look| !matches!(look, Ok(Some(_)))) {
             // a number of vCPUs that no machine has
-            self.cpus = 0;
+            self.cpus = u32::MAX;
         }
-        let mut seen = Vec::new();
-        for look in looks {
-            match look {
-                Ok(sample) => seen.extend(sample),
-                Err(error) => tracing::debug!(%error, "a vCPU can't be looked at"),
-            }
-        }
-        seen
+        let seen: io::Result<Vec<Option<ThreadSample>>> = looks.into_iter().collect();
+        Ok(seen?.into_iter().flatten().collect())
     }
 }
