@@ -144,6 +144,21 @@ fn a_free_core_takes_who_waits_though_another_core_has_more_to_do() {
 }
 
 #[test]
+fn who_wakes_goes_to_its_waker_only_if_that_core_has_hardly_more_to_do_then() {
+    let mut queues = Queues::new(Base::cfs(2), 2);
+    let add = |queues: &mut Queues, id: u32| {
+        queues.add(TaskId(id), None, WEIGHT);
+        queues.enqueue(0, TaskId(id), id as usize % 2);
+    };
+    (0..24).for_each(|id| add(&mut queues, id));
+    queues.dequeue(0, TaskId(23));
+    // thirteen there, eleven here
+    assert_eq!(queues.core_for(TaskId(23), false, Some(0)), 1);
+    add(&mut queues, 25);
+    assert_eq!(queues.core_for(TaskId(23), false, Some(0)), 0);
+}
+
+#[test]
 fn siblings_come_closer_than_without_lending() {
     let mean = |policy: Box<dyn Policy>| {
         let (mut host, _) = busy(Base::cfs(4), 8, policy);
