@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a QEMU is asked for its threads though nothing has changed.
+/// How often a QEMU is asked for its threads though nothing has changed, or though it did not answer the last time.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 
 /// The service that looks after vCPUs.
@@ -60,6 +60,8 @@ struct Its {
     /// How many vCPUs it had then.
     cpus: u32,
     asked: Instant,
+    /// Whether it did not answer then. Asking one that hangs takes long, and meanwhile nobody else's vCPUs are looked at.
+    silent: bool,
 }
 
 /// What was decided.
@@ -312,6 +314,7 @@ impl Its {
             tids: Vec::new(),
             cpus: 0,
             asked: Instant::now(),
+            silent: false,
         }
     }
 
@@ -319,11 +322,12 @@ impl Its {
     fn asks(&mut self, entry: &Entry, vm: &Machine, is_new: bool) {
         let cpus = vm.config().cpus_now().unwrap_or_default();
         let due = is_new || self.tids.is_empty() || cpus != self.cpus;
-        if !due && self.asked.elapsed() < ASK_EVERY {
+        if (!due || self.silent) && self.asked.elapsed() < ASK_EVERY {
             return;
         }
-        self.asked = Instant::now();
-        match vm.vcpu_threads() {
+        let answer = vm.vcpu_threads();
+        (self.asked, self.silent) = (Instant::now(), answer.is_err());
+        match answer {
             Ok(mut tids) => {
                 // with emulation one thread may run several
                 tids.sort_unstable();
