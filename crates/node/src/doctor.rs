@@ -7,7 +7,7 @@ use crate::{
     caller::Caller,
     error::{NodeError, usage},
 };
-use floe_api::{Check, CheckStatus, DoctorReport, SchedActing};
+use floe_api::{Check, CheckStatus, CpuSched, DoctorReport, SchedActing};
 
 /// Checks the host, and what only the node can see. With `qemu`, the version of a QEMU, states are held against that one.
 pub(crate) fn examine(
@@ -53,6 +53,10 @@ fn groups(node: &Node) -> Check {
 
 /// What has become of `--cpu-sched`, if it was given.
 fn vcpus(node: &Node) -> Option<Check> {
+    // a report of a node that does not look after vCPUs asks all QEMUs
+    if node.core.options.cpu_sched == CpuSched::Off {
+        return None;
+    }
     let told = node.vcpus.report();
     let (status, fix) = match told.acting {
         SchedActing::Off => return None,

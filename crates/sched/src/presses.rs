@@ -67,6 +67,11 @@ impl Presses {
         pressed
     }
 
+    /// Returns whether the last bytes ended within a message, whose rest is still to come.
+    pub fn is_within(&self) -> bool {
+        self.next == Next::Message && (self.rest > 0 || self.length > 0)
+    }
+
     /// Looks whether the beginning is long enough. Returns whether something goes down by it.
     fn step(&mut self) -> bool {
         let head = &self.head[..self.length];
@@ -223,6 +228,25 @@ mod tests {
             HELLO,
         ] {
             assert_eq!(pressed(&[hello, key]), [false, true]);
+        }
+    }
+
+    #[test]
+    fn it_is_known_whether_a_message_is_whole() {
+        let mut presses = Presses::default();
+        let sent: [(&[u8], bool); 8] = [
+            (HELLO, false),
+            (b"\x06\0\0\0", true),
+            (b"\0\0\0\x05", true),
+            (b"hell", true),
+            (b"o", false),
+            (b"\x04\x01\0", true),
+            (b"\0\0\0\0a", false),
+            (b"\xf0", false),
+        ];
+        for (bytes, within) in sent {
+            presses.are_in(bytes);
+            assert_eq!(presses.is_within(), within, "{bytes:?}");
         }
     }
 

@@ -10,7 +10,6 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
 use floe_api::ApiError;
 use floe_front::page::thumbnail::{self, Keep};
 use floe_sched::Presses;
@@ -41,8 +40,10 @@ const TEXT: u8 = 6;
 const QEMU: u8 = 255;
 /// Those with which a browser's user does something. Browsers send each as a message of its own.
 const INPUTS: [u8; 4] = [KEY, POINTER, TEXT, QEMU];
-/// How many messages wait for a machine that is paused to buffer; further input is dropped.
+/// How many messages wait for a machine that is paused to buffer, and how many bytes; further input is dropped.
 const HELD_MAX: usize = 1024;
+/// See [`HELD_MAX`].
+const HELD_BYTES_MAX: usize = 1 << 20;
 /// How often a machine that is paused to buffer is checked while input waits for it, and the time between two messages when
 /// it goes on: a PC's keyboard buffers eight keys.
 const HELD_EVERY: Duration = Duration::from_millis(20);
@@ -144,9 +145,9 @@ async fn relay(
         loop {
             let message = tokio::select! {
                 message = from_browser.next() => message,
-                () = sleep(HELD_EVERY), if !held.0.is_empty() => {
+                () = sleep(HELD_EVERY), if !held.messages.is_empty() => {
                     if !stands_still()
-                        && let Some(bytes) = held.0.pop_front()
+                        && let Some(bytes) = held.pop()
                     {
                         if presses.are_in(&bytes) {
                             input();
@@ -160,12 +161,7 @@ async fn relay(
             };
             let Some(Ok(message)) = message else { break };
             match message {
-                Message::Binary(bytes)
-                    if bytes.first().is_some_and(|kind| INPUTS.contains(kind))
-                        && (!held.0.is_empty() || stands_still()) =>
-                {
-                    held.push(bytes);
-                }
+                Message::Binary(bytes) if held.takes(&bytes, stands_still()) => {}
                 Message::Binary(bytes) => {
                     // first, so that what follows from it is already known to
                     if presses.are_in(&bytes) {
@@ -184,20 +180,85 @@ async fn relay(
     tokio::select! { () = down => (), () = up => () }
 }
 
+/// What became of a message's beginning.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Begun {
+    #[default]
+    Passed,
+    Held,
+    Dropped,
+}
+
 /// Input for a machine that stands still, in the order in which it arrived.
 #[derive(Default)]
-struct Held(VecDeque<Bytes>);
+struct Held {
+    messages: VecDeque<Vec<u8>>,
+    /// The length of all of them.
+    bytes: usize,
+    /// Where RFB's messages begin and end: a long text comes in several of the WebSocket's.
+    arriving: Presses,
+    /// What became of the latest one that has begun; its rest goes the same way.
+    begun: Begun,
+}
 
 impl Held {
-    fn push(&mut self, input: Bytes) {
-        // type and buttons are compared: while the pointer only moves, its last position is enough
-        let moved = |last: &Bytes| input[0] == POINTER && last.get(..2) == input.get(..2);
-        let full = self.0.len() >= HELD_MAX;
-        match self.0.back_mut() {
-            Some(last) if moved(last) => *last = input,
-            _ if full => {}
-            _ => self.0.push_back(input),
+    /// Returns whether these bytes are kept back here, or dropped; otherwise they are to be passed on.
+    fn takes(&mut self, bytes: &[u8], stands_still: bool) -> bool {
+        let goes_on = self.arriving.is_within();
+        self.arriving.are_in(bytes);
+        if goes_on {
+            if self.begun == Begun::Held {
+                self.extend(bytes);
+            }
+        } else {
+            let is_input = bytes.first().is_some_and(|kind| INPUTS.contains(kind));
+            self.begun = match is_input && (stands_still || !self.messages.is_empty()) {
+                true => self.push(bytes),
+                false => Begun::Passed,
+            };
         }
+        self.begun != Begun::Passed
+    }
+
+    fn push(&mut self, input: &[u8]) -> Begun {
+        // type and buttons are compared: while the pointer only moves, its last position is enough
+        let moved = |last: &Vec<u8>| input[0] == POINTER && last.get(..2) == input.get(..2);
+        let full = self.messages.len() >= HELD_MAX || self.bytes + input.len() > HELD_BYTES_MAX;
+        if self.messages.back().is_some_and(moved) {
+            self.bytes -= self.messages.pop_back().map_or(0, |last| last.len());
+        } else if full {
+            return Begun::Dropped;
+        }
+        self.bytes += input.len();
+        self.messages.push_back(input.to_vec());
+        Begun::Held
+    }
+
+    /// More of the last message. If it is too long, all of it is dropped.
+    fn extend(&mut self, bytes: &[u8]) {
+        let Some(last) = self.messages.back_mut() else {
+            return;
+        };
+        if self.bytes + bytes.len() <= HELD_BYTES_MAX {
+            self.bytes += bytes.len();
+            last.extend_from_slice(bytes);
+        } else {
+            self.bytes -= last.len();
+            self.messages.pop_back();
+            self.begun = Begun::Dropped;
+        }
+    }
+
+    /// Returns the next message, unless that would come in the middle of another one.
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let whole = match (self.arriving.is_within(), self.begun) {
+            (true, Begun::Passed) => 0,
+            (true, Begun::Held) => self.messages.len().saturating_sub(1),
+            _ => self.messages.len(),
+        };
+        let next = (whole > 0).then(|| self.messages.pop_front())??;
+        self.bytes -= next.len();
+        Some(next)
     }
 }
 
@@ -310,9 +371,9 @@ pub(super) mod tests {
         // a user who types on and on while the machine stands still does not fill the node's memory
         let mut held = Held::default();
         for _ in 0..2 * HELD_MAX {
-            held.push(Bytes::from_static(b"\x04key"));
+            held.push(b"\x04key");
         }
-        assert_eq!(held.0.len(), HELD_MAX);
+        assert_eq!(held.messages.len(), HELD_MAX);
         // only the end of a pointer's movement is kept, but every click
         let mut held = Held::default();
         for pointer in [
@@ -321,10 +382,37 @@ pub(super) mod tests {
             b"\x05\x01at-2",
             b"\x05\x00at-2",
         ] {
-            held.push(Bytes::from_static(pointer));
+            held.push(pointer);
         }
         let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
-        assert_eq!(held.0, way);
+        assert_eq!(held.messages, way);
+    }
+
+    #[test]
+    fn a_text_in_several_pieces_goes_one_way_and_never_fills_memory() {
+        let mut held = Held::default();
+        for hello in [b"RFB 003.008\n".as_slice(), b"\x01", b"\x01"] {
+            assert!(!held.takes(hello, true));
+        }
+        assert!(held.takes(b"\x06\0\0\0\0\0\0\x05he", true));
+        assert_eq!(held.pop(), None, "its rest is still to come");
+        assert!(held.takes(b"llo", false), "as its beginning");
+        let text = b"\x06\0\0\0\0\0\0\x05hello".to_vec();
+        assert_eq!((held.pop(), held.bytes), (Some(text), 0));
+        // what has begun to be passed on is, though the machine stands still since then, and nothing comes between
+        assert!(!held.takes(b"\x06\0\0\0\0\0\0\x05he", false));
+        assert!(!held.takes(b"llo", true));
+        // one that is too long is dropped, and others are not
+        let length = 2 * HELD_BYTES_MAX as u32;
+        let head = [&[6_u8, 0, 0, 0][..], &length.to_be_bytes()].concat();
+        assert!(held.takes(&head, true));
+        for _ in 0..32 {
+            assert!(held.takes(&[0; HELD_BYTES_MAX / 16], true));
+            assert!(held.bytes <= HELD_BYTES_MAX);
+        }
+        assert_eq!(held.bytes, 0);
+        assert!(held.takes(b"\x04\x01\0\0\0\0\0a", true));
+        assert_eq!(held.messages.len(), 1);
     }
 
     #[tokio::test]

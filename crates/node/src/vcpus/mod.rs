@@ -33,7 +33,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a QEMU is asked for its threads though nothing has changed.
+/// How often a QEMU is asked for its threads though nothing has changed, or though it did not answer the last time.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 
 /// The service that looks after vCPUs.
@@ -60,6 +60,8 @@ struct Its {
     /// How many vCPUs it had then.
     cpus: u32,
     asked: Instant,
+    /// Whether it did not answer then. Asking one that hangs takes long, and meanwhile nobody else's vCPUs are looked at.
+    silent: bool,
 }
 
 /// What was decided.
@@ -148,7 +150,7 @@ impl Vcpus {
     fn look(&self) -> Duration {
         let before = used();
         let mut known = self.known.lock();
-        let (machines, names) = known.look(&self.inventory);
+        let (machines, unseen, names) = known.look(&self.inventory);
         let mut state = self.state.lock();
         drop(known);
         if state.over {
@@ -158,6 +160,7 @@ impl Vcpus {
             now_us: self.began.elapsed().as_micros() as u64,
             own_us: state.own.as_micros() as u64,
             machines,
+            unseen,
         };
         state.names = names;
         let step = state.user.sample(&sample);
@@ -268,9 +271,13 @@ fn machine(name: String, status: &MachineStatus) -> SchedMachine {
 }
 
 impl Known {
-    /// Looks at the vCPUs of all machines. Returns what was seen, and the machines' names.
-    fn look(&mut self, inventory: &Inventory) -> (Vec<MachineSample>, BTreeMap<u64, String>) {
-        let (mut samples, mut names, mut still) = (Vec::new(), BTreeMap::new(), Vec::new());
+    /// Looks at the vCPUs of all machines. Returns what was seen, which machines could not be looked at, and the names of all.
+    fn look(
+        &mut self,
+        inventory: &Inventory,
+    ) -> (Vec<MachineSample>, Vec<u64>, BTreeMap<u64, String>) {
+        let (mut samples, mut unseen) = (Vec::new(), Vec::new());
+        let (mut names, mut still) = (BTreeMap::new(), Vec::new());
         for entry in inventory.all() {
             let Some(vm) = entry.state().vm.clone() else {
                 continue;
@@ -283,14 +290,18 @@ impl Known {
             };
             known.asks(&entry, &vm, earlier.is_none());
             names.insert(known.key, entry.name.as_str().to_owned());
-            samples.push(MachineSample {
-                key: known.key,
-                threads: known.threads(),
-            });
+            let key = known.key;
+            match known.threads() {
+                Ok(threads) => samples.push(MachineSample { key, threads }),
+                Err(error) => {
+                    tracing::debug!(machine = %entry.name, %error, "its vCPUs can't be looked at");
+                    unseen.push(key);
+                }
+            }
             still.push(known);
         }
         self.machines = still;
-        (samples, names)
+        (samples, unseen, names)
     }
 }
 
@@ -303,6 +314,7 @@ impl Its {
             tids: Vec::new(),
             cpus: 0,
             asked: Instant::now(),
+            silent: false,
         }
     }
 
@@ -310,11 +322,12 @@ impl Its {
     fn asks(&mut self, entry: &Entry, vm: &Machine, is_new: bool) {
         let cpus = vm.config().cpus_now().unwrap_or_default();
         let due = is_new || self.tids.is_empty() || cpus != self.cpus;
-        if !due && self.asked.elapsed() < ASK_EVERY {
+        if (!due || self.silent) && self.asked.elapsed() < ASK_EVERY {
             return;
         }
-        self.asked = Instant::now();
-        match vm.vcpu_threads() {
+        let answer = vm.vcpu_threads();
+        (self.asked, self.silent) = (Instant::now(), answer.is_err());
+        match answer {
             Ok(mut tids) => {
                 // with emulation one thread may run several
                 tids.sort_unstable();
@@ -327,21 +340,16 @@ impl Its {
         }
     }
 
-    /// Looks at its threads. Those that have ended are asked for again at the next look.
-    fn threads(&mut self) -> Vec<ThreadSample> {
+    /// Looks at its threads. Those that have ended are asked for again at the next look, as are all if one can't be looked at: it may
+    /// still be there, and be held.
+    fn threads(&mut self) -> io::Result<Vec<ThreadSample>> {
         let looks: Vec<io::Result<Option<ThreadSample>>> =
             self.tids.iter().map(|tid| threads::look(*tid)).collect();
         if looks.iter().any(|look| !matches!(look, Ok(Some(_)))) {
             // a number of vCPUs that no machine has
-            self.cpus = 0;
+            self.cpus = u32::MAX;
         }
-        let mut seen = Vec::new();
-        for look in looks {
-            match look {
-                Ok(sample) => seen.extend(sample),
-                Err(error) => tracing::debug!(%error, "a vCPU can't be looked at"),
-            }
-        }
-        seen
+        let seen: io::Result<Vec<Option<ThreadSample>>> = looks.into_iter().collect();
+        Ok(seen?.into_iter().flatten().collect())
     }
 }

@@ -103,8 +103,10 @@ impl Queues {
         let Some(task) = self.task(id) else {
             return 0;
         };
-        let middle = self.nth(task.core, self.waiting(task.core) / 2);
-        self.way_ns(id, middle)
+        // as ordinates do, it counts who runs
+        let runs = usize::from(self.running(task.core).is_some());
+        let middle = (self.length(task.core) / 2).saturating_sub(runs);
+        self.way_ns(id, self.nth(task.core, middle))
     }
 
     /// How much service separates a waiting task from the front of its queue.

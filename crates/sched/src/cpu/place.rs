@@ -5,7 +5,8 @@ use super::queues::{Place, Queues, TaskId};
 
 /// The kernel moves tasks between busy cores if one has this many percent more to do.
 const IMBALANCE_PCT: u64 = 125;
-/// A task that wakes stays where it was unless its waker's core has this many percent of the work.
+/// A task that wakes stays where it was unless its waker's core, with it, would have no more than this many percent of the work that is
+/// there without it (`wake_affine`).
 const AFFINE_PCT: u64 = 112;
 
 impl Queues {
@@ -48,9 +49,8 @@ impl Queues {
         }
         match waker {
             Some(waker) if candidates.contains(&waker) => {
-                let weight = u64::from(task.weight);
-                let there = 100 * (self.load(waker) + weight);
-                let pulls = there <= AFFINE_PCT * (self.load(before) + weight);
+                let there = self.load(waker) + u64::from(task.weight);
+                let pulls = 100 * there <= AFFINE_PCT * self.load(before);
                 if pulls { waker } else { before }
             }
             _ => before,
@@ -68,7 +68,8 @@ impl Queues {
                 && self.length(other) >= self.length(core) + 2;
             // who runs stays: only what waits can move
             if !(uneven || free && self.waiting(other) > 0) {
-                return None;
+                // the heaviest may be one task alone, which runs
+                continue;
             }
             let waiting = (0..self.waiting(other)).rev();
             let mut movable = waiting.filter_map(|ordinate| self.nth(other, ordinate));

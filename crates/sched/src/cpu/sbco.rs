@@ -41,7 +41,8 @@ impl Sbco {
                 return None;
             }
             let behind = queues.ordinate(*b)?.checked_sub(ordinate)?;
-            let is_far = behind * 1000 >= threshold * queues.length(task.core);
+            // thousandths are rounded, 667 up: two of three are two thirds
+            let is_far = behind * 1000 > threshold.saturating_sub(1) * queues.length(task.core);
             is_far.then_some((behind, *b))
         };
         let all = queues.siblings(a).filter_map(|b| far(&b));

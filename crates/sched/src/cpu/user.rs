@@ -106,6 +106,8 @@ pub struct Sample {
     pub own_us: u64,
     /// The machines that run. What was done to one that is missing is undone.
     pub machines: Vec<MachineSample>,
+    /// The keys of those that run, too, but could not be looked at this time: they keep what they have.
+    pub unseen: Vec<u64>,
 }
 
 /// What is to be done. Nothing is done to a thread that is not as it is expected to be: then somebody else has changed it.
@@ -389,6 +391,11 @@ impl User {
                 step.notices.push(Notice::LeftAlone(seen.key));
             }
             self.machines.insert(seen.key, machine);
+        }
+        for key in &sample.unseen {
+            let mut machine = gone.remove(key).unwrap_or_default();
+            machine.is_unseen();
+            self.machines.insert(*key, machine);
         }
         for (key, machine) in gone {
             self.left.entry(key).or_default().takes_over(machine);

@@ -105,6 +105,60 @@ fn a_queue_of_two_is_never_far_apart() {
 }
 
 #[test]
+fn the_last_of_a_queue_of_three_borrows_from_the_first_of_another() {
+    let mut queues = Queues::new(Base::cfs(2), 2);
+    // number, machine, core, virtual time in milliseconds
+    for (id, machine, core, ms) in [
+        (0, 1, 0, 0),
+        (1, 2, 0, 1),
+        (2, 3, 0, 2),
+        (3, 2, 1, 0),
+        (4, 3, 1, 1),
+        (5, 1, 1, 2),
+    ] {
+        let id = TaskId(id);
+        queues.add(id, Some(MachineId(machine)), WEIGHT);
+        queues.enqueue(0, id, core);
+        let here = queues.task(id).unwrap().vruntime;
+        queues.shift(id, ms * MS - here);
+    }
+    queues.run(0, TaskId(3));
+    let picked = Sbco::paper().pick(0, &mut queues, 0);
+    assert_eq!(picked, Some(TaskId(1)));
+    assert_eq!(queues.ledger().lent_ns, MS);
+    assert_eq!(queues.debts(1).len(), 1);
+    check(&queues);
+}
+
+#[test]
+fn a_free_core_takes_who_waits_though_another_core_has_more_to_do() {
+    let mut queues = Queues::new(Base::cfs(3), 3);
+    for (id, weight, core) in [(0, 4 * WEIGHT, 0), (1, WEIGHT, 1), (2, WEIGHT, 1)] {
+        queues.add(TaskId(id), None, weight);
+        queues.enqueue(0, TaskId(id), core);
+    }
+    queues.run(0, TaskId(0));
+    queues.run(0, TaskId(1));
+    assert_eq!(queues.surplus_for(2, false), Some(TaskId(2)));
+    assert_eq!(queues.surplus_for(0, false), None);
+}
+
+#[test]
+fn who_wakes_goes_to_its_waker_only_if_that_core_has_hardly_more_to_do_then() {
+    let mut queues = Queues::new(Base::cfs(2), 2);
+    let add = |queues: &mut Queues, id: u32| {
+        queues.add(TaskId(id), None, WEIGHT);
+        queues.enqueue(0, TaskId(id), id as usize % 2);
+    };
+    (0..24).for_each(|id| add(&mut queues, id));
+    queues.dequeue(0, TaskId(23));
+    // thirteen there, eleven here
+    assert_eq!(queues.core_for(TaskId(23), false, Some(0)), 1);
+    add(&mut queues, 25);
+    assert_eq!(queues.core_for(TaskId(23), false, Some(0)), 0);
+}
+
+#[test]
 fn siblings_come_closer_than_without_lending() {
     let mean = |policy: Box<dyn Policy>| {
         let (mut host, _) = busy(Base::cfs(4), 8, policy);

@@ -112,7 +112,7 @@ impl Thread {
         self.sums = (seen.run_ns, seen.wait_ns, seen.slices);
         self.core = seen.core;
         let Some(elapsed_us) = elapsed_us else {
-            (self.run_us, self.wait_us, self.wants) = (0, 0, 0.0);
+            self.did_nothing();
             return;
         };
         self.run_us = (seen.run_ns.saturating_sub(run) / 1000).min(elapsed_us);
@@ -120,6 +120,10 @@ impl Thread {
         let both = (self.run_us + self.wait_us) as f64;
         self.wants = both / elapsed_us as f64;
         self.turn_us = both / seen.slices.saturating_sub(slices).max(1) as f64;
+    }
+
+    fn did_nothing(&mut self) {
+        (self.run_us, self.wait_us, self.wants) = (0, 0, 0.0);
     }
 
     pub fn is_wanting(&self) -> bool {
@@ -242,6 +246,11 @@ impl Watched {
             self.undo(seen.key, actions);
         }
         is_new
+    }
+
+    /// It can't be looked at now: nothing is known of what its threads did, and nobody has changed them.
+    pub fn is_unseen(&mut self) {
+        self.threads.iter_mut().for_each(Thread::did_nothing);
     }
 
     /// Drops threads that have ended and takes in new ones. Then all get new places, and debts are dropped.

@@ -179,6 +179,26 @@ fn what_somebody_else_sets_stays_and_the_machine_is_left_alone() {
 }
 
 #[test]
+fn a_machine_that_cant_be_looked_at_for_a_moment_keeps_what_it_has() {
+    let mut world = lending();
+    let mut sample = world.sample();
+    sample.now_us += 1000;
+    sample.machines.retain(|machine| machine.key != 0);
+    // the other one was never seen
+    sample.unseen = vec![0, 9];
+    let step = world.user.sample(&sample);
+    assert_eq!(world.user.status().machines[&9].vcpus, 0);
+    world.carry_out(&step.actions);
+    assert!(world.is_apart(0) && world.is_apart(1));
+    world.looks(2_000_000);
+    assert_eq!(world.status(0).standing, Standing::Kept);
+    assert!(!world.user.status().machines.contains_key(&9));
+    assert!(world.notices.is_empty(), "{:?}", world.notices);
+    world.undo();
+    assert!(world.is_as_before() && world.user.held().is_empty());
+}
+
+#[test]
 fn a_machine_whose_affinity_cant_be_set_for_another_reason_is_left_as_before() {
     let mut world = World::new(Mode::Balance, 2, Kernel::Stacks);
     world.start(0, &[1.0, 1.0]);

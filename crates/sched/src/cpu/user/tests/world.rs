@@ -231,6 +231,7 @@ impl World {
             now_us: self.now_us,
             own_us: self.own_us,
             machines: self.machines.iter().map(machine).collect(),
+            unseen: Vec::new(),
         }
     }
 
