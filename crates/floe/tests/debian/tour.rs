@@ -38,6 +38,9 @@ fn keys(command: &str) -> Option<(&'static str, &'static str)> {
     if is("floe exec -it") || is("floe run -it") {
         return Some(("#", "exit\r"));
     }
+    if is("floe rollback") {
+        return Some(("[y/N]", "y\r"));
+    }
     if is("floe top") {
         return Some(("", CTRL_C));
     }
