@@ -312,8 +312,22 @@ impl Machines {
         if let Some(left) = self.inventory.left_alone(name) {
             return self.remove_left_alone(&left, force);
         }
-        let entry = self.inventory.get(name)?;
+        let operation = self.inventory.get(name)?.begin(Task::Remove)?;
+        self.remove(&operation, force)
+    }
+
+    /// Removes this very machine with its disks. Returns false if somebody else has: its name may be another machine's by now.
+    pub(crate) fn remove_this(&self, entry: &Arc<Entry>, force: bool) -> Result<bool, NodeError> {
         let operation = entry.begin(Task::Remove)?;
+        let named = self.inventory.get(operation.name.as_str());
+        if !named.is_ok_and(|named| Arc::ptr_eq(&named, entry)) {
+            return Ok(false);
+        }
+        self.remove(&operation, force).map(|()| true)
+    }
+
+    fn remove(&self, operation: &Operation, force: bool) -> Result<(), NodeError> {
+        let name = operation.name.as_str();
         if operation.state().vm.is_some() && !force {
             return Err(busy(
                 format!("machine {name} is running"),
@@ -322,7 +336,7 @@ impl Machines {
         }
         operation.drive(Event::Removes)?;
         let record = operation.record();
-        self.discard(&operation);
+        self.discard(operation);
         operation.drive(Event::Removed)?;
         let kin = self.kin.get().and_then(Weak::upgrade);
         let struck = kin.map_or(Ok(()), |kin| kin.removed(name));

@@ -63,22 +63,23 @@ impl Runs {
         *due = waiting;
     }
 
-    fn remove_expired(&self, entry: &Entry) {
+    fn remove_expired(&self, entry: &Arc<Entry>) {
         let name = entry.name.to_string();
-        match self.machines.remove_machine(&name, true) {
-            Ok(()) => self.core.tell(
+        match self.machines.remove_this(entry, true) {
+            Ok(true) => self.core.tell(
                 Happened::MachineExpired,
                 &name,
                 "the time that its fork gave it is over",
             ),
+            Ok(false) => {} // its user was faster
             Err(error) => {
                 tracing::warn!(machine = name, %error, "its time is over and it is not removed yet");
             }
         }
     }
 
-    fn remove_ended(&self, entry: &Entry) {
-        if let Err(error) = self.machines.remove_machine(entry.name.as_str(), false) {
+    fn remove_ended(&self, entry: &Arc<Entry>) {
+        if let Err(error) = self.machines.remove_this(entry, false) {
             tracing::warn!(machine = %entry.name, %error, "it has ended and is not removed yet");
         }
     }
