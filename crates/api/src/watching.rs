@@ -29,6 +29,13 @@ pub struct DoctorQuery {
 /// The name of the check that says which states the host's QEMU can load.
 pub const STATES_CHECK: &str = "states";
 
+/// Whether this is a version of QEMU: two or three numbers, such as 10.0 or 7.2.22.
+pub fn is_qemu_version(text: &str) -> bool {
+    let number =
+        |part: &str| (1..=4).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
+    (2..=3).contains(&text.split('.').count()) && text.split('.').all(number)
+}
+
 /// Query of `POST /v1/machines/{name}/park`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields)]

@@ -7,7 +7,7 @@ use crate::{
     caller::Caller,
     error::{NodeError, usage},
 };
-use floe_api::{Check, CheckStatus, CpuSched, DoctorReport, SchedActing};
+use floe_api::{Check, CheckStatus, CpuSched, DoctorReport, SchedActing, is_qemu_version};
 
 /// Checks the host, and what only the node can see. With `qemu`, the version of a QEMU, states are held against that one.
 pub(crate) fn examine(
@@ -15,7 +15,7 @@ pub(crate) fn examine(
     caller: &Caller,
     qemu: Option<&str>,
 ) -> Result<DoctorReport, NodeError> {
-    if let Some(version) = qemu.filter(|version| !states::is_version(version)) {
+    if let Some(version) = qemu.filter(|version| !is_qemu_version(version)) {
         return Err(usage(
             format!("{version:?} is no version of QEMU"),
             "write it as qemu-system-x86_64 --version does, such as 10.0 or 7.2.22",

@@ -13,6 +13,15 @@ pub struct TrustArgs {
     pub trust: bool,
 }
 
+/// What hooks in a guest may take.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct HooksArgs {
+    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
+    #[arg(long, value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
+    pub hooks: Option<u32>,
+}
+
 /// Parses a number of bytes: `512M`, `1.5G`, `64KiB`, `4096`. Units are powers of 1024.
 pub fn size(text: &str) -> Result<u64, String> {
     let help = "write a number and a unit, such as 512M or 1.5G";

@@ -9,7 +9,7 @@ use super::error::CliError;
 use super::output::table;
 use crate::debian::BuildError;
 use floe_api::client::{Client, ClientError};
-use floe_api::{Check, CheckStatus, DoctorReport, ErrorCode, STATES_CHECK};
+use floe_api::{Check, CheckStatus, DoctorReport, ErrorCode, STATES_CHECK, is_qemu_version};
 
 /// Tell what is missing on this host, and which package has it
 #[derive(Debug, Args)]
@@ -31,8 +31,7 @@ pub struct Doctor {
 
 /// Takes what `qemu-system-x86_64 --version` prints as its version, or the first two numbers of that.
 fn qemu_version(text: &str) -> Result<String, String> {
-    let number = |part: &str| part.parse::<u16>().is_ok();
-    match (2..=3).contains(&text.split('.').count()) && text.split('.').all(number) {
+    match is_qemu_version(text) {
         true => Ok(text.to_owned()),
         false => Err("write a version of QEMU, such as 10.0".into()),
     }

@@ -71,10 +71,8 @@ pub struct Fork {
     /// Start clones on this host even if it has too little memory for them: when its memory is full, it may end machines
     #[arg(long)]
     overcommit: bool,
-    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
-    #[arg(long, value_name = "SECONDS",
-        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
-    hooks: Option<u32>,
+    #[command(flatten)]
+    hooks: args::HooksArgs,
     /// Remove each clone with its disks after this time, such as 10m, whatever it does then
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     ttl: Option<u64>,
@@ -94,7 +92,7 @@ impl Fork {
             multicast: self.multicast,
             placement: self.placement,
             overcommit: self.overcommit,
-            hooks_s: self.hooks,
+            hooks_s: self.hooks.hooks,
             ttl_s: self.ttl,
         };
         let client = cx.client()?;

@@ -433,10 +433,8 @@ pub struct Capture {
     /// Seconds for which an isolated copy runs, to learn what a resumed machine touches first (0: not at all)
     #[arg(long, value_name = "SECONDS", default_value_t = floe_api::REHEARSE_S_DEFAULT)]
     rehearse: u32,
-    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
-    #[arg(long, value_name = "SECONDS",
-        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
-    hooks: Option<u32>,
+    #[command(flatten)]
+    hooks: args::HooksArgs,
     /// A note to keep in the image (repeatable)
     #[arg(long, value_parser = args::label, value_name = "KEY=VALUE")]
     label: Vec<(String, String)>,
@@ -448,7 +446,7 @@ impl Capture {
             name: self.name,
             stop: self.stop,
             rehearse_s: Some(self.rehearse),
-            hooks_s: self.hooks,
+            hooks_s: self.hooks.hooks,
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.capture(&self.machine, &request)?)?;

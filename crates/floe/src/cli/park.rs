@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::Context;
 use super::error::CliError;
 use super::machines::{WaitArgs, started};
 use super::output::bytes;
 use super::power::Turns;
 use super::progress;
+use super::{Context, args};
 
 /// Store machines' memory and end their QEMUs; they go on where they were when they are woken
 #[derive(Debug, Args)]
@@ -32,17 +32,15 @@ pub struct Park {
     /// Wait until the memory of the machine's forks is stored, and park it then; Ctrl-C ends the wait
     #[arg(long)]
     wait: bool,
-    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
-    #[arg(long, value_name = "SECONDS",
-        value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
-    hooks: Option<u32>,
+    #[command(flatten)]
+    hooks: args::HooksArgs,
 }
 
 impl Park {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let query = floe_api::ParkQuery {
             wait: self.wait,
-            hooks_s: self.hooks,
+            hooks_s: self.hooks.hooks,
         };
         let turns = Turns::take(cx, &self.machines, |client, name| {
             let done = progress::follow(cx.out, client.park(name, &query)?)?;

@@ -3,7 +3,8 @@
 use crate::support::command::{ends, floe, said};
 use crate::support::node::{Signal, TestNode, eventually, finish};
 use crate::support::park::{
-    answers, machine, never_refused, node_with_booted, page, refused, succeeds,
+    answers, machine, never_refused, node_with_booted, node_with_kept_words, page, refused,
+    succeeds,
 };
 use floe_api::*;
 use std::net::{TcpListener, TcpStream};
@@ -11,15 +12,7 @@ use std::net::{TcpListener, TcpStream};
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test"]
 fn a_parked_machine_goes_on_where_it_was_and_leaves_nothing_behind() {
-    let mut node = TestNode::start();
-    node.import_tiny("tiny", Some(&node.blank_disk()));
-    node.run_named("tiny", "web");
-    node.wait_console("web", "floe-guest ready");
-    node.type_and_wait(
-        "web",
-        "X=41; echo kept-on-disk | dd of=/dev/vda conv=fsync 2>/dev/null; echo ready-$((X+1))",
-        "ready-42",
-    );
+    let mut node = node_with_kept_words();
     let before = machine(&node, "web");
     succeeds(&node, &["pause", "web"]);
     refused(&node, &["park", "web"], &["its user", "floe resume web"]);

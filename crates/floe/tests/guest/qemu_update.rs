@@ -1,22 +1,14 @@
 //! An update of QEMU that could not load what is here is told before it, and a machine that it left without its memory has a cold way.
 
 use crate::support::command::{ends, floe, said};
-use crate::support::node::{Signal, TestNode, finish};
-use crate::support::park::{machine, refused, succeeds};
+use crate::support::node::{Signal, finish};
+use crate::support::park::{machine, node_with_kept_words, refused, succeeds};
 use floe_api::*;
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn states_that_another_qemu_could_not_load_are_named_and_have_a_cold_way() {
-    let mut node = TestNode::start();
-    node.import_tiny("tiny", Some(&node.blank_disk()));
-    node.run_named("tiny", "web");
-    node.wait_console("web", "floe-guest ready");
-    node.type_and_wait(
-        "web",
-        "X=41; echo kept-on-disk | dd of=/dev/vda conv=fsync 2>/dev/null; echo ready-$((X+1))",
-        "ready-42",
-    );
+    let mut node = node_with_kept_words();
     let capture = CaptureRequest {
         name: Some("web-live".into()),
         rehearse_s: Some(0),

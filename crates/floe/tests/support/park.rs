@@ -105,6 +105,20 @@ pub fn answers(port: u16) -> bool {
     is_page(&page(port))
 }
 
+/// A node with `web`, which has `kept-on-disk` on its disk, and whose shell has 41 as `X`.
+pub fn node_with_kept_words() -> TestNode {
+    let node = TestNode::start();
+    node.import_tiny("tiny", Some(&node.blank_disk()));
+    node.run_named("tiny", "web");
+    node.wait_console("web", "floe-guest ready");
+    node.type_and_wait(
+        "web",
+        "X=41; echo kept-on-disk | dd of=/dev/vda conv=fsync 2>/dev/null; echo ready-$((X+1))",
+        "ready-42",
+    );
+    node
+}
+
 /// A node with `booted`, the captured state of a guest with a blank disk.
 pub fn node_with_booted() -> TestNode {
     let node = TestNode::start();

@@ -23,13 +23,6 @@ struct State {
     why_not: Option<String>,
 }
 
-/// Whether this is a version of QEMU: two or three numbers.
-pub(super) fn is_version(text: &str) -> bool {
-    let number =
-        |part: &str| (1..=4).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
-    (2..=3).contains(&text.split('.').count()) && text.split('.').all(number)
-}
-
 /// Holds the states that this caller may see against the host's QEMU, or against one of this version.
 pub(super) fn check(node: &Node, caller: &Caller, qemu: Option<&str>) -> Check {
     let version = qemu.map_or_else(
@@ -158,6 +151,7 @@ fn series(version: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_api::is_qemu_version;
 
     fn state(what: &str, why_not: Option<&str>) -> State {
         State {
@@ -208,12 +202,12 @@ mod tests {
     #[test]
     fn a_version_has_two_or_three_numbers() {
         for good in ["10.0", "7.2.22", "0.0"] {
-            assert!(is_version(good), "{good}");
+            assert!(is_qemu_version(good), "{good}");
         }
         for bad in [
             "", "10", "10.", ".0", "10.0.0.0", "v10.0", "10.0-rc1", "1:10.0", "10.00000",
         ] {
-            assert!(!is_version(bad), "{bad}");
+            assert!(!is_qemu_version(bad), "{bad}");
         }
         assert_eq!(series("7.2.22"), "7.2");
         assert_eq!(series("7"), "7");

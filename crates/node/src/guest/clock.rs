@@ -4,14 +4,12 @@ use super::Guests;
 use crate::{
     capture::fresh_place,
     inventory::{Entry, is_pending},
+    machines::set_clock_then,
 };
 use floe_api::Happened;
 use floe_guest::message::Place;
 use floe_machine::ClockSync;
 use std::{sync::Arc, time::Duration};
-
-/// How long the answer of QEMU's agent is waited for: its own limit and a little more.
-const CLOCK_WAIT: Duration = Duration::from_secs(70);
 
 impl Guests {
     /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
@@ -23,25 +21,18 @@ impl Guests {
     }
 
     /// Has QEMU's agent set a clock that is late by so much, in the background, and reports if that fails.
-    pub(super) fn mend_clock(self: &Arc<Self>, entry: &Arc<Entry>, late: Duration) {
-        let Some(vm) = entry.state().vm.clone() else {
-            return;
-        };
-        let clock = vm.set_clock();
-        let (guests, entry) = (self.clone(), entry.clone());
-        let watcher = floe_threads::spawn("guest-clock-watch", move || {
-            let reason = match clock.wait(CLOCK_WAIT) {
-                Some(ClockSync::Set { .. }) => return entry.qemus_agent_answers(),
-                Some(ClockSync::Stale { reason }) => reason,
-                None => return,
-            };
-            let s = late.as_secs();
-            guests.core.tell(
-                Happened::MachineClock,
-                entry.name.as_str(),
-                format!("the guest's clock is {s} s late, since its machine stood still, and was not set: {reason}"),
-            );
+    pub(super) fn mend_clock(&self, entry: &Arc<Entry>, late: Duration) {
+        let core = self.core.clone();
+        set_clock_then(entry, move |entry, done| match done {
+            ClockSync::Set { .. } => entry.qemus_agent_answers(),
+            ClockSync::Stale { reason } => {
+                let s = late.as_secs();
+                core.tell(
+                    Happened::MachineClock,
+                    entry.name.as_str(),
+                    format!("the guest's clock is {s} s late, since its machine stood still, and was not set: {reason}"),
+                );
+            }
         });
-        drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 }

@@ -252,34 +252,20 @@ impl Machines {
 
     /// Has QEMU's agent in the guest set its clock, in the background, and reports if that fails.
     pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
-        let Some(vm) = entry.state().vm.clone() else {
-            return;
-        };
-        let (clock, pid) = (vm.set_clock(), vm.pid());
-        let (machines, entry) = (self.clone(), entry.clone());
-        let watcher = floe_threads::spawn("guest-clock-watch", move || {
-            let Some(done) = clock.wait(CLOCK_WAIT) else {
-                return;
-            };
-            let (same, agent) = {
-                let state = entry.state();
-                let same = state.vm.as_ref().is_some_and(|now| now.pid() == pid);
-                (same, state.guest.agent)
-            };
+        let core = self.core.clone();
+        set_clock_then(entry, move |entry, done| {
+            let agent = entry.state().guest.agent;
             match done {
-                ClockSync::Set { .. } if same => entry.clock_is_set(),
-                ClockSync::Stale { reason } if same && !agent => {
+                ClockSync::Set { .. } => entry.clock_is_set(),
+                ClockSync::Stale { reason } if !agent => {
                     let told = format!("the guest's clock was not set: {reason}");
-                    machines
-                        .core
-                        .tell(Happened::MachineClock, entry.name.as_str(), told);
+                    core.tell(Happened::MachineClock, entry.name.as_str(), told);
                     entry.clock_stays_behind(&reason);
                 }
-                // its guest, or its agent, is another one by now
-                _ => {}
+                // floe's agent has answered, and sets it
+                ClockSync::Stale { .. } => {}
             }
         });
-        drop(watcher); // without this thread the clock is set too, but a failure is not reported
     }
 
     /// Reads the state that QEMU loads, in two round trips. From then on what the image's rehearsal touched is being fetched.
@@ -354,4 +340,26 @@ fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
         };
         report.stage_at(name, end);
     }
+}
+
+/// Has QEMU's agent in a guest set its clock, in the background. `then` hears how that went, unless the machine has another QEMU by then.
+pub(crate) fn set_clock_then(
+    entry: &Arc<Entry>,
+    then: impl FnOnce(&Entry, ClockSync) + Send + 'static,
+) {
+    let Some(vm) = entry.state().vm.clone() else {
+        return;
+    };
+    let (clock, pid) = (vm.set_clock(), vm.pid());
+    let entry = entry.clone();
+    let watcher = floe_threads::spawn("guest-clock-watch", move || {
+        let Some(done) = clock.wait(CLOCK_WAIT) else {
+            return;
+        };
+        let now = entry.state().vm.as_ref().map(|now| now.pid());
+        if now == Some(pid) {
+            then(&entry, done);
+        }
+    });
+    drop(watcher); // without this thread the clock is set too, but a failure is not reported
 }

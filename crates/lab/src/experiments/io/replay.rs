@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const LANES: usize = 8;
 /// How long after a request a guest's agent tells who has made it.
 const AGENT_LATE: Duration = Duration::from_millis(20);
+/// What a replay's writes put into a disk.
+const WRITTEN: u8 = 5;
 /// Bytes of a frame, and how long it is shown: 7.4 Mbit/s.
 pub const FRAME_BYTES: u64 = 36 << 10;
 /// Bytes of a frame of a film that needs more than one share of eight of the hard disk: 11.5 Mbit/s.
@@ -70,10 +72,15 @@ impl Lanes {
                         return;
                     }
                 };
-                let mut buffer = Buffer::new(REQUEST_BYTES_MAX + 8192, 5);
+                let mut buffer = Buffer::new(REQUEST_BYTES_MAX + 8192, 0);
                 for ask in asked {
+                    let bytes = buffer.first(ask.bytes);
+                    if ask.op == Op::Write {
+                        // what this lane has read before is not written back
+                        bytes.fill(WRITTEN);
+                    }
                     let start = Instant::now();
-                    let done = disk.request(ask.op, ask.offset, buffer.first(ask.bytes));
+                    let done = disk.request(ask.op, ask.offset, bytes);
                     let took = start.elapsed();
                     let number = ask.number;
                     if answer.send(Answer { number, took, done }).is_err() {
@@ -325,7 +332,7 @@ mod tests {
         let replayed = replayed.unwrap();
         assert_eq!(took.len(), 5);
         assert!(replayed.waited_s <= replayed.took_s && replayed.took_s > 160e-6);
-        assert_eq!(std::fs::read(&path).unwrap()[16384], 5);
+        assert_eq!(std::fs::read(&path).unwrap()[16384], WRITTEN);
         // one that is told to stop leaves no answer behind
         let mut heard = 0;
         let stopped = replay(&lanes, &launch, None, &mut |_| {
