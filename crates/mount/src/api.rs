@@ -418,6 +418,7 @@ impl Mount {
             changing: Mutex::default(),
             trace,
             progress: Mutex::default(),
+            given_up: Mutex::default(),
             counters: machine::Counters::default(),
             relieving: AtomicBool::new(false),
             files: Default::default(),

@@ -3,14 +3,9 @@
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment};
 use floe_planner::{Link, LinkId};
 use floe_sched::{Limit, MachineId, Who};
-use floe_source::Fetcher;
+use floe_source::{Done, Each, Fetcher, SourceError};
 use floe_store::{Cache, Got, Pin, StoreError};
 use std::sync::Arc;
-
-/// Called once when a demand has ended: with the verified bytes, or with the reason why there are none.
-pub(crate) type Done = Box<dyn FnOnce(Result<&[u8], String>) + Send>;
-/// Called for each prefetched item when it is in the store, or was given up.
-pub(crate) type Each = Arc<dyn Fn(&Hash, Result<(), String>) + Send + Sync>;
 
 /// The local store and the source of one image.
 pub(crate) trait Backend: Send + Sync {
@@ -34,6 +29,8 @@ pub(crate) trait Backend: Send + Sync {
     fn link_id(&self) -> LinkId;
     /// Returns what was measured of that link; `None` before anything came over it.
     fn link(&self) -> Option<Link>;
+    /// Returns why nothing has come over it lately, although somebody waits; `None` if all is well.
+    fn trouble(&self) -> Option<SourceError>;
 }
 
 /// The node's cache and fetcher as a [`Backend`].
@@ -71,9 +68,6 @@ impl Backend for Stored {
     }
 
     fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done) {
-        let done = move |result: Result<&[u8], floe_source::SourceError>| {
-            done(result.map_err(|e| e.to_string()))
-        };
         if here {
             self.fetcher.demand_here(who, &self.image, kind, hash, done);
         } else {
@@ -82,11 +76,7 @@ impl Backend for Stored {
     }
 
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each) {
-        let each = move |_: Kind, hash: &Hash, result: Result<(), &floe_source::SourceError>| {
-            each(hash, result.map_err(|e| e.to_string()));
-        };
-        self.fetcher
-            .prefetch_with(who, &self.image, items, Arc::new(each));
+        self.fetcher.prefetch_with(who, &self.image, items, each);
     }
 
     fn limit(&self, machine: MachineId, limit: Limit) {
@@ -108,5 +98,9 @@ impl Backend for Stored {
             bytes_per_s: bytes_per_s as f64,
             rtt_us,
         })
+    }
+
+    fn trouble(&self) -> Option<SourceError> {
+        self.fetcher.trouble().map(|(_, error)| error)
     }
 }

@@ -9,7 +9,7 @@
 //! kernel fills both by reading it. The one exception is the beginning of a disk, which VMMs read when they open it: the blank
 //! shows there what the caller expects, and only an image that has the same there can be bound.
 
-use crate::backend::{Backend, Done, Each};
+use crate::backend::Backend;
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
@@ -18,6 +18,7 @@ use crate::{ImageHandle, MachineHandle, MachineSpec, Mount, MountError};
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Region, Segment};
 use floe_planner::{Link, LinkId, RegionId};
 use floe_sched::{Limit, MachineId, Who};
+use floe_source::{Done, Each, SourceError};
 use floe_store::Got;
 use std::collections::HashMap;
 use std::io;
@@ -73,12 +74,12 @@ impl Backend for Nothing {
         None
     }
 
-    fn demand(&self, _: Who, _: Kind, _: &Hash, _: bool, done: Done) {
-        done(Err("a blank has no chunks".into()));
+    fn demand(&self, _: Who, _: Kind, hash: &Hash, _: bool, done: Done) {
+        done(Err(nothing(hash)));
     }
 
     fn prefetch(&self, _: Who, items: Vec<(Kind, Hash)>, each: Each) {
-        let none = |(_, hash): &(Kind, Hash)| each(hash, Err("a blank has no chunks".into()));
+        let none = |(kind, hash): &(Kind, Hash)| each(*kind, hash, Err(&nothing(hash)));
         items.iter().for_each(none);
     }
 
@@ -92,6 +93,18 @@ impl Backend for Nothing {
 
     fn link(&self) -> Option<Link> {
         None
+    }
+
+    fn trouble(&self) -> Option<SourceError> {
+        None
+    }
+}
+
+/// The error of whoever asks a blank for a chunk, which passes once an image is bound to it.
+fn nothing(hash: &Hash) -> SourceError {
+    SourceError::Local {
+        what: hash.short(),
+        reason: "a blank has no chunks".into(),
     }
 }
 
@@ -201,7 +214,8 @@ fn compare(old: &Machine, spec: &MachineSpec) -> Result<(), String> {
         if let Some(base) = &disk.base {
             let region = image.region(base);
             let region = region.ok_or_else(|| format!("the image has no region {base}"))?;
-            image.read_waiting(region, 0, &mut there)?;
+            let read = image.read_waiting(region, 0, &mut there);
+            read.map_err(|error| error.to_string())?;
         }
         if there != *expected {
             return Err(format!("disk {} begins with something else", disk.name));

@@ -8,6 +8,7 @@ use crate::queue::{Queue, Queued};
 use floe_image::{Hash, Kind};
 use floe_planner::{Event, RegionId};
 use floe_sched::{Full, Who};
+use floe_source::SourceError;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -148,7 +149,7 @@ pub(crate) fn fetch(core: &Core, region: RegionId, block: u64, chunks: u64, who:
     // How many items are left, and whether all so far have come.
     let left = Mutex::new((hashes.len(), true));
     let inbox = core.queues.inbox.clone();
-    let each = move |_: &Hash, result: Result<(), String>| {
+    let each = move |_: Kind, _: &Hash, result: Result<(), &SourceError>| {
         let mut left = left.lock();
         left.0 = left.0.saturating_sub(1);
         left.1 &= result.is_ok();
@@ -173,7 +174,7 @@ fn tables(core: &Core, region: RegionId, segments: Vec<u32>, who: Who) {
     }
     let items = wanted.keys().map(|h| (Kind::Segment, *h)).collect();
     let (inbox, for_image) = (core.queues.inbox.clone(), Arc::downgrade(&image));
-    let each = move |hash: &Hash, result: Result<(), String>| {
+    let each = move |_: Kind, hash: &Hash, result: Result<(), &SourceError>| {
         let image = result.ok().and_then(|()| for_image.upgrade());
         let table = image.as_ref().and_then(|i| i.backend.segment(hash));
         for segment in wanted.get(hash).into_iter().flatten() {

@@ -16,21 +16,19 @@ use crate::io::Classes;
 use crate::job::Raw;
 use crate::machine::{self, Machine};
 use crate::overlay::{Disk, Stop};
+use crate::patience::{self, Act, Patience};
 use crate::tree::Tree;
 use crate::writeback;
 use crate::{MountOptions, Waits};
 use floe_planner::{Event, RegionId};
 use floe_sched::{Limit, MachineId, Purpose, Who};
+use floe_source::{Outlook, SourceError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// First pause before a request whose fetch failed is tried again; it doubles up to [`RETRY_MAX`].
-const RETRY_MIN: Duration = Duration::from_millis(50);
-/// Longest such pause: a source that comes back is noticed within this time.
-const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How many serving threads may fetch at a time (the fetcher's default `here_max`); a mount with no more threads lets none.
 const FETCHERS_HERE_MAX: usize = 2;
 
@@ -106,9 +104,10 @@ pub(crate) struct Parked {
     pub who: Who,
     pub since: Instant,
     left: AtomicUsize,
-    tries: AtomicU32,
+    patience: Mutex<Patience>,
     answered: AtomicBool,
-    failed: Mutex<Option<String>>,
+    /// Why one of its chunks is not to be had, as the latest attempt found.
+    failed: Mutex<Option<SourceError>>,
     extra: Extra,
     firsts: Mutex<Vec<First>>,
 }
@@ -134,6 +133,8 @@ pub(crate) struct Core {
     machines_made: AtomicU32,
     /// What machines may have of disk and links, also of those of images that are added later. Locked before `images`.
     limits: Mutex<Limits>,
+    /// How long machines' requests may wait for chunks.
+    pub waits_max: patience::Limits,
     /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
 }
@@ -145,6 +146,34 @@ impl Op {
             Op::Write { machine, disk, .. } | Op::Zero { machine, disk, .. } => {
                 Target::Disk(machine.clone(), disk.clone())
             }
+        }
+    }
+}
+
+impl Op {
+    /// Says in words what it does.
+    fn what(&self) -> String {
+        match self {
+            Op::Read {
+                target: Target::Region(image, region),
+                ..
+            } => format!("a read of {}", image.regions[*region].name),
+            Op::Read {
+                target: Target::Disk(_, disk),
+                ..
+            } => format!("a read of {}", disk.name),
+            Op::Write { disk, .. } | Op::Zero { disk, .. } => format!("a write to {}", disk.name),
+        }
+    }
+}
+
+impl Parked {
+    /// Notes that a chunk is not to be had. Of several reasons the one counts that does not pass by itself.
+    fn lacks(&self, error: SourceError) {
+        let mut failed = self.failed.lock();
+        let refused = |error: &SourceError| error.outlook() == Outlook::Refused;
+        if !failed.as_ref().is_some_and(refused) {
+            *failed = Some(error);
         }
     }
 }
@@ -171,6 +200,10 @@ impl Core {
             max_write,
             counters: Counters::default(),
             queues: Queues::new(&options),
+            waits_max: patience::Limits::new(patience::Limit {
+                wait: options.io_timeout,
+                believed_after: options.believed_after,
+            }),
             classes: Classes::new(options.io_trace.as_deref()),
             options,
             waiting: Mutex::default(),
@@ -232,6 +265,7 @@ impl Core {
         let mut limits = self.limits.lock();
         // In one step with the rest, and before it: who divides the household's limit would have the machine begin anew in the queues.
         let before = limits.remove(&machine);
+        self.waits_max.set(machine, None);
         self.queues.work.policy(|policy, _| policy.gone(machine));
         {
             let images = self.images.read();
@@ -272,7 +306,7 @@ impl Core {
             who,
             since: Instant::now(),
             left: AtomicUsize::new(0),
-            tries: AtomicU32::new(0),
+            patience: Mutex::default(),
             answered: AtomicBool::new(false),
             failed: Mutex::new(None),
             extra: Extra::default(),
@@ -301,10 +335,10 @@ impl Core {
             .store(reading.needs.len() + 1, Ordering::Release);
         for need in reading.needs {
             let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
-            let done = move |result: Result<&[u8], String>| {
+            let done = move |result: Result<&[u8], SourceError>| {
                 let accepted = result.and_then(|bytes| owner.accept(&need, bytes, &parked.extra));
-                if let Err(reason) = accepted {
-                    *parked.failed.lock() = Some(reason);
+                if let Err(error) = accepted {
+                    parked.lacks(error);
                 }
                 core.one_less(&parked);
             };
@@ -320,16 +354,53 @@ impl Core {
             return;
         }
         let failed = parked.failed.lock().take();
-        let Some(reason) = failed else {
+        let Some(error) = failed else {
             return self.resume(parked);
         };
-        let tries = parked.tries.fetch_add(1, Ordering::Relaxed);
-        let pause = RETRY_MAX.min(RETRY_MIN * 2u32.saturating_pow(tries.min(16)));
-        if tries == 0 {
-            tracing::warn!(reason, "a chunk is not to be had now; the request waits");
+        let waited = parked.since.elapsed();
+        let limit = self.waits_max.of(parked.who.machine);
+        let (act, is_news) = {
+            let mut patience = parked.patience.lock();
+            let act = patience.failed(waited, limit, error.clone());
+            (act, patience.is_news())
+        };
+        match act {
+            Act::Fail(errno) => self.give_up(parked, errno, Some(&error)),
+            Act::Again(pause) => {
+                if is_news {
+                    tracing::warn!(%error, "a chunk is not to be had now; the request waits");
+                }
+                let retries = &self.queues.retries;
+                retries.add(floe_threads::from_now(pause), parked.clone());
+            }
         }
-        let retries = &self.queues.retries;
-        retries.add(floe_threads::from_now(pause), parked.clone());
+    }
+
+    /// Ends a parked request that has waited for too long.
+    pub(crate) fn end_late(&self, parked: &Arc<Parked>) {
+        let own = parked.patience.lock().why().cloned();
+        // what the fetcher still tries has not failed for this request yet
+        let of_link = || image_of(&parked.op.target())?.backend.trouble();
+        let error = own.or_else(of_link);
+        let errno = error.as_ref().map_or(libc::EIO, patience::errno);
+        self.give_up(parked, errno, error.as_ref());
+    }
+
+    /// Ends a parked request whose chunks its source does not give, and notes why.
+    fn give_up(&self, parked: &Arc<Parked>, errno: i32, error: Option<&SourceError>) {
+        if parked.answered.load(Ordering::Acquire) {
+            return;
+        }
+        let machine = self.machine_of(&parked.op.target(), parked.asker.asking);
+        let waited_s = parked.since.elapsed().as_secs();
+        let what = parked.op.what();
+        let why = error.map_or_else(|| "nothing has come".to_owned(), SourceError::to_string);
+        let name = machine.as_ref().map(|machine| machine.name.as_str());
+        tracing::error!(machine = name, waited_s, errno, why, "{what} fails");
+        if let Some(machine) = machine {
+            machine.gives_up(format!("{what} failed after {waited_s} s: {why}"));
+        }
+        self.answer_errno(parked, errno);
     }
 
     /// Tries a parked request again.

@@ -101,10 +101,7 @@ pub(crate) fn start(
     let (weak, pusher) = (Arc::downgrade(core), queues.pusher.clone());
     spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
     let (weak, retries) = (Arc::downgrade(core), queues.retries.clone());
-    let timeout = core.options.io_timeout;
-    spawn("floe-retry".into(), move || {
-        retries::run(&weak, &retries, timeout)
-    })?;
+    spawn("floe-retry".into(), move || retries::run(&weak, &retries))?;
     let (weak, traces) = (Arc::downgrade(core), queues.traces.clone());
     spawn("floe-traces".into(), move || trace::run(&weak, &traces))?;
     Ok(serving)

@@ -1,6 +1,7 @@
 //! Errors of the mount.
 
 use floe_image::Hash;
+use floe_source::SourceError;
 use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
@@ -88,12 +89,20 @@ pub enum MountError {
         /// What is wrong with it, and how to put it right.
         reason: String,
     },
-    /// A chunk that is needed could not be fetched or read.
+    /// A chunk that is needed could not be fetched.
+    #[error("{what} is not to be had: {source}")]
+    Source {
+        /// Which chunk of which disk.
+        what: String,
+        /// What the source said, and what to do about it.
+        source: SourceError,
+    },
+    /// A chunk that is needed could not be read.
     #[error("{what} is not to be had: {reason}")]
     Chunk {
         /// Which chunk of which disk.
         what: String,
-        /// What the source, the cache or the layer reported.
+        /// What the layer reported.
         reason: String,
     },
 }

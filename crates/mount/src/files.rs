@@ -18,6 +18,7 @@ use crate::overlay::{Disk, Stop};
 use floe_extents::{FileId, Kind, Limits, Map};
 use floe_sched::classify::{ImageId, Program};
 use floe_sched::{Full, Purpose, Who};
+use floe_source::SourceError;
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
@@ -452,7 +453,7 @@ impl DiskMap {
             };
             for need in &tried.needs {
                 let (tell, told) = crossbeam_channel::bounded(1);
-                let done = move |result: Result<&[u8], String>| {
+                let done = move |result: Result<&[u8], SourceError>| {
                     let _ = tell.send(result.map(<[u8]>::to_vec));
                 };
                 let who = Who::node(Purpose::Settle);

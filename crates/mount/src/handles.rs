@@ -13,6 +13,7 @@ use floe_sched::{Class, Purpose, Who};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// An image on the mount.
 #[derive(Clone)]
@@ -317,6 +318,27 @@ impl MachineHandle {
     /// that several machines of an image wait for: it counts for the one that touched it first. May read `/proc`.
     pub fn waits(&self) -> Waits {
         self.core.waits(&self.machine)
+    }
+
+    /// Sets how long this machine's requests wait for chunks that no source gives, from now on and for those that wait already, before
+    /// they fail; `None` is as long as [`crate::MountOptions::io_timeout`] says.
+    pub fn limit_waits(&self, limit: Option<Duration>) {
+        self.core.waits_max.set(self.machine.id, limit);
+        self.core.queues.retries.limits_changed();
+    }
+
+    /// Returns in words the last of its requests that failed because its source did not give what it needs, and why.
+    pub fn given_up(&self) -> Option<String> {
+        self.machine.given_up.lock().why.clone()
+    }
+
+    /// Does the same once for each such request, of several since the last call for the last one.
+    pub fn newly_given_up(&self) -> Option<String> {
+        let mut given_up = self.machine.given_up.lock();
+        match std::mem::replace(&mut given_up.told, true) {
+            true => None,
+            false => given_up.why.clone(),
+        }
     }
 
     /// Returns the counters.

@@ -7,6 +7,7 @@ use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
 use floe_sched::{Purpose, Who};
+use floe_source::SourceError;
 use floe_store::Got;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -415,10 +416,19 @@ impl Image {
     }
 
     /// Takes an item that was fetched: a table goes into its region, a chunk that the cache didn't keep into `extra`.
-    pub(crate) fn accept(&self, need: &Need, bytes: &[u8], extra: &Extra) -> Result<(), String> {
+    pub(crate) fn accept(
+        &self,
+        need: &Need,
+        bytes: &[u8],
+        extra: &Extra,
+    ) -> Result<(), SourceError> {
         match need.kind {
             Kind::Segment => {
-                let table = Segment::decode(bytes).map_err(|e| e.to_string())?;
+                let table = Segment::decode(bytes).map_err(|error| SourceError::Invalid {
+                    at: "the source".into(),
+                    what: format!("table {}", need.hash.short()),
+                    reason: error.to_string(),
+                })?;
                 self.regions[need.region].set_table(need.index as usize, Arc::new(table));
             }
             Kind::Chunk if !self.backend.has(&need.hash) => {
@@ -435,7 +445,7 @@ impl Image {
         region: usize,
         offset: u64,
         out: &mut [u8],
-    ) -> Result<(), String> {
+    ) -> Result<(), SourceError> {
         let extra = Extra::default();
         loop {
             let mut reading = Reading {
@@ -448,15 +458,15 @@ impl Image {
             }
             for need in &reading.needs {
                 let (tell, told) = crossbeam_channel::bounded(1);
-                let done = move |result: Result<&[u8], String>| {
+                let done = move |result: Result<&[u8], SourceError>| {
                     let _ = tell.send(result.map(<[u8]>::to_vec));
                 };
                 let who = Who::node(Purpose::Store);
                 self.backend
                     .demand(who, need.kind, &need.hash, false, Box::new(done));
-                let bytes = told
-                    .recv()
-                    .map_err(|_| "the fetcher was stopped".to_owned())??;
+                let bytes = told.recv().map_err(|_| SourceError::Stopped {
+                    what: need.hash.short(),
+                })??;
                 self.accept(need, &bytes, &extra)?;
             }
         }

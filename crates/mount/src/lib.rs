@@ -44,6 +44,7 @@ mod machine;
 mod options;
 mod overlay;
 mod owner;
+mod patience;
 mod pinned;
 mod push;
 mod queue;

@@ -32,10 +32,19 @@ pub(crate) struct Machine {
     /// What is planned for it by the image's model; at most a quarter of a second old.
     pub progress: Mutex<Progress>,
     pub counters: Counters,
+    /// The last of its requests that failed, because its source did not give what that needs.
+    pub given_up: Mutex<GivenUp>,
     /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,
     /// Which file each block of its disks belongs to.
     pub files: Files,
+}
+
+/// A request that failed, in words, and whether somebody was told of it.
+#[derive(Default)]
+pub(crate) struct GivenUp {
+    pub why: Option<String>,
+    pub told: bool,
 }
 
 #[derive(Default)]
@@ -77,6 +86,14 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: &Arc<Disk>) {
 }
 
 impl Machine {
+    /// Notes that a request failed, because its source did not give what that needs.
+    pub(crate) fn gives_up(&self, why: String) {
+        *self.given_up.lock() = GivenUp {
+            why: Some(why),
+            told: false,
+        };
+    }
+
     /// Returns who asks when something is fetched or queued for this machine.
     pub(crate) fn who(&self, purpose: Purpose) -> Who {
         Who {

@@ -20,9 +20,13 @@ pub struct MountOptions {
     pub runtime_dir: PathBuf,
     /// Whether other users (a machine's own) may use the mount. Needs root, or `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
-    /// How long a request waits for a chunk that no source gives before it fails with EIO; `None` is for ever, which keeps the
-    /// guest intact (a virtual CPU that waits for memory goes on later, one that gets an error is lost).
+    /// How long a request waits for a chunk that no source gives before it fails; `None` is for ever, which keeps the guest intact (a
+    /// virtual CPU that waits for memory goes on later, one that gets an error is lost). [`crate::MachineHandle::limit_waits`] sets
+    /// another limit for a machine. The errno says why: EACCES (denied), ENODATA (missing), ETIMEDOUT (too slow), else EIO.
     pub io_timeout: Option<Duration>,
+    /// Where there is a limit: after how long a source is believed that says that it does not have or not give a chunk, and the request
+    /// fails. As the fetchers' [`floe_source::FetchOptions::believed_after`].
+    pub believed_after: Duration,
     /// How many disk requests may wait for one of the threads that may be slow. Beyond that, threads that serve the kernel do
     /// them, so that the guest is slowed to the disk's speed. They do a flush only if nothing quicker waits.
     pub disk_requests_queued_max: usize,
@@ -43,6 +47,7 @@ impl MountOptions {
             runtime_dir: runtime_dir.into(),
             allow_other: rustix::process::geteuid().is_root(),
             io_timeout: None,
+            believed_after: Duration::ZERO,
             disk_requests_queued_max: 1024,
             io: IoScheduling::default(),
             io_trace: None,

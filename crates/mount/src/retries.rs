@@ -1,5 +1,5 @@
-//! Requests whose chunks could not be had: they are tried again after a pause, and fail after a time if that is wished. They have
-//! a thread of their own, because trying one may read and write disks.
+//! Requests whose chunks could not be had: they are tried again after a pause, and fail after a time if that is wished (`patience`
+//! decides). They have a thread of their own, because trying one may read and write disks.
 //!
 //! Each waiting request is in here once at most, and the kernel bounds those: one for each thread that waits for a page, and
 //! `BACKGROUND_MAX` others.
@@ -18,6 +18,8 @@ const CHECK_MAX: Duration = Duration::from_millis(250);
 struct State {
     /// By the time at which they are tried again, and their number.
     due: BTreeMap<(Instant, u64), Arc<Parked>>,
+    /// Whether limits have changed.
+    changed: bool,
     closed: bool,
 }
 
@@ -38,6 +40,12 @@ impl Retries {
         }
     }
 
+    /// Has the thread look at the limits again.
+    pub(crate) fn limits_changed(&self) {
+        self.state.lock().changed = true;
+        self.added.notify_one();
+    }
+
     /// Waits for a request that is to be tried now, until `until` at most; `None` once this is closed.
     fn next(&self, until: Option<Instant>) -> Option<Option<Arc<Parked>>> {
         let mut state = self.state.lock();
@@ -50,7 +58,8 @@ impl Retries {
             if first.is_some_and(|at| at <= now) {
                 return Some(state.due.pop_first().map(|(_, parked)| parked));
             }
-            if until.is_some_and(|until| until <= now) {
+            let changed = std::mem::take(&mut state.changed);
+            if changed || until.is_some_and(|until| until <= now) {
                 return Some(None);
             }
             match [first, until].into_iter().flatten().min() {
@@ -71,10 +80,10 @@ impl Retries {
     }
 }
 
-/// Runs until the mount is gone. `timeout`: how long a request may wait.
-pub(crate) fn run(core: &Weak<Core>, retries: &Retries, timeout: Option<Duration>) {
-    let every = timeout.map(|t| (t / 4).clamp(CHECK_MIN, CHECK_MAX));
-    let mut check = every.map(floe_threads::from_now);
+/// Runs until the mount is gone.
+pub(crate) fn run(core: &Weak<Core>, retries: &Retries) {
+    // limits may be there before this thread is
+    let mut check = Some(Instant::now());
     while let Some(due) = retries.next(check) {
         let Some(core) = core.upgrade() else {
             return;
@@ -82,23 +91,28 @@ pub(crate) fn run(core: &Weak<Core>, retries: &Retries, timeout: Option<Duration
         if let Some(parked) = due {
             core.resume(&parked);
         }
-        if let (Some(timeout), Some(every)) = (timeout, every)
-            && check.is_some_and(|at| at <= Instant::now())
-        {
-            end_late(&core, timeout);
-            check = Some(floe_threads::from_now(every));
+        let shortest = core.waits_max.shortest();
+        let every = shortest.map(|limit| (limit / 4).clamp(CHECK_MIN, CHECK_MAX));
+        let now = Instant::now();
+        if every.is_none() || check.is_none_or(|at| at <= now) {
+            if every.is_some() {
+                end_late(&core);
+            }
+            check = every.map(floe_threads::from_now);
         }
     }
 }
 
 /// Fails requests past their deadline.
-fn end_late(core: &Core, timeout: Duration) {
+fn end_late(core: &Core) {
     let waiting = core.waiting.lock();
-    let late = waiting.values().filter(|p| p.since.elapsed() >= timeout);
-    let late: Vec<_> = late.cloned().collect();
+    let is_late = |parked: &&Arc<Parked>| {
+        let limit = core.waits_max.of(parked.who.machine);
+        limit
+            .wait
+            .is_some_and(|most| parked.since.elapsed() >= most)
+    };
+    let late: Vec<_> = waiting.values().filter(is_late).cloned().collect();
     drop(waiting);
-    for parked in late {
-        tracing::error!(?timeout, "a request waited too long for a chunk and fails");
-        core.answer_errno(&parked, libc::EIO);
-    }
+    late.iter().for_each(|parked| core.end_late(parked));
 }

@@ -124,6 +124,7 @@ impl NodeError {
                 _ => ErrorCode::Failed,
             },
             NodeError::Source(error) => source_code(error),
+            NodeError::Mount(floe_mount::MountError::Source { source, .. }) => source_code(source),
             NodeError::Machine(error) => machine_code(error),
             NodeError::Transfer(error) => transfer_code(error),
             NodeError::Mount(_) | NodeError::Thread(_) | NodeError::Io { .. } => ErrorCode::Failed,

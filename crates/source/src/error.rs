@@ -99,9 +99,35 @@ pub enum SourceError {
     },
 }
 
+/// What is to be expected of a source after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// It may pass by itself: the network, the server or this host's own storage does not do what it should, for now.
+    Passes,
+    /// The source was reached and says no: it does not have it, does not give it to this host, or can't. Somebody has to change that.
+    Refused,
+    /// Nobody asks the source any more.
+    Over,
+}
+
 impl SourceError {
     /// What to do about a hub or web server that denies access.
     pub const NO_TOKEN: &str = "give a token that may read it (`floe login`, or `--token`)";
+
+    /// Returns what is to be expected of the source, for whoever waits until it gives what it was asked for.
+    pub fn outlook(&self) -> Outlook {
+        match self {
+            SourceError::Invalid { .. }
+            | SourceError::Unreachable { .. }
+            | SourceError::Unanswered { .. }
+            | SourceError::Timeout { .. }
+            | SourceError::Local { .. } => Outlook::Passes,
+            SourceError::Missing { .. }
+            | SourceError::Denied { .. }
+            | SourceError::Unsupported { .. } => Outlook::Refused,
+            SourceError::Stopped { .. } => Outlook::Over,
+        }
+    }
 
     /// Returns whether the same request to the same source may succeed later.
     pub fn is_retryable(&self) -> bool {

@@ -48,7 +48,7 @@ use floe_image::{Hash, Kind, Layout, Manifest, PackRef};
 
 pub use bucket::{Bucket, Listed, is_bucket, is_bucket_scheme};
 pub use directory::Directory;
-pub use error::SourceError;
+pub use error::{Outlook, SourceError};
 pub use fetcher::{Budget, Done, Each, FetchOptions, FetchOrder, FetchStats, Fetcher, budget};
 pub use files::Files;
 pub use floe_sched::{Class, Limit, MachineId, Purpose, Who};

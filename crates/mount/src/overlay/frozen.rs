@@ -109,9 +109,9 @@ impl FrozenDisk {
             let read = base
                 .image
                 .read_waiting(base.region, chunk * CHUNK, &mut out[..len]);
-            read.map_err(|reason| MountError::Chunk {
+            read.map_err(|source| MountError::Source {
                 what: what(),
-                reason,
+                source,
             })?;
         }
         let applied = self.chain.apply(

@@ -35,10 +35,11 @@ pub fn content(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// A directory source that can be switched off and slowed down.
+/// A directory source that can be switched off and slowed down, and that can deny everything.
 pub struct Switch {
     inner: Directory,
     pub down: AtomicBool,
+    pub denies: AtomicBool,
     pub delay_us: AtomicU64,
 }
 
@@ -66,6 +67,14 @@ impl Source for Switch {
         if self.down.load(Ordering::Relaxed) {
             let (at, what, reason) = (self.describe(), "a chunk".into(), "switched off".into());
             return Err(SourceError::Unreachable { at, what, reason });
+        }
+        if self.denies.load(Ordering::Relaxed) {
+            let (at, what, fix) = (
+                self.describe(),
+                "a chunk".into(),
+                SourceError::NO_TOKEN.into(),
+            );
+            return Err(SourceError::Denied { at, what, fix });
         }
         self.inner.read(image, wants, request, sink)
     }
@@ -124,6 +133,7 @@ impl Place {
         let source = Arc::new(Switch {
             inner,
             down: AtomicBool::new(false),
+            denies: AtomicBool::new(false),
             delay_us: AtomicU64::new(0),
         });
         let fetch = FetchOptions {

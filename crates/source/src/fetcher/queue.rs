@@ -18,7 +18,7 @@ use super::item::{Batch, Calls, Counts, Item, Landed, Next, State, Waiter, Wante
 use super::{Done, Each, FetchOrder};
 use crate::packed::item_name;
 use crate::wrap::retry::pause;
-use crate::{RetryOptions, SourceError};
+use crate::{Outlook, RetryOptions, SourceError};
 use prefetch::PREFETCH_ITEMS_MAX;
 
 /// Most items in one demand read: when more items wait than there are threads, they share requests.
@@ -469,13 +469,8 @@ impl Queue {
             item.last_error = Some(error.clone());
             // A lack of descriptors or memory passes, as a lost network does. That an item is missing, denied or can't be given
             // is believed only the second time, and after a while: a cache or a proxy in between may be wrong for a moment.
-            let transient = error.is_retryable() || matches!(error, SourceError::Local { .. });
-            let denied = matches!(
-                error,
-                SourceError::Missing { .. }
-                    | SourceError::Denied { .. }
-                    | SourceError::Unsupported { .. }
-            );
+            let transient = error.outlook() == Outlook::Passes;
+            let denied = error.outlook() == Outlook::Refused;
             let since = denied.then(|| *item.refused_since.get_or_insert(now));
             if !denied {
                 item.refused_since = None;
