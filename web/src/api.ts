@@ -58,7 +58,7 @@ export interface Machine {
   cloned?: { parent: string; number: number };
   /** Its place in its family's network. */
   network?: { address: string; mac: string; gateway: string };
-  limits?: { cpu_millicores?: number; memory_max_bytes?: number; io_weight?: number; io_cap_percent?: number; clones?: number };
+  limits?: { cpu_millicores?: number; memory_max_bytes?: number; io_weight?: number; io_cap_percent?: number; io_timeout_s?: number; clones?: number };
   paused_for?: PauseReason[];
   switched_off?: boolean;
   /** Whether it is removed with its disks once it has ended. */

@@ -86,6 +86,9 @@ pub enum Happened {
     /// A machine is paused because a page of its memory does not come from where its image is read; it goes on by itself.
     #[serde(rename = "machine.waits")]
     MachineWaits,
+    /// A request of a machine's guest failed, because no source gave what it needs within its limit; the detail says which, and why.
+    #[serde(rename = "machine.request-failed")]
+    MachineRequestFailed,
     /// All of a clone's state is on its own host; it no longer needs its parent's node.
     #[serde(rename = "machine.settled")]
     MachineSettled,

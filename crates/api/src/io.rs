@@ -8,6 +8,8 @@ pub const IO_WEIGHT_MIN: u32 = 1;
 pub const IO_WEIGHT_MAX: u32 = 1000;
 /// The weight of a machine that none was given.
 pub const IO_WEIGHT_DEFAULT: u32 = 5;
+/// Longest limit of how long a machine's requests wait for what no source gives, in seconds: a week.
+pub const IO_TIMEOUT_S_MAX: u32 = 7 * 86_400;
 
 /// How a node orders the requests that access its host's disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

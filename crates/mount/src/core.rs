@@ -520,6 +520,7 @@ impl Core {
             if touches.waited_us.is_some() {
                 machine::add(&machine.counters.waits, 1);
                 machine::add(&machine.counters.wait_us, wait_us);
+                machine.is_served();
             }
             let (counter, number) = match target {
                 Target::Region(image, _) => (

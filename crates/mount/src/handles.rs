@@ -327,7 +327,8 @@ impl MachineHandle {
         self.core.queues.retries.limits_changed();
     }
 
-    /// Returns in words the last of its requests that failed because its source did not give what it needs, and why.
+    /// Returns in words the last of its requests that failed because its source did not give what it needs, and why; `None` once another
+    /// one that had to wait was served.
     pub fn given_up(&self) -> Option<String> {
         self.machine.given_up.lock().why.clone()
     }

@@ -94,6 +94,14 @@ impl Machine {
         };
     }
 
+    /// Notes that a request was answered that had to wait: what failed before says nothing of how the machine is now.
+    pub(crate) fn is_served(&self) {
+        let mut given_up = self.given_up.lock();
+        if given_up.told {
+            given_up.why = None;
+        }
+    }
+
     /// Returns who asks when something is fetched or queued for this machine.
     pub(crate) fn who(&self, purpose: Purpose) -> Who {
         Who {

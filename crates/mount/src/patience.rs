@@ -2,7 +2,8 @@
 //!
 //! | the source | without a limit | with one | errno |
 //! | --- | --- | --- | --- |
-//! | can't be reached, breaks off, sends something else; or this host can't store it | tried again, at first soon and then each [`PASSES_MAX`] | the same, until the limit | EIO |
+//! | can't be reached, breaks off, sends something else | tried again, soon and then each [`PASSES_MAX`] | so until the limit | EIO |
+//! | gives it, and this host can't store it | the same | the same | EIO |
 //! | is too slow | the same | the same | ETIMEDOUT |
 //! | does not have it | tried again, at first after [`REFUSED_MIN`] and then each [`REFUSED_MAX`] | fails once that is believed | ENODATA |
 //! | denies it | the same | the same | EACCES |

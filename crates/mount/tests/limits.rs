@@ -42,7 +42,7 @@ fn a_machine_with_a_limit_is_told_who_denies_its_chunk_and_one_without_waits_on(
         let reader = scope.spawn(|| beginning(&of_limited));
         // the third time it is the mount that has tried again
         eventually("it is denied and waits", || {
-            node.fetcher.stats().failures >= 3
+            node.source.denied.load(Ordering::Relaxed) >= 3
         });
         assert!(!reader.is_finished() && limited.given_up().is_none());
         // a limit holds for what waits already

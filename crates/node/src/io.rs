@@ -2,15 +2,17 @@
 
 use crate::NodeOptions;
 use crate::error::{NodeError, usage};
-use floe_api::{IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoOrder, Limits};
+use floe_api::{
+    IO_TIMEOUT_S_MAX, IO_WEIGHT_DEFAULT, IO_WEIGHT_MAX, IO_WEIGHT_MIN, IoOrder, Limits,
+};
 use floe_mount::IoScheduling;
 use floe_sched::Limit;
 use floe_source::{FetchOptions, FetchOrder};
 use std::time::Duration;
 
-/// How long a chunk is asked for that a source, or what stands between, says is not there or forbidden. A guest stands still meanwhile,
-/// and without the chunk it fails.
-const BELIEVED_AFTER: Duration = Duration::from_secs(90);
+/// How long a chunk is asked for that a source, or what stands between, says is not there or forbidden. A guest stands still meanwhile.
+/// After that its request fails, if its machine has a limit ([`waits_max`]), or goes on waiting.
+pub(crate) const BELIEVED_AFTER: Duration = Duration::from_secs(90);
 
 /// Returns the mount's name of an order.
 pub(crate) fn scheduling(order: IoOrder) -> IoScheduling {
@@ -43,6 +45,12 @@ pub(crate) fn limit(limits: &Limits) -> Limit {
     }
 }
 
+/// Returns how long requests of a machine with these limits wait for chunks; `None` is as long as the node's options say.
+pub(crate) fn waits_max(limits: &Limits) -> Option<Duration> {
+    let seconds = limits.io_timeout_s.map(u64::from);
+    seconds.map(Duration::from_secs)
+}
+
 /// Refuses limits of the disk that mean nothing.
 pub(crate) fn check(limits: &Limits) -> Result<(), NodeError> {
     let weights = IO_WEIGHT_MIN..=IO_WEIGHT_MAX;
@@ -50,6 +58,13 @@ pub(crate) fn check(limits: &Limits) -> Result<(), NodeError> {
         return Err(usage(
             format!("a weight of {weight} for disk requests"),
             format!("use {} to {}", weights.start(), weights.end()),
+        ));
+    }
+    let seconds = 1..=IO_TIMEOUT_S_MAX;
+    if let Some(most) = limits.io_timeout_s.filter(|most| !seconds.contains(most)) {
+        return Err(usage(
+            format!("a limit of {most} s for what no source gives"),
+            format!("use {} to {} s", seconds.start(), seconds.end()),
         ));
     }
     let percents = 1..=100;

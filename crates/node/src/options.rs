@@ -21,7 +21,8 @@ pub struct NodeOptions {
     pub mountpoint: PathBuf,
     /// Largest size of the cache, in bytes.
     pub cache_budget: u64,
-    /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever.
+    /// How long a guest's request waits when no source answers, before it gets an I/O error; `None` is for ever. A machine's own
+    /// [`floe_api::Limits::io_timeout_s`] goes before it.
     pub io_timeout: Option<Duration>,
     /// How long a guest waits for a page of its memory until its machine is paused, to go on once that has come; `None` is for ever.
     pub io_pause: Option<Duration>,

@@ -507,6 +507,7 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     let mut mount = MountOptions::new(options.home.run());
     mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
+    mount.believed_after = crate::io::BELIEVED_AFTER;
     mount.io = crate::io::scheduling(options.io);
     mount.io_trace = options.io_trace.clone();
     if !options.read_ahead {

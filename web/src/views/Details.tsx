@@ -45,12 +45,13 @@ function forwardText(one: Forward): string {
 }
 
 function limitsText(limits: NonNullable<Machine["limits"]>): string {
-  const { cpu_millicores: cpu, memory_max_bytes: memory, io_weight: weight, io_cap_percent: cap, clones } = limits;
+  const { cpu_millicores: cpu, memory_max_bytes: memory, io_weight: weight, io_cap_percent: cap, io_timeout_s: timeout, clones } = limits;
   const texts = [
     cpu ? `${cpu / 1000} cores` : "",
     memory ? `${bytes(memory)} of memory` : "",
     weight ? `weight ${weight} at the disk` : "",
     cap ? `${cap} % of the disk while others want it` : "",
+    timeout ? `${timeout} s for what no source gives` : "",
     clones ? `${clones} ${clones === 1 ? "clone" : "clones"} that its guest makes` : "",
   ];
   return texts.filter(Boolean).join(", ") || "none";

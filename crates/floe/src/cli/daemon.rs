@@ -33,7 +33,8 @@ struct NodeArgs {
     /// Where images and machines appear as files; mnt/ in floe's state directory if not given
     #[arg(long, value_name = "DIR")]
     mountpoint: Option<PathBuf>,
-    /// Give a guest an I/O error when no source answered for this many seconds; without it the guest waits
+    /// Give a guest an I/O error when no source answered for this many seconds; without it the guest waits. floe run and floe limit
+    /// have the same for one machine
     #[arg(long, value_name = "SECONDS")]
     io_timeout: Option<u64>,
     /// Pause a machine whose guest has waited this many seconds for a page of its memory that no source sends; it goes on by itself once

@@ -9,7 +9,7 @@ use super::{Context, args};
 /// Limits of a new machine.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Most processor time, in cores: 1.5 is one and a half. It has this limit and the next three together with the clones that its guest
+    /// Most processor time, in cores: 1.5 is one and a half. It has this limit and the next four together with the clones that its guest
     /// makes; a clone that floe fork makes has as much again
     #[arg(long, value_parser = cores, value_name = "CORES")]
     cpu_quota: Option<u32>,
@@ -24,6 +24,10 @@ pub struct LimitArgs {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any
     #[arg(long, value_parser = io_cap, value_name = "PERCENT")]
     io_cap: Option<u32>,
+    /// Fail its guest's requests that no source has served for this long, such as 5m: at a disk with an I/O error, at its memory with the
+    /// machine. Without it they wait as long as floe node --io-timeout says, which is for ever by default
+    #[arg(long, value_parser = io_timeout, value_name = "TIME")]
+    io_timeout: Option<u32>,
     /// Let its guest clone it: at most N clones that it and they have made can be there at a time. Without this a guest makes none
     #[arg(long, value_parser = clones, value_name = "N")]
     clones: Option<u32>,
@@ -36,6 +40,7 @@ impl LimitArgs {
             memory_max_bytes: self.memory_max,
             io_weight: self.io_weight,
             io_cap_percent: self.io_cap,
+            io_timeout_s: self.io_timeout,
             clones: self.clones,
         }
     }
@@ -50,6 +55,8 @@ Example: no limit of its processor time any more, and at most 2 GiB of memory
   floe limit web --cpu-quota none --memory-max 2G
 Example: twice the share of the disk that others have (floe io status shows what comes of it)
   floe limit web --io-weight 10
+Example: an I/O error in its guest, instead of waiting, for what no source gives within five minutes
+  floe limit web --io-timeout 5m
 Example: its guest may have eight clones of it, or of them, at a time (floe-guest, libfloe, floe-mpirun)
   floe limit web --clones 8
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
@@ -66,7 +73,7 @@ pub struct Limit {
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "clones", "park_after"])]
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "io_timeout", "clones", "park_after"])]
     memory_max: Option<u64>,
     /// Its share of this host's disk while others want something too: 1 to 1000; none is 5, as if nothing had been said
     #[arg(long, value_parser = io_weight_or_none, value_name = "WEIGHT")]
@@ -74,6 +81,10 @@ pub struct Limit {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any; none removes it
     #[arg(long, value_parser = io_cap_or_none, value_name = "PERCENT")]
     io_cap: Option<u32>,
+    /// Fail its guest's requests that no source has served for this long, such as 5m, also those that wait already; none is as the node
+    /// was started
+    #[arg(long, value_parser = io_timeout_or_none, value_name = "TIME")]
+    io_timeout: Option<u32>,
     /// How many clones its guest and theirs may have made at a time; none lets no guest make one. Those that are there stay
     #[arg(long, value_parser = clones_or_none, value_name = "N")]
     clones: Option<u32>,
@@ -89,6 +100,7 @@ impl Limit {
             memory_max_bytes: self.memory_max,
             io_weight: self.io_weight,
             io_cap_percent: self.io_cap,
+            io_timeout_s: self.io_timeout,
             clones: self.clones,
             park_after_s: self.park_after,
         };
@@ -121,11 +133,15 @@ pub(super) fn described(limits: &floe_api::Limits) -> String {
     let cap = limits
         .io_cap_percent
         .map(|percent| format!("{percent} % of the disk while others want it"));
+    let timeout = limits
+        .io_timeout_s
+        .map(|s| format!("{s} s for what no source gives"));
     let clones = limits.clones.map(|clones| match clones {
         1 => "1 clone that its guest makes".to_owned(),
         clones => format!("{clones} clones that its guest makes"),
     });
-    let all = [cores, memory, weight, cap, clones].into_iter().flatten();
+    let all = [cores, memory, weight, cap, timeout, clones];
+    let all = all.into_iter().flatten();
     all.collect::<Vec<String>>().join(", ")
 }
 
@@ -176,6 +192,13 @@ fn io_cap(text: &str) -> Result<u32, String> {
     within(text, 1, 100)
 }
 
+fn io_timeout(text: &str) -> Result<u32, String> {
+    let seconds = args::time_s(text)?;
+    let limit = u32::try_from(seconds).ok();
+    let limit = limit.filter(|s| (1..=floe_api::IO_TIMEOUT_S_MAX).contains(s));
+    limit.ok_or_else(|| "write a time from 1s to 7d".to_owned())
+}
+
 fn clones(text: &str) -> Result<u32, String> {
     within(text, 1, floe_api::CLONES_MAX)
 }
@@ -191,6 +214,13 @@ fn io_weight_or_none(text: &str) -> Result<u32, String> {
     match text {
         "none" => Ok(0),
         text => io_weight(text),
+    }
+}
+
+fn io_timeout_or_none(text: &str) -> Result<u32, String> {
+    match text {
+        "none" => Ok(0),
+        text => io_timeout(text),
     }
 }
 
@@ -246,6 +276,11 @@ mod tests {
             assert!(io_weight(bad).is_err(), "{bad}");
         }
         assert!(io_cap("101").is_err() && io_cap("0").is_err());
+        let of_requests = (io_timeout("5m"), io_timeout_or_none("none"));
+        assert_eq!(of_requests, (Ok(300), Ok(0)));
+        assert!(
+            io_timeout("0").is_err() && io_timeout("8d").is_err() && io_timeout("none").is_err()
+        );
         assert_eq!((clones("8"), clones_or_none("none")), (Ok(8), Ok(0)));
         assert!(clones("0").is_err() && clones("1025").is_err());
         assert!(time_or_off("0").is_err() && time_or_off("soon").is_err());
@@ -267,10 +302,12 @@ mod tests {
         let text = "weight 10 at the disk, 25 % of the disk while others want it";
         assert_eq!(described(&limits), text);
         limits = floe_api::Limits {
+            io_timeout_s: Some(300),
             clones: Some(8),
             ..Default::default()
         };
-        assert_eq!(described(&limits), "8 clones that its guest makes");
+        let text = "300 s for what no source gives, 8 clones that its guest makes";
+        assert_eq!(described(&limits), text);
         assert_eq!(described(&Default::default()), "");
     }
 }

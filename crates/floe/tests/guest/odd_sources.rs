@@ -5,7 +5,9 @@ use crate::odd::{Mode, OddServer};
 use crate::support::command::{code, said};
 use crate::support::exec::sh;
 use crate::support::node::{Setup, TestNode, eventually, finish};
-use floe_api::{CaptureRequest, ErrorCode, MachineStatus, PauseReason, PushRequest, RunRequest};
+use floe_api::{
+    CaptureRequest, ErrorCode, Limits, MachineStatus, PauseReason, PushRequest, RunRequest,
+};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Where the image is on the web server.
@@ -107,6 +109,46 @@ fn a_command_for_a_guest_whose_memory_does_not_come_is_told_that_and_not_to_inst
     node.wait_console("web", "alive-44");
     drop(typist);
     sh(&node, "echo well");
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_that_may_not_wait_for_long_ends_and_its_user_is_told_for_want_of_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = served(&dir.path().join("images"));
+    let node = TestNode::start();
+    node.run(&RunRequest {
+        image: format!("http://{}/{SHELF}#live", server.addr),
+        name: Some("web".into()),
+        limits: Limits {
+            io_timeout_s: Some(600),
+            ..Default::default()
+        },
+        ..Default::default()
+    });
+    node.type_and_wait("web", "echo alive-$((40+2))", "alive-42");
+    // changed while it runs
+    let text = said(&code(&node, 0, &["limit", "web", "--io-timeout", "2s"]));
+    assert!(text.contains("2 s for what no source gives"), "{text}");
+    server.set(SHELF, Mode::Silent);
+    let typist = node.type_line(
+        "web",
+        "md5sum /bin/busybox; find / -xdev | md5sum; echo alive-$((40+3))",
+    );
+    let machine = || node.client().machine("web").unwrap();
+    eventually("it has ended", || machine().status == MachineStatus::Failed);
+    drop(typist);
+    let detail = machine().detail;
+    assert!(
+        detail.contains("its QEMU ended: a read of ram") && detail.contains("failed after"),
+        "{detail}"
+    );
+    let limits = floe_api::LimitRequest {
+        io_timeout_s: Some(floe_api::IO_TIMEOUT_S_MAX + 1),
+        ..Default::default()
+    };
+    let refused = node.client().limit("web", &limits).unwrap_err();
+    assert!(refused.to_string().contains("use 1 to"), "{refused}");
 }
 
 /// For how many seconds a machine has waited for its source, as its user is told.

@@ -40,6 +40,8 @@ pub struct Switch {
     inner: Directory,
     pub down: AtomicBool,
     pub denies: AtomicBool,
+    /// Demands that were denied.
+    pub denied: AtomicU64,
     pub delay_us: AtomicU64,
 }
 
@@ -69,6 +71,8 @@ impl Source for Switch {
             return Err(SourceError::Unreachable { at, what, reason });
         }
         if self.denies.load(Ordering::Relaxed) {
+            let demands = u64::from(request.is_demand());
+            self.denied.fetch_add(demands, Ordering::Relaxed);
             let (at, what, fix) = (
                 self.describe(),
                 "a chunk".into(),
@@ -134,6 +138,7 @@ impl Place {
             inner,
             down: AtomicBool::new(false),
             denies: AtomicBool::new(false),
+            denied: AtomicU64::new(0),
             delay_us: AtomicU64::new(0),
         });
         let fetch = FetchOptions {

@@ -94,6 +94,7 @@ impl Entry {
         let mut state = self.state.write();
         let record = &state.record;
         disks.limit_io(record.shares_disk_as(), crate::io::limit(&record.limits));
+        disks.limit_waits(crate::io::waits_max(&record.limits));
         state.disks = Some(disks);
         state.images = images;
         state.fetcher = Some(fetcher);

@@ -561,13 +561,14 @@ impl Machines {
                 true,
                 "the guest was reset and can't be started from its disks".to_owned(),
             ),
-            End::Lost => (
-                true,
-                match self.resources.out_of_memory(&record) {
-                    Some(why) => why,
-                    None => format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim()),
-                },
-            ),
+            End::Lost => {
+                let disks = operation.state().disks.clone();
+                let starved = disks.and_then(|disks| disks.given_up());
+                let starved = starved.map(|why| format!("its QEMU ended: {why}"));
+                let why = self.resources.out_of_memory(&record).or(starved);
+                let unknown = || format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim());
+                (true, why.unwrap_or_else(unknown))
+            }
         };
         self.traces.take_trace(operation);
         if let Err(error) = self.detach(operation) {

@@ -30,6 +30,7 @@ impl Machines {
         change(&mut record.limits.cpu_millicores, request.cpu_millicores);
         change(&mut record.limits.io_weight, request.io_weight);
         change(&mut record.limits.io_cap_percent, request.io_cap_percent);
+        change(&mut record.limits.io_timeout_s, request.io_timeout_s);
         change(&mut record.limits.clones, request.clones);
         match request.memory_max_bytes {
             None => {}
@@ -75,6 +76,7 @@ impl Machines {
             let disks = member.state().disks.clone();
             if let Some(disks) = disks {
                 disks.limit_io(member.record().shares_disk_as(), io::limit(&limits));
+                disks.limit_waits(io::waits_max(&limits));
             }
             member.update(|record| {
                 record.limits = limits;

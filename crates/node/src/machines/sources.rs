@@ -1,4 +1,5 @@
-//! Pauses machines whose guests wait for a page that does not come, and lets them go on; `waiting` decides when.
+//! Pauses machines whose guests wait for a page that does not come, and lets them go on; `waiting` decides when. Says so where a guest's
+//! request has failed because it may not wait for longer.
 //!
 //! QEMU can't take a CPU out of a page fault. Told to stop, it stops the guest's clock and the other CPUs at once, waits for that one, and
 //! answers nobody meanwhile; told to go on, it does so after that. So both are said without waiting for the answer (`lifecycle`), nothing
@@ -14,6 +15,7 @@ use crate::{
     error::NodeError,
     inventory::{Entry, lifecycle::Event},
 };
+use floe_api::Happened;
 use floe_mount::Waits;
 use std::{
     collections::HashMap,
@@ -25,11 +27,9 @@ use std::{
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 impl Machines {
-    /// Starts the thread that pauses machines whose sources are silent, if that is wished.
+    /// Starts the thread that looks after machines whose sources are silent.
     pub(crate) fn start_watching_sources(self: &Arc<Self>) -> Result<(), NodeError> {
-        let Some(bound) = self.core.options.io_pause else {
-            return Ok(());
-        };
+        let bound = self.core.options.io_pause.unwrap_or(Duration::MAX);
         let (began, mut known) = (Instant::now(), HashMap::new());
         let threads = &self.core.threads;
         Ok(
@@ -50,6 +50,10 @@ impl Machines {
             let Some(disks) = entry.state().disks.clone() else {
                 continue;
             };
+            if let Some(why) = disks.newly_given_up() {
+                let name = entry.name.as_str();
+                self.core.tell(Happened::MachineRequestFailed, name, why);
+            }
             let (waits, paused) = (disks.waits(), entry.hangs());
             if waits == Waits::default() && !paused {
                 continue;

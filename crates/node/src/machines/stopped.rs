@@ -41,7 +41,12 @@ pub(crate) fn why_stopped(
         _ if no_space => format!(
             "paused at {disk}: the host's disk is full; make room and it goes on by itself, or at once with floe start {name}"
         ),
-        _ => format!("paused at {disk}: it can't be written; put it right, then floe start {name}"),
+        _ => match disks.and_then(MachineHandle::given_up) {
+            Some(why) => format!("paused at {disk}: {why}; after that floe start {name}"),
+            None => format!(
+                "paused at {disk}: it can't be written; put it right, then floe start {name}"
+            ),
+        },
     }
 }
 
