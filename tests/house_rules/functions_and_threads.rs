@@ -1,5 +1,5 @@
 //! Rules for functions and threads: none is longer than a reader can hold in mind, none starts behind the back of those who look
-//! after threads, and none looks again and again for what it could wait for.
+//! after threads, none looks again and again for what it could wait for, and none tells users what happened in words of its own.
 //!
 //! Tests and the lab are excepted, which tell a story from its beginning to its end, and the crate of what runs inside guests: a
 //! program there stays as small as it can be.
@@ -191,4 +191,32 @@ fn no_limit_from_outside_is_longer_than_a_clock_can_count() {
         "the sum of a clock and a limit that is too long is a panic: use floe_threads::from_now: {found:#?}"
     );
     assert!(right > 10, "the rule finds nothing");
+}
+
+#[test]
+fn what_happens_on_a_node_is_told_as_news() {
+    let (node, news) = ("crates/node/src/", "crates/node/src/news.rs");
+    // who is told looks at the kind
+    let readers = ["rest/watching.rs", "pool/seen.rs"];
+    let (mut found, mut kinds) = (Vec::new(), 0);
+    for (file, lines) in product() {
+        let Some(room) = file.strip_prefix(node) else {
+            continue;
+        };
+        if readers.contains(&room) {
+            continue;
+        }
+        for (number, line) in lines.iter().enumerate() {
+            match code(line).contains("Happened::") {
+                true if file == news => kinds += 1,
+                true => found.push(format!("{file}:{}: {line}", number + 1)),
+                false => {}
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "each event is a variant of News and has its text there: {found:#?}"
+    );
+    assert!(kinds > 50, "the rule finds nothing");
 }

@@ -18,9 +18,10 @@ use crate::{
         record::{Record, Wanted},
     },
     machines::{self, Kin, Machines, is_a_guests},
+    news::News,
     park::Parks,
 };
-use floe_api::{Happened, paths::Home};
+use floe_api::paths::Home;
 use floe_machine::{Machine, Status};
 use floe_threads::Cancel;
 use std::{
@@ -87,8 +88,7 @@ impl Adoption {
             let why = error.to_string();
             let name = self.inventory.leave_alone(name, dir.clone(), why.clone());
             tracing::error!(machine = %name, dir = %dir.display(), %error, "the machine is left alone");
-            self.core
-                .tell(Happened::MachineLeftAlone, name.as_str(), why);
+            self.core.tell(name.as_str(), &News::LeftAlone(why));
         }
         self.machines.settle_limits();
         self.forks.share_all_again();

@@ -5,10 +5,11 @@
 use crate::{
     NodeOptions,
     error::{NodeError, refused},
+    news::News,
     reserve::Reserve,
     transfer::Cancel,
 };
-use floe_api::{Happened, NodeEvent, paths::Home};
+use floe_api::{NodeEvent, paths::Home};
 use floe_front::page::guard::Guard;
 use floe_machine::Accel;
 use floe_mount::Keeper;
@@ -71,8 +72,7 @@ impl Core {
         let events = Arc::new(Events::new());
         let listeners = events.clone();
         let panicked = move |thread: &str| {
-            let detail = "its work went wrong, see the log; it goes on";
-            listeners.tell(Happened::ThreadFailed, thread, detail.into());
+            listeners.tell(thread, &News::ThreadFailed);
         };
         let core = Core {
             home: options.home.clone(),
@@ -93,9 +93,9 @@ impl Core {
         (Arc::new(core), stopped)
     }
 
-    /// Sends an event to everybody who listens, and logs it.
-    pub fn tell(&self, kind: Happened, subject: &str, detail: impl Into<String>) {
-        self.events.tell(kind, subject, detail.into());
+    /// Tells everybody who listens what happened to this, and logs it: the one way for news.
+    pub fn tell(&self, subject: &str, news: &News) {
+        self.events.tell(subject, news);
     }
 
     /// Returns a receiver of the events from now on.
@@ -185,9 +185,9 @@ impl Events {
         }
     }
 
-    fn tell(&self, kind: Happened, subject: &str, detail: String) {
-        let event = event(kind, subject, detail);
-        tracing::info!(%kind, subject, detail = event.detail);
+    fn tell(&self, subject: &str, news: &News) {
+        let event = event(subject, news);
+        tracing::info!(kind = %event.kind, subject, detail = event.detail);
         let mut kept = self.kept.lock();
         keep(&mut kept, event.clone());
         let _ = self.sender.send(event); // nobody may be listening
@@ -211,7 +211,8 @@ fn keep(kept: &mut VecDeque<NodeEvent>, event: NodeEvent) {
 }
 
 /// Builds an event with the current time.
-pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent {
+pub(crate) fn event(subject: &str, news: &News) -> NodeEvent {
+    let (kind, detail) = news.event();
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     NodeEvent {
         time_unix_ms: since.unwrap_or_default().as_millis() as u64,
@@ -237,7 +238,7 @@ mod tests {
     fn who_talks_without_end_pushes_out_nobody_elses_events() {
         let mut kept = VecDeque::new();
         let mut tell = |subject: &str, number: usize| {
-            let event = event(Happened::MachineIdentity, subject, number.to_string());
+            let event = event(subject, &News::Port(number.to_string()));
             keep(&mut kept, event);
             assert!(kept.len() <= EVENTS_KEPT);
         };

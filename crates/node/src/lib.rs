@@ -60,6 +60,7 @@ mod logs;
 mod machines;
 mod names;
 mod network;
+mod news;
 mod options;
 mod park;
 mod patience;

@@ -6,8 +6,9 @@ use crate::{
     images::Images,
     inventory::{Entry, Inventory, lifecycle::Phase},
     machines::Machines,
+    news::News,
 };
-use floe_api::{Happened, Prune, PruneReport, PruneRequest, Pruned};
+use floe_api::{Prune, PruneReport, PruneRequest, Pruned};
 use floe_image::Hash;
 use std::{os::unix::fs::MetadataExt, path::Path};
 
@@ -66,8 +67,7 @@ impl Pruning<'_> {
             }
             match self.images.discard(&id) {
                 Ok(freed) => {
-                    self.core
-                        .tell(Happened::ImageRemoved, &id.short(), String::new());
+                    self.core.tell(&id.short(), &News::ImageRemoved);
                     image.bytes = freed;
                     report.freed_bytes += freed;
                     report.images.push(image);

@@ -18,6 +18,7 @@ use crate::{
     inventory::{Entry, Inventory, Users},
     machines::{self, Machines},
     network,
+    news::News,
     park::Parks,
     placement,
     pool::{self, Pool, Stock},
@@ -300,7 +301,7 @@ fn services(
     let images = Images::new(core.clone(), repo, cache, sources, mount, wishes)?;
     let views = Views::new(core.clone(), images.clone());
     let publisher = core.clone();
-    let tell = move |kind, machine: &str, detail: String| publisher.tell(kind, machine, detail);
+    let tell = move |machine: &str, news: &News| publisher.tell(machine, news);
     let users = Users::of_this_host(home);
     let inventory = Inventory::new(core.reserve.clone(), users, Arc::new(tell));
     let inventory = Arc::new(inventory);

@@ -24,11 +24,12 @@ use crate::{
         lifecycle::{Event, Gone, Task},
     },
     machines::Machines,
+    news::News,
     report::{Report, millis},
 };
 use floe_api::{
-    CaptureRequest, Happened, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT,
-    REHEARSE_S_MAX, SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL,
+    CaptureRequest, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT, REHEARSE_S_MAX,
+    SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL,
 };
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{
@@ -182,11 +183,8 @@ impl Captures {
         let pause_ms = millis(captured.pause.total());
         self.rebase(operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
-        self.core.tell(
-            Happened::ImageAdded,
-            &id.short(),
-            format!("captured from {}", operation.name),
-        );
+        let news = News::ImageCaptured(operation.name.to_string());
+        self.core.tell(&id.short(), &news);
         if let Some(paused) = paused {
             operation.drive(Event::Stops)?;
             paused.ended();

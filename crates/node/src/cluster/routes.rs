@@ -2,7 +2,7 @@
 //! `/cluster`.
 
 use super::{Cluster, listener, listener::Peer, roster::Roster, trust::Trust};
-use crate::{Node, error::NodeError, rest};
+use crate::{Node, error::NodeError, news::News, rest};
 use axum::{
     Extension, Json, Router,
     extract::{DefaultBodyLimit, State},
@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use floe_api::{ApiError, Happened};
+use floe_api::ApiError;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, sync::Arc};
 
@@ -110,11 +110,8 @@ async fn checked(request: axum::extract::Request, next: axum::middleware::Next) 
 async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
     blocking(move || {
         let answer = node.cluster.admit(&order)?;
-        node.core.tell(
-            Happened::ClusterJoined,
-            &order.name,
-            order.address.to_string(),
-        );
+        let news = News::ClusterJoined(order.address.to_string());
+        node.core.tell(&order.name, &news);
         node.cluster.spread_roster();
         Ok(answer)
     })
@@ -124,7 +121,7 @@ async fn join(State(node): Floe, Json(order): Json<JoinOrder>) -> Response {
 async fn leave(State(node): Floe, Extension(Peer(member)): Extension<Peer>) -> Response {
     blocking(move || {
         node.cluster.depart(&member)?;
-        node.core.tell(Happened::ClusterLeft, &member.name, "");
+        node.core.tell(&member.name, &News::ClusterLeft);
         Ok(())
     })
     .await

@@ -3,9 +3,10 @@
 use super::Forks;
 use crate::{
     error::NodeError,
+    news::News,
     placement::{Change, Roll, known_hosts},
 };
-use floe_api::{HERE, Happened, HostInfo, HostList};
+use floe_api::{HERE, HostInfo, HostList};
 use std::{sync::Arc, time::Duration};
 
 /// How often hosts are asked whether they are there.
@@ -54,8 +55,8 @@ impl Forks {
             .collect();
         for change in roll.learn(&now) {
             match change {
-                Change::Joined(name) => self.core.tell(Happened::HostJoined, &name, ""),
-                Change::Left(name, why) => self.core.tell(Happened::HostLeft, &name, why),
+                Change::Joined(name) => self.core.tell(&name, &News::HostJoined),
+                Change::Left(name, why) => self.core.tell(&name, &News::HostLeft(why)),
             }
         }
     }

@@ -54,6 +54,7 @@ use crate::{
     inventory::{Entry, Inventory, record::Attachment},
     machines::{Kin, Machines, Maker},
     network::Networks,
+    news::News,
     placement::{Held, Tickets},
     report::Report,
     resources::ForClones,
@@ -62,7 +63,7 @@ use crate::{
 use decide::{Fork, State};
 use floe_api::{
     CLONES_MAX, CloneInfo, CloneState, ExpandReport, ExpandRequest, FORK_TTL_S_MAX, ForkReport,
-    ForkRequest, Happened, InEnsemble, Limits, NetworkRequest, Outcome, PortForward,
+    ForkRequest, InEnsemble, Limits, NetworkRequest, Outcome, PortForward,
 };
 use floe_image::Hash;
 use floe_store::StoreError;
@@ -445,11 +446,9 @@ impl Forks {
         }
         self.share_again(shares.as_deref());
         let _ = report.stage("clones"); // it is too late to cancel
-        self.core.tell(
-            Happened::MachineForked,
-            parent.as_str(),
-            format!("{running} of {} clones run", request.clones),
-        );
+        let asked = request.clones;
+        let news = News::Forked { running, asked };
+        self.core.tell(parent.as_str(), &news);
         Ok(ForkReport {
             id,
             parent: parent.to_string(),

@@ -12,8 +12,9 @@ use crate::{
         lifecycle::{Event, Task},
         record::Origin,
     },
+    news::News,
 };
-use floe_api::{Happened, PauseReason};
+use floe_api::PauseReason;
 use floe_http::Url;
 use floe_image::Hash;
 use floe_source::SourceError;
@@ -83,11 +84,7 @@ impl Forks {
                 if self.layers.any_unread() {
                     continue; // it may be one of those
                 }
-                self.core.tell(
-                    Happened::ForkLost,
-                    &fork.image.short(),
-                    "its node ended before it was stored",
-                );
+                self.core.tell(&fork.image.short(), &News::ForkLost);
             }
         }
     }
@@ -145,9 +142,7 @@ impl Forks {
                 }
                 match forks.settle(&entry) {
                     Ok(()) => {
-                        forks
-                            .core
-                            .tell(Happened::MachineSettled, entry.name.as_str(), "");
+                        forks.core.tell(entry.name.as_str(), &News::Settled);
                         return;
                     }
                     Err(error) => {

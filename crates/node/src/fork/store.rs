@@ -11,10 +11,10 @@ use crate::{
     fork::Forks,
     inventory::{Entry, lifecycle::Task, record::Origin},
     machines::Maker,
+    news::News,
     resources::host,
     transfer::{self, Cancel, Destination, PullOptions},
 };
-use floe_api::Happened;
 use floe_image::Hash;
 use floe_mount::FrozenLayers;
 use std::{
@@ -43,11 +43,7 @@ impl Forks {
             .layers
             .find_again(|origin| self.images.sources.fetcher(origin));
         for layer in &found {
-            self.core.tell(
-                Happened::ForkFound,
-                &layer.id.short(),
-                "its memory outlived its node",
-            );
+            self.core.tell(&layer.id.short(), &News::ForkFound);
         }
         found
     }
@@ -220,11 +216,7 @@ fn forget(forks: &Weak<Forks>, layer: &Arc<Layer>) -> Option<()> {
     forks.images.forget_image(&layer.id);
     forks.layers.remove(layer);
     layer.bases().for_each(|base| forks.drop_fork_image(base));
-    forks.core.tell(
-        Happened::ForkDropped,
-        &layer.id.short(),
-        "its clones have ended",
-    );
+    forks.core.tell(&layer.id.short(), &News::ForkDropped);
     Some(())
 }
 
@@ -235,11 +227,8 @@ fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: 
         match here.keep_fork(&layer.id, &Origin::default()) {
             Ok(()) => break,
             Err(error) => {
-                here.core.tell(
-                    Happened::ForkNotStored,
-                    &layer.id.short(),
-                    format!("its clones need this node's memory until it is: {error}"),
-                );
+                let news = News::ForkNotStored(error.to_string());
+                here.core.tell(&layer.id.short(), &news);
             }
         }
         // a node that is ending does not wait until there is room on a disk
@@ -258,7 +247,7 @@ fn store(forks: &Weak<Forks>, layer: &Arc<Layer>, parent: Option<&Parent>, job: 
     // before it is gone: whoever waits for that finds the clones settled
     forks.settle_clones(layer);
     forks.layers.remove(layer);
-    forks.core.tell(Happened::ForkStored, &layer.id.short(), "");
+    forks.core.tell(&layer.id.short(), &News::ForkStored);
     drop(job);
     layer.bases().for_each(|base| forks.drop_fork_image(base));
     forks.drop_fork_image(&layer.id);

@@ -4,9 +4,10 @@
 use super::Forks;
 use crate::{
     error::NodeError,
+    news::News,
     placement::{plug_in, ticket::Ticket},
 };
-use floe_api::{Happened, KillRequest};
+use floe_api::KillRequest;
 use std::{sync::Arc, time::Duration};
 
 /// How often it is checked whether clones have ended and tickets are still valid.
@@ -38,15 +39,13 @@ impl Forks {
         if !alive {
             plug_in.release(&ticket.ticket)?;
             self.tickets.forget(id);
-            self.core
-                .tell(Happened::TicketReleased, &name, "its clones have ended");
+            self.core.tell(&name, &News::TicketReleased);
             return Ok(());
         }
         if plug_in.holds(&ticket.ticket)? {
             return Ok(());
         }
-        self.core
-            .tell(Happened::TicketLost, &name, "its clones are ended");
+        self.core.tell(&name, &News::TicketLost);
         // a clone whose host does not answer must not keep the others from being ended
         let mut left = Vec::new();
         for clone in self.clones_of_fork(ticket.fork.as_deref().unwrap_or_default()) {

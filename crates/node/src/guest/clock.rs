@@ -5,8 +5,8 @@ use crate::{
     capture::fresh_place,
     inventory::{Entry, is_pending},
     machines::set_clock_then,
+    news::News,
 };
-use floe_api::Happened;
 use floe_guest::message::Place;
 use floe_machine::ClockSync;
 use std::{sync::Arc, time::Duration};
@@ -26,12 +26,8 @@ impl Guests {
         set_clock_then(entry, move |entry, done| match done {
             ClockSync::Set { .. } => entry.qemus_agent_answers(),
             ClockSync::Stale { reason } => {
-                let s = late.as_secs();
-                core.tell(
-                    Happened::MachineClock,
-                    entry.name.as_str(),
-                    format!("the guest's clock is {s} s late, since its machine stood still, and was not set: {reason}"),
-                );
+                let news = News::ClockLate { late, why: reason };
+                core.tell(entry.name.as_str(), &news);
             }
         });
     }

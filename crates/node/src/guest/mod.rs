@@ -30,8 +30,8 @@ use crate::{
     inventory::{Entry, Inventory, is_pending, record::Record},
     machines::Machines,
     network::Networks,
+    news::News,
 };
-use floe_api::Happened;
 use floe_guest::chores::{self, Forgotten};
 use floe_guest::message::{Identity, Me, Place};
 use floe_image::Hash;
@@ -218,8 +218,7 @@ impl Guests {
         match done.and_then(|()| entry.identity_is_placed()) {
             Ok(()) => {
                 entry.identity_is_missing(None);
-                self.core
-                    .tell(Happened::MachineIdentity, entry.name.as_str(), "in place");
+                self.core.tell(entry.name.as_str(), &News::Identified);
             }
             Err(error) => self.identity_failed(entry, &error.to_string()),
         }
@@ -232,11 +231,8 @@ impl Guests {
         }
         let why: String = why.chars().take(200).collect();
         if entry.identity_is_missing(Some(why.clone())) {
-            self.core.tell(
-                Happened::MachineIdentity,
-                entry.name.as_str(),
-                format!("not in place: {why}"),
-            );
+            self.core
+                .tell(entry.name.as_str(), &News::NotIdentified(why));
         }
     }
 
@@ -246,11 +242,9 @@ impl Guests {
             return;
         }
         if entry.becomes_late() {
-            self.core.tell(
-                Happened::MachineIdentity,
-                entry.name.as_str(),
-                entry.identity_detail().unwrap_or_default(),
-            );
+            let why = entry.identity_detail().unwrap_or_default();
+            self.core
+                .tell(entry.name.as_str(), &News::IdentityLate(why));
         }
     }
 

@@ -8,8 +8,9 @@ use crate::{
     agents::Streams,
     guest::Guests,
     inventory::{Entry, Setter},
+    news::News,
 };
-use floe_api::{Happened, IoOrder};
+use floe_api::IoOrder;
 use floe_guest::{
     exec::frame::{Message, Messages},
     line::LineError,
@@ -167,11 +168,7 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                 // once: such a guest does it again and again
                 if let Some(guests) = guests.upgrade().filter(|_| !told) {
                     told = true;
-                    let said =
-                        "its guest sends what nobody understands; it is not heard for a while";
-                    guests
-                        .core
-                        .tell(Happened::MachineGarbage, entry.name.as_str(), said);
+                    guests.core.tell(entry.name.as_str(), &News::Garbage);
                 }
                 over.sleep(HUNG_UP);
             }
@@ -338,10 +335,7 @@ fn heard(
                 threads.start("guest-frames", move || link.send_frames(conversation))?;
             }
             if entry.agent_answers() {
-                let told = "floe's agent";
-                guests
-                    .core
-                    .tell(Happened::MachineAnswers, entry.name.as_str(), told);
+                guests.core.tell(entry.name.as_str(), &News::Answers);
             }
             guests.look_at_size(entry, vm);
             *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;

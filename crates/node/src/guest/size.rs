@@ -11,8 +11,8 @@ use crate::{
     error::NodeError,
     inventory::{Entry, Operation, given, lifecycle::Task, record::Resizing},
     machines::size_words,
+    news::News,
 };
-use floe_api::{Happened, size_text};
 use floe_guest::chores::{Cpus, Memory, names};
 use floe_machine::Machine;
 use std::{sync::Arc, time::Duration};
@@ -147,15 +147,7 @@ impl Guests {
             .settle_unused(operation, vm, memory.offline_bytes)?;
         let has = unused();
         if has != had {
-            let told = match has {
-                0 => "its guest uses all of its memory".to_owned(),
-                bytes => format!(
-                    "its guest does not use {} of its memory; floe resize brings that into use, or says why not",
-                    size_text(bytes)
-                ),
-            };
-            self.core
-                .tell(Happened::MachineResized, operation.name.as_str(), told);
+            self.core.tell(operation.name.as_str(), &News::Unused(has));
         }
         Ok(())
     }
@@ -164,9 +156,9 @@ impl Guests {
         let had = self.machines.settle_cpus(operation, online)?;
         let has = operation.record().size();
         if has != had {
-            let told = format!("{}; it had {}", size_words(has), size_words(had));
-            self.core
-                .tell(Happened::MachineResized, operation.name.as_str(), told);
+            let (has, had) = (size_words(has), size_words(had));
+            let news = News::Resized { has, had };
+            self.core.tell(operation.name.as_str(), &news);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use super::Guests;
 use crate::inventory::{Entry, record::Record};
-use floe_api::Happened;
+use crate::news::News;
 use floe_machine::Machine;
 use std::sync::Arc;
 
@@ -16,10 +16,7 @@ impl Guests {
         let thaw = move || {
             let failed = guests.agents.thaw_owed(&entry, &vm, what);
             if !failed.is_empty() {
-                let name = entry.name.as_str();
-                guests
-                    .core
-                    .tell(Happened::MachineHooks, name, failed.join("; "));
+                guests.core.tell(entry.name.as_str(), &News::Hooks(failed));
             }
         };
         if let Err(error) = self.core.threads.start("thaw", thaw) {

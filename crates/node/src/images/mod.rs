@@ -48,6 +48,7 @@ use crate::{
         qemu_img::DiskImage,
         sources::Sources,
     },
+    news::News,
     plan,
     report::Report,
 };
@@ -262,11 +263,8 @@ impl Images {
             self.repo.tag(name, &id)?;
         }
         report.stage("publish")?;
-        self.core.tell(
-            Happened::ImageAdded,
-            &id.short(),
-            name.map(|name| name.to_string()).unwrap_or_default(),
-        );
+        let named = name.map(|name| name.to_string()).unwrap_or_default();
+        self.core.tell(&id.short(), &News::ImageImported(named));
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             stored: Some(stats),
@@ -379,16 +377,16 @@ impl Images {
         let name = parse_name(&request.name)?;
         let id = named(&self.repo, &request.image)?;
         self.repo.tag(&name, &id)?;
-        self.core
-            .tell(Happened::ImageTagged, &id.short(), name.to_string());
+        let news = News::ImageTagged(name.to_string());
+        self.core.tell(&id.short(), &news);
         Ok(())
     }
 
     /// Removes a name from an image.
     pub fn untag(&self, name: &str) -> Result<(), NodeError> {
         let id = self.repo.untag(&parse_name(name)?)?;
-        self.core
-            .tell(Happened::ImageUntagged, &id.short(), name.to_owned());
+        let news = News::ImageUntagged(name.to_owned());
+        self.core.tell(&id.short(), &news);
         Ok(())
     }
 
@@ -424,8 +422,7 @@ impl Images {
             ));
         }
         let freed_bytes = self.discard(&id)?;
-        self.core
-            .tell(Happened::ImageRemoved, &id.short(), String::new());
+        self.core.tell(&id.short(), &News::ImageRemoved);
         Ok(FreedReport {
             freed_bytes,
             names: names.iter().map(ToString::to_string).collect(),

@@ -10,14 +10,13 @@ use crate::{
         sources::{Found, bind_token},
     },
     inventory::record::Origin,
+    news::News,
     patience::PATIENCE,
     report::Report,
     transfer::{self, Destination, HubClient, Place, Progress, PullOptions, Stock},
 };
 use floe_api::hub::CommitRequest;
-use floe_api::{
-    CopyRequest, Happened, Outcome, PullRequest, PushRequest, TransferReport, authorities,
-};
+use floe_api::{CopyRequest, Outcome, PullRequest, PushRequest, TransferReport, authorities};
 use floe_http::Url;
 use floe_image::{CHUNK_SIZE, Hash, ImageName};
 use floe_source::{Directory, Source};
@@ -47,8 +46,8 @@ impl Images {
         };
         let transfer = self.send_own(&self.repo, &id, &goal, report)?;
         report.stage("push")?;
-        self.core
-            .tell(Happened::ImagePushed, &id.short(), said(&request.to));
+        let news = News::ImagePushed(said(&request.to));
+        self.core.tell(&id.short(), &news);
         Ok(Outcome {
             image: Some(self.summary(&id)?),
             transfer: Some(transfer),
@@ -116,11 +115,11 @@ impl Images {
         };
         let transfer = self.send_found(&found, &goal, report)?;
         report.stage("copy")?;
-        let (happened, place) = match goal.to {
-            Target::Here => (Happened::ImageAdded, &request.from),
-            _ => (Happened::ImagePushed, &request.to),
+        let news = match goal.to {
+            Target::Here => News::ImageBrought(said(&request.from)),
+            _ => News::ImagePushed(said(&request.to)),
         };
-        self.core.tell(happened, &found.id.short(), said(place));
+        self.core.tell(&found.id.short(), &news);
         Ok(Outcome {
             image: match self.repo.contains(&found.id)? {
                 true => Some(self.summary(&found.id)?),
@@ -274,8 +273,8 @@ impl Images {
             self.repo.tag(name, &found.id)?;
         }
         report.stage("pull")?;
-        self.core
-            .tell(Happened::ImageAdded, &found.id.short(), said(&request.from));
+        let news = News::ImageBrought(said(&request.from));
+        self.core.tell(&found.id.short(), &news);
         Ok(Outcome {
             image: Some(self.summary(&found.id)?),
             transfer: Some(transfer),

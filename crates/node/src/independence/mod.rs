@@ -24,13 +24,14 @@ use crate::{
         record::{Independent, Origin, Record},
     },
     machines::Machines,
+    news::News,
     report::Report,
     transfer::{self, Cancel, Destination, Progress, PullOptions, TransferError},
 };
 use decide::{Action, Duties, Event, How, Wish};
 use floe_api::{
-    Happened, INDEPENDENT_RATE_DEFAULT, INDEPENDENT_RATE_MIN, Independence as Standing,
-    IndependenceState, IndependentRequest, Outcome, PauseReason, size_text,
+    INDEPENDENT_RATE_DEFAULT, INDEPENDENT_RATE_MIN, Independence as Standing, IndependenceState,
+    IndependentRequest, Outcome, PauseReason, size_text,
 };
 use floe_image::Hash;
 use floe_threads::{Waited, Waker};
@@ -260,7 +261,7 @@ impl Independence {
             Ok(()) => {
                 ends.how = How::Whole;
                 let name = entry.name.as_str();
-                self.core.tell(Happened::MachineIndependent, name, "");
+                self.core.tell(name, &News::Independent);
                 return;
             }
             Err(_) if cancel.is_cancelled() => {
@@ -281,8 +282,7 @@ impl Independence {
         };
         if before.state != state {
             let name = entry.name.as_str();
-            self.core
-                .tell(Happened::MachineIndependentWaits, name, why.clone());
+            self.core.tell(name, &News::IndependentWaits(why.clone()));
         }
         self.stands(entry, state, &why, &now);
     }

@@ -548,7 +548,7 @@ mod tests {
     use std::path::Path;
 
     pub(super) fn inventory() -> Inventory {
-        Inventory::new(Arc::default(), Users::default(), Arc::new(|_, _, _| ()))
+        Inventory::new(Arc::default(), Users::default(), Arc::new(|_, _| ()))
     }
 
     fn record(name: &MachineName, uid: Option<u32>) -> Record {
@@ -645,7 +645,7 @@ mod tests {
     fn a_name_is_taken_once_and_every_machine_has_a_user_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let users = users::tests::of(&dir.path().join("claims"), &dir.path().join("home"));
-        let machines = Inventory::new(Arc::default(), users, Arc::new(|_, _, _| ()));
+        let machines = Inventory::new(Arc::default(), users, Arc::new(|_, _| ()));
         let kept: Vec<_> = (0..3).map(|_| reserve(&machines, None).unwrap()).collect();
         let names: Vec<_> = kept
             .iter()

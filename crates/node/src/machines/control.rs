@@ -14,6 +14,7 @@ use crate::{
         room::Room,
         stopped::why_stopped,
     },
+    news::News,
 };
 use floe_api::*;
 use floe_machine::{End, Machine, Process, Status};
@@ -363,8 +364,7 @@ impl Machines {
         remove_all(&left.dir)?;
         self.inventory.forget_left_alone(name);
         self.end_takeover()?;
-        self.core
-            .tell(Happened::MachineRemoved, name.as_str(), "it was left alone");
+        self.core.tell(name.as_str(), &News::LeftAloneRemoved);
         let kin = self.kin.get().and_then(Weak::upgrade);
         kin.map_or(Ok(()), |kin| kin.removed(name.as_str()))
     }

@@ -494,7 +494,7 @@ mod tests {
 
     #[test]
     fn a_port_is_chosen_where_none_was_named() {
-        let inventory = Inventory::new(Arc::default(), Default::default(), Arc::new(|_, _, _| ()));
+        let inventory = Inventory::new(Arc::default(), Default::default(), Arc::new(|_, _| ()));
         let chosen = choose_ports(&inventory, &["0:80".parse().unwrap()]).unwrap();
         assert_ne!(chosen[0].host_port, 0);
 

@@ -4,8 +4,9 @@ use super::Machines;
 use crate::{
     error::{NodeError, refused},
     inventory::{Entry, record::Record},
+    news::News,
 };
-use floe_api::{Happened, NetworkRequest};
+use floe_api::NetworkRequest;
 use floe_machine::Tap;
 
 impl Machines {
@@ -50,8 +51,8 @@ impl Machines {
             let socket = at.map(|at| held.swap_remove(at).socket);
             if let Err(error) = self.networks.open_inbound(name, place, forward, socket) {
                 tracing::warn!(machine = name, %forward, %error, "a port is not open");
-                self.core
-                    .tell(Happened::MachinePort, name, error.to_api().to_string());
+                let why = error.to_api().to_string();
+                self.core.tell(name, &News::Port(why));
             }
         }
     }

@@ -6,8 +6,9 @@ use crate::{
     MachineName,
     error::{NodeError, busy, refused, usage},
     inventory::lifecycle::{Phase, Task},
+    news::News,
 };
-use floe_api::{Happened, MachineInfo};
+use floe_api::MachineInfo;
 use std::sync::Weak;
 
 impl Machines {
@@ -47,8 +48,7 @@ impl Machines {
         }
         self.inventory.rename(&operation, &to)?;
         self.resources.renamed(name, to.as_str());
-        self.core
-            .tell(Happened::MachineRenamed, name, to.to_string());
+        self.core.tell(name, &News::Renamed(to.to_string()));
         Ok(self.info_of(&operation))
     }
 }

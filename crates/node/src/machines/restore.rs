@@ -9,6 +9,7 @@ use crate::{
         lifecycle::{Event, Phase},
     },
     machines::{Machines, launch::machine_forward},
+    news::News,
     report::Report,
     traces::{
         TOUCHED_BEFORE_MAX,
@@ -17,7 +18,6 @@ use crate::{
     },
     unix_now,
 };
-use floe_api::Happened;
 use floe_image::{CHUNK_SIZE, MachineConfig, is_zero};
 use floe_machine::{
     CPU_MODEL_DEFAULT, ClockSync, Continuing, Host, MachineError, Snapshot, Stage, Standby,
@@ -258,8 +258,8 @@ impl Machines {
             match done {
                 ClockSync::Set { .. } => entry.clock_is_set(),
                 ClockSync::Stale { reason } if !agent => {
-                    let told = format!("the guest's clock was not set: {reason}");
-                    core.tell(Happened::MachineClock, entry.name.as_str(), told);
+                    let news = News::ClockNotSet(reason.clone());
+                    core.tell(entry.name.as_str(), &news);
                     entry.clock_stays_behind(&reason);
                 }
                 // floe's agent has answered, and sets it

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     error::NodeError,
     inventory::{Entry, lifecycle::Event},
+    news::News,
 };
-use floe_api::Happened;
 use floe_mount::Waits;
 use std::{
     collections::HashMap,
@@ -52,7 +52,7 @@ impl Machines {
             };
             if let Some(why) = disks.newly_given_up() {
                 let name = entry.name.as_str();
-                self.core.tell(Happened::MachineRequestFailed, name, why);
+                self.core.tell(name, &News::RequestFailed(why));
             }
             let (waits, paused) = (disks.waits(), entry.hangs());
             if waits == Waits::default() && !paused {

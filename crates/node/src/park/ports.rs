@@ -12,9 +12,10 @@ use crate::{
     error::{NodeError, at},
     inventory::{Entry, HeldPort, lifecycle::Task},
     machines::launch::machine_forward,
+    news::News,
     report::Report,
 };
-use floe_api::{Happened, PortForward, Protocol};
+use floe_api::{PortForward, Protocol};
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use rustix::{
@@ -230,8 +231,7 @@ impl Parks {
             });
             if let Err(error) = opened {
                 let why = error.to_api().to_string();
-                self.core
-                    .tell(Happened::MachinePort, entry.name.as_str(), why);
+                self.core.tell(entry.name.as_str(), &News::Port(why));
             }
         }
     }
@@ -253,8 +253,7 @@ impl Parks {
             if let Err(error) = given {
                 tracing::warn!(machine = %entry.name, %error, "a port is not open");
                 let why = error.to_api().to_string();
-                self.core
-                    .tell(Happened::MachinePort, entry.name.as_str(), why);
+                self.core.tell(entry.name.as_str(), &News::Port(why));
             }
         }
     }
@@ -268,10 +267,10 @@ impl Parks {
             match open(&forward).and_then(|socket| HeldPort::of(&forward, socket)) {
                 Ok(port) => held.push(port),
                 Err(error) => {
-                    let why = format!("{forward} can't wake it: {}", error.to_api());
-                    tracing::warn!(machine = %entry.name, why, "a port is not open");
-                    self.core
-                        .tell(Happened::MachinePort, entry.name.as_str(), why);
+                    let (port, why) = (forward.to_string(), error.to_api().to_string());
+                    tracing::warn!(machine = %entry.name, port, why, "a port is not open");
+                    let news = News::PortCannotWake { port, why };
+                    self.core.tell(entry.name.as_str(), &news);
                 }
             }
         }

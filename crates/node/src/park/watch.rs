@@ -10,9 +10,9 @@ use crate::{
         Entry,
         lifecycle::{Phase, Task},
     },
+    news::News,
     report::Report,
 };
-use floe_api::Happened;
 use floe_machine::Machine;
 use parking_lot::Mutex;
 use std::{
@@ -119,9 +119,9 @@ impl Parks {
             let (mut report, _events) = Report::new();
             let name = entry.name.to_string();
             if let Err(error) = parks.park_as(Task::ParkIdle, &name, None, &mut report) {
-                let why = format!("it is idle, and can't be parked: {}", error.to_api());
+                let why = error.to_api().to_string();
                 if std::mem::replace(&mut *refused.lock(), why.clone()) != why {
-                    parks.core.tell(Happened::MachineNotParked, &name, why);
+                    parks.core.tell(&name, &News::NotParked(why));
                 }
             }
         };

@@ -9,6 +9,7 @@ use crate::{
     images::sources::Found,
     independence,
     inventory::{AGENT_LABEL, is_pending, record::Independent},
+    news::News,
     plan,
     report::{Report, millis},
     unix_now,
@@ -16,7 +17,7 @@ use crate::{
 use floe_api::{
     ACTIVATE_ANSWER_S_DEFAULT, ActivateReport, ActivateRequest, ActivatedInfo, CLONES_MAX,
     CloneInfo, CloneState, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandRequest, ForkRequest, HERE,
-    Happened, Outcome, RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility,
+    Outcome, RunRequest, SUBSTRATE_LABEL, SizeRequest, VISIBLE_LABEL, Visibility,
     visibility_of_label,
 };
 use floe_image::{Hash, Manifest};
@@ -320,8 +321,7 @@ impl Pool {
         if !from_memory {
             self.take_in_later(record.clone());
         }
-        let told = format!("{count} machines run");
-        self.core.tell(Happened::SubstrateActivated, name, told);
+        self.core.tell(name, &News::Activated(count));
     }
 
     /// Runs a substrate's machine as it was.

@@ -5,10 +5,11 @@ use crate::{
     caller::Caller,
     error::{NodeError, refused},
     fork::{Planned, Purpose},
+    news::News,
     report::Report,
     unix_now,
 };
-use floe_api::{ActivateRequest, ApiError, CloneInfo, ForkRequest, Happened, SizeRequest};
+use floe_api::{ActivateRequest, ApiError, CloneInfo, ForkRequest, SizeRequest};
 use floe_threads::Cancel;
 use std::sync::Arc;
 
@@ -70,9 +71,8 @@ impl Pool {
         if !from_memory {
             self.take_in_later(record.clone());
         }
-        let told = format!("{} machines run", planned.len());
-        self.core
-            .tell(Happened::SubstrateActivated, &record.name, told);
+        let news = News::Activated(planned.len());
+        self.core.tell(&record.name, &news);
         Ok(outcome.fork.map_or(Vec::new(), |fork| fork.clones))
     }
 

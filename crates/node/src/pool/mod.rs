@@ -38,6 +38,7 @@ use crate::{
     inventory::{Inventory, Operation, lifecycle::Task},
     machines::Machines,
     names::similar,
+    news::News,
     report::Report,
     resize::Resizes,
     resources::host,
@@ -46,8 +47,8 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    DockRequest, FreedReport, Happened, MadeOf, Outcome, PoolResizeRequest, PoolStatus,
-    SUBSTRATE_LABEL, SubstrateInfo, SubstrateList, Visibility, check_users, paths::Home, size_text,
+    DockRequest, FreedReport, MadeOf, Outcome, PoolResizeRequest, PoolStatus, SUBSTRATE_LABEL,
+    SubstrateInfo, SubstrateList, Visibility, check_users, paths::Home, size_text,
 };
 use floe_guest::chores::FORGOTTEN;
 use floe_image::Hash;
@@ -294,11 +295,8 @@ impl Pool {
             .take(operation, &taking, report)
             .inspect_err(|_| self.take_back(&options.name, published.get()))?;
         let info = self.put_in_memory(&options.name, own.take(), report)?;
-        self.core.tell(
-            Happened::SubstrateDocked,
-            options.name.as_str(),
-            format!("from {}", operation.name),
-        );
+        let news = News::Docked(operation.name.to_string());
+        self.core.tell(options.name.as_str(), &news);
         Ok(Outcome {
             machine: Some(self.machines.info_of(operation)),
             stored: Some(taken.stored),
@@ -550,8 +548,7 @@ impl Pool {
         self.forget(name, &record.image)?;
         self.stock.with(|stock| stock.release(&record.image));
         self.stock.settle();
-        self.core
-            .tell(Happened::SubstrateRemoved, name, String::new());
+        self.core.tell(name, &News::Undocked);
         let tags = self.images.repo.all_tags();
         let named = tags.map(|tags| tags.iter().any(|tag| tag.id == record.image));
         // whether it has a name that can't be read is no reason to remove it

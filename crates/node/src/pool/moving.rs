@@ -12,12 +12,12 @@ use crate::{
     error::{NodeError, at, at_named, busy, refused, usage},
     files::{beside, put_in_place},
     inventory::small::{FORGETS_LABEL, Fresh},
+    news::News,
     report::Report,
 };
 use floe_api::{
-    Happened, Outcome, PushRequest, SUBSTRATE_LABEL, SubstrateExportRequest,
-    SubstrateImportRequest, VISIBLE_LABEL, Visibility, check_users, label_of_visibility,
-    visibility_of_label,
+    Outcome, PushRequest, SUBSTRATE_LABEL, SubstrateExportRequest, SubstrateImportRequest,
+    VISIBLE_LABEL, Visibility, check_users, label_of_visibility, visibility_of_label,
 };
 use floe_guest::chores::FORGOTTEN;
 use floe_image::{Hash, MachineConfig};
@@ -209,11 +209,8 @@ impl Pool {
             }
         })?;
         let info = self.put_in_memory(&options.name, Some(own), report)?;
-        self.core.tell(
-            Happened::SubstrateDocked,
-            options.name.as_str(),
-            format!("from {}", request.from),
-        );
+        let news = News::Docked(request.from.clone());
+        self.core.tell(options.name.as_str(), &news);
         Ok(Outcome {
             substrate: Some(info),
             transfer: Some(transfer),

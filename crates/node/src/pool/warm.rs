@@ -7,9 +7,9 @@ use super::{
 };
 use crate::{
     error::{NodeError, failed},
+    news::News,
     report::millis,
 };
-use floe_api::Happened;
 use floe_image::{Hash, Kind};
 use floe_source::READ_ITEMS_MAX;
 use floe_store::PoolItem;
@@ -78,11 +78,7 @@ impl Pool {
             pool.warmth.lock().took = Some(took);
             drop(under_way);
             if count > 0 {
-                let detail = format!(
-                    "{count} substrates are in memory again after {:.1} s",
-                    took.as_secs_f64()
-                );
-                pool.core.tell(Happened::PoolWarm, "", detail);
+                pool.core.tell("", &News::Warm { count, took });
             }
         };
         if let Err(error) = self.core.threads.start("pool-warm", work) {
@@ -108,12 +104,9 @@ impl Pool {
             match own.and_then(|own| self.take_in(&record.name, &record.image, own)) {
                 Ok(()) => count += 1,
                 Err(error) => {
-                    let why = format!(
-                        "its backup is damaged (floe pool verify {}): {error}",
-                        record.name
-                    );
-                    self.core
-                        .tell(Happened::SubstrateDamaged, &record.name, why);
+                    let (name, why) = (record.name.clone(), error.to_string());
+                    let news = News::Damaged { name, why };
+                    self.core.tell(&record.name, &news);
                 }
             }
         }

@@ -4,8 +4,9 @@ use super::{RECEPTION_LIMIT, Resizes};
 use crate::{
     error::{NodeError, not_found, refused},
     inventory::lifecycle::Task,
+    news::News,
 };
-use floe_api::{AttachedCard, Happened};
+use floe_api::AttachedCard;
 use floe_machine::Reception;
 use std::time::Duration;
 
@@ -31,8 +32,7 @@ impl Resizes {
         self.machines.settle_size(&operation, None)?;
         // whatever is not known of the guest, the machine has it
         let reception = vm.reception(&card, RECEPTION_LIMIT);
-        self.core
-            .tell(Happened::MachineAttached, name, card.clone());
+        self.core.tell(name, &News::Attached(card.clone()));
         Ok(AttachedCard {
             card,
             in_use: matches!(reception, Ok(Reception::Taken)),
@@ -59,7 +59,7 @@ impl Resizes {
         // a guest that was asked before may have let it go meanwhile
         self.machines.settle_size(&operation, None)?;
         removed?;
-        self.core.tell(Happened::MachineDetached, name, card);
+        self.core.tell(name, &News::Detached(card.to_owned()));
         Ok(())
     }
 }

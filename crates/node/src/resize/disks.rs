@@ -17,9 +17,10 @@ use crate::{
         record::OwnDisk,
     },
     machines::disk_called,
+    news::News,
     report::Report,
 };
-use floe_api::{AttachDiskRequest, AttachedDisk, Happened, ImportFormat, Outcome, size_text};
+use floe_api::{AttachDiskRequest, AttachedDisk, ImportFormat, Outcome, size_text};
 use floe_guest::chores::{DiskUse, names};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{Machine, Reception};
@@ -167,8 +168,7 @@ impl Resizes {
         };
         report.stage_at("attach", std::time::Instant::now());
         let told = format!("{} ({disk}, {})", new.alias, size_text(new.bytes));
-        self.core
-            .tell(Happened::MachineAttached, name.as_str(), told);
+        self.core.tell(name.as_str(), &News::Attached(told));
         Ok(AttachedDisk {
             name: new.alias.clone(),
             disk,
@@ -268,7 +268,7 @@ impl Resizes {
             }
             other => return Err(not_now(name, other)),
         }
-        self.core.tell(Happened::MachineDetached, name, called);
+        self.core.tell(name, &News::Detached(called.to_owned()));
         Ok(())
     }
 

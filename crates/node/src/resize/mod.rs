@@ -26,10 +26,11 @@ use crate::{
         record::Resizing,
     },
     machines::{Machines, size_words},
+    news::News,
     plan,
     report::Report,
 };
-use floe_api::{Happened, Outcome, ResizeReport, Size, SizeRequest, size_text};
+use floe_api::{Outcome, ResizeReport, Size, SizeRequest, size_text};
 use floe_machine::{Machine, Status};
 use size::{Short, block_of};
 use std::{sync::Arc, time::Duration};
@@ -74,8 +75,8 @@ impl Resizes {
         }?;
         let (before, after) = (resized.before, resized.after);
         if before != after {
-            let told = format!("{}; it had {}", size_words(after), size_words(before));
-            self.core.tell(Happened::MachineResized, name, told);
+            let (has, had) = (size_words(after), size_words(before));
+            self.core.tell(name, &News::Resized { has, had });
         }
         Ok(Outcome {
             machine: Some(self.machines.info_of(&operation)),

@@ -1,7 +1,7 @@
 //! The node itself and its cache.
 
 use super::answer::{Args, Failure, Input, answer, blocking, line, ndjson, stream};
-use crate::{Node, caller::Caller, core::event};
+use crate::{Node, caller::Caller, core::event, news::News};
 use axum::{
     Json,
     body::Body,
@@ -61,7 +61,7 @@ fn all_events(events: Receiver<NodeEvent>) -> impl Stream<Item = NodeEvent> + us
         let event = match events.recv().await {
             Ok(event) => event,
             // a reader that is too slow receives the number of events that it missed
-            Err(RecvError::Lagged(count)) => event(Happened::Missed, "", count.to_string()),
+            Err(RecvError::Lagged(count)) => event("", &News::Missed(count)),
             Err(RecvError::Closed) => return None,
         };
         Some((event, events))

@@ -8,10 +8,11 @@ use crate::{
         Entry,
         lifecycle::{Gone, Phase},
     },
+    news::News,
     report::Report,
     unix_now,
 };
-use floe_api::{Happened, StartRequest};
+use floe_api::StartRequest;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -66,11 +67,7 @@ impl Runs {
     fn remove_expired(&self, entry: &Arc<Entry>) {
         let name = entry.name.to_string();
         match self.machines.remove_this(entry, true) {
-            Ok(true) => self.core.tell(
-                Happened::MachineExpired,
-                &name,
-                "the time that its fork gave it is over",
-            ),
+            Ok(true) => self.core.tell(&name, &News::Expired),
             Ok(false) => {} // its user was faster
             Err(error) => {
                 tracing::warn!(machine = name, %error, "its time is over and it is not removed yet");

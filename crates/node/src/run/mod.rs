@@ -31,6 +31,7 @@ use crate::{
         making::Making,
         own_disks::OwnDisks,
     },
+    news::News,
     plan::{self, Kind, Plan, awaited_port},
     report::Report,
     run::wait::{Sign, wait},
@@ -38,8 +39,8 @@ use crate::{
     unix_now,
 };
 use floe_api::{
-    Happened, Outcome, RestartRequest, RunRequest, StartRequest, SwarmUse, WAIT_TIMEOUT_S_DEFAULT,
-    Wait, authorities,
+    Outcome, RestartRequest, RunRequest, StartRequest, SwarmUse, WAIT_TIMEOUT_S_DEFAULT, Wait,
+    authorities,
     credentials::{Authorities, HubAddress, Tokens},
 };
 use floe_machine::{DiskModel, Status, console::ConsoleLog};
@@ -150,8 +151,7 @@ impl Runs {
             let (name, had_dir) = (making.name.clone(), making.has_dir());
             drop(making);
             if had_dir {
-                let why = "it could not be started";
-                self.core.tell(Happened::MachineRemoved, name.as_str(), why);
+                self.core.tell(name.as_str(), &News::NotMade);
             }
             return Err(error);
         }

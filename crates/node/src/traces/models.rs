@@ -10,10 +10,10 @@
 use crate::{
     files::{oldest_first, replace_file},
     inventory::record::Origin,
+    news::News,
     traces::{Traces, outbox::Destination},
     transfer::{Cancel, TransferError},
 };
-use floe_api::Happened;
 use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
 use floe_source::Fetcher;
@@ -89,11 +89,8 @@ impl Traces {
                 }
                 Ok(None) => {}
                 Err(why) => {
-                    traces.core.tell(
-                        Happened::ImageModel,
-                        &image.short(),
-                        format!("it runs without its model: {why}"),
-                    );
+                    let news = News::ImageWithoutModel(why);
+                    traces.core.tell(&image.short(), &news);
                 }
             }
             if hub.is_some() {

@@ -9,6 +9,7 @@ use crate::{
     error::{NodeError, at, at_named, refused, usage},
     files::read_bounded,
     images::address::{is_address, references},
+    news::News,
     report::Report,
     traces::{
         LOCAL, Traces, models,
@@ -75,8 +76,8 @@ impl Traces {
         drop(alone);
         report.stage("publish")?;
         let after = reads(&repo, &id, &clusters)?;
-        self.core
-            .tell(Happened::ImageOptimized, &id.short(), request.image.clone());
+        let news = News::ImageOptimized(request.image.clone());
+        self.core.tell(&id.short(), &news);
         let optimized = OptimizeReport {
             by: known.by,
             traces: known.model.traces().into(),

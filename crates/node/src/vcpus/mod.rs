@@ -16,8 +16,9 @@ use crate::{
     core::Core,
     error::NodeError,
     inventory::{Entry, Inventory},
+    news::News,
 };
-use floe_api::{CpuSched, Happened, SchedActing, SchedMachine, SchedReport};
+use floe_api::{CpuSched, SchedActing, SchedMachine, SchedReport};
 use floe_machine::Machine;
 use floe_sched::cpu::user::{
     Acting, MachineSample, MachineStatus, Mode, Notice, Outcome, Sample, Standing, Step,
@@ -202,7 +203,7 @@ impl Vcpus {
         match notice {
             Notice::LeftAlone(key) => {
                 if let Some(name) = state.names.get(&key) {
-                    self.core.tell(Happened::MachineVcpus, name, text);
+                    self.core.tell(name, &News::VcpusLeft(text));
                 }
             }
             _ => {
@@ -210,7 +211,7 @@ impl Vcpus {
                     Notice::Resumed => String::new(),
                     _ => text.clone(),
                 };
-                self.core.tell(Happened::HostVcpus, "cpu-sched", text);
+                self.core.tell("cpu-sched", &News::Vcpus(text));
             }
         }
     }

@@ -11,11 +11,11 @@
 //!   runs on the disk before the guest of the QEMU that loaded that state executes. So it is found as one of them, never as both,
 //!   whenever a node is killed.
 
-use super::{
-    news::News,
-    state::{Gone, Phase, Task, ends_with_its_node, is_qemus_own},
+use super::state::{Phase, Task, ends_with_its_node, is_qemus_own};
+use crate::{
+    inventory::record::Wanted,
+    news::{Gone, News},
 };
-use crate::inventory::record::Wanted;
 use floe_api::PauseReason;
 use std::collections::{BTreeSet, VecDeque};
 

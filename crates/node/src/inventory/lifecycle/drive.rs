@@ -11,13 +11,14 @@ use crate::{
         lifecycle::decide::{Action, Event},
         record::Record,
     },
+    news::News,
 };
-use floe_api::{Happened, PauseReason};
+use floe_api::PauseReason;
 use floe_machine::{Machine, Status};
 use std::sync::Arc;
 
-/// Publishes an event: its kind, the machine's name, the details.
-pub(crate) type Tell = Arc<dyn Fn(Happened, &str, String) + Send + Sync>;
+/// Publishes what happened to the machine of this name.
+pub(crate) type Tell = Arc<dyn Fn(&str, &News) + Send + Sync>;
 
 /// A pause for work of the node that stops the CPUs by itself. Dropping this ends the reason.
 pub(crate) struct Paused<'a> {
@@ -112,9 +113,7 @@ impl Entry {
                 // there is no QEMU to tell
                 (Action::Stop | Action::Continue, None) => Ok(()),
                 (Action::Publish(news), _) => {
-                    if let Some((kind, detail)) = news.published() {
-                        (self.tell)(kind, self.name.as_str(), detail);
-                    }
+                    (self.tell)(self.name.as_str(), news);
                     Ok(())
                 }
             };

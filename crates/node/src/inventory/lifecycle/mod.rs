@@ -1,9 +1,8 @@
 //! A machine's life: its phase, the operation that it has, and why it stands still.
 //!
-//! - `state`: the words for it: [`Phase`], [`Task`], [`Gone`], and the status that users see. No I/O.
+//! - `state`: the words for it: [`Phase`], [`Task`], and the status that users see. No I/O.
 //! - `decide`: [`Life`], a state machine without I/O or a clock. It alone decides what the record on the disk says about
 //!   phase and reasons, what QEMU is told, and which events are published.
-//! - `news`: those events, with their texts.
 //! - `drive`: carries the decisions out on the record and over QMP, in an order that leaves nothing standing after a kill.
 //!
 //! A machine that is parked has no QEMU that could stand still: that is a phase. One that is docked or offloaded will stand still
@@ -14,11 +13,11 @@
 
 mod decide;
 mod drive;
-mod news;
 mod state;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use crate::news::Gone;
 pub(crate) use decide::{Event, Life, OnDisk};
 pub(crate) use drive::Tell;
-pub(crate) use state::{Gone, Phase, Qemu, Task, foremost, status};
+pub(crate) use state::{Phase, Qemu, Task, foremost, status};

@@ -198,51 +198,6 @@ impl Display for Task {
     }
 }
 
-/// Why a machine has no QEMU any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Gone {
-    /// It was ended on request: the guest powered down, or was to be ended without being asked.
-    Asked,
-    /// Its guest was asked to power down, did not do so within these seconds, and was switched off.
-    SwitchedOff(u64),
-    /// A capture has ended it.
-    Captured,
-    /// It ended by itself, for this reason; `bad` if that was not the guest's wish.
-    ByItself {
-        /// Whether it crashed.
-        bad: bool,
-        /// The reason in words.
-        why: String,
-    },
-    /// A node that started could not take it over, for this reason.
-    NotTakenOver(String),
-    /// It could not be started.
-    NotStarted,
-}
-
-impl Gone {
-    /// Returns what is shown about a machine that ended so; nothing if its record says already what was last known.
-    pub fn detail(&self) -> Option<String> {
-        Some(match self {
-            Gone::Asked => "stopped on request".into(),
-            Gone::SwitchedOff(s) => format!(
-                "switched off: its guest did not power down within {s} s, and starts as after a power cut"
-            ),
-            Gone::Captured => "stopped by a capture".into(),
-            Gone::ByItself { why, .. } | Gone::NotTakenOver(why) => why.clone(),
-            Gone::NotStarted => return None,
-        })
-    }
-
-    /// Whether the machine is shown as failed.
-    pub fn is_bad(&self) -> bool {
-        matches!(
-            self,
-            Gone::ByItself { bad: true, .. } | Gone::NotTakenOver(_)
-        )
-    }
-}
-
 /// Whether a reason is over once the node process that had it has ended.
 pub(crate) fn ends_with_its_node(reason: PauseReason) -> bool {
     match reason {

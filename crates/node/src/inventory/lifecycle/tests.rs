@@ -1,10 +1,8 @@
 //! A machine's life against a model of its disk and its QEMU: random events, actions that fail, and nodes that are killed between
 //! any two actions.
 
-use super::{
-    Event, Gone, Life, OnDisk, Phase, Task, decide::Action, news::News, state::ends_with_its_node,
-};
-use crate::inventory::record::Wanted;
+use super::{Event, Gone, Life, OnDisk, Phase, Task, decide::Action, state::ends_with_its_node};
+use crate::{inventory::record::Wanted, news::News};
 use floe_api::PauseReason;
 use proptest::prelude::*;
 use std::collections::VecDeque;
