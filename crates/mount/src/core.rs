@@ -24,6 +24,7 @@ use floe_planner::{Event, RegionId};
 use floe_sched::{Limit, MachineId, Purpose, Who};
 use floe_source::{Outlook, SourceError};
 use parking_lot::{Mutex, RwLock};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -382,12 +383,12 @@ impl Core {
         // what the fetcher still tries has not failed for this request yet
         let of_link = || image_of(&parked.op.target())?.backend.trouble();
         let error = own.or_else(of_link);
-        let errno = error.as_ref().map_or(libc::EIO, patience::errno);
+        let errno = error.as_ref().map_or(Errno::IO, patience::errno);
         self.give_up(parked, errno, error.as_ref());
     }
 
     /// Ends a parked request whose chunks its source does not give, and notes why.
-    fn give_up(&self, parked: &Arc<Parked>, errno: i32, error: Option<&SourceError>) {
+    fn give_up(&self, parked: &Arc<Parked>, errno: Errno, error: Option<&SourceError>) {
         if parked.answered.load(Ordering::Acquire) {
             return;
         }
@@ -396,11 +397,11 @@ impl Core {
         let what = parked.op.what();
         let why = error.map_or_else(|| "nothing has come".to_owned(), SourceError::to_string);
         let name = machine.as_ref().map(|machine| machine.name.as_str());
-        tracing::error!(machine = name, waited_s, errno, why, "{what} fails");
+        tracing::error!(machine = name, waited_s, %errno, why, "{what} fails");
         if let Some(machine) = machine {
             machine.gives_up(format!("{what} failed after {waited_s} s: {why}"));
         }
-        self.answer_errno(parked, errno);
+        self.answer_errno(parked, errno.raw_os_error());
     }
 
     /// Tries a parked request again.

@@ -16,6 +16,7 @@
 use floe_sched::MachineId;
 use floe_source::{Outlook, SourceError};
 use parking_lot::RwLock;
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ pub(crate) enum Act {
     /// It is tried again after this pause.
     Again(Duration),
     /// It fails with this errno.
-    Fail(i32),
+    Fail(Errno),
 }
 
 /// How long a request may wait.
@@ -91,17 +92,17 @@ impl Patience {
 
 /// Returns the errno of a request that fails for this reason.
 // EOPNOTSUPP is none of them: a VMM would take the operation itself for one that this file system does not have.
-pub(crate) fn errno(error: &SourceError) -> i32 {
+pub(crate) fn errno(error: &SourceError) -> Errno {
     match error {
-        SourceError::Missing { .. } => libc::ENODATA,
-        SourceError::Denied { .. } => libc::EACCES,
-        SourceError::Timeout { .. } => libc::ETIMEDOUT,
+        SourceError::Missing { .. } => Errno::NODATA,
+        SourceError::Denied { .. } => Errno::ACCESS,
+        SourceError::Timeout { .. } => Errno::TIMEDOUT,
         SourceError::Invalid { .. }
         | SourceError::Unreachable { .. }
         | SourceError::Unanswered { .. }
         | SourceError::Unsupported { .. }
         | SourceError::Local { .. }
-        | SourceError::Stopped { .. } => libc::EIO,
+        | SourceError::Stopped { .. } => Errno::IO,
     }
 }
 
@@ -212,7 +213,7 @@ mod tests {
         limit: Limit,
         takes: u64,
         tries: usize,
-    ) -> Result<(u64, i32), Vec<u64>> {
+    ) -> Result<(u64, Errno), Vec<u64>> {
         let (mut patience, mut now, mut pauses) = (Patience::default(), 0, Vec::new());
         for _ in 0..tries {
             now += takes;
@@ -253,15 +254,15 @@ mod tests {
         };
         // a fetcher that believes a refusal after its time, and says at once what may pass
         for (error, errno) in errors().iter().zip([
-            libc::ENODATA,
-            libc::EACCES,
-            libc::EIO,
-            libc::EIO,
-            libc::EIO,
-            libc::EIO,
-            libc::ETIMEDOUT,
-            libc::EIO,
-            libc::EIO,
+            Errno::NODATA,
+            Errno::ACCESS,
+            Errno::IO,
+            Errno::IO,
+            Errno::IO,
+            Errno::IO,
+            Errno::TIMEDOUT,
+            Errno::IO,
+            Errno::IO,
         ]) {
             match error.outlook() {
                 Outlook::Refused => {
@@ -282,7 +283,7 @@ mod tests {
         let (at, with) = course(&errors()[1], short, 10, 100).unwrap();
         assert_eq!(
             (with, (5_000..10_000).contains(&at)),
-            (libc::EACCES, true),
+            (Errno::ACCESS, true),
             "{at}"
         );
     }
