@@ -13,9 +13,9 @@ use crate::{
     fork::{Forks, check_ttl},
     images::{FORK_LABEL, sources::Found},
     inventory::{
-        AGENT_LABEL, Operation,
+        AGENT_LABEL, NewMachine, Operation,
         lifecycle::Task,
-        record::{Attachment, Family, Household, Origin, RECORD_VERSION, Record, Wanted},
+        record::{Attachment, Family, Household, Origin, Record},
         small::{Fresh, Small},
     },
     machines::{making::Making, restore::Loaded},
@@ -279,44 +279,31 @@ impl Forks {
             None => floe_machine::renew_mac(&mut config),
         }
         let make = |name: &crate::MachineName, place: &str, uid: Option<u32>| {
+            // what its parent's user wants of it (its ports, its restarts) its clones do not do
             let record = Record {
-                version: RECORD_VERSION,
-                name: name.to_string(),
-                image_name: image_name.to_owned(),
-                image: found.id,
-                disk_base: found.id,
-                origin: found.origin.clone(),
-                config,
-                // the parent's ports are taken
                 forwards: planned.map_or_else(Vec::new, |planned| planned.forwards.clone()),
-                restored: true,
-                wanted: Wanted::Starting,
-                detail: String::new(),
-                created_unix_s: unix_now(),
-                uid,
-                place: format!("machines/{place}"),
-                mount_name: place.to_owned(),
                 // a trace would be incomplete, because siblings touch the same pages and find them in each other's page cache
                 traced: false,
-                pauses: Default::default(),
                 family: Some(family),
                 network,
                 host_access,
                 limits,
-                household,
-                // what its parent's user wants of it is nothing that its clones do
-                afterwards: Default::default(),
-                own_disks: Vec::new(),
-                next_disk: 0,
-                own_layers: 0,
-                park_after_s: None,
                 small,
                 fresh,
-                given: Default::default(),
-                resizing: None,
-                independence: None,
                 ensemble: planned.map(|planned| planned.ensemble.clone()),
-                swarm: None,
+                ..Record::new(NewMachine {
+                    name: name.as_str(),
+                    image_name,
+                    image: found.id,
+                    origin: found.origin.clone(),
+                    config,
+                    restored: true,
+                    created_unix_s: unix_now(),
+                    uid,
+                    place: format!("machines/{place}"),
+                    mount_name: place.to_owned(),
+                    household,
+                })
             };
             (self.core.home.machine(place), record)
         };

@@ -19,9 +19,9 @@ use crate::{
     },
     independence,
     inventory::{
-        Entry, Inventory, Operation,
+        Entry, Inventory, NewMachine, Operation,
         lifecycle::{Event, Gone, Phase, Task},
-        record::{Afterwards, Household, Origin, RECORD_VERSION, Record, Wanted},
+        record::{Afterwards, Household, Origin, Record},
         small::{Fresh, Small},
     },
     machines::{
@@ -198,44 +198,34 @@ impl Runs {
         let independent = independence::asked(request.independent.as_ref())?;
         let make = |name: &MachineName, place: &str, uid: Option<u32>| {
             let record = Record {
-                version: RECORD_VERSION,
-                name: name.to_string(),
-                image_name: request.image.clone(),
-                image: found.id,
-                disk_base: found.id,
-                origin: found.origin.clone(),
-                config,
                 forwards,
-                restored: plan.kind == Kind::Restore,
-                wanted: Wanted::Starting,
-                detail: String::new(),
-                created_unix_s: unix_now(),
-                uid,
-                place: format!("machines/{place}"),
-                mount_name: place.to_owned(),
                 traced: self.core.options.traces && !request.no_trace && !(request.cold && live),
-                pauses: Default::default(),
-                family: None,
-                network: None,
                 host_access: request.allow_host.clone(),
                 limits: request.limits,
-                household: Household::begin(),
                 afterwards: Afterwards {
                     remove: request.remove,
                     restart: request.restart,
                     ..Default::default()
                 },
                 own_disks: own.records(),
-                next_disk: 0,
-                own_layers: 0,
                 park_after_s: request.park_after_s,
                 small,
                 fresh,
-                given: Default::default(),
-                resizing: None,
                 independence: independent,
-                ensemble: None,
                 swarm: swarm_of(request),
+                ..Record::new(NewMachine {
+                    name: name.as_str(),
+                    image_name: &request.image,
+                    image: found.id,
+                    origin: found.origin.clone(),
+                    config,
+                    restored: plan.kind == Kind::Restore,
+                    created_unix_s: unix_now(),
+                    uid,
+                    place: format!("machines/{place}"),
+                    mount_name: place.to_owned(),
+                    household: Household::begin(),
+                })
             };
             (self.core.home.machine(place), record)
         };
