@@ -333,18 +333,18 @@ impl Pool {
         request: &ActivateRequest,
         report: &mut Report,
     ) -> Result<Started, NodeError> {
-        self.core.check_passable()?;
-        report.stage("manifest")?;
         let run = RunRequest {
             image: name.to_owned(),
+            name: called.map(|called| called.to_string()),
             overcommit: request.overcommit,
             network: request.network.clone(),
             trust: true, // whoever made one that is not of this node's pool was asked for above
             ..Default::default()
         };
-        let outcome = self
-            .runs
-            .run_found(called, &run, basis.found.clone(), report)?;
+        let run = self.runs.checked(&run)?;
+        report.stage("manifest")?;
+        let found = basis.found.clone();
+        let outcome = self.runs.run_found(&run, found, report)?;
         let first_ms = report.elapsed_ms();
         let machines = outcome.machine.iter().map(|machine| ActivatedInfo {
             name: machine.name.clone(),

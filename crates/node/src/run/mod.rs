@@ -1,10 +1,11 @@
 //! `run`: starts a machine from an image's name, and reports the time of every stage.
 //!
-//! `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU, state). Once the CPUs run the
-//! machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after it. This service has no
-//! state and no lock of its own.
+//! `checked` (what is asked for) -> `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU,
+//! state). Once the CPUs run the machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after
+//! it. This service has no state and no lock of its own.
 
 mod again;
+mod checked;
 mod identity;
 mod wait;
 
@@ -13,39 +14,32 @@ use crate::{
     core::Core,
     error::{NodeError, busy, failed, refused, usage},
     files::save_manifest,
-    images::{
-        Images,
-        sources::{Found, bind_token},
-    },
-    independence,
+    images::{Images, sources::Found},
     inventory::{
         Entry, Inventory, NewMachine, Operation,
         lifecycle::{Event, Gone, Phase, Task},
-        record::{Afterwards, Household, Origin, Record},
+        record::{Afterwards, Household, Record},
         small::{Fresh, Small},
     },
     machines::{
         Machines,
-        launch::{choose_ports, cold_config, machine_access},
-        limits::check_park_after,
+        launch::{choose_ports, cold_config},
         making::Making,
         own_disks::OwnDisks,
     },
     news::News,
     plan::{self, Kind, Plan, awaited_port},
     report::Report,
-    run::wait::{Sign, wait},
+    run::{
+        checked::CheckedRun,
+        wait::{Sign, wait},
+    },
     traces::{Traces, models::Coming},
     unix_now,
 };
-use floe_api::{
-    Outcome, RestartRequest, RunRequest, StartRequest, SwarmUse, WAIT_TIMEOUT_S_DEFAULT, Wait,
-    authorities,
-    credentials::{Authorities, HubAddress, Tokens},
-};
+use floe_api::{Outcome, RestartRequest, RunRequest, StartRequest, WAIT_TIMEOUT_S_DEFAULT, Wait};
 use floe_machine::{DiskModel, Status, console::ConsoleLog};
 use std::{
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -66,31 +60,23 @@ impl Runs {
         request: &RunRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
-        let wanted = request
-            .name
-            .as_deref()
-            .map(str::parse::<MachineName>)
-            .transpose();
-        let wanted = wanted.map_err(|error| usage(error.to_string(), ""))?;
-        check_host_access(request)?;
-        check_swarm(request)?;
-        if request.remove && !request.restart.is_no() {
-            return Err(usage(
-                "a machine that is removed once it has ended can't be started again",
-                "leave out --rm or --restart",
-            ));
-        }
-        self.machines.resources.check_limits(&request.limits)?;
-        check_park_after(request.park_after_s)?;
-        self.core.check_passable()?;
+        let request = self.checked(request)?;
         let found = self.images.sources.find_in(
             &request.image,
             &request.sources,
-            access_of(request)?,
+            request.access.clone(),
             |step| report.step(step),
         )?;
-        self.check_on_a_hub(request, &found)?;
-        self.run_found(wanted, request, found, report)
+        self.check_on_a_hub(&request, &found)?;
+        self.run_found(&request, found, report)
+    }
+
+    /// Checks all of a request that can be checked before its image is looked for, on this node.
+    pub(crate) fn checked<'a>(&self, request: &'a RunRequest) -> Result<CheckedRun<'a>, NodeError> {
+        let checked = CheckedRun::of(request)?;
+        self.machines.resources.check_limits(&request.limits)?;
+        self.core.check_passable()?;
+        Ok(checked)
     }
 
     /// Refuses to bring an image by a list of nodes that nobody can give what none of them has.
@@ -109,15 +95,14 @@ impl Runs {
         }
     }
 
-    /// Does the same with an image that was found; the request's image is only shown.
+    /// Does the same with an image that was found already; the image's name in the request is only shown.
     pub(crate) fn run_found(
         self: &Arc<Self>,
-        wanted: Option<MachineName>,
-        request: &RunRequest,
+        request: &CheckedRun<'_>,
         found: Found,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
-        if let Some(name) = &wanted {
+        if let Some(name) = &request.name {
             self.inventory.check_free(name)?;
         }
         let plan = plan::plan(request, &found.manifest)?;
@@ -138,7 +123,7 @@ impl Runs {
         let model = self
             .traces
             .fetch_model(found.id, manifest, &found.origin, fetcher);
-        let operation = self.reserve(wanted, request, &found, &plan, &own)?;
+        let operation = self.reserve(request, &found, &plan, &own)?;
         let mut making = self.machines.making(operation);
         let start = Start {
             request,
@@ -174,8 +159,7 @@ impl Runs {
 
     fn reserve(
         &self,
-        wanted: Option<MachineName>,
-        request: &RunRequest,
+        request: &CheckedRun<'_>,
         found: &Found,
         plan: &Plan,
         own: &OwnDisks,
@@ -195,7 +179,6 @@ impl Runs {
         };
         // a trace of booting such an image would not help those who resume it
         let live = plan::is_live(&found.manifest);
-        let independent = independence::asked(request.independent.as_ref())?;
         let make = |name: &MachineName, place: &str, uid: Option<u32>| {
             let record = Record {
                 forwards,
@@ -211,8 +194,8 @@ impl Runs {
                 park_after_s: request.park_after_s,
                 small,
                 fresh,
-                independence: independent,
-                swarm: swarm_of(request),
+                independence: request.independent,
+                swarm: request.swarm,
                 ..Record::new(NewMachine {
                     name: name.as_str(),
                     image_name: &request.image,
@@ -230,7 +213,7 @@ impl Runs {
             (self.core.home.machine(place), record)
         };
         self.inventory
-            .reserve(wanted, &request.image, make, Task::Run)
+            .reserve(request.name.clone(), &request.image, make, Task::Run)
     }
 
     fn begin_run(
@@ -479,171 +462,4 @@ struct Awaited {
     timeout_s: Option<u64>,
     /// The position of the console's log before the start.
     console_before: (u64, u64),
-}
-
-/// Refuses host access that can't be given.
-fn check_host_access(request: &RunRequest) -> Result<(), NodeError> {
-    machine_access(&request.allow_host)?;
-    if request.network.is_some() && !request.allow_host.is_none() {
-        return Err(usage(
-            "a family network does not lead to the host's loopback",
-            "name link-local addresses with --allow, such as --allow 169.254.169.254:80, or leave --network out",
-        ));
-    }
-    Ok(())
-}
-
-/// Refuses members of a swarm that can't be meant.
-fn check_swarm(request: &RunRequest) -> Result<(), NodeError> {
-    let members = &request.swarm_members;
-    let checked = members.check();
-    checked.map_err(|why| usage(why, "floe swarm listen prints the line of a node"))?;
-    match request.swarm {
-        Some(SwarmUse::Off) if !members.is_hub() => Err(usage(
-            "the machine is to take no part in a swarm, and is told of members",
-            "leave --swarm=off out, or --swarm-members",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Whether a machine takes part in its image's swarm: always, if its user has said with whom.
-fn swarm_of(request: &RunRequest) -> Option<SwarmUse> {
-    let told = !request.swarm_members.is_hub();
-    request.swarm.or(told.then_some(SwarmUse::On))
-}
-
-/// As whom the places of a request are asked, and by which authorities they are believed.
-fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
-    Ok(Origin {
-        tokens: tokens_of(request)?,
-        ca: request.ca.clone(),
-        cas: authorities_of(request)?,
-        swarm: request.swarm_members.clone(),
-        ..Default::default()
-    })
-}
-
-/// The addresses of the image and its sources.
-fn addresses(request: &RunRequest) -> impl Iterator<Item = &str> {
-    let more = request.sources.iter().map(String::as_str);
-    std::iter::once(&*request.image).chain(more)
-}
-
-/// The tokens of a request, each for one hub.
-fn tokens_of(request: &RunRequest) -> Result<Tokens, NodeError> {
-    let mut tokens = bind_token(request.token.as_deref(), addresses(request))?;
-    for (address, token) in &request.tokens {
-        let hub = HubAddress::of(address)
-            .ok_or_else(|| usage(format!("{address:?} is no hub's address"), ""))?;
-        tokens.extend(bind_token(Some(token), [hub.as_str()])?);
-    }
-    Ok(tokens)
-}
-
-/// The certificate authorities of a request, each for one hub or web server. Their files are read here, because a source that cannot
-/// be opened would only be left out.
-fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
-    let given = request.cas.iter();
-    let given = given.map(|(address, file)| (address.as_str(), file.as_str()));
-    let bound = authorities::bind(given, addresses(request))?;
-    for (hub, file) in &bound {
-        if !Path::new(file).is_absolute() {
-            return Err(usage(
-                format!("{file:?}, the certificate authority of {hub}, is no absolute path"),
-                "give the whole path: the node has another working directory",
-            ));
-        }
-        floe_http::trusting(Some(Path::new(file))).map_err(|why| usage(why, ""))?;
-    }
-    Ok(bound)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use floe_api::{SwarmMember, SwarmMembers};
-
-    #[test]
-    fn authorities_of_a_request_are_read_and_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, text).unwrap();
-            path.to_str().unwrap().to_owned()
-        };
-        let key = rcgen::generate_simple_self_signed(vec!["hub".into()]).unwrap();
-        let good = file("good.pem", &key.cert.pem());
-        let request = |address: &str, ca: &str| RunRequest {
-            image: "https://one.example/web".into(),
-            sources: vec!["https://two.example:4500/web".into()],
-            ca: Some("/common.pem".into()),
-            cas: [(address.to_owned(), ca.to_owned())].into(),
-            ..Default::default()
-        };
-        let origin = access_of(&request("https://two.example:4500", &good)).unwrap();
-        assert_eq!(origin.ca_for("https://two.example:4500/web"), Some(&*good));
-        assert_eq!(
-            origin.ca_for("https://one.example/web"),
-            Some("/common.pem"),
-            "what has none of its own uses the common one"
-        );
-        let nowhere = dir.path().join("nowhere.pem");
-        for (address, ca, named) in [
-            ("https://three.example", &*good, "https://three.example:443"),
-            ("https://one.example", "good.pem", "good.pem"),
-            (
-                "https://one.example",
-                nowhere.to_str().unwrap(),
-                "nowhere.pem",
-            ),
-            ("https://one.example", &*file("empty.pem", ""), "empty.pem"),
-            (
-                "https://one.example",
-                &*file("key.pem", "no certificate"),
-                "key.pem",
-            ),
-        ] {
-            let error = access_of(&request(address, ca)).unwrap_err().to_api();
-            assert_eq!(error.code, floe_api::ErrorCode::Usage, "{error}");
-            assert!(error.message.contains(named), "{error}");
-        }
-        let mut twice = request("https://one.example", &good);
-        twice.cas.insert("https://one.example:443/".into(), good);
-        let error = access_of(&twice).unwrap_err().to_string();
-        assert!(error.contains("two files"), "{error}");
-    }
-
-    #[test]
-    fn who_names_the_members_of_a_swarm_takes_part_in_it() {
-        let listed = RunRequest {
-            swarm_members: SwarmMembers::List(vec![SwarmMember {
-                key: "0a".repeat(32),
-                addresses: vec!["10.0.0.1:4433".into()],
-            }]),
-            ..Default::default()
-        };
-        check_swarm(&listed).unwrap();
-        assert_eq!(swarm_of(&listed), Some(SwarmUse::On));
-        assert_eq!(access_of(&listed).unwrap().swarm, listed.swarm_members);
-        let auto = RunRequest {
-            swarm: Some(SwarmUse::Auto),
-            ..listed.clone()
-        };
-        assert_eq!(swarm_of(&auto), Some(SwarmUse::Auto));
-        assert_eq!(swarm_of(&RunRequest::default()), None);
-        for odd in [
-            RunRequest {
-                swarm: Some(SwarmUse::Off),
-                ..listed
-            },
-            RunRequest {
-                swarm_members: SwarmMembers::List(Vec::new()),
-                ..Default::default()
-            },
-        ] {
-            let error = check_swarm(&odd).unwrap_err().to_api();
-            assert_eq!(error.code, floe_api::ErrorCode::Usage, "{error}");
-        }
-    }
 }
