@@ -45,11 +45,11 @@ impl Forks {
         clone: CloneId,
         host: HostId,
     ) -> Event {
-        let (record, instant) = (start.record, start.instant);
+        let (record, instant) = (start.record, start.asked.instant);
         let Some(place) = record.clones.iter().find(|known| known.number == clone) else {
             return Event::NotStarted(clone, Fault::Clone("it has no name".into()));
         };
-        if let Host::There(remote, source) = &start.hosts[host] {
+        if let Host::There(remote, source) = &start.asked.hosts[host] {
             if let Err(why) = self.goes_away(start, clone, remote.url()) {
                 return Event::NotStarted(clone, Fault::Host(why));
             }
@@ -78,14 +78,14 @@ impl Forks {
         let parent = instant.parent.as_ref();
         let family = Family {
             by: parent.and_then(|parent| parent.entry.record().ordered_by()),
-            ends_unix_s: start.ends_unix_s,
+            ends_unix_s: start.ends_unix_s(),
             ..Forks::family_of(record, clone, instant.layer.is_none())
         };
         let network = start.network_of(clone);
         let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
         let found = &instant.found;
         // for a clone that was meant for another host no room has been reserved here
-        let room = start.room.one().map_or_else(
+        let room = start.asked.room.one().map_or_else(
             || self.room_for_one(&record.parent, &found.manifest.config),
             Ok,
         );
@@ -120,7 +120,7 @@ impl Forks {
 
     /// Ends a clone that was started in vain.
     pub(super) fn end_clone(&self, start: &Start<'_>, clone: CloneId, host: HostId) {
-        let (record, host) = (start.record, &start.hosts[host]);
+        let (record, host) = (start.record, &start.asked.hosts[host]);
         let loaded = start.loaded.lock().remove(&clone);
         if loaded.is_some() {
             return; // dropping it undoes it

@@ -125,7 +125,7 @@ pub(crate) struct Purpose<'a> {
     /// Room that was reserved already.
     pub reserved: Option<Reserved>,
     /// Called with the fork's id once the fork has its record.
-    pub begun: Option<&'a dyn Fn(&str)>,
+    pub begun: Option<&'a (dyn Fn(&str) + Sync)>,
     /// What the clones' names begin with, instead of the name of what is forked.
     pub called: Option<MachineName>,
     /// What each clone is to be, by its number from 1, if that is decided. They run on this host.
@@ -136,22 +136,15 @@ pub(crate) struct Purpose<'a> {
     pub found: Option<&'a Found>,
 }
 
-/// A requested fork for which there is room.
+/// A requested fork for which there is room: what a user and another service want of it, and what it is made of.
 struct Asked<'a> {
     request: &'a ForkRequest,
-    /// The ticket that it was asked for with, if any; it becomes the fork's id.
-    ticket: Option<&'a str>,
+    purpose: &'a Purpose<'a>,
     instant: &'a Instant,
     parent: &'a MachineName,
     hosts: &'a [Host],
     /// This host's resources for its share of the clones.
     room: &'a ForClones,
-    /// The network that an image's clones get.
-    network: Option<&'a NetworkRequest>,
-    /// Called with the fork's id once the fork has its record.
-    begun: &'a dyn Fn(&str),
-    /// What each clone is to be, by its number from 1, if that is decided.
-    planned: &'a [Planned],
 }
 
 /// The service that forks machines. Locks: those of the records, the layers, the tickets and the images that may go; none is held while
@@ -330,7 +323,7 @@ impl Forks {
         self: &Arc<Self>,
         name: &str,
         request: &ForkRequest,
-        purpose: Purpose<'_>,
+        mut purpose: Purpose<'_>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         if request.clones == 0 || request.clones > CLONES_MAX {
@@ -347,7 +340,7 @@ impl Forks {
         }
         let mut fork = Fork::new(request.clones, hosts.len());
         // asked before the machine is stopped, so that a fork without room does not pause its parent
-        let reserved = match purpose.reserved {
+        let reserved = match purpose.reserved.take() {
             Some(reserved) if reserved.is_of(&hosts) => reserved,
             // the list of hosts has changed: the earlier reservation is given back
             _ => self.ask_for_room(name, request, names, &hosts)?,
@@ -361,17 +354,14 @@ impl Forks {
             Some(found) => Instant::of_image(found.clone(), name),
             None => self.instant(name, request.hooks_s, report)?,
         };
-        let parent = purpose.called.unwrap_or(parent);
+        let parent = purpose.called.take().unwrap_or(parent);
         let asked = Asked {
             request,
-            ticket: purpose.ticket,
+            purpose: &purpose,
             instant: &instant,
             parent: &parent,
             hosts: &hosts,
             room: &reserved.room,
-            network: purpose.network,
-            begun: purpose.begun.unwrap_or(&|_| ()),
-            planned: purpose.planned,
         };
         let done = self.make_clones(&asked, &mut fork, reserved.held, report);
         self.machines.end_left_blanks(parent.as_str());
@@ -403,7 +393,7 @@ impl Forks {
         let (parent, instant, request) = (asked.parent, asked.instant, asked.request);
         let taken = self.inventory.names().into_iter();
         let mut record = self.records.begin(
-            asked.ticket,
+            asked.purpose.ticket,
             parent,
             instant.found.id,
             request.clones,
@@ -411,10 +401,13 @@ impl Forks {
             taken,
         )?;
         let share = shares::note(asked, &mut record, self.core.options.guest_clones);
-        let names = asked.planned.iter().map(|one| one.name.to_string());
+        let names = asked.purpose.planned.iter();
+        let names = names.map(|one| one.name.to_string());
         self.records.call(&mut record, names);
         let id = record.id.clone();
-        (asked.begun)(&id);
+        if let Some(begun) = asked.purpose.begun {
+            begun(&id);
+        }
         let clones = self
             .begin_clones(
                 asked,
@@ -489,21 +482,16 @@ impl Forks {
             let clones = record.clones.iter();
             clones.for_each(|clone| self.networks.leave_any(&clone.name));
         };
-        let places = match asked.planned.is_empty() {
+        let planned = asked.purpose.planned;
+        let places = match planned.is_empty() {
             true => self.places(asked, record).inspect_err(left)?,
-            false => asked.planned.iter().map(|one| one.place.clone()).collect(),
+            false => planned.iter().map(|one| one.place.clone()).collect(),
         };
-        let made = record.created_unix_s;
         let start = Start {
-            instant: asked.instant,
+            asked,
             record,
-            hosts,
-            settle: request.settle,
-            ends_unix_s: request.ttl_s.map(|s| made.saturating_add(s)),
             places: &places,
-            planned: asked.planned,
             loaded: &Mutex::default(),
-            room: asked.room,
             share,
         };
         let clones = self.start_clones(fork, &start, report);

@@ -78,7 +78,7 @@ impl Forks {
         if let Some(parent) = &asked.instant.parent {
             return Ok(parent.entry.record().network.map(|place| place.network));
         }
-        let Some(request) = asked.network else {
+        let Some(request) = asked.purpose.network else {
             return Ok(None);
         };
         let devices = &asked.instant.found.manifest.config.devices;

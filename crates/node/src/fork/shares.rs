@@ -18,7 +18,7 @@ pub(super) fn note(
         .instant
         .parent
         .as_ref()
-        .filter(|_| asked.ticket.is_some())?;
+        .filter(|_| asked.purpose.ticket.is_some())?;
     let parent = parent.entry.record();
     let share = household::share(&Limits {
         clones: parent.limits.clones.map(|clones| clones.min(most)),

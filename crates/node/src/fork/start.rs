@@ -1,10 +1,9 @@
 //! Starts a fork's clones: `decide` says which one where and when, threads carry it out.
 
 use super::{
-    Forks, Host, Planned,
+    Asked, Forks, Planned,
     clones::LoadedClone,
     decide::{Action, CloneId, Event, Fault, Fork, State},
-    instant::Instant,
     record::ForkRecord,
 };
 use crate::{
@@ -12,7 +11,6 @@ use crate::{
     inventory::record::{Attachment, Family},
     network::Networks,
     report::Report,
-    resources::ForClones,
     unix_now,
 };
 use floe_api::{CloneInfo, CloneRequest, CloneState, Identity, Limits};
@@ -32,21 +30,12 @@ const STARTS_AWAY: usize = 32;
 /// What is needed to start a clone.
 #[derive(Clone, Copy)]
 pub(super) struct Start<'a> {
-    pub instant: &'a Instant,
+    pub asked: &'a Asked<'a>,
     pub record: &'a ForkRecord,
-    pub hosts: &'a [Host],
-    /// Whether other nodes are to pull what their clones have not touched.
-    pub settle: bool,
     /// The clones' places in their family's network, by number from 1; empty if there is none.
     pub places: &'a [Attachment],
-    /// What each clone is to be, by its number from 1, if another service has decided that.
-    pub planned: &'a [Planned],
     /// The clones of this host that are loaded and stand still.
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
-    /// When the clones are removed, Unix time in seconds.
-    pub ends_unix_s: Option<u64>,
-    /// This host's resources that are reserved for the clones.
-    pub room: &'a ForClones,
     /// If a guest asked for the fork: what each clone on another host takes along of its limits, or why it can't.
     pub share: Option<&'a Result<Limits, String>>,
 }
@@ -54,7 +43,14 @@ pub(super) struct Start<'a> {
 impl Start<'_> {
     /// Returns what a clone is to be, if another service has decided that.
     pub fn planned_of(&self, clone: CloneId) -> Option<&Planned> {
-        self.planned.get((clone as usize).checked_sub(1)?)
+        let planned = self.asked.purpose.planned;
+        planned.get((clone as usize).checked_sub(1)?)
+    }
+
+    /// Returns when the clones are removed, Unix time in seconds.
+    pub fn ends_unix_s(&self) -> Option<u64> {
+        let ttl_s = self.asked.request.ttl_s;
+        ttl_s.map(|s| self.record.created_unix_s.saturating_add(s))
     }
 
     /// Returns a clone's place in its family's network.
@@ -87,10 +83,10 @@ impl Start<'_> {
             fork: self.record.id.clone(),
             parent: self.record.parent.clone(),
             number: clone,
-            image: self.instant.found.id.to_string(),
+            image: self.asked.instant.found.id.to_string(),
             source: source.to_owned(),
             token: self.record.token.clone(),
-            settle: self.settle,
+            settle: self.asked.request.settle,
             multicast: self.record.multicast,
             network: None,
             limits: match self.share {
@@ -99,14 +95,14 @@ impl Start<'_> {
             },
             household: self.record.household.clone(),
             ttl_s: self
-                .ends_unix_s
+                .ends_unix_s()
                 .map(|ends| ends.saturating_sub(unix_now()).max(1)),
         }
     }
 
     /// Returns the limits of the clones on this host: those of their parent, which they share if its guest asked for them.
     pub fn limits(&self) -> Limits {
-        let parent = self.instant.parent.as_ref();
+        let parent = self.asked.instant.parent.as_ref();
         parent.map_or_else(Limits::default, |parent| parent.entry.record().limits)
     }
 }
@@ -119,7 +115,7 @@ impl Forks {
         start: &Start<'_>,
         report: &mut Report,
     ) -> Result<Vec<CloneInfo>, NodeError> {
-        let Start { record, hosts, .. } = *start;
+        let (record, hosts) = (start.record, start.asked.hosts);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let away = match hosts.iter().any(|host| host.url().is_some()) {
             true => STARTS_AWAY,
@@ -248,7 +244,7 @@ fn info(
     let mut on = None;
     let (state, detail) = match fork.state(number) {
         Some(State::Running(host)) => {
-            on = start.hosts[*host].url().map(str::to_owned);
+            on = start.asked.hosts[*host].url().map(str::to_owned);
             (CloneState::Running, String::new())
         }
         Some(State::Failed(why)) => (CloneState::Failed, why.clone()),
@@ -270,6 +266,6 @@ fn info(
             .filter(|_| state == CloneState::Running)
             .map(|place| Networks::address(&place)),
         running_ms: times.get(&number).copied(),
-        ends_unix_s: start.ends_unix_s.filter(|_| state == CloneState::Running),
+        ends_unix_s: start.ends_unix_s().filter(|_| state == CloneState::Running),
     }
 }
