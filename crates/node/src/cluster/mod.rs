@@ -20,12 +20,14 @@ mod invitation;
 mod listener;
 mod membership;
 mod record;
+mod remote;
 mod roster;
 mod routes;
 mod trust;
 mod upkeep;
 
 pub(crate) use call::{Ask, ask, ask_server};
+pub(crate) use remote::{End, Failed, Remote};
 pub(crate) use roster::Member;
 pub(crate) use routes::router;
 

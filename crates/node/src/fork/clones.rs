@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     caller::FromMember,
+    cluster::Failed,
     error::{NodeError, refused, usage},
     files::save_manifest_soon,
     fork::{Forks, check_ttl},
@@ -66,7 +67,8 @@ impl Forks {
             }
             return match remote.start(&order) {
                 Ok(()) => Event::Started(clone),
-                Err(fault) => {
+                Err(failed) => {
+                    let fault = fault_there(remote.url(), failed);
                     // one that may run there has its part until it is ended
                     if !matches!(fault, Fault::Unknown(_)) {
                         self.comes_back(record, clone);
@@ -351,5 +353,48 @@ fn fault_here(error: &NodeError) -> Fault {
     match error.code {
         ErrorCode::Refused => Fault::Host(error.to_string()),
         _ => Fault::Clone(error.to_string()),
+    }
+}
+
+/// Returns what it means for a fork that the node at `url` did not start a clone.
+fn fault_there(url: &str, failed: Failed) -> Fault {
+    let at = |why: String| format!("{url}: {why}");
+    match failed {
+        Failed::NotAsked(why) => Fault::Host(at(why)),
+        Failed::Unknown(why) => Fault::Unknown(at(why)),
+        Failed::Refused(error) => match error.code {
+            ErrorCode::Refused | ErrorCode::Usage | ErrorCode::Unreachable => {
+                Fault::Host(at(error.to_string()))
+            }
+            _ => Fault::Clone(at(error.to_string())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_api::ApiError;
+
+    #[test]
+    fn what_a_host_says_decides_whether_it_gets_another_clone() {
+        let fault = |failed| fault_there("http://a:1", failed);
+        let refused = |code| {
+            fault(Failed::Refused(ApiError {
+                code,
+                message: "no".into(),
+                fix: String::new(),
+            }))
+        };
+        let host = fault(Failed::NotAsked("it is down".into()));
+        assert_eq!(host, Fault::Host("http://a:1: it is down".into()));
+        let unknown = fault(Failed::Unknown("cut off".into()));
+        assert_eq!(unknown, Fault::Unknown("http://a:1: cut off".into()));
+        for code in [ErrorCode::Refused, ErrorCode::Usage, ErrorCode::Unreachable] {
+            assert!(matches!(refused(code), Fault::Host(_)), "{code:?}");
+        }
+        for code in [ErrorCode::Busy, ErrorCode::Failed, ErrorCode::NotFound] {
+            assert!(matches!(refused(code), Fault::Clone(_)), "{code:?}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! The hosts of a fork: which they are, how much room each has, and how much of it a plug-in grants.
 
-use super::{Fork, Host, decide::Event, remote::Remote, serve};
+use super::{Fork, Host, decide::Event, serve};
 use crate::{
+    cluster::Remote,
     error::{NodeError, refused, usage},
     fork::Forks,
     inventory::Entry,

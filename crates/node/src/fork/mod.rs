@@ -27,7 +27,6 @@ mod owed;
 mod parents;
 mod record;
 mod records;
-mod remote;
 mod serve;
 mod shares;
 mod start;
@@ -47,7 +46,7 @@ pub(crate) use serve::{Way, router};
 use crate::{
     MachineName,
     capture::Captures,
-    cluster::Cluster,
+    cluster::{Cluster, Remote},
     core::Core,
     error::{NodeError, usage},
     images::{FORK_LABEL, ImageUser, Images, sources::Found},
@@ -73,7 +72,6 @@ use instant::{Instant, descriptor_bytes};
 use parking_lot::Mutex;
 use record::ForkRecord;
 use records::Records;
-use remote::Remote;
 use start::Start;
 use std::sync::{Arc, Weak};
 use unneeded::Unneeded;

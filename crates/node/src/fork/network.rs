@@ -1,7 +1,8 @@
 //! A fork and its family's network: places for its clones, and connections between its hosts.
 
-use super::{Asked, Fork, Host, State, record::ForkRecord, remote::Remote};
+use super::{Asked, Fork, Host, State, record::ForkRecord};
 use crate::{
+    cluster::Remote,
     error::{NodeError, refused, usage},
     fork::Forks,
     inventory::record::Attachment,

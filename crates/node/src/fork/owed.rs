@@ -1,8 +1,8 @@
 //! Ends clones whose hosts fell silent while they started them: nobody waits for such a clone, and it may run nevertheless. Its name stays
 //! in the fork's record until its host has answered that there is no such machine.
 
-use super::{Forks, record::CloneRecord, record::ForkRecord, remote::End};
-use crate::{error::NodeError, unix_now};
+use super::{Forks, record::CloneRecord, record::ForkRecord};
+use crate::{cluster::End, error::NodeError, unix_now};
 use std::{sync::Arc, time::Duration};
 
 /// How often the hosts of such clones are asked to end them.

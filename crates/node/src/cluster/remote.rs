@@ -1,10 +1,8 @@
-//! Another node as a host of clones: what it is asked, and what it means if it does not answer.
+//! Another node, a member of the cluster or one whose page is asked in clear text: what it is asked, and what it means if it does not
+//! answer.
 
-use super::decide::Fault;
-use crate::{
-    cluster,
-    error::{NodeError, failed, usage},
-};
+use super::ask_server;
+use crate::error::{NodeError, failed, usage};
 use floe_api::{
     ApiError, CloneRequest, EXPAND_ANSWER_S_MAX, ErrorCode, ExpandReport, ExpandRequest, Family,
     KillReport, KillRequest, MachineInfo, NetworkHosts, Room,
@@ -28,16 +26,16 @@ const EXPAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Whether there was something to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     /// It has been ended.
     Ended,
     /// There was no such machine.
     Absent,
 }
 
-/// Another node that can run clones.
+/// Another node.
 #[derive(Clone)]
-pub(super) struct Remote {
+pub(crate) struct Remote {
     server: Arc<Server>,
     /// For a node that is not a member of the cluster: the header that its page expects.
     authorization: Option<String>,
@@ -48,7 +46,8 @@ pub(super) struct Remote {
 }
 
 /// Why a call has no result.
-enum Failed {
+#[derive(Debug)]
+pub(crate) enum Failed {
     /// The node was never asked.
     NotAsked(String),
     /// The node refused.
@@ -179,21 +178,10 @@ impl Remote {
     }
 
     /// Starts a clone there.
-    pub fn start(&self, request: &CloneRequest) -> Result<(), Fault> {
+    pub fn start(&self, request: &CloneRequest) -> Result<(), Failed> {
         let started: Result<MachineInfo, Failed> =
             self.call(Method::POST, "/v1/clones", Some(request), START_TIMEOUT);
-        let at = |why: String| format!("{}: {why}", self.url);
-        match started {
-            Ok(_) => Ok(()),
-            Err(Failed::NotAsked(why)) => Err(Fault::Host(at(why))),
-            Err(Failed::Unknown(why)) => Err(Fault::Unknown(at(why))),
-            Err(Failed::Refused(error)) => Err(match error.code {
-                ErrorCode::Refused | ErrorCode::Usage | ErrorCode::Unreachable => {
-                    Fault::Host(at(error.to_string()))
-                }
-                _ => Fault::Clone(at(error.to_string())),
-            }),
-        }
+        started.map(drop)
     }
 
     /// Has it wait for clones of a fork and bring them to their size.
@@ -252,7 +240,7 @@ impl Remote {
             .map(serde_json::to_vec)
             .transpose()
             .map_err(|error| Failed::NotAsked(error.to_string()))?;
-        let asked = cluster::ask_server(
+        let asked = ask_server(
             &self.server,
             self.authorization.as_deref(),
             method,
@@ -329,19 +317,24 @@ mod tests {
         let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", nobody.local_addr().unwrap());
         drop(nobody);
-        let fault = Remote::in_clear_text(&url, "t").unwrap().start(&order());
-        assert!(matches!(fault, Err(Fault::Host(_))), "{fault:?}");
-        let fault = host("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").start(&order());
-        assert!(matches!(fault, Err(Fault::Unknown(_))), "{fault:?}");
+        let failed = Remote::in_clear_text(&url, "t").unwrap().start(&order());
+        assert!(matches!(failed, Err(Failed::NotAsked(_))), "{failed:?}");
+        let failed = host("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{").start(&order());
+        assert!(matches!(failed, Err(Failed::Unknown(_))), "{failed:?}");
     }
 
     #[test]
-    fn what_a_host_says_decides_whether_it_gets_another_clone() {
+    fn what_a_host_says_is_told_and_so_is_what_a_stranger_needs() {
         let full = "HTTP/1.1 409 Conflict\r\nconnection: close\r\n\r\n{\"code\":\"busy\",\"message\":\"there is a machine web.1 already\"}";
-        let fault = host(full).start(&order());
-        assert!(matches!(fault, Err(Fault::Clone(why)) if why.contains("already")));
+        let Err(Failed::Refused(error)) = host(full).start(&order()) else {
+            panic!("it has refused");
+        };
+        assert_eq!(error.code, ErrorCode::Busy);
+        assert!(error.message.contains("already"), "{error}");
         let stranger = "HTTP/1.1 401 Unauthorized\r\nconnection: close\r\n\r\n{}";
-        let fault = host(stranger).start(&order());
-        assert!(matches!(fault, Err(Fault::Host(why)) if why.contains("FLOE_HOSTS_TOKEN")));
+        let Err(Failed::Refused(error)) = host(stranger).start(&order()) else {
+            panic!("it has refused");
+        };
+        assert!(error.to_string().contains("FLOE_HOSTS_TOKEN"), "{error}");
     }
 }
