@@ -620,6 +620,13 @@ impl Core {
         waits
     }
 
+    /// Returns why the requests of a machine wait, if their source has said anything.
+    pub(crate) fn why_waits(&self, machine: MachineId) -> Option<SourceError> {
+        let waiting: Vec<Arc<Parked>> = self.waiting.lock().values().cloned().collect();
+        let mut of = waiting.iter().filter(|p| p.who.machine == machine);
+        of.find_map(|parked| parked.patience.lock().why().cloned())
+    }
+
     fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {
         let machines = self.machines.read();
         let mut of_image = machines.values().filter(|m| Arc::ptr_eq(&m.image, image));

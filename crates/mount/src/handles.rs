@@ -10,6 +10,7 @@ use crate::{Buffering, FailedDisk, FrozenDisk, ImageStats, MachineStats, MountEr
 use floe_image::Hash;
 use floe_planner::{Event, Model, Progress};
 use floe_sched::{Class, Purpose, Who};
+use floe_source::SourceError;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -318,6 +319,11 @@ impl MachineHandle {
     /// that several machines of an image wait for: it counts for the one that touched it first. May read `/proc`.
     pub fn waits(&self) -> Waits {
         self.core.waits(&self.machine)
+    }
+
+    /// Returns why this machine's requests wait, if their source has said anything: of one that refuses them also while it is not asked.
+    pub fn why_waits(&self) -> Option<SourceError> {
+        self.core.why_waits(self.machine.id)
     }
 
     /// Sets how long this machine's requests wait for chunks that no source gives, from now on and for those that wait already, before

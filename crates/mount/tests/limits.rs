@@ -9,6 +9,7 @@ mod common;
 use common::Place;
 use common::frail::eventually;
 use floe_mount::MachineHandle;
+use floe_source::SourceError;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -45,6 +46,8 @@ fn a_machine_with_a_limit_is_told_who_denies_its_chunk_and_one_without_waits_on(
             node.source.denied.load(Ordering::Relaxed) >= 3
         });
         assert!(!reader.is_finished() && limited.given_up().is_none());
+        let why = limited.why_waits();
+        assert!(matches!(why, Some(SourceError::Denied { .. })), "{why:?}");
         // a limit holds for what waits already
         limited.limit_waits(Some(Duration::from_millis(50)));
         let error = reader.join().unwrap().unwrap_err();

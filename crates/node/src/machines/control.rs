@@ -124,7 +124,11 @@ impl Machines {
             }
         });
         let waits = disks.as_ref().map(|disks| disks.waits());
-        let silent = source_trouble(fetcher.as_deref(), waits.unwrap_or_default());
+        let silent = source_trouble(
+            fetcher.as_deref(),
+            disks.as_ref(),
+            waits.unwrap_or_default(),
+        );
         if let Some(silent) = silent.filter(|_| vm.is_some()) {
             detail = match life.hangs() {
                 true => {
@@ -583,9 +587,12 @@ impl Machines {
 /// Says for how long the source of a machine's image has given nothing of what is waited for, and why.
 pub(super) fn source_trouble(
     fetcher: Option<&floe_source::Fetcher>,
+    disks: Option<&floe_mount::MachineHandle>,
     waits: floe_mount::Waits,
 ) -> Option<String> {
     let (lasts, error) = fetcher.and_then(|fetcher| fetcher.trouble()).unzip();
+    // between two questions to a source that refuses nobody waits for the fetcher
+    let error = error.or_else(|| disks?.why_waits());
     // the first attempt may not have failed yet
     let why = error.map_or_else(
         || "nothing has come yet".to_owned(),

@@ -75,7 +75,8 @@ fn pause(entry: &Entry, act: Act, waits: Waits) -> Result<(), NodeError> {
     let event = match act {
         Act::Pause(waited) => {
             let fetcher = entry.state().fetcher.clone();
-            let why = source_trouble(fetcher.as_deref(), waits);
+            let disks = entry.state().disks.clone();
+            let why = source_trouble(fetcher.as_deref(), disks.as_ref(), waits);
             let brief = || format!("waits for its source, {} s now", waited.as_secs());
             Event::Waits(why.unwrap_or_else(brief))
         }
