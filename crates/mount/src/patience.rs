@@ -11,7 +11,8 @@
 //!
 //! Without a limit nothing fails: a CPU that waits for a page goes on once somebody has put things right, and one that gets an error is
 //! lost with its machine. Who sets a limit wants to be told instead, and no limit makes a source that says no change its mind: so that is
-//! waited for only until it is believed, which the fetcher takes some time for, as what stands between may say so for a while.
+//! waited for only until it is believed, which the fetcher takes some time for, as what stands between may say so for a while. It says that
+//! something is refused after it has asked for that time; a pause here is one between two such times.
 
 use floe_sched::MachineId;
 use floe_source::{Outlook, SourceError};
