@@ -310,6 +310,7 @@ impl Forks {
                 next_disk: 0,
                 own_layers: 0,
                 park_after_s: None,
+                no_trim: false,
                 small,
                 fresh,
                 given: Default::default(),

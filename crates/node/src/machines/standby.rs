@@ -317,6 +317,7 @@ impl Machines {
             next_disk: 0,
             own_layers: 0,
             park_after_s: None,
+            no_trim: false,
             small: Default::default(),
             fresh: None,
             given: Default::default(),

@@ -229,6 +229,7 @@ impl Runs {
                 next_disk: 0,
                 own_layers: 0,
                 park_after_s: request.park_after_s,
+                no_trim: request.no_trim,
                 small,
                 fresh,
                 given: Default::default(),
