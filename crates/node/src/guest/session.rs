@@ -3,12 +3,8 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{CLOCK_LIMIT, asked::Ear, calls, meter::Meter};
-use crate::{
-    agents::Streams,
-    guest::Guests,
-    inventory::{Entry, Setter},
-};
+use super::{asked::Ear, calls, meter::Meter};
+use crate::{agents::Streams, guest::Guests, inventory::Entry};
 use floe_api::{Happened, IoOrder};
 use floe_guest::{
     exec::frame::{Message, Messages},
@@ -238,7 +234,10 @@ fn listen(
             return Ok(Ended::NodeGone);
         };
         guests.look_at_identity(entry);
-        set_clock(&guests, entry, link)?;
+        if let Some(place) = guests.late_clock(entry) {
+            let session = *link.session.lock();
+            link.send(&ToGuest::Place { session, place })?;
+        }
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
@@ -288,21 +287,6 @@ fn listen(
     }
 }
 
-/// Has a clock set that is behind, by whoever can do that in the guest.
-fn set_clock(guests: &Arc<Guests>, entry: &Arc<Entry>, link: &Link) -> std::io::Result<()> {
-    guests.look_at_clock(entry);
-    match entry.clock_to_set(CLOCK_LIMIT) {
-        Some(Setter::Agent) => {
-            let place = guests.place_again(entry);
-            let session = *link.session.lock();
-            link.send(&ToGuest::Place { session, place })?;
-        }
-        Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
-        None => {}
-    }
-    Ok(())
-}
-
 fn heard(
     guests: &Arc<Guests>,
     entry: &Arc<Entry>,
@@ -345,6 +329,7 @@ fn heard(
             }
             guests.look_at_size(entry, vm);
             *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
+            entry.clock_is_sent();
             link.send(&ToGuest::Place { session, place })?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
