@@ -33,9 +33,9 @@ impl Guests {
         }
     }
 
-    /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
+    /// Returns what floe's agent is sent once more, to set the clock too. An identity that the guest may still wait for is sent again: its agent answers
     /// for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
-    fn place_again(&self, entry: &Entry) -> Place {
+    pub(super) fn place_again(&self, entry: &Entry) -> Place {
         let record = entry.record();
         let identity = is_pending(&record).then(|| self.identity_of(entry, &record));
         fresh_place(None, identity.flatten())
