@@ -33,8 +33,8 @@ impl Guests {
         }
     }
 
-    /// Returns what floe's agent is sent once more, to set the clock too. An identity that the guest may still wait for is sent again: its agent answers
-    /// for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
+    /// Returns what floe's agent is sent once more, or to set the clock. An identity that the guest may still wait for is sent again: its
+    /// agent answers for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
     pub(super) fn place_again(&self, entry: &Entry) -> Place {
         let record = entry.record();
         let identity = is_pending(&record).then(|| self.identity_of(entry, &record));

@@ -87,7 +87,8 @@ impl Guests {
         })
     }
 
-    /// Starts the thread that begins a conversation with the guest of each QEMU that starts, and looks after those with which there is none.
+    /// Starts the thread that begins a conversation with the guest of each QEMU that starts, and looks after those with which there is
+    /// none.
     pub(crate) fn start_listening(
         self: &Arc<Self>,
         arrived: mpsc::Receiver<Arc<Entry>>,

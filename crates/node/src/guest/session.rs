@@ -116,7 +116,6 @@ impl Link {
 
     /// Sends an agent that has answered who its machine is and what time it is, in the session that has begun.
     fn place(&self, place: Place) -> std::io::Result<()> {
-        *self.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
         let session = *self.session.lock();
         self.send(&ToGuest::Place { session, place })
     }
@@ -294,11 +293,14 @@ fn listen(
 fn ask_again(guests: &Guests, entry: &Entry, link: &Link) -> std::io::Result<()> {
     let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
     let (again, answered) = *link.ask_again.lock();
-    match answered {
-        _ if again > Instant::now() || !waits => Ok(()),
-        true => link.place(guests.place_again(entry)),
-        false => link.hello(),
+    if again > Instant::now() || !waits {
+        return Ok(());
     }
+    if !answered {
+        return link.hello();
+    }
+    *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
+    link.place(guests.place_again(entry))
 }
 
 fn heard(
@@ -342,6 +344,7 @@ fn heard(
                     .tell(Happened::MachineAnswers, entry.name.as_str(), told);
             }
             guests.look_at_size(entry, vm);
+            *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
             entry.clock_is_sent();
             link.place(place)?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
