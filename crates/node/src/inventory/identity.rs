@@ -18,6 +18,7 @@ const MACHINE_LABEL: &str = "floe.machine";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
+
 /// What is known of a machine's guest.
 #[derive(Default)]
 pub(crate) struct GuestState {
