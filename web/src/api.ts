@@ -283,8 +283,9 @@ export const api = {
   removeImage: (image: string): Promise<unknown> => json("POST", "/v1/images/remove", { image }),
   dropUpload: (id: string): Promise<unknown> => json("DELETE", `/v1/uploads/${id}`),
 
-  run: (image: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
-    long("/v1/machines", { image }, tell, signal),
+  /** `own`: it becomes a machine of its own, instead of going on as the one that was captured. */
+  run: (image: string, own: boolean, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long("/v1/machines", own ? { image, own_identity: true } : { image }, tell, signal),
   start: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/start`, {}, tell),
   park: (name: string, tell: (step: Step) => void): Promise<Outcome> => long(`${machinePath(name)}/park`, null, tell),
   capture: (name: string, as: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>

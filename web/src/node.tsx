@@ -132,9 +132,9 @@ function App() {
     go("");
     live.refresh();
   };
-  const start = (image: Image): void => {
+  const start = (image: Image, own = false): void => {
     const entry = entryOf(image);
-    launch({ image: entry.names[0] ?? entry.id, title: entry.title, thumbnail: entry.thumbnail, seed: entry.id });
+    launch({ image: entry.names[0] ?? entry.id, title: entry.title, thumbnail: entry.thumbnail, seed: entry.id, own });
   };
   const byId = (id: string): Image | undefined => live.images?.find((one) => one.id === id);
   const details = (machine: string): void => setSubject({ machine });

@@ -233,6 +233,26 @@ test("a click on a name shows the machine if it runs, else the details, and star
   expect(machines(site).map((machine) => machine.status)).toEqual(["stopped"]);
 });
 
+test("a second run of a captured machine says whose name it has, or is a machine of its own", async ({ page, site }) => {
+  const first = await launch(page);
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  const second = await launch(page);
+  await expect(page.locator(".notice").filter({ hasText: `${second} goes on as the same machine as ${first}` })).toBeVisible();
+  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape");
+  await page.getByRole("heading", { name: "tiny-live:shell" }).click();
+  const asked = page.waitForRequest((request) => request.method() === "POST" && request.url().endsWith("/v1/machines"));
+  await page.locator(".drawer").getByRole("button", { name: "Start as a machine of its own" }).click();
+  expect((await asked).postDataJSON()).toMatchObject({ own_identity: true });
+  await expect(page.locator(".bar-title")).toContainText("Live");
+  const own = await page.locator("#screen-title").innerText();
+  const host = (name: string): string => floe(site, "exec", name, "--", "hostname").trim();
+  for (const name of [first, second, own]) floe(site, "wait", name, "--for", "answers");
+  await until("its own name", () => host(own) === own.replaceAll(".", "-"));
+  expect(host(first)).toBe(host(second));
+});
+
 test("a disk comes from the page with progress and becomes an image", async ({ page }) => {
   await page.getByRole("button", { name: "Add", exact: true }).click();
   // an empty disk's beginning, so that it is taken for one

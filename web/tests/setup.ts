@@ -117,6 +117,7 @@ export default async function setup(): Promise<() => Promise<void>> {
     // the shell on the screen gets a terminal of its own
     const shell = "setsid sh -c 'exec sh -i </dev/tty1 >/dev/tty1 2>&1' & echo shell-$((1+1))";
     await onConsole(site, "maker", shell, "shell-2");
+    floe(site, "wait", "maker", "--for", "answers");
     floe(site, "capture", "maker", "--name", "tiny-live:shell", "--rehearse", "1");
     floe(site, "rm", "maker", "--force");
     floe(site, "push", "tiny-live:shell", site.hub, "--public");

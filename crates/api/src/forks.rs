@@ -257,6 +257,10 @@ pub struct Family {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(no_recursion)]
     pub clones: Vec<Family>,
+    /// The clones of its last fork that were asked for and did not come to be, each with the reason, as the fork's own answer has them.
+    /// Known until the next fork of it, and to the node that made it alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<CloneInfo>,
 }
 
 /// Body of `POST /v1/machines/{name}/kill`.

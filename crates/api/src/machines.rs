@@ -94,6 +94,9 @@ pub struct RunRequest {
     /// [`PARK_AFTER_S_MIN`] to [`PARK_AFTER_S_MAX`]; by default never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// Never ask its guest by itself to give back what it deletes; a user still can.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_trim: bool,
     /// Its hardware (cold boots only).
     #[serde(default, skip_serializing_if = "Hardware::is_none")]
     pub hardware: Hardware,
@@ -167,8 +170,8 @@ impl Limits {
     }
 }
 
-/// Body of `POST /v1/machines/{name}/limits`. A limit that is absent stays as it is; 0 removes it. All limits but `park_after_s` change for
-/// all machines that share them.
+/// Body of `POST /v1/machines/{name}/limits`. A limit that is absent stays as it is; 0 removes it. All limits but `park_after_s` and `trim`
+/// change for all machines that share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {
@@ -193,6 +196,9 @@ pub struct LimitRequest {
     /// As in [`RunRequest::park_after_s`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// Whether its guest is asked by itself to give back what it deletes, as the guests of new machines are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trim: Option<bool>,
 }
 
 /// Shortest time of idleness after which a machine can be parked, in seconds.
@@ -302,6 +308,9 @@ pub struct MachineInfo {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// Whether its guest is never asked by itself to give back what it deletes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_trim: bool,
     /// Why its CPUs stand still; it goes on once none of these is left.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paused_for: Vec<PauseReason>,

@@ -11,6 +11,8 @@ export interface Notice {
 }
 
 const SHOWN_MS = 6000;
+/** Longer texts stay for as long as it takes to read them. */
+const READ_MS_PER_LETTER = 50;
 let notices: Notice[] = [];
 let count = 0;
 const listeners = new Set<(notices: Notice[]) => void>();
@@ -27,7 +29,7 @@ export function dismiss(id: number): void {
 export function tell(text: string): void {
   const id = ++count;
   publish([...notices, { id, text, fix: "", error: false }]);
-  setTimeout(() => dismiss(id), SHOWN_MS);
+  setTimeout(() => dismiss(id), Math.max(SHOWN_MS, text.length * READ_MS_PER_LETTER));
 }
 
 /** What went wrong, and what to do. `null` if somebody stopped it himself, who needs not hear of it. */

@@ -143,7 +143,7 @@ function layersOf(image: Image, images: Image[]): (Image | string)[] {
   return layers;
 }
 
-function ImageDetails(props: { image: ImageDetail; live: Live; onSubject: (subject: Subject) => void; onStart: (image: Image) => void }) {
+function ImageDetails(props: { image: ImageDetail; live: Live; onSubject: (subject: Subject) => void; onStart: (image: Image, own?: boolean) => void }) {
   const { image, live } = props;
   const machines = live.machines.filter((one) => one.image === image.id);
   const layers = layersOf(image, live.images ?? []);
@@ -175,7 +175,12 @@ function ImageDetails(props: { image: ImageDetail; live: Live; onSubject: (subje
           ],
         ]}
       />
-      <p class="buttons"><button class="primary" onClick={() => props.onStart(image)}><Icon name="play" /> Start</button></p>
+      <p class="buttons">
+        <button class="primary" onClick={() => props.onStart(image)}><Icon name="play" /> Start</button>
+        {image.live && image.labels[AGENT_LABEL] && (
+          <button aria-description={OWN} title={OWN} onClick={() => props.onStart(image, true)}>Start as a machine of its own</button>
+        )}
+      </p>
       <h3>Layers</h3>
       <ol class="layers">
         {layers.map((one, index) => (
@@ -205,6 +210,10 @@ function ImageDetails(props: { image: ImageDetail; live: Live; onSubject: (subje
   );
 }
 
+/** The label of an image in whose guest floe’s agent ran: it can give the machine an identity of its own. */
+const AGENT_LABEL = "floe.agent";
+const OWN = "With a host name, machine id, network address and host keys that no other machine has. Started otherwise, it goes on as the machine that was captured.";
+
 /** What a segment of a region covers: 1024 chunks of 4 KiB. */
 const SEGMENT_BYTES = 4 << 20;
 
@@ -213,7 +222,7 @@ export function Details(props: {
   subject: Subject;
   live: Live;
   onSubject: (subject: Subject) => void;
-  onStart: (image: Image) => void;
+  onStart: (image: Image, own?: boolean) => void;
   onClose: () => void;
 }) {
   const { subject, live } = props;

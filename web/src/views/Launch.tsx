@@ -4,6 +4,7 @@ import { duration } from "../format";
 import { go } from "../live";
 import { Icon } from "../parts/Icon";
 import { Meter, progressOf, type Progress } from "../parts/Meter";
+import { tell as say } from "../parts/notices";
 import { Thumb } from "../parts/Thumb";
 
 /** An image on its way to a machine. */
@@ -13,6 +14,8 @@ export interface Wish {
   title: string;
   thumbnail: string | null;
   seed: string;
+  /** It is to be a machine of its own: nothing of whom it was captured from. */
+  own?: boolean;
 }
 
 interface Stage {
@@ -34,8 +37,10 @@ export function Launch({ wish, onCancel }: { wish: Wish; onCancel: () => void })
       if (step.event === "stage") setStages((before) => [...before, { name: step.name, ms: step.ms }]);
       const progress = progressOf(step);
       if (progress) setProgress(progress);
+      // what is not as one may take it to be, such as whose name it has
+      if (step.event === "note") say(step.message);
     };
-    api.run(wish.image, tell, ended.signal).then(
+    api.run(wish.image, wish.own ?? false, tell, ended.signal).then(
       (outcome) => {
         if (outcome.machine) go(`machine/${encodeURIComponent(outcome.machine.name)}`);
       },
@@ -46,7 +51,7 @@ export function Launch({ wish, onCancel }: { wish: Wish; onCancel: () => void })
       },
     );
     return () => ended.abort();
-  }, [wish.image, attempt]);
+  }, [wish.image, wish.own, attempt]);
   useEffect(() => {
     const key = (event: KeyboardEvent): void => {
       if (event.key === "Escape") onCancel();

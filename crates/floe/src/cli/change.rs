@@ -65,7 +65,7 @@ Example: after much was deleted in it
   floe disk trim web
 
 Needs floe's agent in the guest. The node asks the guests of machines that run once a day by itself, when they are quiet; floe node
---no-trim switches that off.")]
+--no-trim switches that off, floe limit --trim off for one machine.")]
     Trim {
         /// The machine
         machine: String,

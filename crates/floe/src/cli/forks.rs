@@ -235,7 +235,7 @@ impl Hosts {
     }
 }
 
-/// Show a machine's parents and clones as a tree
+/// Show a machine's parents and clones as a tree, and which clones of its last fork did not come to be
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  floe family web\n  floe family web --json | jq '.clones[].name'"
@@ -274,6 +274,16 @@ fn tree(member: &floe_api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
     ]);
     for clone in &member.clones {
         tree(clone, depth + 1, rows);
+    }
+    for clone in &member.missing {
+        rows.push(vec![
+            format!("{}{}", "  ".repeat(depth + 1), clone.name),
+            clone.number.to_string(),
+            clone_state(clone.state).into(),
+            clone.host.clone().unwrap_or_default(),
+            String::new(),
+            clone.detail.clone(),
+        ]);
     }
 }
 
@@ -386,11 +396,17 @@ mod tests {
                 number: Some(1),
                 ..Default::default()
             }],
+            missing: vec![floe_api::CloneInfo {
+                detail: "no space".into(),
+                ..clone(2, CloneState::Failed)
+            }],
             ..Default::default()
         };
         let mut rows = Vec::new();
         tree(&family, 0, &mut rows);
         assert_eq!(rows[1][0], "  web.1");
         assert_eq!(rows[1][4], "its parent's node");
+        let missing = ["  web.2", "2", "failed", "", "", "no space"];
+        assert_eq!(rows[2], missing);
     }
 }

@@ -61,6 +61,8 @@ Example: its guest may have eight clones of it, or of them, at a time (floe-gues
   floe limit web --clones 8
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
   floe limit web --park-after 30m
+Example: its guest keeps the blocks that it deletes, for a disk that is to be fast at any time
+  floe limit web --trim off
 Example: what it may take, and what it takes
   floe ps web
 
@@ -73,7 +75,7 @@ pub struct Limit {
     #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "io_timeout", "clones", "park_after"])]
+    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "io_timeout", "clones", "park_after", "trim"])]
     memory_max: Option<u64>,
     /// Its share of this host's disk while others want something too: 1 to 1000; none is 5, as if nothing had been said
     #[arg(long, value_parser = io_weight_or_none, value_name = "WEIGHT")]
@@ -91,6 +93,9 @@ pub struct Limit {
     /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
     park_after: Option<u64>,
+    /// Whether its guest is asked by itself, once a day, to give back what it deletes: on or off. floe disk trim works all the same
+    #[arg(long, value_parser = on_or_off, value_name = "on|off")]
+    trim: Option<bool>,
 }
 
 impl Limit {
@@ -103,6 +108,7 @@ impl Limit {
             io_timeout_s: self.io_timeout,
             clones: self.clones,
             park_after_s: self.park_after,
+            trim: self.trim,
         };
         let machine = cx.client()?.limit(&self.machine, &request)?;
         cx.out.value(&machine, |machine| {
@@ -114,7 +120,11 @@ impl Limit {
                 text if text.is_empty() => text,
                 text => format!(", and {text} of idleness"),
             };
-            format!("{} is limited to {limits}{idle}\n", machine.name)
+            let trim = match machine.no_trim {
+                true => "; its guest is not asked by itself to give back what it deletes",
+                false => "",
+            };
+            format!("{} is limited to {limits}{idle}{trim}\n", machine.name)
         })
     }
 }
@@ -248,6 +258,14 @@ fn time_or_off(text: &str) -> Result<u64, String> {
     }
 }
 
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write on or off".to_owned()),
+    }
+}
+
 fn memory_or_none(text: &str) -> Result<u64, String> {
     match text {
         "none" => Ok(0),
@@ -283,6 +301,8 @@ mod tests {
         );
         assert_eq!((clones("8"), clones_or_none("none")), (Ok(8), Ok(0)));
         assert!(clones("0").is_err() && clones("1025").is_err());
+        assert_eq!((on_or_off("on"), on_or_off("off")), (Ok(true), Ok(false)));
+        assert!(on_or_off("none").is_err() && on_or_off("").is_err());
         assert!(time_or_off("0").is_err() && time_or_off("soon").is_err());
     }
 

@@ -86,6 +86,9 @@ pub struct Run {
     /// Keep and send no trace of what the machine touches
     #[arg(long)]
     no_trace: bool,
+    /// Don't ask its guest by itself to give back what it deletes (floe limit --trim on does so again; floe disk trim works all the same)
+    #[arg(long)]
+    no_trim: bool,
     /// Put it into a network of its own, which its clones join: they see each other and nobody else
     #[arg(long)]
     network: bool,
@@ -238,6 +241,7 @@ impl Run {
             remove: self.ending.rm,
             restart: self.ending.restart,
             park_after_s: self.ending.park_after,
+            no_trim: self.no_trim,
             hardware: self.hardware.hardware(),
             cdrom: self.cdrom.file()?,
             boot: self.cdrom.first(),

@@ -129,6 +129,13 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("restart", afterwards(m)),
         ("limits", super::limits::described(&m.limits)),
         ("idle", super::limits::parked_after(m.park_after_s)),
+        (
+            "trim",
+            match m.no_trim {
+                true => "only when asked: floe disk trim".into(),
+                false => String::new(),
+            },
+        ),
         ("takes", super::limits::taken(s)),
         ("reaches", reaches(&m.allow_host)),
         ("sources", m.sources.join(", ")),

@@ -295,6 +295,7 @@ pub(super) mod tests {
             allow_host: Default::default(),
             limits: Default::default(),
             park_after_s: None,
+            no_trim: false,
             stats: Default::default(),
             paused_for: Vec::new(),
             switched_off: false,

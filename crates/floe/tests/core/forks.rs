@@ -146,6 +146,10 @@ fn forks_at_the_same_time_give_each_clone_a_name_and_disks_of_that_instant() {
         client.machine("web.4").unwrap().status,
         MachineStatus::Running
     );
+    // and still known to those who have not heard that answer, until there is another fork
+    let family = client.family("web").unwrap();
+    assert_eq!(family.missing, half.clones[..1]);
+    assert!(family.clones.iter().any(|clone| clone.name == "web.4"));
     // a stopped machine has no memory to fork, an image that holds one does
     let stop = StopRequest {
         now: true,

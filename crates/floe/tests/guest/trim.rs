@@ -25,6 +25,17 @@ fn what_a_guest_deletes_comes_back_to_the_host() {
     assert_eq!(report.places, 1, "{report:?}");
     assert!(report.refused.is_empty(), "{report:?}");
 
+    // left alone by the node, it still does it when somebody asks
+    let said = succeeds(&node, &["limit", "web", "--trim", "off"]);
+    assert!(said.contains("is not asked by itself"), "{said}");
+    assert!(machine(&node, "web").no_trim);
+    let shown = succeeds(&node, &["ps", "web"]);
+    assert!(shown.contains("only when asked"), "{shown}");
+    assert_eq!(node.client().trim("web").unwrap().places, 1);
+    let said = succeeds(&node, &["limit", "web", "--trim", "on"]);
+    assert!(!said.contains("by itself"), "{said}");
+    assert!(!machine(&node, "web").no_trim);
+
     inside("umount /disk");
     let none = succeeds(&node, &["disk", "trim", "web"]);
     assert!(none.contains("no file system in web"), "{none}");

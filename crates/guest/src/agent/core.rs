@@ -235,14 +235,17 @@ impl Core {
         self.open = true;
         let before = std::mem::take(&mut self.pending);
         for (number, call) in before {
-            if call.session.is_none() {
+            // of this session: what it was sent came once more, and nothing has become of its calls
+            if call.session.is_none() || call.session == Some(session) {
                 self.pending.insert(number, call);
                 continue;
             }
             let answer = self.left_over(&call.call, is_other, error.as_deref());
             actions.push(Action::Client(call.client, answer));
         }
-        let unsent: Vec<u64> = self.pending.keys().copied().collect();
+        let unsent = self.pending.iter();
+        let unsent = unsent.filter(|(_, call)| call.session.is_none());
+        let unsent: Vec<u64> = unsent.map(|(number, _)| *number).collect();
         for number in unsent {
             self.send(number, actions);
         }
@@ -538,6 +541,34 @@ mod tests {
         };
         assert_eq!(told[0], Action::Host(not.encode()));
         assert_eq!(refused(&told, 5), codes::FAILED);
+    }
+
+    #[test]
+    fn what_comes_again_in_a_session_ends_no_call_and_no_process() {
+        let mut world = World::new();
+        world.open(1, Some(identity("t", 1)));
+        world.ask(5, &Call::Whoami);
+        let place = Place {
+            time_ns: 2,
+            entropy: vec![8; ENTROPY_BYTES],
+            generation: None,
+            identity: Some(identity("t", 1)),
+        };
+        let again = world.host(&ToGuest::Place {
+            session: 1,
+            place: place.clone(),
+        });
+        assert_eq!(again, [Action::Place(1, Box::new(place))]);
+        let told = world.core.handle(1, Event::Placed(1, Ok(())));
+        let placed = ToHost::Placed { session: 1 };
+        assert_eq!(told, [Action::Host(placed.encode())]);
+        let answer = Answer::Refused(Refusal::new(codes::BUSY, "later", ""));
+        let told = world.host(&ToGuest::Answer {
+            session: 1,
+            number: 1,
+            answer: answer.clone(),
+        });
+        assert_eq!(told, [Action::Client(5, answer)]);
     }
 
     #[test]

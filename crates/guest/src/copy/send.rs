@@ -19,6 +19,9 @@ use std::path::Path;
 /// Deepest directory below the one that is sent; deeper ones are refused.
 pub(super) const DEPTH_MAX: usize = 200;
 
+/// How many things of a directory are counted before the first is sent: who copies more is not kept waiting to hear how much it is in all.
+const COUNTED_MAX: u32 = 10_000;
+
 /// How what is sent is opened: a pipe in its place would be waited for.
 const OPENED: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
@@ -88,7 +91,7 @@ fn archive<'a>(
     let sparse = form == Form::Sparse;
     let mut flow = Flow::new(told);
     // what can't be counted is told when it is sent
-    flow.total = Count::of(sparse, &opened, &what, path).unwrap_or(0);
+    flow.total = Count::of(sparse, &opened, &what, path, COUNTED_MAX).unwrap_or(0);
     let mut archive = Archive {
         out: tar::Builder::new(out),
         sparse,
@@ -178,21 +181,35 @@ fn below(
 struct Count {
     sparse: bool,
     total: u64,
+    /// How many more things are looked at.
+    left: u32,
 }
 
 impl Count {
-    fn of(sparse: bool, opened: &OwnedFd, what: &Stat, path: &Path) -> io::Result<u64> {
-        let mut count = Count { sparse, total: 0 };
+    /// Fails for what is more than `most` things.
+    fn of(sparse: bool, opened: &OwnedFd, what: &Stat, path: &Path, most: u32) -> io::Result<u64> {
+        let mut count = Count {
+            sparse,
+            total: 0,
+            left: most,
+        };
         match FileType::from_raw_mode(what.st_mode) {
             FileType::RegularFile => count.file(opened.try_clone()?, what, path)?,
             _ => below(&mut count, opened, path, Path::new(""), 1)?,
         }
         Ok(count.total)
     }
+
+    fn one_more(&mut self) -> io::Result<()> {
+        let left = self.left.checked_sub(1);
+        self.left = left.ok_or_else(|| io::Error::other("more than is counted"))?;
+        Ok(())
+    }
 }
 
 impl Visit for Count {
     fn file(&mut self, opened: OwnedFd, what: &Stat, _name: &Path) -> io::Result<()> {
+        self.one_more()?;
         let size = size_of(what);
         let bytes = match self.sparse {
             true => sparse::bytes_of(&sparse::extents(&File::from(opened), size)?),
@@ -203,11 +220,11 @@ impl Visit for Count {
     }
 
     fn directory(&mut self, _what: &Stat, _name: &Path) -> io::Result<()> {
-        Ok(())
+        self.one_more()
     }
 
     fn link(&mut self, _what: &Stat, _name: &Path, _to: &CStr) -> io::Result<()> {
-        Ok(())
+        self.one_more()
     }
 
     fn other(&mut self, _path: &Path) {}
@@ -328,5 +345,24 @@ fn look(directory: &OwnedFd, name: &CStr, path: &Path) -> io::Result<Option<(Sta
         // a link in the place of a file or directory, something else in that of a directory, or of a link
         Err(Errno::LOOP | Errno::NOTDIR | Errno::INVAL) => swapped(),
         Err(error) => Err(at(path, error.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_counted_if_that_does_not_take_long() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("below")).unwrap();
+        for name in ["one", "two", "below/three"] {
+            fs::write(dir.path().join(name), [7; 100]).unwrap();
+        }
+        let opened = rustix::fs::open(dir.path(), OPENED, Mode::empty()).unwrap();
+        let what = rustix::fs::fstat(&opened).unwrap();
+        let counted = |most| Count::of(false, &opened, &what, dir.path(), most);
+        assert_eq!(counted(4).unwrap(), 300);
+        assert!(counted(3).is_err());
     }
 }

@@ -38,7 +38,9 @@ impl Forks {
     }
 
     fn is_known(&self, name: &str) -> bool {
-        self.inventory.get(name).is_ok() || !self.records.of(name).is_empty()
+        self.inventory.get(name).is_ok()
+            || !self.records.of(name).is_empty()
+            || !self.records.missing(name).is_empty()
     }
 
     /// Returns one member with its clones. `clone` is the fork's id and what its record says of the member.
@@ -53,6 +55,7 @@ impl Forks {
             fork: clone.map(|(fork, _)| fork.to_owned()),
             number: clone.map(|(_, clone)| clone.number),
             settled: true,
+            missing: self.records.missing(name),
             ..Default::default()
         };
         if let Ok(entry) = self.inventory.get(name) {

@@ -196,6 +196,7 @@ impl ImageUser for Forks {
 impl Kin for Forks {
     fn removed(&self, name: &str) -> Result<(), NodeError> {
         self.machines.drop_blanks(name);
+        self.records.note_missing(name, &[]);
         let struck = self.records.strike(name);
         self.tickets.look();
         struck.map(drop)
@@ -436,6 +437,7 @@ impl Forks {
             tracing::error!(fork = id, %error, "a node that starts here later will not know of these clones");
         }
         self.share_again(shares.as_deref());
+        self.records.note_missing(parent.as_str(), &clones);
         let _ = report.stage("clones"); // it is too late to cancel
         let asked = request.clones;
         let news = News::Forked { running, asked };

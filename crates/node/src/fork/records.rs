@@ -10,12 +10,12 @@ use crate::{
     files::{load_kept, replace_file},
     resources::household,
 };
-use floe_api::{Limits, paths::Home};
+use floe_api::{CloneInfo, CloneState, Limits, paths::Home};
 use floe_image::Hash;
 use floe_source::multicast::MulticastServer;
 use parking_lot::{Mutex, RwLock};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fs,
     path::PathBuf,
 };
@@ -23,6 +23,9 @@ use std::{
 /// Largest file of a fork that is read, in bytes: [`CLONES_MAX`](floe_api::CLONES_MAX) clones with the longest names and
 /// reasons.
 const FORK_BYTES_MAX: u64 = 4 << 20;
+
+/// Of how many parents it is known which clones of their last forks did not come to be.
+const MISSING_MAX: usize = 64;
 
 /// All forks that have clones.
 pub(crate) struct Records {
@@ -34,6 +37,8 @@ pub(crate) struct Records {
     /// Ids of the forks whose clones are still being started.
     starting: Mutex<BTreeSet<String>>,
     servers: Mutex<HashMap<String, MulticastServer>>,
+    /// Clones of parents' last forks that did not come to be, the latest fork last. They are in no record: nothing is owed to them.
+    missing: Mutex<VecDeque<(String, Vec<CloneInfo>)>>,
 }
 
 impl Records {
@@ -54,6 +59,7 @@ impl Records {
             writing: Mutex::default(),
             starting: Mutex::default(),
             servers: Mutex::default(),
+            missing: Mutex::default(),
         })
     }
 
@@ -181,6 +187,27 @@ impl Records {
         // kept in memory even if the write fails, so that a full disk does not lose clones
         self.all.write().insert(record.id.clone(), record);
         replace_file(&path, &bytes)
+    }
+
+    /// Notes which clones of a parent's last fork did not come to be, for those who have missed its answer; of none if there are none.
+    pub fn note_missing(&self, parent: &str, clones: &[CloneInfo]) {
+        let mut missing = clones.to_vec();
+        missing.retain(|clone| clone.state != CloneState::Running);
+        let mut all = self.missing.lock();
+        all.retain(|(name, _)| name != parent);
+        if !missing.is_empty() {
+            all.push_back((parent.to_owned(), missing));
+        }
+        if all.len() > MISSING_MAX {
+            all.pop_front();
+        }
+    }
+
+    /// Returns them.
+    pub fn missing(&self, parent: &str) -> Vec<CloneInfo> {
+        let all = self.missing.lock();
+        let of = all.iter().find(|(name, _)| name == parent);
+        of.map_or_else(Vec::new, |(_, clones)| clones.clone())
     }
 
     /// Keeps a fork's multicast server until the fork has no clones on other hosts any more.
@@ -426,6 +453,41 @@ mod tests {
         again.strike("web.1").unwrap();
         again.is_ended("00ff", "web.2").unwrap();
         assert_eq!(given(&again), None);
+    }
+
+    #[test]
+    fn what_did_not_come_to_be_is_known_of_a_parents_last_fork_and_of_so_many_parents() {
+        let dir = tempfile::tempdir().unwrap();
+        let forks = Records::open(&Home::at(dir.path())).unwrap();
+        let clone = |number, state| CloneInfo {
+            number,
+            name: format!("web.{number}"),
+            host: None,
+            state,
+            detail: "why".into(),
+            address: None,
+            running_ms: None,
+            ends_unix_s: None,
+        };
+        let one = [
+            clone(1, CloneState::Running),
+            clone(2, CloneState::Failed),
+            clone(3, CloneState::NotGranted),
+        ];
+        forks.note_missing("web", &one);
+        assert_eq!(forks.missing("web"), one[1..]);
+        assert_eq!(forks.missing("web.1"), []);
+        // the next fork of it is another matter, and so are those of others
+        for number in 1..MISSING_MAX {
+            forks.note_missing(&format!("other.{number}"), &one);
+        }
+        forks.note_missing("web", &one[..2]);
+        assert_eq!(forks.missing("web"), one[1..2]);
+        forks.note_missing("one-more", &one);
+        assert_eq!(forks.missing("other.1"), []);
+        assert_eq!(forks.missing("web"), one[1..2]);
+        forks.note_missing("web", &one[..1]);
+        assert_eq!(forks.missing("web"), []);
     }
 
     #[test]

@@ -3,32 +3,41 @@
 use super::Guests;
 use crate::{
     capture::fresh_place,
-    inventory::{Entry, is_pending},
-    machines::set_clock_then,
-    news::News,
+    inventory::{Entry, Setter, is_pending},
 };
 use floe_guest::message::Place;
-use floe_machine::ClockSync;
 use std::{sync::Arc, time::Duration};
 
+/// How long floe's agent may take before setting the clock is left to QEMU's agent.
+const CLOCK_LIMIT: Duration = Duration::from_secs(20);
+
 impl Guests {
-    /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
-    /// for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
+    /// Has a clock set that is late, by whoever can do that in the guest. Returns what floe's agent is to be sent for that.
+    pub(super) fn late_clock(&self, entry: &Arc<Entry>) -> Option<Place> {
+        match entry.clock_to_set(CLOCK_LIMIT)? {
+            Setter::Agent => Some(self.place_again(entry)),
+            Setter::Qemus(late) => {
+                self.machines.set_clock(entry, late);
+                None
+            }
+        }
+    }
+
+    /// Has the clocks set that are late of guests with which nobody has a conversation, since their machines have no port for one.
+    pub(super) fn look_at_clocks(&self) {
+        for entry in self.inventory.all() {
+            let alone = |vm: &floe_machine::Machine| !vm.has_floe_port();
+            if entry.state().vm.as_deref().is_some_and(alone) {
+                self.machines.look_at_clock(&entry);
+            }
+        }
+    }
+
+    /// Returns what floe's agent is sent once more, or to set the clock. An identity that the guest may still wait for is sent again: its
+    /// agent answers for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
     pub(super) fn place_again(&self, entry: &Entry) -> Place {
         let record = entry.record();
         let identity = is_pending(&record).then(|| self.identity_of(entry, &record));
         fresh_place(None, identity.flatten())
-    }
-
-    /// Has QEMU's agent set a clock that is late by so much, in the background, and reports if that fails.
-    pub(super) fn mend_clock(&self, entry: &Arc<Entry>, late: Duration) {
-        let core = self.core.clone();
-        set_clock_then(entry, move |entry, done| match done {
-            ClockSync::Set { .. } => entry.qemus_agent_answers(),
-            ClockSync::Stale { reason } => {
-                let news = News::ClockLate { late, why: reason };
-                core.tell(entry.name.as_str(), &news);
-            }
-        });
     }
 }

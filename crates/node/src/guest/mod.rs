@@ -43,13 +43,10 @@ use std::{
     time::Duration,
 };
 
-/// How long floe's agent may take before setting the clock is left to QEMU's agent.
-const CLOCK_LIMIT: Duration = Duration::from_secs(20);
-
 /// How long a guest may take to forget whom it was captured from: an emulated one takes its time to make a key.
 const FORGET_LIMIT: Duration = Duration::from_secs(300);
 
-/// How often room that was reserved for tickets is checked for whether it can be given back.
+/// How often room that was reserved for tickets is checked for whether it can be given back, and the clocks of guests that have no port.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The service that talks to guests. Locks: `reserved` before `ledger`.
@@ -90,7 +87,8 @@ impl Guests {
         })
     }
 
-    /// Starts the thread that begins a conversation with the guest of each QEMU that starts.
+    /// Starts the thread that begins a conversation with the guest of each QEMU that starts, and looks after those with which there is
+    /// none.
     pub(crate) fn start_listening(
         self: &Arc<Self>,
         arrived: mpsc::Receiver<Arc<Entry>>,
@@ -103,7 +101,10 @@ impl Guests {
             LOOK_EVERY,
             |guests, entry| match entry {
                 Some(entry) => guests.listen_to(entry),
-                None => guests.drop_unclaimed(),
+                None => {
+                    guests.drop_unclaimed();
+                    guests.look_at_clocks();
+                }
             },
         )?)
     }
@@ -245,13 +246,6 @@ impl Guests {
             let why = entry.identity_detail().unwrap_or_default();
             self.core
                 .tell(entry.name.as_str(), &News::IdentityLate(why));
-        }
-    }
-
-    /// Has QEMU's agent set the clock if floe's agent, which the image says is there, does not answer in time.
-    fn look_at_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
-        if entry.clock_is_late(CLOCK_LIMIT) {
-            self.machines.set_clock(entry);
         }
     }
 }

@@ -3,13 +3,8 @@
 //! Everything that arrives is untrusted. What can't be understood is counted and dropped; a guest that sends too much of it
 //! is disconnected for a while.
 
-use super::{CLOCK_LIMIT, asked::Ear, calls, meter::Meter};
-use crate::{
-    agents::Streams,
-    guest::Guests,
-    inventory::{Entry, Setter},
-    news::News,
-};
+use super::{asked::Ear, calls, meter::Meter};
+use crate::{agents::Streams, guest::Guests, inventory::Entry, news::News};
 use floe_api::IoOrder;
 use floe_guest::{
     exec::frame::{Message, Messages},
@@ -39,8 +34,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const HUNG_UP: Duration = Duration::from_secs(2);
 /// How long until a clone's agent that has not answered a greeting is greeted again: a message may be lost.
 const AGAIN_HELLO: Duration = Duration::from_secs(10);
-/// How long an agent that has answered has to give its clone an identity until it is greeted again: on a busy host that takes it a while,
-/// and a greeting ends the commands that users have started meanwhile.
+/// How long an agent that has answered has to give its clone an identity until it is sent that again: on a busy host that takes it a
+/// while. It is not greeted again, which would end the commands that users have started meanwhile.
 const AGAIN_PLACE: Duration = Duration::from_secs(120);
 /// How many bytes of the port are read at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -51,8 +46,8 @@ const CALLS_MAX: usize = 16;
 pub(super) struct Link {
     stream: Mutex<UnixStream>,
     session: Mutex<u64>,
-    /// When a clone that has no identity by then is greeted again.
-    greet_again: Mutex<Instant>,
+    /// When a clone that has no identity by then is asked again, and whether its agent has answered its greeting.
+    ask_again: Mutex<(Instant, bool)>,
     under_way: AtomicUsize,
     /// Calls that programs have cancelled.
     cancelled: Mutex<BTreeSet<u64>>,
@@ -110,13 +105,19 @@ impl Link {
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
         *self.session.lock() = session;
-        *self.greet_again.lock() = Instant::now() + AGAIN_HELLO;
+        *self.ask_again.lock() = (Instant::now() + AGAIN_HELLO, false);
         self.cancelled.lock().clear();
         self.send(&ToGuest::Hello {
             session,
             version: VERSION,
             frames: true,
         })
+    }
+
+    /// Sends an agent that has answered who its machine is and what time it is, in the session that has begun.
+    fn place(&self, place: Place) -> std::io::Result<()> {
+        let session = *self.session.lock();
+        self.send(&ToGuest::Place { session, place })
     }
 
     /// Sends what is to be sent of processes' streams until this conversation with the agent is over.
@@ -191,7 +192,7 @@ fn converse(
     let link = Arc::new(Link {
         stream: Mutex::new(stream.try_clone()?),
         session: Mutex::new(0),
-        greet_again: Mutex::new(Instant::now() + AGAIN_HELLO),
+        ask_again: Mutex::new((Instant::now() + AGAIN_HELLO, false)),
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
         to_watch: Mutex::default(),
@@ -235,7 +236,9 @@ fn listen(
             return Ok(Ended::NodeGone);
         };
         guests.look_at_identity(entry);
-        set_clock(&guests, entry, link)?;
+        if let Some(place) = guests.late_clock(entry) {
+            link.place(place)?;
+        }
         link.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
@@ -246,10 +249,7 @@ fn listen(
             // one that starts anew says so, and is greeted then
             link.streams.lose("its agent has ended");
         }
-        let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
-        if *link.greet_again.lock() <= Instant::now() && waits {
-            link.hello()?;
-        }
+        ask_again(&guests, entry, link)?;
         let now_ms = began.elapsed().as_millis() as u64;
         for message in messages.feed(&buffer[..count]) {
             let understood = match message {
@@ -285,19 +285,18 @@ fn listen(
     }
 }
 
-/// Has a clock set that is behind, by whoever can do that in the guest.
-fn set_clock(guests: &Arc<Guests>, entry: &Arc<Entry>, link: &Link) -> std::io::Result<()> {
-    guests.look_at_clock(entry);
-    match entry.clock_to_set(CLOCK_LIMIT) {
-        Some(Setter::Agent) => {
-            let place = guests.place_again(entry);
-            let session = *link.session.lock();
-            link.send(&ToGuest::Place { session, place })?;
-        }
-        Some(Setter::Qemus(late)) => guests.mend_clock(entry, late),
-        None => {}
+/// Asks the agent of a clone that has had its time to take its identity once more. One that has answered keeps what users have started.
+fn ask_again(guests: &Guests, entry: &Entry, link: &Link) -> std::io::Result<()> {
+    let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
+    let (again, answered) = *link.ask_again.lock();
+    if again > Instant::now() || !waits {
+        return Ok(());
     }
-    Ok(())
+    if !answered {
+        return link.hello();
+    }
+    *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
+    link.place(guests.place_again(entry))
 }
 
 fn heard(
@@ -338,8 +337,9 @@ fn heard(
                 guests.core.tell(entry.name.as_str(), &News::Answers);
             }
             guests.look_at_size(entry, vm);
-            *link.greet_again.lock() = Instant::now() + AGAIN_PLACE;
-            link.send(&ToGuest::Place { session, place })?;
+            *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
+            entry.clock_is_sent();
+            link.place(place)?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
         ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),

@@ -18,10 +18,6 @@ const MACHINE_LABEL: &str = "floe.machine";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
-/// How far a clock is behind at least that is told of, in seconds: that of a clone stands for as long as its fork takes.
-const CLOCK_BEHIND_MIN_S: u64 = 5;
-/// How the detail of a machine begins whose clock nobody has set.
-const CLOCK_STALE: &str = "its clock shows the time of the capture";
 
 /// What is known of a machine's guest.
 #[derive(Default)]
@@ -32,12 +28,8 @@ pub(crate) struct GuestState {
     pub since: Option<Instant>,
     /// Why the identity is not in place, if something went wrong.
     pub why: Option<String>,
-    /// Whether the agent was asked to set the clock and has not answered yet.
-    pub clock_awaited: bool,
-    /// How old the state was that it continued from, in seconds, while nobody has set its clock since: so far is that behind.
-    pub clock_behind_s: Option<u64>,
-    /// For how long its CPUs have stood still, and its clock with them.
-    pub stood: super::clock::Stood,
+    /// What is known of its clock.
+    pub clock: super::clock::Clock,
     /// Whether it was already reported that the agent takes too long.
     pub told: bool,
     /// Whether it is being made to forget whom it was captured from.
@@ -176,49 +168,6 @@ impl Entry {
         })
     }
 
-    /// Notes that its guest continues from a state of so many seconds ago, and so does its clock. `awaited`: floe's agent in the guest is
-    /// expected to set it.
-    pub fn clock_is_behind(&self, seconds: u64, awaited: bool) {
-        let guest = &mut self.state.write().guest;
-        guest.clock_behind_s = (seconds >= CLOCK_BEHIND_MIN_S).then_some(seconds);
-        guest.clock_awaited = awaited;
-    }
-
-    /// Notes that somebody in its guest has set the clock.
-    pub fn clock_is_set(&self) {
-        self.state.write().guest.clock_behind_s = None;
-        if self.state().record.detail.starts_with(CLOCK_STALE) {
-            // if it can't be written, the next start says so
-            let _ = self.update(|record| record.detail.clear());
-        }
-    }
-
-    /// Notes why nobody has set the clock: that stays known when the node is another one.
-    pub fn clock_stays_behind(&self, reason: &str) {
-        let detail = format!("{CLOCK_STALE}: {reason}");
-        // it is not for want of this that a guest is worse off
-        let _ = self.update(|record| record.detail = detail);
-    }
-
-    /// Returns what is shown of a machine whose clock nobody has set so far; `None` for any other, and while floe's agent in the guest is
-    /// about to.
-    pub fn clock_detail(&self) -> Option<String> {
-        let state = self.state();
-        let guest = &state.guest;
-        let told = state.vm.is_some() && !guest.agent && !guest.clock_awaited;
-        let behind_s = guest.clock_behind_s.filter(|_| told)?;
-        Some(clock_behind(&state.record.name, behind_s))
-    }
-
-    /// Whether that agent has not answered within `limit`; true only once.
-    pub fn clock_is_late(&self, limit: Duration) -> bool {
-        let guest = &mut self.state.write().guest;
-        let waited = guest.since.is_some_and(|since| since.elapsed() > limit);
-        let late = guest.clock_awaited && !guest.agent && waited;
-        guest.clock_awaited &= !late && !guest.agent;
-        late
-    }
-
     /// Returns what is shown about a clone whose identity is not in place; `None` for any other machine.
     pub fn identity_detail(&self) -> Option<String> {
         let state = self.state();
@@ -245,20 +194,6 @@ fn fetches(from: &str, trouble: Option<(u64, String)>, waits: bool) -> Option<St
         )),
         None => waits.then(|| format!("its guest's memory is still being fetched from {from}")),
     }
-}
-
-/// Says that a guest's clock is behind, and what sets it.
-fn clock_behind(machine: &str, seconds: u64) -> String {
-    let behind = match seconds {
-        0..=119 => format!("{seconds} s"),
-        120..=7199 => format!("{} min", seconds / 60),
-        7200..=172_799 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86400),
-    };
-    format!(
-        "{CLOCK_STALE}, {behind} ago, until an agent in the guest sets it, and none has answered yet; by hand, in the guest: hwclock \
-         --hctosys (the mainboard's clock is right); floe agent install {machine} puts an agent there"
-    )
 }
 
 /// Whether the machine may not use its network yet, because its identity is not in place.
@@ -315,23 +250,6 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_nobody_has_set_says_how_far_it_is_behind_and_what_sets_it() {
-        for (seconds, behind) in [
-            (7, "7 s ago"),
-            (150, "2 min ago"),
-            (3 * 3600, "3 h ago"),
-            (12 * 86400 + 7, "12 days ago"),
-            (u64::MAX, "days ago"),
-        ] {
-            let told = clock_behind("web", seconds);
-            assert!(told.starts_with(CLOCK_STALE), "{told}");
-            for part in [behind, "hwclock --hctosys", "floe agent install web"] {
-                assert!(told.contains(part), "{told}");
-            }
-        }
-    }
-
-    #[test]
     fn a_guest_whose_pages_are_still_to_come_is_told_apart_from_one_that_has_them() {
         let hub = "https://hub.example/web";
         assert_eq!(fetches(hub, None, false), None);
@@ -343,20 +261,5 @@ mod tests {
         for part in [hub, "nothing for 40 s", "connection refused"] {
             assert!(silent.contains(part), "{silent}");
         }
-    }
-
-    #[test]
-    fn a_clock_is_told_of_while_nobody_has_set_it_and_only_if_it_is_far_behind() {
-        let inventory = crate::inventory::tests::inventory();
-        let operation = crate::inventory::tests::reserve(&inventory, Some("web")).unwrap();
-        let behind = |entry: &Entry| entry.state().guest.clock_behind_s;
-        operation.clock_is_behind(CLOCK_BEHIND_MIN_S - 1, false);
-        assert_eq!(behind(&operation), None);
-        operation.clock_is_behind(CLOCK_BEHIND_MIN_S, true);
-        assert!(operation.state().guest.clock_awaited);
-        assert_eq!(behind(&operation), Some(CLOCK_BEHIND_MIN_S));
-        assert_eq!(operation.clock_detail(), None, "it has no QEMU");
-        operation.clock_is_set();
-        assert_eq!(behind(&operation), None);
     }
 }

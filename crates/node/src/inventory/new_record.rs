@@ -67,6 +67,7 @@ impl Record {
             next_disk: 0,
             own_layers: 0,
             park_after_s: None,
+            no_trim: false,
             small: Small::default(),
             fresh: None,
             given: Given::default(),

@@ -103,6 +103,9 @@ pub struct Record {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
+    /// Whether the node leaves it alone with what its guest deletes: it is not asked by itself to give that back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_trim: bool,
     /// What was taken from it to make it small, or may have been: whoever has it gives that back.
     #[serde(default, skip_serializing_if = "Small::is_nothing")]
     pub small: Small,
@@ -508,6 +511,7 @@ pub(crate) mod tests {
             next_disk: 0,
             own_layers: 0,
             park_after_s: None,
+            no_trim: false,
             small: Small::default(),
             fresh: None,
             given: Given::default(),
@@ -530,6 +534,19 @@ pub(crate) mod tests {
         let text = serde_json::to_string(&odd).unwrap();
         assert!(text.contains(r#""pauses":["user","capture"]"#), "{text}");
         assert_eq!(Record::parse(text.as_bytes()).unwrap(), odd);
+    }
+
+    #[test]
+    fn a_machine_that_is_not_asked_for_what_it_deletes_says_so_and_all_others_say_nothing() {
+        let text = serde_json::to_string(&record()).unwrap();
+        assert!(
+            !text.contains("trim"),
+            "as an earlier node wrote it: {text}"
+        );
+        assert!(!Record::parse(text.as_bytes()).unwrap().no_trim);
+        let mut alone = record();
+        alone.no_trim = true;
+        assert_eq!(Record::parse(&alone.bytes()).unwrap(), alone);
     }
 
     #[test]

@@ -241,6 +241,7 @@ impl Machines {
             allow_host: record.host_access,
             limits: record.limits,
             park_after_s: record.park_after_s,
+            no_trim: record.no_trim,
             cloned: record.family.map(|family| Cloned {
                 fork: family.fork,
                 parent: family.parent,
@@ -631,6 +632,7 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         allow_host: HostAccess::None,
         limits: Limits::default(),
         park_after_s: None,
+        no_trim: false,
         paused_for: Vec::new(),
         switched_off: false,
         remove: false,

@@ -1,4 +1,5 @@
-//! Changes how much of this host's resources the machines of a household may use, and how long one may idle before it is parked.
+//! Changes how much of this host's resources the machines of a household may use, how long one may idle before it is parked, and whether
+//! its guest is asked by itself to give back what it deletes.
 //!
 //! Each of them has the limits in its record. What counts is the record of the first of them, which is written first.
 
@@ -46,6 +47,7 @@ impl Machines {
         self.resources.check_limits(&record.limits)?;
         self.limit_household(&operation, record.limits, |record| {
             record.park_after_s = park_after_s;
+            record.no_trim = request.trim.map_or(record.no_trim, |trim| !trim);
         })?;
         Ok(self.info_of(&operation))
     }

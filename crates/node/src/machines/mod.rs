@@ -40,7 +40,6 @@ pub(crate) use control::end_vm;
 pub(crate) use disks::disk_called;
 pub(crate) use launch::VM_DIR;
 pub(crate) use places::{NewPlace, is_a_guests};
-pub(crate) use restore::set_clock_then;
 pub(crate) use room::WORK_BYTES;
 pub(crate) use sizes::size_words;
 pub(crate) use standby::DIR as STANDBY_DIR;

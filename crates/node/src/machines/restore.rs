@@ -5,7 +5,7 @@ use crate::{
     error::{NodeError, failed},
     images::sources::{Found, Loads},
     inventory::{
-        AGENT_LABEL, Entry, HeldPort, Operation, is_pending,
+        AGENT_LABEL, Entry, HeldPort, Operation, Setter, is_pending,
         lifecycle::{Event, Phase},
     },
     machines::{Machines, launch::machine_forward},
@@ -245,25 +245,28 @@ impl Machines {
         let behind_s = captured_unix_s.map_or(0, |at| unix_now().saturating_sub(at));
         entry.clock_is_behind(behind_s, awaited);
         if !awaited {
-            self.set_clock(&entry.entry);
+            self.look_at_clock(&entry.entry);
         }
         Ok(())
     }
 
-    /// Has QEMU's agent in the guest set its clock, in the background, and reports if that fails.
-    pub(crate) fn set_clock(self: &Arc<Self>, entry: &Arc<Entry>) {
+    /// Has QEMU's agent set a clock that is late, in a guest in which nobody waits for floe's.
+    pub(crate) fn look_at_clock(&self, entry: &Arc<Entry>) {
+        if let Some(Setter::Qemus(late)) = entry.clock_to_set(Duration::ZERO) {
+            self.set_clock(entry, late);
+        }
+    }
+
+    /// Has QEMU's agent in the guest set its clock, which is late by so much, in the background, and reports if that fails.
+    pub(crate) fn set_clock(&self, entry: &Arc<Entry>, late: Duration) {
         let core = self.core.clone();
-        set_clock_then(entry, move |entry, done| {
-            let agent = entry.state().guest.agent;
-            match done {
-                ClockSync::Set { .. } => entry.clock_is_set(),
-                ClockSync::Stale { reason } if !agent => {
-                    let news = News::ClockNotSet(reason.clone());
-                    core.tell(entry.name.as_str(), &news);
-                    entry.clock_stays_behind(&reason);
-                }
-                // floe's agent has answered, and sets it
-                ClockSync::Stale { .. } => {}
+        set_clock_then(entry, move |entry, done| match done {
+            ClockSync::Set { .. } => entry.clock_is_set(),
+            // floe's agent has answered, and sets it
+            ClockSync::Stale { .. } if entry.state().guest.agent => {}
+            ClockSync::Stale { reason } => {
+                let news = entry.clock_stays_late(late, reason);
+                core.tell(entry.name.as_str(), &news);
             }
         });
     }
@@ -343,10 +346,7 @@ fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
 }
 
 /// Has QEMU's agent in a guest set its clock, in the background. `then` hears how that went, unless the machine has another QEMU by then.
-pub(crate) fn set_clock_then(
-    entry: &Arc<Entry>,
-    then: impl FnOnce(&Entry, ClockSync) + Send + 'static,
-) {
+fn set_clock_then(entry: &Arc<Entry>, then: impl FnOnce(&Entry, ClockSync) + Send + 'static) {
     let Some(vm) = entry.state().vm.clone() else {
         return;
     };

@@ -192,6 +192,7 @@ impl Runs {
                 },
                 own_disks: own.records(),
                 park_after_s: request.park_after_s,
+                no_trim: request.no_trim,
                 small,
                 fresh,
                 independence: request.independent,

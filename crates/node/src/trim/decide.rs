@@ -15,6 +15,8 @@ const QUIET_BYTES: u64 = 4 << 20;
 pub(super) struct Seen {
     /// The name of its directory on the mount, which it keeps.
     pub machine: String,
+    /// Whether its user has it left alone.
+    pub left_alone: bool,
     /// Bytes that it has written to its disks since it runs.
     pub written_bytes: u64,
     /// Bytes that it has read from them.
@@ -59,7 +61,8 @@ impl Plan {
             let waits = now.saturating_sub(known.since);
             let quiet = moves <= QUIET_BYTES || waits >= LATE;
             let wrote = one.written_bytes != known.written_bytes;
-            if waits >= EVERY && quiet && wrote && due.is_none_or(|(longest, _)| waits > longest) {
+            let is_due = !one.left_alone && waits >= EVERY && quiet && wrote;
+            if is_due && due.is_none_or(|(longest, _)| waits > longest) {
                 due = Some((waits, one));
             }
         }
@@ -85,6 +88,7 @@ mod tests {
     fn seen(machine: &str, written_bytes: u64) -> Seen {
         Seen {
             machine: machine.into(),
+            left_alone: false,
             written_bytes,
             read_bytes: 0,
         }
@@ -103,6 +107,19 @@ mod tests {
         assert_eq!(plan.look(at(9 * DAY), &quiet), None);
         let wrote = [seen("web", 202 + (64 << 20))];
         assert_eq!(plan.look(at(9 * DAY + MINUTE), &wrote), Some("web".into()));
+    }
+
+    #[test]
+    fn a_guest_that_is_left_alone_is_not_asked_until_it_no_longer_is() {
+        let mut plan = Plan::default();
+        let mut web = seen("web", 0);
+        web.left_alone = true;
+        let mut look = |day: u64, web: &Seen| plan.look(at(day * DAY), std::slice::from_ref(web));
+        assert_eq!(look(0, &web), None);
+        web.written_bytes = 1;
+        assert_eq!(look(9, &web), None);
+        web.left_alone = false;
+        assert_eq!(look(9, &web), Some("web".into()));
     }
 
     #[test]

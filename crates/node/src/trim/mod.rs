@@ -118,6 +118,7 @@ fn seen(entry: &Entry) -> Option<Seen> {
     let counted = state.disks.as_ref()?.stats();
     Some(Seen {
         machine: state.record.mount_name.clone(),
+        left_alone: state.record.no_trim,
         written_bytes: counted.write_bytes,
         read_bytes: counted.read_bytes,
     })

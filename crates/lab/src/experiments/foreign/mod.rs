@@ -1,5 +1,6 @@
 //! The part of `import` that asks whether what is imported is the disk: files of all formats and their odd variants, each of which must
 //! become the disk's bytes, or be refused with what it is.
+
 mod files;
 
 use super::live::Node;
@@ -30,7 +31,7 @@ pub fn measure(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     for case in &cases {
         match judge(&node, &dir, case) {
             Ok(()) => right += 1,
-            Err(error) => report.note(format!("{}: {error:#}", case.name)),
+            Err(error) => report.fail(format!("{}: {error:#}", case.name)),
         }
     }
     report.add_value(
