@@ -53,6 +53,8 @@ const ZEROS: &[u8] = &[0; 64 << 10];
 const ZEROED_MAX: u64 = 64 << 20;
 /// How much is read at once of what was written while a map was made.
 const PART_BYTES: u64 = 256 << 10;
+/// In pieces of this length it is looked what a machine has written of that of which its base's map was made.
+const LOOK_BYTES: u64 = 64 << 10;
 /// How long a write waits for its disk's map. One block of a hostile disk may take the map a good part of a second, and the threads that
 /// would wait meanwhile serve all machines.
 const NOTED_WITHIN: Duration = Duration::from_millis(50);
@@ -357,7 +359,12 @@ impl DiskMap {
         if copy.is_stale() {
             return None;
         }
-        let above = map.counts().filter(|part| chain.has(part)).collect();
+        let (mut above, mut left) = (Vec::new(), LIMITS.read_bytes);
+        for part in map.counts() {
+            // a map of more lacks the rest
+            left = left.checked_sub(part.end - part.start)?;
+            above.extend(pieces(part, LOOK_BYTES).filter(|piece| chain.has(piece)));
+        }
         *self.base.lock() = Some(map);
         Some((copy, above))
     }
