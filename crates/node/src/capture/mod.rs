@@ -25,6 +25,7 @@ use crate::{
     },
     machines::Machines,
     report::{Report, millis},
+    traces::Traces,
 };
 use floe_api::{
     CaptureRequest, Happened, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT,
@@ -76,6 +77,7 @@ pub(crate) struct Taken {
 pub(crate) struct Captures {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
+    pub traces: Arc<Traces>,
     pub inventory: Arc<Inventory>,
     pub agents: Arc<Agents>,
     pub machines: Arc<Machines>,
@@ -418,6 +420,7 @@ impl Captures {
         save_manifest(&operation.dir, id, &manifest)?;
         let fetcher = self.images.sources.fetcher(&Default::default())?;
         let image = self.images.show_image(*id, manifest, fetcher)?;
+        self.traces.shows(&image)?;
         disks.drop_frozen(frozen, &image)?;
         let before = operation.record().disk_base;
         operation.stands_on(image);

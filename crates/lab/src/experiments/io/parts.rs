@@ -126,7 +126,10 @@ impl Launches {
             (None, "boot") => NoiseKind::Boot,
             _ => NoiseKind::Reader,
         };
-        let machines = name[what.len()..].parse().unwrap_or(NOISY).min(NOISY);
+        let machines = name[what.len()..]
+            .parse::<usize>()
+            .unwrap_or(NOISY)
+            .min(NOISY);
         Beside {
             kind,
             machines,
