@@ -444,11 +444,19 @@ impl Lab<'_> {
             MIXED_FROM >= readers_bytes,
             "the benchmark has a place of its own"
         );
-        for candidate in self.in_turn(&[VSIP, WHOLE, FIFO], round) {
+        let some = [VSIP, WHOLE, FIFO, host("bfq", 100)];
+        let some = self.context.pick(&some[..], &some[..3]);
+        for candidate in self.in_turn(some, round) {
             let who = candidate.prefix();
-            let alone = self.benchmark(candidate, None, false, (before, times))?;
-            let interactive = self.benchmark(candidate, Some(&others), false, (before, times))?;
-            let mixed = self.benchmark(candidate, Some(&others), true, (before, times))?;
+            let Some(alone) = self.benchmark(candidate, None, false, (before, times))? else {
+                continue;
+            };
+            let beside = Some(&others);
+            let interactive = self.benchmark(candidate, beside, false, (before, times))?;
+            let mixed = self.benchmark(candidate, beside, true, (before, times))?;
+            let (Some(interactive), Some(mixed)) = (interactive, mixed) else {
+                continue;
+            };
             told.push((
                 format!("{who}interactive_latency_over_alone"),
                 interactive.latency_s / alone.latency_s,
@@ -464,19 +472,19 @@ impl Lab<'_> {
         Ok(())
     }
 
+    /// Measures the benchmark once; `None` if the host has nothing like this candidate.
     fn benchmark(
         &mut self,
         candidate: Candidate,
         beside: Option<&Beside>,
         reads_too: bool,
         (before, times): (u64, u64),
-    ) -> anyhow::Result<Benchmarked> {
+    ) -> anyhow::Result<Option<Benchmarked>> {
         let launches = self.launches;
         // what the disk takes for a read of the benchmark, in reads of the readers
         let disk = Kind::HardDisk;
         let cost = disk.random_us(MIXED_BYTES) / disk.random_us(16 << 10);
-        let cell = self
-            .site
+        self.site
             .beside(candidate, Kind::HardDisk, beside, SETTLE, |stage| {
                 let reader = match reads_too {
                     true => Some(stage.reader()?),
@@ -502,8 +510,7 @@ impl Lab<'_> {
                     measured.own += reader.got().since(own).requests;
                 }
                 Ok(measured)
-            })?;
-        cell.context("floe is always there")
+            })
     }
 
     /// A real guest that makes the requests of a launch, and the replay of the same, alone and beside a reader. What is compared is the time of
