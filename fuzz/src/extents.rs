@@ -1,6 +1,7 @@
-//! The target of maps of disks: what it makes of its bytes, and what a map never does.
+//! The targets of maps of disks: what they make of their bytes, and what a map never does.
 
-use floe_extents::{Kind, Limits, Map};
+use crate::kept;
+use floe_extents::{Disk, Kind, Limits, Map};
 
 /// In the place of a block: it is written after the map was made.
 const LATER: u16 = 0x8000;
@@ -37,6 +38,8 @@ pub fn extents(data: &[u8]) {
         return;
     };
     check(&map, disk.len());
+    let copy = map.of_copy(&*disk).expect("it can be read");
+    assert!(copy.is_some_and(|copy| copy == map));
     for (at, block) in later {
         map.wrote(u64::from(at & !LATER) << 10, block);
         if let Some(range) = map.wanted() {
@@ -46,6 +49,23 @@ pub fn extents(data: &[u8]) {
     check(&map, disk.len());
     assert!(map.catch_up(&*disk).is_ok());
     check(&map, disk.len());
+}
+
+/// The largest disk of a mount, which looks at the length before anything else.
+const DISK_BYTES_MAX: u64 = 64 << 40;
+
+/// The file in which the map of a disk is kept, without its checksum: the map that is made of it is like any other.
+pub fn kept_map(data: &[u8]) {
+    let mut sealed = data.to_vec();
+    sealed.extend(floe_image::Hash::of(data).0);
+    let Ok(disk) = kept::Recorded::decode(&sealed) else {
+        return;
+    };
+    if disk.bytes() <= DISK_BYTES_MAX
+        && let Ok(map) = Map::read(&disk, LIMITS)
+    {
+        check(&map, disk.bytes() as usize);
+    }
 }
 
 /// Whatever is on a disk, its parts are in order and within it, and no more than the limits allow.
@@ -60,5 +80,11 @@ fn check(map: &Map, disk_bytes: usize) {
         (end, count) = (range.end, count + 1);
     }
     assert!(end <= disk_bytes as u64 && count <= LIMITS.extents);
+    let mut end = 0;
+    for part in map.counts() {
+        assert!(part.start >= end && part.start < part.end && map.cares(part.clone()));
+        end = part.end;
+    }
+    assert!(end <= disk_bytes as u64);
     assert!(map.files().count() <= LIMITS.inodes);
 }

@@ -23,6 +23,9 @@ mod swarm;
 #[path = "../../crates/mount/src/abi.rs"]
 mod fuse;
 #[allow(dead_code)]
+#[path = "../../crates/mount/src/maps/file.rs"]
+mod kept;
+#[allow(dead_code)]
 #[path = "../../crates/machine/src/qga/wire.rs"]
 mod qga;
 #[allow(dead_code)]
@@ -153,7 +156,7 @@ mod node {
 }
 pub use api::*;
 pub use disks::{appliance, disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
-pub use extents::extents;
+pub use extents::{extents, kept_map};
 pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;
@@ -208,6 +211,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("disk_archive", disk_archive),
     ("appliance", appliance),
     ("extents", extents),
+    ("kept_map", kept_map),
     ("tunnel_datagram", tunnel_datagram),
     ("cluster_record", cluster_record),
     ("invitation", invitation),

@@ -22,7 +22,8 @@ export const SITE = "FLOE_TEST_SITE";
 
 const repository = join(fileURLToPath(new URL(".", import.meta.url)), "../..");
 
-function guest(file: string): string {
+/** A file of the tiny guest. */
+export function guest(file: string): string {
   const path = join(process.env["FLOE_GUESTS"] ?? join(repository, ".cache/guests"), "tiny", file);
   if (!existsSync(path)) throw new Error(`${path} is missing: crates/lab/guests/build tiny DIR`);
   return path;

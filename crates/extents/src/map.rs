@@ -52,7 +52,7 @@ pub struct Map {
 }
 
 /// A file system and where on the disk it is.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct System {
     first: u64,
     inner: FileSystem,
@@ -75,6 +75,31 @@ impl Map {
     /// Makes the map of a disk. It is an error if the disk has no file system of which a map can be made; others are
     /// [skipped](Map::skipped).
     pub fn read<D: Disk + ?Sized>(disk: &D, limits: Limits) -> Result<Map, Error> {
+        let mut map = Map::begin(disk, limits)?;
+        map.catch_up(disk)?;
+        Ok(map)
+    }
+
+    /// Makes the map of a disk that began as a copy of this map's and was written since, without reading it again. It says what stood
+    /// there then: the owner hands in those of the [parts that count](Map::counts) that were written, as if a guest did it now. `None` if
+    /// the disk has other file systems by now, or of another size: then it must be [read](Map::read).
+    pub fn of_copy<D: Disk + ?Sized>(&self, disk: &D) -> Result<Option<Map>, Error> {
+        let mut map = Map::begin(disk, self.limits)?;
+        if map.systems.len() != self.systems.len() {
+            return Ok(None);
+        }
+        for (new, old) in map.systems.iter_mut().zip(&self.systems) {
+            let inner = old.inner.of_copy(&new.inner);
+            match inner.filter(|_| new.first == old.first) {
+                Some(inner) => new.inner = inner,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(map))
+    }
+
+    /// Finds a disk's file systems, of which nothing is known yet.
+    fn begin<D: Disk + ?Sized>(disk: &D, limits: Limits) -> Result<Map, Error> {
         let (places, other) = places(disk)?;
         let share = Limits {
             inodes: limits.inodes / places.len().max(1),
@@ -108,7 +133,6 @@ impl Map {
                 .or(other.map(Error::Unknown))
                 .unwrap_or(Error::Nothing));
         }
-        map.catch_up(disk)?;
         Ok(map)
     }
 
@@ -164,6 +188,14 @@ impl Map {
             let own = system.bytes();
             let (start, end) = (bytes.start.max(own.start), bytes.end.min(own.end));
             start < end && system.inner.cares(start - own.start..end - own.start)
+        })
+    }
+
+    /// The parts of the disk of which the map was made, in their order: no other may change it before one of these does.
+    pub fn counts(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.systems.iter().flat_map(|system| {
+            let parts = system.inner.counts();
+            parts.map(move |part| system.first + part.start..system.first + part.end)
         })
     }
 

@@ -1,4 +1,5 @@
-//! A map that is kept up by the blocks that change is the same as one that is made anew, whatever the order of the blocks.
+//! A map that is kept up by the blocks that change is the same as one that is made anew, whatever the order of the blocks. So is that of a
+//! disk's copy, which is told of those changed blocks alone of which the disk's map was made.
 
 mod e2fs;
 
@@ -188,6 +189,20 @@ impl Kept {
     }
 }
 
+/// The map of a copy of a disk, by the disk's own map and what was written to the copy since.
+fn of_copy(base: &Map, before: &[u8], now: &[u8]) -> Map {
+    let copy = base.of_copy(now).unwrap();
+    let mut copy = copy.expect("it is the same file system");
+    for part in base.counts() {
+        let bytes = part.start as usize..part.end as usize;
+        if before[bytes.clone()] != now[bytes.clone()] {
+            copy.wrote(part.start, &now[bytes]);
+        }
+    }
+    copy.catch_up(now).unwrap();
+    copy
+}
+
 /// The first runs of blocks that only one of two maps knows, or knows otherwise.
 fn difference(kept: &Map, new: &Map) -> String {
     let all = |map: &Map| map.extents().collect::<Vec<_>>();
@@ -222,6 +237,7 @@ fn a_map_that_is_kept_up_is_as_good_as_a_new_one() {
         let result =
             TestRunner::new(config.clone()).run(&(rounds, any::<u64>()), |(rounds, random)| {
                 std::fs::write(image.path(), &first).unwrap();
+                let base = image.map();
                 let mut kept = Kept {
                     map: image.map(),
                     disk: first.clone(),
@@ -235,6 +251,12 @@ fn a_map_that_is_kept_up_is_as_good_as_a_new_one() {
                         kept.map == new,
                         "the map differs from a new one: {}",
                         difference(&kept.map, &new)
+                    );
+                    let copy = of_copy(&base, &first, &kept.disk);
+                    prop_assert!(
+                        copy == new,
+                        "the copy's map differs from a new one: {}",
+                        difference(&copy, &new)
                     );
                     Ok(())
                 };
@@ -252,6 +274,46 @@ fn a_map_that_is_kept_up_is_as_good_as_a_new_one() {
                 Ok(())
             });
         result.unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn a_copy_that_has_another_file_system_by_now_is_read_anew() {
+    let image = Image::new(24, "-t ext4 -b 1024");
+    let (base, disk) = (image.map(), image.read());
+    assert!(base.of_copy(&*disk).unwrap().as_ref() == Some(&base));
+    // a larger disk is the same one, until the file system has grown as well
+    let mut grown = disk.clone();
+    grown.resize(32 << 20, 0);
+    assert!(base.of_copy(&*grown).unwrap().as_ref() == Some(&base));
+    std::fs::write(image.path(), &grown).unwrap();
+    run(Command::new("resize2fs").arg(image.path()));
+    assert!(base.of_copy(&*image.read()).unwrap().is_none());
+    // made anew, moved, or gone
+    let other = Image::new(24, "-t ext4 -b 1024").read();
+    assert!(base.of_copy(&*other).unwrap().is_none());
+    let mut moved = vec![0; 64 << 20];
+    (moved[446 + 4], moved[446 + 9]) = (0x83, 8);
+    moved[510..512].copy_from_slice(b"\x55\xaa");
+    moved[2048 * 512..][..disk.len()].copy_from_slice(&disk);
+    assert!(base.of_copy(&*moved).unwrap().is_none());
+    assert!(base.of_copy(&[0u8; 1 << 20][..]).is_err());
+}
+
+#[test]
+fn what_counts_is_what_the_map_cares_for() {
+    for (name, mib, options) in KINDS {
+        println!("{name}");
+        let image = Image::new(*mib, options);
+        let map = image.map();
+        let mut end = 0;
+        for part in map.counts() {
+            assert!(part.start >= end && part.start < part.end, "{part:?}");
+            assert!(map.cares(part.clone()), "{part:?}");
+            assert!(!map.cares(end..part.start), "{:?}", end..part.start);
+            end = part.end;
+        }
+        assert!(!map.cares(end..mib << 20));
     }
 }
 

@@ -29,6 +29,8 @@ const SUFFIX: &str = "launch";
 const GAP_BYTES: u64 = 256 << 10;
 /// What the lab's disks count in: requests of fewer bytes are of a whole one.
 const BLOCK_BYTES: u64 = 4096;
+/// Of so many reads of a launch that is made up, a warm one makes one.
+const WARM_EACH: u64 = 5;
 /// Reads of a page that is made up, and how many of them at a time.
 const PAGE_READS: u64 = 12;
 const PAGE_AT_ONCE: u64 = 4;
@@ -228,6 +230,19 @@ pub fn made_up(program: u64) -> Script {
         made_up_step(program, number, &name, Some(think_us))
     };
     let requests = (0..files::LAUNCH_READS).map(step).collect();
+    made_up_script(name, requests)
+}
+
+/// Returns a launch that is made up of the same program after it was used: the guest still has four of five things that it reads, and computes
+/// as long as before.
+pub fn made_up_warm(program: u64) -> Script {
+    let name = format!("warm{program}");
+    let step = |number: u64| {
+        let since = (number * WARM_EACH).saturating_sub(WARM_EACH);
+        let thinks = (since..number * WARM_EACH).map(|before| files::think_us(program, before));
+        made_up_step(program, number * WARM_EACH, &name, Some(thinks.sum()))
+    };
+    let requests = (0..files::LAUNCH_READS / WARM_EACH).map(step).collect();
     made_up_script(name, requests)
 }
 

@@ -1,7 +1,9 @@
 //! Which file of a machine's disk each block belongs to, by the disk's own file system (`floe-extents`).
 //!
-//! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. A
-//! thread of its own reads the file system, as the machine sees it, so that neither a start nor a request waits for it; the reads count as
+//! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. It begins
+//! as a copy of the map of what the disk is based on, which is made once for all machines of an image ([`crate::maps`]), and is told of
+//! what this machine has written since. Where the base has no map, or the machine has made its file systems anew, the file system is read
+//! as the machine sees it. A thread of its own does all that, so that neither a start nor a request waits for it; the reads count as
 //! nobody's touches, and where they access the host's disk they wait in its queue behind what guests wait for. From then on the map is
 //! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
 //! no map, and no harm.
@@ -14,8 +16,8 @@ use crate::image::{Extra, Image, Need, Reading};
 use crate::io::IoScheduling;
 use crate::job::Job;
 use crate::machine::Machine;
-use crate::overlay::{Disk, Stop};
-use floe_extents::{FileId, Kind, Limits, Map};
+use crate::overlay::{Base, Disk, Stop};
+use floe_extents::{Error, FileId, Kind, Limits, Map};
 use floe_sched::classify::{ImageId, Program};
 use floe_sched::{Full, Purpose, Who};
 use floe_source::SourceError;
@@ -52,6 +54,8 @@ const ZEROS: &[u8] = &[0; 64 << 10];
 const ZEROED_MAX: u64 = 64 << 20;
 /// How much is read at once of what was written while a map was made.
 const PART_BYTES: u64 = 256 << 10;
+/// In pieces of this length it is looked what a machine has written of that of which its base's map was made.
+const LOOK_BYTES: u64 = 64 << 10;
 /// How long a write waits for its disk's map. One block of a hostile disk may take the map a good part of a second, and the threads that
 /// would wait meanwhile serve all machines.
 const NOTED_WITHIN: Duration = Duration::from_millis(50);
@@ -76,6 +80,8 @@ struct DiskMap {
     /// The number of the disk among its machine's.
     number: u64,
     state: Mutex<State>,
+    /// The map that this one began with: other machines find it as long as one has it.
+    base: Mutex<Option<Arc<Map>>>,
     made: AtomicUsize,
     /// Bytes that were read to keep the map up.
     kept_up: AtomicU64,
@@ -217,6 +223,7 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
                 disk,
                 number,
                 state,
+                base: Mutex::default(),
                 made: AtomicUsize::new(0),
                 kept_up: AtomicU64::new(0),
                 is_behind: AtomicBool::new(false),
@@ -289,13 +296,13 @@ impl DiskMap {
             // what was written before this is read now
             self.is_behind.store(false, Ordering::Release);
             *self.state.lock() = State::Reading(Some(Vec::new()));
-            let read = Map::read(&Quiet(self), LIMITS);
+            let read = self.read_map();
             let mut state = self.state.lock();
             let State::Reading(written) = &mut *state else {
                 return;
             };
-            let map = match read {
-                Ok(map) => map,
+            let (map, above) = match read {
+                Ok(read) => read,
                 Err(error) => {
                     let source = std::error::Error::source(&error);
                     let why = source.map_or(error.to_string(), |s| format!("{error}: {s}"));
@@ -314,8 +321,8 @@ impl DiskMap {
                 is_written: false,
             }));
             drop(state);
-            // it was read before that was written, or after that: once more, so that it is known
-            let parts = written.into_iter();
+            // of what was written meanwhile the map may be from before or after it: once more, so that it is known
+            let parts = above.into_iter().chain(written);
             for part in parts.flat_map(|range| pieces(range, PART_BYTES)) {
                 if self.cares(&part) {
                     self.read_part(part);
@@ -324,6 +331,47 @@ impl DiskMap {
             return self.read_wanted();
         }
         *self.state.lock() = State::None("it is written faster than it can be read".into());
+    }
+
+    /// Reads the map, and returns it with those parts of the disk that it must be told of.
+    fn read_map(&self) -> Result<(Map, Vec<Range<u64>>), Error> {
+        match self.copy_of_base() {
+            Some(copy) => Ok(copy),
+            None => {
+                let disk = What::Disk(self.disk.clone());
+                Ok((Map::read(&self.of(&disk), LIMITS)?, Vec::new()))
+            }
+        }
+    }
+
+    /// Copies the map of what the disk is based on. `None` if there is none, or it says nothing of this disk any more: whatever is wrong is
+    /// found out again when the disk itself is read.
+    fn copy_of_base(&self) -> Option<(Map, Vec<Range<u64>>)> {
+        let chain = self.disk.chain();
+        let base = chain.base()?;
+        if base.image.blank.is_some() {
+            return None;
+        }
+        let region = &base.image.regions[base.region].name;
+        let disk = What::Base(base.clone());
+        let map = base.image.maps.of(region, &self.of(&disk), LIMITS).ok()?;
+        let disk = What::Disk(self.disk.clone());
+        let copy = map.of_copy(&self.of(&disk)).ok()??;
+        if copy.is_stale() {
+            return None;
+        }
+        let (mut above, mut left) = (Vec::new(), LIMITS.read_bytes);
+        for part in map.counts() {
+            // a map of more lacks the rest
+            left = left.checked_sub(part.end - part.start)?;
+            above.extend(pieces(part, LOOK_BYTES).filter(|piece| chain.has(piece)));
+        }
+        *self.base.lock() = Some(map);
+        Some((copy, above))
+    }
+
+    fn of<'a>(&'a self, what: &'a What) -> Quiet<'a> {
+        Quiet { by: self, what }
     }
 
     /// Returns whether there is a map to which it matters what stands here.
@@ -416,7 +464,7 @@ impl DiskMap {
                 ready.is_written = false;
             }
             // at most as long as a map wants at once
-            let read = self.read(part.start, bytes as usize);
+            let read = self.read(&What::Disk(self.disk.clone()), part.start, bytes as usize);
             let mut state = self.state.lock();
             let State::Ready(ready) = &mut *state else {
                 return;
@@ -432,22 +480,22 @@ impl DiskMap {
         }
     }
 
-    /// Reads the disk without that anything counts as touched. What isn't here is fetched after everything else, and only from this host:
+    /// Reads a disk without that anything counts as touched. What isn't here is fetched after everything else, and only from this host:
     /// the map of an image that comes over a network would cost as much of the link as some program's launch.
-    fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+    fn read(&self, what: &What, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let extra = Arc::new(Extra::default());
         let mut bytes = vec![0; length];
         loop {
-            let mut tried = Tried::new(&self.disk, (offset, bytes), &extra, true);
+            let mut tried = Tried::new(what, (offset, bytes), &extra, true);
             if let Err(Stop::OnDisk) = tried.result {
-                tried = self.read_in_turn(offset, tried.bytes, &extra)?;
+                tried = self.read_in_turn(what, (offset, tried.bytes), &extra)?;
             }
             match tried.result {
                 Ok(()) => return Ok(tried.bytes),
                 Err(Stop::Errno(errno)) => return Err(io::Error::from_raw_os_error(errno)),
                 Err(Stop::Needs | Stop::OnDisk) => bytes = tried.bytes,
             }
-            let image = tried.image.or_else(|| self.disk.chain().base_image());
+            let image = tried.image.or_else(|| what.image());
             let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
                 return Err(io::Error::other("not all of it is on this host"));
             };
@@ -468,14 +516,19 @@ impl DiskMap {
     }
 
     /// Reads what the host's disk has to be accessed for, at the machine's cost, when no guest waits for anything.
-    fn read_in_turn(&self, offset: u64, bytes: Vec<u8>, extra: &Arc<Extra>) -> io::Result<Tried> {
+    fn read_in_turn(
+        &self,
+        what: &What,
+        (offset, bytes): (u64, Vec<u8>),
+        extra: &Arc<Extra>,
+    ) -> io::Result<Tried> {
         let (Some(core), Some(machine)) = (self.core.upgrade(), self.machine.upgrade()) else {
             return Err(io::Error::other("the machine is gone"));
         };
         let (tell, told) = crossbeam_channel::bounded(1);
-        let (disk, extra, length) = (self.disk.clone(), extra.clone(), bytes.len() as u64);
+        let (what, extra, length) = (what.clone(), extra.clone(), bytes.len() as u64);
         let read = move || {
-            let _ = tell.send(Tried::new(&disk, (offset, bytes), &extra, false));
+            let _ = tell.send(Tried::new(&what, (offset, bytes), &extra, false));
         };
         let job = Job::Look(Box::new(read), length);
         let queued = core.queues.work.submit(machine.who(Purpose::Settle), job);
@@ -497,15 +550,18 @@ struct Tried {
 }
 
 impl Tried {
-    /// Reads a disk from an offset on into these bytes; if `now`, only what the host has in memory.
-    fn new(disk: &Disk, (offset, mut bytes): (u64, Vec<u8>), extra: &Extra, now: bool) -> Tried {
+    /// Reads from an offset on into these bytes; if `now`, only what the host has in memory.
+    fn new(what: &What, (offset, mut bytes): (u64, Vec<u8>), extra: &Extra, now: bool) -> Tried {
         let mut reading = Reading {
             now,
             quiet: true,
             extra: Some(extra),
             ..Reading::default()
         };
-        let result = disk.read(offset, &mut bytes, &mut reading);
+        let result = match what {
+            What::Disk(disk) => disk.read(offset, &mut bytes, &mut reading),
+            What::Base(base) => base.read(offset, &mut bytes, &mut reading),
+        };
         Tried {
             result,
             bytes,
@@ -515,17 +571,40 @@ impl Tried {
     }
 }
 
-/// A machine's disk, as its map reads it.
-struct Quiet<'a>(&'a DiskMap);
+/// What is read for a map: a machine's disk as the machine sees it, or what that is based on.
+#[derive(Clone)]
+enum What {
+    Disk(Arc<Disk>),
+    Base(Base),
+}
+
+impl What {
+    /// Returns the image whose chunks may be needed for it.
+    fn image(&self) -> Option<Arc<Image>> {
+        match self {
+            What::Disk(disk) => disk.chain().base_image(),
+            What::Base(base) => Some(base.image.clone()),
+        }
+    }
+}
+
+/// The same, as it is read at the cost of a machine, and after all that guests wait for.
+struct Quiet<'a> {
+    by: &'a DiskMap,
+    what: &'a What,
+}
 
 impl floe_extents::Disk for Quiet<'_> {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        buffer.copy_from_slice(&self.0.read(offset, buffer.len())?);
+        buffer.copy_from_slice(&self.by.read(self.what, offset, buffer.len())?);
         Ok(())
     }
 
     fn bytes(&self) -> u64 {
-        self.0.disk.size()
+        match self.what {
+            What::Disk(disk) => disk.size(),
+            What::Base(base) => base.size(),
+        }
     }
 }
 

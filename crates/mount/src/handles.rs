@@ -88,8 +88,10 @@ impl ImageHandle {
         self.image.unwatched.store(true, Ordering::Relaxed);
     }
 
-    /// Says that all of the image is on this host: what is read of its file systems costs no link anything then.
-    pub fn is_on_this_host(&self) {
+    /// Says that all of the image is on this host: what is read of its file systems costs no link anything then. What is found out of them
+    /// is kept in the directory `maps`, in a file for each disk, and taken from there the next time. These files should go with the image.
+    pub fn is_on_this_host(&self, maps: PathBuf) {
+        self.image.maps.keep_in(maps);
         self.image.is_local.store(true, Ordering::Relaxed);
     }
 

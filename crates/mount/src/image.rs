@@ -3,6 +3,7 @@
 
 use crate::backend::Backend;
 use crate::blank::Beginnings;
+use crate::maps::Maps;
 use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
 use floe_planner::RegionId;
@@ -121,6 +122,8 @@ pub(crate) struct Image {
     pub unwatched: AtomicBool,
     /// Set when all of it is on this host, so that reading it costs no link anything.
     pub is_local: AtomicBool,
+    /// Which file of its disks each block belongs to.
+    pub maps: Maps,
     pub streaming: Streaming,
     /// Only of a blank: what its disks begin with.
     pub blank: Option<Beginnings>,
@@ -206,6 +209,7 @@ impl Image {
             zero: AtomicU64::new(0),
             unwatched: AtomicBool::new(false),
             is_local: AtomicBool::new(false),
+            maps: Maps::default(),
             streaming: Streaming::default(),
             blank: None,
         }

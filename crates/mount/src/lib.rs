@@ -41,6 +41,7 @@ mod io;
 mod job;
 mod keeper;
 mod machine;
+mod maps;
 mod options;
 mod overlay;
 mod owner;

@@ -357,6 +357,7 @@ fn services(
     let captures = Arc::new(Captures {
         core: core.clone(),
         images: images.clone(),
+        traces: traces.clone(),
         inventory: inventory.clone(),
         agents: agents.clone(),
         machines: machines.clone(),

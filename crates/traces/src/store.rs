@@ -4,6 +4,7 @@
 //! <root>/<image id>/<owner>/<received, ms>~<uploader>~<BLAKE3>.trace
 //! <root>/<image id>/<owner>/<method>~<version>~<BLAKE3 of the traces' names>.model
 //! <root>/<image id>/<owner>/base                           the hash of the disk that it stands on
+//! <root>/<image id>/<owner>/<region>.files                 which files its blocks belong to; whoever shows the image keeps this
 //! <root>/disks/<hash of a base disk>/<owner>.programs.json which programs on it are interactive
 //! ```
 //!
@@ -148,7 +149,8 @@ impl TraceStore {
         counting
     }
 
-    pub(super) fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
+    /// Returns where what is known of an image is. What else is put there goes with the image.
+    pub fn folder(&self, image: &Hash, owner: &str) -> PathBuf {
         self.root.join(image.to_string()).join(owner)
     }
 

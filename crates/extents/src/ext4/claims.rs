@@ -144,7 +144,7 @@ pub enum Change {
 }
 
 /// All claims on the blocks of a file system.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Claims {
     /// By first block. A source in two halves spares 4 bytes of padding.
     pieces: BTreeMap<u64, (Use, [u32; 2])>,

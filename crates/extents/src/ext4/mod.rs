@@ -46,7 +46,7 @@ pub enum Content {
 }
 
 /// A file system, as far as it is known.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FileSystem {
     geometry: Geometry,
     disk_bytes: u64,
@@ -122,6 +122,14 @@ impl FileSystem {
         Ok(system)
     }
 
+    /// What is known of this file system, for a copy of it of which nothing is known yet; `None` if that is laid out otherwise.
+    pub fn of_copy(&self, copy: &FileSystem) -> Option<FileSystem> {
+        (self.geometry == copy.geometry).then(|| FileSystem {
+            disk_bytes: copy.disk_bytes,
+            ..self.clone()
+        })
+    }
+
     /// How many bytes of the disk it takes.
     pub fn bytes(&self) -> u64 {
         self.geometry.blocks * self.geometry.block_bytes
@@ -189,6 +197,28 @@ impl FileSystem {
                 _ => from < to && self.role(from).is_some(),
             }
         })
+    }
+
+    /// The bytes that the map was made of, in their order.
+    pub fn counts(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let bytes = self.geometry.block_bytes;
+        let pieces = self.claims.between(0, self.geometry.blocks);
+        let runs = pieces.flat_map(|piece| {
+            let (first, end) = (piece.first, piece.end());
+            // what lies at fixed places is long, and little of it counts; of the others all does, or the first part
+            let each = match piece.source.says() {
+                Says::Fixed => 1,
+                _ => (end - first).max(1),
+            };
+            let end = match self.role(first) {
+                Some(Role::Inodes { group, .. }) => end.min(first + self.blocks_in_use(group)),
+                _ => end,
+            };
+            let starts = (first..end).step_by(usize::try_from(each).unwrap_or(usize::MAX));
+            starts.map(move |start| start..end.min(start + each))
+        });
+        let runs = runs.filter(|run| self.role(run.start).is_some());
+        runs.map(move |run| run.start * bytes..run.end * bytes)
     }
 
     /// Takes bytes that stand at an offset of the file system now. What is wanted because of them may be taken afterwards.
@@ -360,6 +390,15 @@ impl FileSystem {
         if same_table {
             self.want_inodes(group, old.used);
         }
+    }
+
+    /// How many blocks of a group's inode table are in use.
+    fn blocks_in_use(&self, group: u32) -> u64 {
+        let used = self
+            .groups
+            .get(group as usize)
+            .map_or(0, |known| known.used);
+        u64::from(used.div_ceil(self.geometry.inodes_per_block()))
     }
 
     /// Wants the part of a group's inode table that is in use, from an inode on.

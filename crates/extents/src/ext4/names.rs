@@ -26,7 +26,7 @@ pub fn inside(inode: u32) -> u64 {
 }
 
 /// All names of a file system.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Names {
     blocks: BTreeMap<u64, Named>,
     /// Each inode, with the places where it has names.
@@ -37,7 +37,7 @@ pub struct Names {
 }
 
 /// What a block of a directory says.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Named {
     directory: u32,
     entries: Box<[u8]>,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 /// Runs of blocks that do not touch: first block and end.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Wanted(BTreeMap<u64, u64>);
 
 impl Wanted {

@@ -291,6 +291,10 @@ fn a_real_cloud_init_takes_the_seed_and_a_real_ssh_server_answers() {
         assert!(output.status.success(), "{}", command::said(&output));
         assert_eq!(String::from_utf8_lossy(&output.stdout), says);
     }
+    // what ssh sends is an input of a person as far as it is as short as a key
+    let report = node.client().io().unwrap();
+    let known = report.machines.iter().find(|one| one.name == "its-name");
+    assert!(known.is_some_and(|one| one.inputs > 0), "{report:?}");
     let failing = ["ssh", "its-name", "--", "exit 7"];
     let output = command::ends(command::floe(&node, &failing));
     assert_eq!(output.status.code(), Some(7), "{}", command::said(&output));

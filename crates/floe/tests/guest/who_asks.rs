@@ -104,6 +104,9 @@ fn a_guest_is_known_by_its_files_and_better_by_its_agent_and_one_that_lies_harms
     eventually("its files are known", || {
         known(&node, "web").is_some_and(|web| web.files.is_some())
     });
+    // which is kept for all machines of the image
+    let kept = |path: &PathBuf| path.extension().is_some_and(|end| end == "files");
+    assert_eq!(walk(&node.home().join("traces")).filter(kept).count(), 1);
     let recorded = || -> String {
         let files = std::fs::read_dir(&trace).unwrap().flatten();
         let rows = files.map(|file| std::fs::read_to_string(file.path()).unwrap());

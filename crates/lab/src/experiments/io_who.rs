@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 )]
 #[path = "../../../sched/tests/days/mod.rs"]
 mod days;
+mod paper;
 
 /// The program in the guest.
 const PROGRAM: &str = include_str!("../../guests/who.rs");
@@ -68,6 +69,22 @@ type Truth = BTreeMap<u64, Block>;
 
 /// When each program was used for the second time, in microseconds since 1970.
 type Seconds = [Option<u64>; PROGRAMS.len()];
+
+/// A read whose truth is known: when it came, in microseconds since 1970, and whether it was taken for waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    us: u64,
+    block: Block,
+    is_taken: bool,
+}
+
+/// A day that was lived through.
+struct Day {
+    scores: Scores,
+    rows: Vec<Row>,
+    /// When somebody touched a key, in microseconds since 1970.
+    inputs_us: Vec<u64>,
+}
 
 /// How many requests were taken for waited for rightly and wrongly, and how many that were waited for were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,16 +192,19 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for number in 0..context.pick(DAYS, 1) {
         for seeing in SEEINGS {
             eprintln!("io-who: day {number} seen by {}", seeing.name);
-            let scores = day(&node, &trace, seeing, number, long, &truth)?;
+            let day = day(&node, &trace, seeing, number, long, &truth)?;
             node.remove(seeing.machine)?;
-            tell(&mut told, seeing.name, &scores);
+            tell(&mut told, seeing.name, &day.scores);
+            if seeing.agent {
+                paper::tell(&mut told, &day.rows, &day.inputs_us);
+            }
         }
     }
     for (name, samples) in &told {
-        let unit = if name.ends_with("requests") {
-            "count"
-        } else {
-            "ratio"
+        let unit = match () {
+            () if name.ends_with("requests") => "count",
+            () if name.ends_with("rate_pct") => "%",
+            () => "ratio",
         };
         report.add(name, unit, samples);
     }
@@ -203,7 +223,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_value("simulated.learned.recall", "ratio", learned.recall());
     report.note(
         "`agent`, `file` and `input_only` are of real guests; reads of no file's blocks are not in them. `file` is the same days without the agent, `input_only` \
-         without the agent and without a file system. What is read between a program's first launch and its second use is in `first` alone. All that is called \
+         without the agent and without a file system. `paper` is the paper's own rule over the days with the agent, told of each request whose it is. What is read between a program's first launch and its second use is in `first` alone. All that is called \
          simulated is of days that are made up",
     );
     Ok(report)
@@ -259,7 +279,7 @@ fn day(
     number: u64,
     long: Duration,
     truth: &Truth,
-) -> anyhow::Result<Scores> {
+) -> anyhow::Result<Day> {
     let (machine, agent) = (seeing.machine, seeing.agent);
     node.boot(seeing.image, machine)?;
     // brings all of it from the repository into the cache, once
@@ -277,7 +297,7 @@ fn day(
     let from_us = unix_us();
     let start = Instant::now();
     let (mut started, mut random) = ([false; PROGRAMS.len()], 7 + number);
-    let mut seconds: Seconds = Default::default();
+    let (mut seconds, mut inputs_us) = (Seconds::default(), Vec::new());
     let mut below = |n: u64| {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -296,6 +316,7 @@ fn day(
             true => format!("{name} read use {USED} {}", below(USE_FILES - USED)),
             false => format!("{name} read launch {LAUNCH_FILES}"),
         };
+        inputs_us.push(unix_us());
         node.client.has_input(machine)?;
         node.tell(machine, &line, PATIENCE)?;
         if below(4) == 0 {
@@ -305,7 +326,12 @@ fn day(
         }
     }
     node.client.io()?;
-    score(&last_record(trace)?, from_us, truth, &seconds)
+    let rows = judged(&last_record(trace)?, from_us, truth)?;
+    Ok(Day {
+        scores: score(&rows, &seconds)?,
+        rows,
+        inputs_us,
+    })
 }
 
 /// Waits, while the host forgets what it has in memory, as if it had less of that.
@@ -358,10 +384,10 @@ fn last_record(trace: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(path)?)
 }
 
-/// Compares what was recorded from then on with the truth.
-fn score(rows: &str, from_us: u64, truth: &Truth, seconds: &Seconds) -> anyhow::Result<Scores> {
-    let mut scores = Scores::default();
-    for row in rows.lines().skip(1) {
+/// Returns the reads that were recorded from then on and of which the truth is known.
+fn judged(record: &str, from_us: u64, truth: &Truth) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for row in record.lines().skip(1) {
         let columns: Vec<&str> = row.split(',').collect();
         let [us, "read", _, offset, _, class, ..] = columns[..] else {
             continue;
@@ -370,7 +396,24 @@ fn score(rows: &str, from_us: u64, truth: &Truth, seconds: &Seconds) -> anyhow::
         let Some(block) = truth.get(&(offset / BLOCK)).filter(|_| us >= from_us) else {
             continue;
         };
-        let is_taken = class == "interactive";
+        rows.push(Row {
+            us,
+            block: *block,
+            is_taken: class == "interactive",
+        });
+    }
+    Ok(rows)
+}
+
+/// Compares what was decided with the truth.
+fn score(rows: &[Row], seconds: &Seconds) -> anyhow::Result<Scores> {
+    let mut scores = Scores::default();
+    for row in rows {
+        let Row {
+            us,
+            block,
+            is_taken,
+        } = *row;
         let is_first = match seconds.get(block.who) {
             Some(second_us) => second_us.is_none_or(|second_us| us < second_us),
             // daemons are never launched
@@ -531,7 +574,8 @@ mod tests {
             // never used twice
             (250, 3, "interactive"),
         ]);
-        let scores = score(&rows, 100, &truth(), &seconds).unwrap();
+        let rows = judged(&rows, 100, &truth()).unwrap();
+        let scores = score(&rows, &seconds).unwrap();
         let of = |right, wrong, missed, all| Score {
             right,
             wrong,
@@ -552,14 +596,7 @@ mod tests {
     fn nothing_taken_has_no_precision_and_nothing_recorded_is_an_error() {
         assert_eq!(Score::default().precision(), None);
         assert_eq!(Score::default().recall(), None);
-        assert!(
-            score(
-                &rows(&[(5, 1, "normal")]),
-                100,
-                &truth(),
-                &Seconds::default()
-            )
-            .is_err()
-        );
+        let none = judged(&rows(&[(5, 1, "normal")]), 100, &truth()).unwrap();
+        assert!(none.is_empty() && score(&none, &Seconds::default()).is_err());
     }
 }

@@ -49,6 +49,7 @@ use map::{DISK_BYTES_MAX, SECTOR};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -135,8 +136,28 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.image.regions[self.region].size
+    }
+
+    /// Reads bytes of it, as [`Disk::read`] does of a disk.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        reading: &mut Reading<'_>,
+    ) -> Result<(), Stop> {
+        self.image.read(self.region, offset, out, reading);
+        all_read(reading)
+    }
+}
+
+/// Returns what still has to be done for what was read.
+fn all_read(reading: &Reading<'_>) -> Result<(), Stop> {
+    match (reading.on_disk, reading.needs.is_empty()) {
+        (true, _) => Err(Stop::OnDisk),
+        (false, true) => Ok(()),
+        (false, false) => Err(Stop::Needs),
     }
 }
 
@@ -179,6 +200,16 @@ impl Chain {
 
     pub(crate) fn base_image(&self) -> Option<Arc<Image>> {
         self.base.as_ref().map(|b| b.image.clone())
+    }
+
+    pub(crate) fn base(&self) -> Option<&Base> {
+        self.base.as_ref()
+    }
+
+    /// Returns whether any of these bytes is in a layer, and so may differ from the base.
+    pub(crate) fn has(&self, bytes: &Range<u64>) -> bool {
+        let mut chunks = bytes.start / CHUNK..bytes.end.div_ceil(CHUNK);
+        chunks.any(|chunk| self.layers.iter().any(|layer| layer.mask(chunk) != 0))
     }
 
     /// Returns what has the sectors `wanted` of a chunk: one layer, the base, or several of them.
@@ -458,11 +489,7 @@ impl Disk {
     ) -> Result<(), Stop> {
         self.bounds(offset, out.len() as u64)?;
         self.chain().read(offset, out, reading)?;
-        match (reading.on_disk, reading.needs.is_empty()) {
-            (true, _) => Err(Stop::OnDisk),
-            (false, true) => Ok(()),
-            (false, false) => Err(Stop::Needs),
-        }
+        all_read(reading)
     }
 
     /// Writes bytes. Only a write of parts of sectors needs what was there before.

@@ -26,6 +26,7 @@ use crate::{
     machines::Machines,
     news::News,
     report::{Report, millis},
+    traces::Traces,
 };
 use floe_api::{
     CaptureRequest, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT, REHEARSE_S_MAX,
@@ -77,6 +78,7 @@ pub(crate) struct Taken {
 pub(crate) struct Captures {
     pub core: Arc<Core>,
     pub images: Arc<Images>,
+    pub traces: Arc<Traces>,
     pub inventory: Arc<Inventory>,
     pub agents: Arc<Agents>,
     pub machines: Arc<Machines>,
@@ -416,6 +418,7 @@ impl Captures {
         save_manifest(&operation.dir, id, &manifest)?;
         let fetcher = self.images.sources.fetcher(&Default::default())?;
         let image = self.images.show_image(*id, manifest, fetcher)?;
+        self.traces.shows(&image)?;
         disks.drop_frozen(frozen, &image)?;
         let before = operation.record().disk_base;
         operation.stands_on(image);

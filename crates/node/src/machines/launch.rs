@@ -105,9 +105,6 @@ impl Machines {
         }
         let base = self.traces.base_for(&record.image, &manifest);
         let image = self.images.show_image(record.image, manifest, fetcher)?;
-        if self.images.repo.contains(&record.image)? {
-            image.is_on_this_host();
-        }
         let mut images = vec![image.clone()];
         for (id, manifest) in bases {
             images.push(self.images.show_image(
@@ -115,6 +112,9 @@ impl Machines {
                 manifest,
                 self.images.sources.fetcher(&Origin::default())?,
             )?);
+        }
+        for image in &images {
+            self.traces.shows(image)?;
         }
         let mut spec = self.mount_spec(record, image, disks)?;
         spec.base = Some(base);

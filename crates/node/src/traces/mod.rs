@@ -27,6 +27,7 @@ use crate::{
 };
 use floe_api::*;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
+use floe_mount::ImageHandle;
 use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::{
@@ -127,6 +128,14 @@ impl Traces {
     /// Returns the size in bytes of a compressed image, if known.
     pub fn image_bytes(&self, image: &Hash) -> Option<u64> {
         self.image_bytes.lock().get(image).copied()
+    }
+
+    /// Tells the mount of an image that it shows whether all of it is on this host, and where it may keep what it finds out of its disks then.
+    pub(crate) fn shows(&self, image: &ImageHandle) -> Result<(), NodeError> {
+        if self.images.repo.contains(&image.id())? {
+            image.is_on_this_host(self.kept.store.folder(&image.id(), LOCAL));
+        }
+        Ok(())
     }
 
     /// Sends no more traces; those that wait are sent by the next node.

@@ -4,11 +4,13 @@
 //! - `site`: the disk, both sides of it, and how one cell of the table is measured. `disk`: how a machine gets at its disk.
 //! - `replay`: what the desk asks for. `noise`: what the others do. `desk`: real guests, which validate the replay.
 //! - `groups`, `throttle`: what the host's schedulers and QEMU call a machine.
-//! - `parts`: what a round of each part measures. `figures`: what becomes of it.
+//! - `parts`: what a round of each part measures. `figures`: what becomes of it. `curves`: both, over the number of noisy machines, and of what
+//!   those have to do.
 //! - `record`: makes the records that are replayed, in real guests.
 //!
 //! A full run takes hours, so that it can be done in sittings (`--kept FILE --minutes N`, `--only PART`). A round of a part is kept once all
 //! candidates were measured in it, in turn, or not at all.
+mod curves;
 mod desk;
 pub(super) mod disk;
 pub(super) mod figures;
@@ -86,10 +88,14 @@ pub enum Part {
     Mixed,
     /// A real guest.
     Live,
+    /// Warm launches, pages and films beside one to seven noisy machines.
+    Curves,
+    /// What noisy machines have to do, beside a user who launches programs.
+    Work,
 }
 
 /// All parts: their names, and how many rounds each has.
-const PARTS: [(&str, Part, usize); 7] = [
+const PARTS: [(&str, Part, usize); 9] = [
     ("launches", Part::Launches, 20),
     ("pages", Part::Pages, 20),
     ("echo", Part::Echo, 20),
@@ -97,6 +103,8 @@ const PARTS: [(&str, Part, usize); 7] = [
     ("two", Part::Two, 20),
     ("mixed", Part::Mixed, 20),
     ("live", Part::Live, 6),
+    ("curves", Part::Curves, 20),
+    ("work", Part::Work, 20),
 ];
 
 /// Options of the experiment.
@@ -163,9 +171,12 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         .chain([&WHOLE])
         .map(|c| c.prefix())
         .collect();
-    let peers = CANDIDATES.iter().filter(|candidate| candidate.is_peer());
+    let is_peer = |candidate: &&Candidate| candidate.is_peer() || **candidate == FIFO;
+    let peers = CANDIDATES.iter().filter(is_peer);
     let peers: Vec<&str> = peers.map(|candidate| candidate.prefix()).collect();
-    figures::tell(&mut report, &table(&kept), &prefixes, &peers);
+    let table = table(&kept);
+    figures::tell(&mut report, &table, &prefixes, &peers);
+    curves::tell(&mut report, &table);
     let recorded = launches.recorded.len();
     report.add_value("recorded_launches", "count", recorded as f64);
     for launch in &launches.recorded {

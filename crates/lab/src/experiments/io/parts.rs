@@ -2,6 +2,7 @@
 
 use super::figures::{self, NOISES};
 use super::noise::{Kind as NoiseKind, Lie};
+use super::record::WARM;
 use super::replay::{self, FRAME, FRAME_BYTES, LARGE_FRAME_BYTES, Replayed, replay};
 use super::site::{Beside, Candidate, NOISY, SETTLE, Site, Stage};
 use super::{FIFO, Part, QUICK, VSIP, WHOLE, candidates, host};
@@ -16,9 +17,11 @@ use std::time::{Duration, Instant};
 
 /// Requests of a recorded launch that are replayed, the first ones: first come, first served, more would take minutes beside seven readers.
 const REPLAYED_MAX: usize = 120;
+/// Programs that are launched warm where none was recorded, as many as in the paper's figure 11.
+const WARM_PROGRAMS: u64 = 5;
 /// How many pages are loaded one after the other, with a look at each.
 const PAGES: usize = 10;
-const LOOK: Duration = Duration::from_secs(1);
+pub const LOOK: Duration = Duration::from_secs(1);
 /// How long a film is, in seconds.
 const FILM_S: usize = 12;
 /// Commands of a round, and the pause before each.
@@ -45,6 +48,8 @@ const TWO: usize = 2;
 /// What is launched at the desk.
 pub struct Launches {
     programs: Vec<Launch>,
+    /// The same of programs that were used before, of which the guest still has the most.
+    warm: Vec<Launch>,
     pages: Vec<Launch>,
     commands: Vec<Launch>,
     /// The one of section 4.6, as a launch for each time.
@@ -74,9 +79,12 @@ impl Launches {
             };
         let is_page = |name: &str| name.starts_with("page");
         let is_command = |name: &str| name.starts_with("command");
-        let is_program = |name: &str| !is_page(name) && !is_command(name) && !is_boot(name);
+        let is_warm = |name: &str| name.starts_with(WARM);
+        let is_program =
+            |name: &str| !is_page(name) && !is_command(name) && !is_boot(name) && !is_warm(name);
         Ok(Launches {
             programs: or(of(&is_program), 4, launch::made_up),
+            warm: or(of(&is_warm), WARM_PROGRAMS, launch::made_up_warm),
             pages: or(of(&is_page), PAGES as u64, launch::made_up_page),
             commands: or(of(&is_command), 4, launch::made_up_command),
             mixed: (0..MIXED_BEFORE + MIXED_TIMES).map(benchmark).collect(),
@@ -87,7 +95,7 @@ impl Launches {
 
     /// Returns all that use the desk's disk.
     pub fn all(&self) -> Vec<&Launch> {
-        let all = self.programs.iter().chain(&self.pages);
+        let all = self.programs.iter().chain(&self.warm).chain(&self.pages);
         all.chain(&self.commands).chain(&self.mixed).collect()
     }
 
@@ -96,19 +104,32 @@ impl Launches {
         self.boot.as_ref().map_or(0, |boot| boot.end())
     }
 
-    fn program(&self, round: usize) -> &Launch {
-        &self.programs[round % self.programs.len()]
+    /// Returns a launch of each kind by its number: there are no more than were recorded, over and over.
+    pub fn program(&self, number: usize) -> &Launch {
+        &self.programs[number % self.programs.len()]
     }
 
-    /// Returns what a noise of this name is.
+    pub fn warm(&self, number: usize) -> &Launch {
+        &self.warm[number % self.warm.len()]
+    }
+
+    pub fn page(&self, number: usize) -> &Launch {
+        &self.pages[number % self.pages.len()]
+    }
+
+    /// Returns what a noise of this name is, which ends with how many machines make it.
     pub fn noise(&self, name: &str) -> Beside {
-        let kind = match (&self.boot, name) {
-            (_, "sync7") => NoiseKind::Sync,
-            (Some(boot), "boot1" | "boot7") => NoiseKind::Recorded(boot.clone()),
-            (None, "boot1" | "boot7") => NoiseKind::Boot,
+        let what = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let kind = match (&self.boot, what) {
+            (_, "sync") => NoiseKind::Sync,
+            (Some(boot), "boot") => NoiseKind::Recorded(boot.clone()),
+            (None, "boot") => NoiseKind::Boot,
             _ => NoiseKind::Reader,
         };
-        let machines = if name.ends_with('1') { 1 } else { NOISY };
+        let machines = name[what.len()..]
+            .parse::<usize>()
+            .unwrap_or(NOISY)
+            .min(NOISY);
         Beside {
             kind,
             machines,
@@ -158,12 +179,14 @@ impl Lab<'_> {
             Part::Two => self.two(&mut told)?,
             Part::Mixed => self.mixed(round, &mut told)?,
             Part::Live => self.live(round, &mut told)?,
+            Part::Curves => self.curves(round, &mut told)?,
+            Part::Work => self.work(round, &mut told)?,
         }
         Ok(told)
     }
 
     /// Returns those who are compared, every other round in reverse order.
-    fn in_turn(&self, some: &[Candidate], round: usize) -> Vec<Candidate> {
+    pub fn in_turn(&self, some: &[Candidate], round: usize) -> Vec<Candidate> {
         let mut turns = some.to_vec();
         if round % 2 == 1 {
             turns.reverse();
@@ -421,11 +444,19 @@ impl Lab<'_> {
             MIXED_FROM >= readers_bytes,
             "the benchmark has a place of its own"
         );
-        for candidate in self.in_turn(&[VSIP, WHOLE, FIFO], round) {
+        let some = [VSIP, WHOLE, FIFO, host("bfq", 100)];
+        let some = self.context.pick(&some[..], &some[..3]);
+        for candidate in self.in_turn(some, round) {
             let who = candidate.prefix();
-            let alone = self.benchmark(candidate, None, false, (before, times))?;
-            let interactive = self.benchmark(candidate, Some(&others), false, (before, times))?;
-            let mixed = self.benchmark(candidate, Some(&others), true, (before, times))?;
+            let Some(alone) = self.benchmark(candidate, None, false, (before, times))? else {
+                continue;
+            };
+            let beside = Some(&others);
+            let interactive = self.benchmark(candidate, beside, false, (before, times))?;
+            let mixed = self.benchmark(candidate, beside, true, (before, times))?;
+            let (Some(interactive), Some(mixed)) = (interactive, mixed) else {
+                continue;
+            };
             told.push((
                 format!("{who}interactive_latency_over_alone"),
                 interactive.latency_s / alone.latency_s,
@@ -441,19 +472,19 @@ impl Lab<'_> {
         Ok(())
     }
 
+    /// Measures the benchmark once; `None` if the host has nothing like this candidate.
     fn benchmark(
         &mut self,
         candidate: Candidate,
         beside: Option<&Beside>,
         reads_too: bool,
         (before, times): (u64, u64),
-    ) -> anyhow::Result<Benchmarked> {
+    ) -> anyhow::Result<Option<Benchmarked>> {
         let launches = self.launches;
         // what the disk takes for a read of the benchmark, in reads of the readers
         let disk = Kind::HardDisk;
         let cost = disk.random_us(MIXED_BYTES) / disk.random_us(16 << 10);
-        let cell = self
-            .site
+        self.site
             .beside(candidate, Kind::HardDisk, beside, SETTLE, |stage| {
                 let reader = match reads_too {
                     true => Some(stage.reader()?),
@@ -479,8 +510,7 @@ impl Lab<'_> {
                     measured.own += reader.got().since(own).requests;
                 }
                 Ok(measured)
-            })?;
-        cell.context("floe is always there")
+            })
     }
 
     /// A real guest that makes the requests of a launch, and the replay of the same, alone and beside a reader. What is compared is the time of
@@ -540,7 +570,8 @@ struct Benchmarked {
     others: Vec<f64>,
 }
 
-fn one(stage: &Stage, launch: &Launch) -> anyhow::Result<Replayed> {
+/// Replays a launch at the desk.
+pub fn one(stage: &Stage, launch: &Launch) -> anyhow::Result<Replayed> {
     replay(stage.lanes, launch, stage.machine, &mut |_| true)
 }
 
@@ -570,8 +601,9 @@ mod tests {
             (none.recorded.len(), none.programs.len(), none.pages.len()),
             (0, 4, PAGES)
         );
+        assert_eq!(none.warm.len(), WARM_PROGRAMS as usize);
         assert!(none.boot.is_none());
-        for name in ["xpdf", "page-tutorial", "command-ls", "boot"] {
+        for name in ["xpdf", "warm-xpdf", "page-tutorial", "command-ls", "boot"] {
             let mut script = Script {
                 name: name.into(),
                 ..launch::made_up(1)
@@ -583,9 +615,10 @@ mod tests {
         let some = Launches::load(dir.path()).unwrap();
         let names = |of: &[Launch]| -> Vec<String> { of.iter().map(|l| l.name.clone()).collect() };
         assert_eq!(names(&some.programs), ["xpdf"]);
+        assert_eq!(names(&some.warm), ["warm-xpdf"]);
         assert_eq!(names(&some.pages), ["page-tutorial"]);
         assert_eq!(names(&some.commands), ["command-ls"]);
-        assert!(some.recorded.len() == 4 && some.boot.is_some());
+        assert!(some.recorded.len() == 5 && some.boot.is_some());
         assert_eq!(some.program(3).name, "xpdf");
         // a boot is replayed as a whole
         assert_eq!(some.program(3).steps.len(), REPLAYED_MAX);
@@ -597,6 +630,9 @@ mod tests {
         assert!(matches!(some.noise("boot7").kind, NoiseKind::Recorded(_)));
         assert_eq!(some.noise("boot1").machines, 1);
         assert_eq!(some.noise("reader7").machines, NOISY);
+        assert!(matches!(some.noise("sync7").kind, NoiseKind::Sync));
+        let three = some.noise("reader3");
+        assert!(matches!(three.kind, NoiseKind::Reader) && three.machines == 3);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! `floe-lab record-launches`: makes the records that `io` replays. Programs are launched in a real desktop guest, by keys and by a shell; its QEMU traces
 //! each request of its disk, when it came and when it was done.
 //!
-//! Everything is done twice: the second time, after the guest has forgotten what it has read, is recorded. The disk is in this host's memory then, and what passes
-//! between an answer and the next request is the guest's own computing. How many times longer an emulated guest computes than this host is measured by
-//! the same loop of the same shell in both.
+//! Everything is done twice: the second time is recorded, after the guest has forgotten what it has read (of warm launches, as much of it as
+//! it had no room for). The disk is in this host's memory then, and what passes between an answer and the next request is the guest's own
+//! computing. How many times longer an emulated guest computes than this host is measured by the same loop of the same shell in both.
 
 use crate::guest::{Guest, READY};
 use crate::launch::{self, Recording, noted, recorded};
@@ -47,7 +47,7 @@ enum How {
     Page(&'static str),
 }
 
-/// What is recorded: a viewer, a browser, a player, a compiler, a shell, games, pictures; commands, and pages.
+/// What is recorded: a viewer, a browser, a player, a compiler, a shell, games, pictures; commands, pages, and five of the programs once more.
 const ALL: &[(&str, How)] = &[
     ("xpdf", How::Key("d", "xpdf")),
     ("netsurf", How::Key("b", "netsurf")),
@@ -79,7 +79,22 @@ const ALL: &[(&str, How)] = &[
     ("page-regex", How::Page("howto/regex")),
     ("page-object", How::Page("c-api/object")),
     ("page-whatsnew", How::Page("whatsnew/3.11")),
+    ("warm-xpdf", How::Key("d", "xpdf")),
+    ("warm-netsurf", How::Key("b", "netsurf")),
+    ("warm-xterm", How::Key("t", "xterm")),
+    (
+        "warm-mplayer",
+        How::Starts("mplayer -ao null -vo x11 /root/video/zoom.avi", "mplayer"),
+    ),
+    (
+        "warm-feh",
+        How::Starts("feh -Z /root/gallery/03/05.png", "feh"),
+    ),
 ];
+/// How the names of launches begin that come after the program was used: the guest has forgotten what it had no room for since then.
+pub const WARM: &str = "warm-";
+/// What it reads in between, as a backup would: more than it has memory.
+const OTHER: &str = "dd if=/dev/vda of=/dev/null bs=1M count=600";
 /// The record of a boot.
 const BOOT: &str = "boot";
 
@@ -244,7 +259,7 @@ impl Recorder<'_> {
                 begin(session, How::Key("b", "netsurf"))?;
                 session.wait(DRAWN)?;
             }
-            session.shell("sync; echo 3 > /proc/sys/vm/drop_caches", PATIENCE)?;
+            session.shell(forgets(name), PATIENCE)?;
             // what looks for windows is in the guest's memory then, and no part of the record
             session.window("no-such-window", 1)?;
             if let How::Page(page) = how {
@@ -272,14 +287,25 @@ impl Recorder<'_> {
             input_us,
             until_us,
         };
-        let script = recorded(of, &noted(&text)?);
-        let script = script.with_context(|| format!("{name} has asked for nothing"))?;
+        let Some(script) = recorded(of, &noted(&text)?) else {
+            anyhow::ensure!(name.starts_with(WARM), "{name} has asked for nothing");
+            eprintln!("{name}: the guest has forgotten nothing of it, and there is no record");
+            return Ok(());
+        };
         let seconds = (until_us - input_us) as f64 / 1e6;
         eprintln!(
             "{name}: {} requests in {seconds:.1} s",
             script.requests.len()
         );
         launch::store(self.out, &script)
+    }
+}
+
+/// Returns the command by which the guest forgets what it has read: all, or what it has no room for.
+fn forgets(name: &str) -> &'static str {
+    match name.starts_with(WARM) {
+        true => OTHER,
+        false => "sync; echo 3 > /proc/sys/vm/drop_caches",
     }
 }
 
@@ -343,7 +369,7 @@ mod tests {
         let names = names();
         let distinct: BTreeSet<&str> = names.iter().copied().collect();
         assert_eq!(distinct.len(), names.len());
-        for name in names {
+        for name in &names {
             assert!(
                 name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'),
                 "{name}"
@@ -351,5 +377,9 @@ mod tests {
         }
         let pages = ALL.iter().filter(|(name, _)| name.starts_with("page-"));
         assert_eq!(pages.count(), 10);
+        // what is launched warm is launched cold as well
+        let warm = names.iter().filter_map(|name| name.strip_prefix(WARM));
+        let warm: Vec<&str> = warm.collect();
+        assert!(warm.len() == 5 && warm.iter().all(|name| names.contains(name)));
     }
 }
