@@ -510,6 +510,26 @@ pub fn write_distinct(megabytes: u64, file: &str) -> String {
     )
 }
 
+/// Does something so many times at once, each time on a thread of its own with its number, and returns what came of all of them.
+pub fn at_once<T: Send>(
+    count: usize,
+    one: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let one = &one;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| scope.spawn(move || one(number)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                let done = thread.join();
+                done.map_err(|_| anyhow::anyhow!("a thread of several at once died"))?
+            })
+            .collect()
+    })
+}
+
 /// Asks a guest's shell a question over its serial line, and waits for its answer.
 pub fn ask_console(console: UnixStream, patience: Duration) -> anyhow::Result<Duration> {
     tell_console(console, "", patience)

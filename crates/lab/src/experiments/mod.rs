@@ -21,6 +21,7 @@ pub mod exec;
 pub mod fault;
 mod foreign;
 pub mod fork;
+mod fork_answers;
 pub mod fuzz;
 pub mod hammer;
 pub mod hardware;

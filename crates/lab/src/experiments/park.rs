@@ -131,7 +131,8 @@ fn run_machine(node: &Node, image: &str, name: &str) -> anyhow::Result<u16> {
     Ok(port)
 }
 
-fn until_it_answers(port: u16) -> anyhow::Result<()> {
+/// Asks the web server that a port of this host leads to until it answers.
+pub(super) fn until_it_answers(port: u16) -> anyhow::Result<()> {
     let until = Instant::now() + ANSWER_MAX;
     while !matches!(first_byte(port), Ok(Some(_))) {
         if Instant::now() > until {
