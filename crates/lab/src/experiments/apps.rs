@@ -104,7 +104,7 @@ impl Results {
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("apps", context.quick);
-    let rounds = context.pick(3, 1);
+    let rounds = context.pick(5, 1);
     let count = std::thread::available_parallelism()?.get();
     let results = Results::listen()?;
     let node = Node::start(None, &context.scratch.join("node"), false)?;
@@ -176,24 +176,33 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
-         before, from the command until the last is done. Results are compared by checksum. Machines \
+         before, from the command until the last is done; speedup: over one such machine that does all of it. Results are compared by \
+         checksum. Machines \
          that take no part stand still meanwhile, but for those in a family's network. An emulator of a machine that has done the \
          work before has its code translated, that of a new clone has not"
     ));
     Ok(report)
 }
 
-/// Adds what a job took on machines that already run, and on clones.
+/// Adds what a job took on machines that already run, on clones, and on one machine alone (figure 5 of the paper).
 fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result<()> {
-    let samples: [Samples; 2] = samples
+    let samples: [Samples; 3] = samples
         .try_into()
-        .map_err(|_| anyhow::anyhow!("two candidates"))?;
-    let [zero_cost, clones] = samples;
+        .map_err(|_| anyhow::anyhow!("three candidates"))?;
+    let [zero_cost, clones, alone] = samples;
     eprintln!(
-        "{name}: {:.1} s on machines that run, {:.1} s on clones",
+        "{name}: {:.1} s on machines that run, {:.1} s on clones, {:.1} s on one machine",
         zero_cost.median(),
-        clones.median()
+        clones.median(),
+        alone.median()
     );
+    report
+        .add(&format!("{name}.speedup"), "x", &alone.over(&clones))
+        .against(
+            "machines that already run",
+            "x",
+            alone.over(&zero_cost).median(),
+        );
     report.add(
         &format!("{name}.over_zero_cost"),
         "ratio",
@@ -278,7 +287,7 @@ impl Lab {
         Ok(each.round().max(1.0) as usize * self.standing.len())
     }
 
-    /// Measures a job of independent parts: on machines that already run, and on clones.
+    /// Measures a job of independent parts: on machines that already run, on clones, and on one machine that does all parts.
     fn parts(&self, job: &str, units: usize) -> anyhow::Result<Vec<Samples>> {
         let expected = OnceCell::new();
         let same = |sums: BTreeSet<String>| {
@@ -297,9 +306,20 @@ impl Lab {
             self.quiet(PARENT)?;
             Ok(seconds)
         };
+        let mut on_one = || self.on_one(&format!("apps part {job} 0 1 {units}"));
         // do everything once: afterwards nothing has to be fetched, and no page copied on write
         on_standing()?;
-        interleave(self.rounds, &mut [&mut on_standing, &mut on_clones])
+        interleave(
+            self.rounds,
+            &mut [&mut on_standing, &mut on_clones, &mut on_one],
+        )
+    }
+
+    /// Runs a command on the first of the machines that already run. Returns the seconds that it took.
+    fn on_one(&self, command: &str) -> anyhow::Result<f64> {
+        let one = &self.standing[..1];
+        let _still = Still::but(&self.node, one)?;
+        Ok(self.node.tell(&one[0], command, JOB_MAX)?.as_secs_f64())
     }
 
     /// Measures a job that a parent distributes in small pieces.
@@ -317,8 +337,12 @@ impl Lab {
             self.quiet(ALONE)?;
             Ok(took.as_secs_f64())
         };
+        let mut on_one = || self.on_one(&format!("apps compile {COMPILED}"));
         on_team()?;
-        interleave(self.rounds, &mut [&mut on_team, &mut on_clones])
+        interleave(
+            self.rounds,
+            &mut [&mut on_team, &mut on_clones, &mut on_one],
+        )
     }
 
     /// Runs all parts at once on machines that already run. Returns the seconds that it took, and the results.
