@@ -102,7 +102,12 @@ pub(super) fn dock(node: &Node, machine: &str, name: &str) -> anyhow::Result<Out
 }
 
 /// Docks a machine live, or makes it small first; it is gone then.
-fn dock_as(node: &Node, machine: &str, name: &str, convert: bool) -> anyhow::Result<Outcome> {
+pub(super) fn dock_as(
+    node: &Node,
+    machine: &str,
+    name: &str,
+    convert: bool,
+) -> anyhow::Result<Outcome> {
     let request = DockRequest {
         name: name.into(),
         convert,

@@ -4,6 +4,7 @@
 //! Several of them share [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes), [`wan`] (two
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod activate;
+mod activate_ways;
 pub mod apps;
 pub mod avoid;
 pub mod build;

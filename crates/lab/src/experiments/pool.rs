@@ -111,7 +111,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 }
 
 /// Starts a node whose pool has room for all.
-fn with_budget(home: &Path) -> anyhow::Result<Node> {
+pub(super) fn with_budget(home: &Path) -> anyhow::Result<Node> {
     let node = Node::start(None, home, false)?;
     node.client.resize_pool(&floe_api::PoolResizeRequest {
         budget_bytes: BUDGET,
@@ -158,7 +158,7 @@ fn different(context: &Context, kinds: &[Kind], report: &mut Report) -> anyhow::
 }
 
 /// Waits until all substrates are back in memory. Returns how long that took the node, in ms.
-fn warm_ms(node: &Node) -> anyhow::Result<f64> {
+pub(super) fn warm_ms(node: &Node) -> anyhow::Result<f64> {
     let until = Instant::now() + WARM_MAX;
     loop {
         let status = node.client.pool()?;
