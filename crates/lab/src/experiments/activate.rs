@@ -273,12 +273,12 @@ fn on_hosts(
     Ok(())
 }
 
-fn host_name(number: usize) -> String {
+pub(super) fn host_name(number: usize) -> String {
     format!("host-{number}")
 }
 
 /// Puts the hosts' nodes into one cluster.
-fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
+pub(super) fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
     let at = |number: usize| Some(SocketAddr::from((segment.address(number), PORT)));
     nodes[0].client.cluster_init(&ClusterInit {
         name: Some(host_name(0)),

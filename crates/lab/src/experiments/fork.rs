@@ -41,6 +41,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     clones(context, &mut report)?;
     from_blanks(context, &mut report)?;
     super::fork_answers::add(context, &mut report)?;
+    super::fork_hosts::add(context, &mut report)?;
     report.note(
         "pauses: two CPUs, so many MB of bytes, no two pages alike, written to memory since the guest's start, and what the guest itself wrote \
          (1024 MB in a guest of 2 GB, the others of 1 GB); \

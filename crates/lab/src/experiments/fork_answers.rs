@@ -197,6 +197,11 @@ fn fork_until(
 
 /// Leads a port of this host to a clone's web server, and asks that for a page until it answers.
 fn get(node: &Node, clone: &str) -> anyhow::Result<()> {
+    until_it_answers(lead_to(node, clone)?)
+}
+
+/// Leads a port of a node's host to a clone's web server, and returns it.
+pub(super) fn lead_to(node: &Node, clone: &str) -> anyhow::Result<u16> {
     let request = ForwardRequest {
         forward: PortForward {
             protocol: Default::default(),
@@ -207,15 +212,14 @@ fn get(node: &Node, clone: &str) -> anyhow::Result<()> {
         remove: false,
     };
     let until = Instant::now() + PATIENCE;
-    let port = loop {
+    loop {
         // for a moment something else may be done with the clone, or another one may have taken the port that was free
         match node.client.forward(clone, &request) {
-            Ok(forward) => break forward.host_port,
+            Ok(forward) => return Ok(forward.host_port),
             Err(_) if Instant::now() < until => std::thread::sleep(AGAIN),
             Err(error) => return Err(error).context("no port leads to a clone"),
         }
-    };
-    until_it_answers(port)
+    }
 }
 
 /// Runs a command in a clone's guest, once its agent answers.

@@ -23,6 +23,7 @@ pub mod fault;
 mod foreign;
 pub mod fork;
 mod fork_answers;
+mod fork_hosts;
 pub mod fuzz;
 pub mod hammer;
 pub mod hardware;

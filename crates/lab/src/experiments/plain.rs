@@ -158,6 +158,17 @@ impl PlainQemu {
         hardware: Hardware,
         count: usize,
     ) -> anyhow::Result<Copies> {
+        self.copies_of(dir, hardware, count, |_, state| Ok(state.to_owned()))
+    }
+
+    /// The same where each copy, by its number from 0, loads a file of its own, which `bring` makes of the one that was written.
+    pub fn copies_of(
+        &mut self,
+        dir: &Path,
+        hardware: Hardware,
+        count: usize,
+        bring: impl Fn(usize, &Path) -> anyhow::Result<PathBuf> + Sync,
+    ) -> anyhow::Result<Copies> {
         std::fs::create_dir_all(dir)?;
         let disk = self.dir.join(DISK);
         let disk = disk.exists().then(|| disk.canonicalize()).transpose()?;
@@ -176,7 +187,7 @@ impl PlainQemu {
             if let Some(disk) = &disk {
                 overlay(&dir, disk, "qcow2")?;
             }
-            let mut copy = PlainQemu::load(&dir, hardware, &state)?;
+            let mut copy = PlainQemu::load(&dir, hardware, &bring(number, &state)?)?;
             let running = ms();
             until_it_answers(copy.forward()?)?;
             Ok((copy, running, ms()))
