@@ -215,7 +215,7 @@ fn plain(context: &Context, guest: &Guest, memory: u64) -> anyhow::Result<(Sampl
 }
 
 /// Has the kernel forget what it holds in memory of a file.
-fn forget(path: &std::path::Path) -> anyhow::Result<()> {
+pub(super) fn forget(path: &std::path::Path) -> anyhow::Result<()> {
     let file = std::fs::File::open(path)?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;

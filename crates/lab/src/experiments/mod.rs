@@ -54,6 +54,7 @@ pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
 pub mod swarm_storm;
+pub mod template;
 pub mod test;
 pub mod touch;
 pub mod train;
@@ -89,6 +90,11 @@ pub const ALL: &[Experiment] = &[
         name: "dedup",
         about: "one disk in seven formats, ten guests in one repository: what is stored, against each alone",
         run: dedup::run,
+    },
+    Experiment {
+        name: "template",
+        about: "a new machine of a template of 2 to 20 GB, against a copy of its disk",
+        run: template::run,
     },
     Experiment {
         name: "disk",
