@@ -3,7 +3,7 @@
 //! instead of from memory; made small before, made larger then; and of guests of 128 MB to 2 GB. The guest is the tiny one.
 use super::activate::{activate, boot};
 use super::dock::{dock, dock_as};
-use super::live::{Node, write_distinct};
+use super::live::{Node, drop_caches, write_distinct};
 use super::pool::{warm_ms, with_budget};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -25,8 +25,6 @@ const MACHINE: &str = "m";
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How often that is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Where the kernel is told to forget what it holds in memory of files, and what it is told.
-const DROP_CACHES: (&str, &str) = ("/proc/sys/vm/drop_caches", "3");
 
 /// What one way measures.
 #[derive(Default)]
@@ -82,9 +80,7 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
 /// Forgets what earlier activations have unpacked, on the disk and in the kernel's memory.
 fn forget(node: &Node) -> anyhow::Result<()> {
     node.client.cache_gc()?;
-    rustix::fs::sync();
-    let (file, what) = DROP_CACHES;
-    std::fs::write(file, what).context("the kernel's caches can be dropped by root alone")
+    drop_caches()
 }
 
 /// Imports the guest and boots a machine of it until its agent answers.

@@ -1,5 +1,5 @@
-//! A part of `fork`, after SnowFlock's figure 2: a Debian of 1 GB gets a clone on each of 1, 2 and 4 other hosts, until the last of them has
-//! answered a web request. Compared with a guest that is stopped, written to a file, sent to each of them over the parent's link, and
+//! A part of `fork`, after SnowFlock's figure 2: a Debian of 1 GB gets a clone on each of 1, 2 and 4 other hosts, until the last of them
+//! has answered a web request. Compared with a guest that is stopped, written to a file, sent to each of them over the parent's link, and
 //! loaded there by QEMU alone. The hosts are network namespaces behind gigabit links, and share this machine's processors.
 use super::activate::{host_name, join};
 use super::fork::{end, start, told};

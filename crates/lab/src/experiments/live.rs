@@ -530,6 +530,13 @@ pub fn at_once<T: Send>(
     })
 }
 
+/// Has the kernel forget what it holds in memory of files, all of them.
+pub fn drop_caches() -> anyhow::Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("the kernel's caches can be dropped by root alone")
+}
+
 /// Asks a guest's shell a question over its serial line, and waits for its answer.
 pub fn ask_console(console: UnixStream, patience: Duration) -> anyhow::Result<Duration> {
     tell_console(console, "", patience)
