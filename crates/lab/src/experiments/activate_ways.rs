@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const MEMORY: u64 = 128 << 20;
 /// What it is made larger to: bytes, and virtual CPUs.
 const LARGER: (u64, u32) = (256 << 20, 2);
-/// Memory of guests of different sizes, MB (2^20 bytes). A quarter of it is in use.
+/// Memory of guests of different sizes, MB (2^20 bytes). An eighth of it is written.
 const SIZES_MB: [u64; 5] = [128, 256, 512, 1024, 2048];
 /// The machine that is docked, again and again.
 const ORIGIN: &str = "origin";
@@ -73,7 +73,7 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
          pool's memory, or from the disk; before each activation what earlier ones unpacked is removed and the kernel's caches are \
          dropped, but for the first one after a docking",
     );
-    report.note("sizes: a quarter of each guest's memory is written, no two pages alike; nothing waits for them");
+    report.note("sizes: an eighth of each guest's memory is written, no two pages alike; nothing waits for them");
     Ok(())
 }
 
@@ -227,7 +227,7 @@ fn sizes(context: &Context, guest: &Guest, report: &mut Report) -> anyhow::Resul
         let node = with_budget(&context.scratch.join(format!("size{size_mb}")))?;
         node.import_with(guest, "guest", size_mb << 20, 1)?;
         boot(&node, "guest", ORIGIN)?;
-        let fill = write_distinct(size_mb / 4, "/dev/shm/filled");
+        let fill = write_distinct(size_mb / 8, "/dev/shm/filled");
         node.tell(ORIGIN, &fill, PATIENCE)?;
         dock(&node, ORIGIN, "ready")?;
         node.remove(ORIGIN)?;

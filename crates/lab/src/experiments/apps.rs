@@ -1,8 +1,10 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
 //! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own.
+use super::activate::{host_name, join};
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
+use crate::link::Segment;
 use anyhow::Context as _;
 use floe_api::{HostAccess, Limits, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
@@ -173,6 +175,16 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         add(&mut report, job.name, lab.parts(job.name, units)?)?;
         report.note(format!("{}: {units} units, each {}", job.name, job.unit));
     }
+    drop(lab); // its machines would run beside those of the other hosts
+    if !context.quick {
+        let elsewhere = elsewhere(context, count, rounds)?;
+        let here = report.figures["distcc.clones_s"].value;
+        report.add("distcc.elsewhere_s", "s", &elsewhere).against(
+            "on clones beside their parent",
+            "s",
+            here,
+        );
+    }
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
@@ -212,6 +224,52 @@ fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result
         .add(&format!("{name}.clones_s"), "s", &clones)
         .against("machines that already run", "s", zero_cost.median());
     Ok(())
+}
+
+/// Measures the compilation with its clones on another host than their parent's, whose processors are the same here: both are network
+/// namespaces, with a gigabit link between them.
+fn elsewhere(context: &Context, helpers: usize, rounds: usize) -> anyhow::Result<Samples> {
+    let segment = Segment::new(2).context("hosts of our own need root")?;
+    let mut nodes = Vec::new();
+    for (number, hosts) in [host_name(1), "here".into()].into_iter().enumerate() {
+        segment.as_gigabit(number)?;
+        let home = context.scratch.join(format!("apps-host{number}"));
+        let flags = ["--guest-hosts", &hosts];
+        nodes.push(Node::start_with(Some(segment.host(number)), &home, &flags)?);
+    }
+    join(&segment, &nodes)?;
+    let node = &nodes[0];
+    node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
+    node.boot("apps", "origin")?;
+    node.tell("origin", "apps compile 1", JOB_MAX)?;
+    node.capture("origin", "warm", true, 0)?;
+    node.remove("origin").ok();
+    let request = RunRequest {
+        image: "warm".into(),
+        name: Some(ALONE.into()),
+        network: Some(NetworkRequest::default()),
+        limits: Limits {
+            clones: Some(helpers as u32),
+            ..Limits::default()
+        },
+        ..RunRequest::default()
+    };
+    node.run(&request, |_| {})?;
+    node.tell(ALONE, "apps compile 1", JOB_MAX)?;
+    let mut seconds = Samples::default();
+    for _ in 0..rounds {
+        let command = format!("apps compile-clones {helpers} {COMPILED}");
+        seconds.push(node.tell(ALONE, &command, JOB_MAX)?.as_secs_f64());
+        let until = Instant::now() + SETTLE_MAX;
+        while !nodes[1].client.machines()?.machines.is_empty() {
+            anyhow::ensure!(
+                Instant::now() < until,
+                "clones on the other host do not end"
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Ok(seconds)
 }
 
 /// Waits until clones that stay are stored, so that storing them disturbs no measurement.

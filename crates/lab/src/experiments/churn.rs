@@ -307,3 +307,19 @@ fn processes(is_one: impl Fn(&str) -> bool) -> Vec<u32> {
     };
     entries.filter_map(pid).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leak_is_what_is_more_than_before_and_never_less_than_nothing() {
+        let held = |descriptors, threads, kb| Held {
+            descriptors,
+            threads,
+            kb,
+        };
+        let more = held(12.0, 7.0, 900.0).since(&held(10.0, 7.0, 1000.0));
+        assert_eq!((more.descriptors, more.threads, more.kb), (2.0, 0.0, 0.0));
+    }
+}

@@ -55,6 +55,9 @@ pub struct NodeArguments {
     /// What is done for machines' vCPUs
     #[arg(long, default_value = "off", value_parser = cpu_sched)]
     cpu_sched: CpuSched,
+    /// Hosts of the clones that guests make, as in floe node
+    #[arg(long, value_delimiter = ',')]
+    guest_hosts: Vec<String>,
 }
 
 fn cpu_sched(name: &str) -> Result<CpuSched, String> {
@@ -103,6 +106,7 @@ impl NodeArguments {
         options.swarm.policy = self.swarm_policy;
         options.io_trace = self.io_trace;
         options.cpu_sched = self.cpu_sched;
+        options.guest_hosts = self.guest_hosts;
         options.web = self.web.map(|listen| WebOptions {
             listen,
             any_port: false,
@@ -590,5 +594,26 @@ impl Drop for Node {
             }
         }
         drop(self.server.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn what_is_done_at_once_overlaps_and_comes_back_in_order_and_an_error_is_told() {
+        let all_there = Barrier::new(4);
+        let squares = at_once(4, |number| {
+            all_there.wait();
+            Ok(number * number)
+        });
+        assert_eq!(squares.unwrap(), [0, 1, 4, 9]);
+        let failed = at_once(3, |number| {
+            ensure!(number != 1, "number {number} failed");
+            Ok(number)
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "number 1 failed");
     }
 }
