@@ -114,7 +114,7 @@ fn here(
         node.remove(&name)?;
     }
     dock_one(&node)?;
-    let mut times = Times::default();
+    let (mut times, mut reads) = (Times::default(), Samples::default());
     for round in 0..=context.pick(15, 3) {
         // what the last one has unpacked is not to be found on the disk: its chunks come from the pool's memory
         node.client.cache_gc()?;
@@ -128,6 +128,7 @@ fn here(
         // the first one has no QEMU that waits for it
         if round > 0 {
             times.push(&activated)?;
+            reads.push(node.machine(&name)?.stats.misses as f64);
         }
         node.remove(&name)?;
         std::thread::sleep(STANDBY_TIME);
@@ -139,6 +140,7 @@ fn here(
     report
         .add("ready_ms_p50", "ms", &times.ready)
         .against(alternative, "ms", boots.median());
+    report.add("reads_p50", "", &reads);
     let ratio = boots.median() / times.ready.median();
     report.add_value("boot_over_ready", "x", ratio);
     times.tell_stages(report, "");
