@@ -8,7 +8,7 @@
 //!
 //! `xen-save-devices-state` works with every accelerator and machine type; it is the only command that writes the devices
 //! without RAM. Rejected: the migration stream with RAM in it (a GiB to write and to parse in the pause) and
-//! `background-snapshot` (userfaultfd inside of QEMU, which its sandbox and shared memory rule out).
+//! `background-snapshot` (docs/decisions/pause.md).
 
 use std::fs::File;
 use std::io::Read;

@@ -3,8 +3,8 @@
 //! RAM after a cold start is a memfd, which this process maps and reads in place. RAM of a restored machine is a private
 //! mapping of the image's file: the machine wrote exactly those pages that `/proc/PID/pagemap` shows as present or
 //! swapped with bit 61 (page of a file) clear; they are copied with `process_vm_readv` through buffers that fit into the
-//! cache. Video memory is anonymous and is copied the same way. Rejected: soft-dirty bits (not in every kernel) and
-//! userfaultfd write protection (needs QEMU's cooperation), which would allow copying most pages before the pause.
+//! cache. Video memory is anonymous and is copied the same way. Rejected: soft-dirty bits (not in every kernel). What
+//! copying most pages before the pause would take is in docs/decisions/pause.md.
 //!
 //! [`Memory::copy`] runs while the guest is paused, so every microsecond counts: the pages go into buffers that were
 //! faulted in before, sized by a counting pass over the running guest. Nothing is hashed or compressed here.

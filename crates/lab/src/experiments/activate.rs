@@ -1,9 +1,9 @@
 //! `activate`: from the call to the first instruction of a machine from the pool's memory, and to its guest's answer with the network in
 //! place; the same of 1 to 8 machines on four hosts. Compared with a cold boot of the same guest until it answers, with QEMU's restore of
-//! the full state from a file that is not in memory, and with a live migration between two QEMUs.
+//! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs.
 use super::dock::dock;
 use super::live::Node;
-use super::plain::PlainQemu;
+use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -66,8 +66,8 @@ impl Times {
 }
 
 /// What an activation has told.
-struct Activated {
-    report: ActivateReport,
+pub(super) struct Activated {
+    pub report: ActivateReport,
     stages: BTreeMap<String, f64>,
 }
 
@@ -85,10 +85,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         .add_value("migrate_over_first", "x", migrations.median() / first_ms)
         .against("the live migration", "ms", migrations.median());
     on_hosts(context, &guest, memory, &mut report)?;
+    super::activate_ways::add(context, &mut report)?;
     super::cluster_ready::add(context, &mut report)?;
     report.note(
-        "first_ms and ready_ms: one private machine from the pool's memory on this host; ready: its agent has answered, at the size that \
-         it was docked with",
+        "first_ms and ready_ms: one private machine on this host, for which a QEMU waits that has loaded this very substrate; ready: its \
+         agent has answered, at the size that it was docked with",
     );
     report.note(format!(
         "ready_ms_n: so many clones on {HOSTS} hosts, which are network namespaces of one machine and share its processors; until the \
@@ -109,11 +110,11 @@ fn here(
     let mut boots = Samples::default();
     for round in 0..context.pick(3, 1) {
         let name = format!("boot{round}");
-        boots.push(boot(&node, &name)?);
+        boots.push(boot(&node, "guest", &name)?);
         node.remove(&name)?;
     }
     dock_one(&node)?;
-    let mut times = Times::default();
+    let (mut times, mut reads) = (Times::default(), Samples::default());
     for round in 0..=context.pick(15, 3) {
         // what the last one has unpacked is not to be found on the disk: its chunks come from the pool's memory
         node.client.cache_gc()?;
@@ -122,10 +123,12 @@ fn here(
             name: Some(name.clone()),
             ..ActivateRequest::default()
         };
-        let activated = activate(&node, request)?;
+        let activated = activate(&node, NAME, request)?;
+        ensure!(activated.report.from_memory, "it came from the disk");
         // the first one has no QEMU that waits for it
         if round > 0 {
             times.push(&activated)?;
+            reads.push(node.machine(&name)?.stats.misses as f64);
         }
         node.remove(&name)?;
         std::thread::sleep(STANDBY_TIME);
@@ -137,16 +140,17 @@ fn here(
     report
         .add("ready_ms_p50", "ms", &times.ready)
         .against(alternative, "ms", boots.median());
+    report.add("reads_p50", "", &reads);
     let ratio = boots.median() / times.ready.median();
     report.add_value("boot_over_ready", "x", ratio);
     times.tell_stages(report, "");
     Ok(times)
 }
 
-/// Boots the guest until its agent answers. Returns how long that took, in milliseconds.
-fn boot(node: &Node, name: &str) -> anyhow::Result<f64> {
+/// Boots a guest until its agent answers. Returns how long that took, in milliseconds.
+pub(super) fn boot(node: &Node, image: &str, name: &str) -> anyhow::Result<f64> {
     let request = RunRequest {
-        image: "guest".into(),
+        image: image.into(),
         name: Some(name.into()),
         cold: true,
         wait: Wait::Agent,
@@ -158,26 +162,29 @@ fn boot(node: &Node, name: &str) -> anyhow::Result<f64> {
 
 /// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer.
 fn dock_one(node: &Node) -> anyhow::Result<()> {
-    boot(node, "origin")?;
+    boot(node, "guest", "origin")?;
     dock(node, "origin", NAME)?;
     node.remove("origin")
 }
 
-/// Activates the substrate and waits for its guests.
-fn activate(node: &Node, request: ActivateRequest) -> anyhow::Result<Activated> {
+/// Activates a substrate and waits for its guests.
+pub(super) fn activate(
+    node: &Node,
+    substrate: &str,
+    request: ActivateRequest,
+) -> anyhow::Result<Activated> {
     let wanted = request.machines.max(1) as usize;
     let request = ActivateRequest {
         answer_s: Some(ANSWER_S_MAX),
         ..request
     };
     let mut stages: BTreeMap<String, f64> = BTreeMap::new();
-    let outcome = node.client.activate(NAME, &request)?.finish(|event| {
+    let outcome = node.client.activate(substrate, &request)?.finish(|event| {
         if let Event::Stage { name, ms } = event {
             *stages.entry(name.clone()).or_default() += ms;
         }
     })?;
     let report = outcome.activated.context("an activation is told")?;
-    ensure!(report.from_memory, "it came from the disk");
     let running = report.machines.len();
     ensure!(
         running == wanted,
@@ -190,26 +197,27 @@ fn activate(node: &Node, request: ActivateRequest) -> anyhow::Result<Activated> 
 /// Measures QEMU's own ways, in milliseconds: a restore from a file that is not in memory, and a live migration.
 fn plain(context: &Context, guest: &Guest, memory: u64) -> anyhow::Result<(Samples, Samples)> {
     let (dir, state) = (context.scratch.join("plain"), context.scratch.join("state"));
-    let mut running = PlainQemu::boot(&dir, guest, memory)?;
+    let hardware = Hardware::new(guest, memory, 1);
+    let mut running = PlainQemu::boot(&dir, hardware)?;
     running.save(&state)?;
     let (mut restores, mut migrations) = (Samples::default(), Samples::default());
     let rounds = context.pick(5, 1);
     for round in 0..rounds {
         let to = context.scratch.join(format!("moved{round}"));
-        running = running.migrate(&to, guest, memory)?;
+        running = running.migrate(&to, hardware)?;
         migrations.push(running.started.as_secs_f64() * 1000.0);
     }
     drop(running);
     for _ in 0..rounds {
         forget(&state)?;
-        let qemu = PlainQemu::load(&dir, guest, memory, &state)?;
+        let qemu = PlainQemu::load(&dir, hardware, &state)?;
         restores.push(qemu.started.as_secs_f64() * 1000.0);
     }
     Ok((restores, migrations))
 }
 
 /// Has the kernel forget what it holds in memory of a file.
-fn forget(path: &std::path::Path) -> anyhow::Result<()> {
+pub(super) fn forget(path: &std::path::Path) -> anyhow::Result<()> {
     let file = std::fs::File::open(path)?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -246,7 +254,8 @@ fn on_hosts(
                 hosts: (0..HOSTS).map(host_name).collect(),
                 ..ActivateRequest::default()
             };
-            let activated = activate(first, request)?;
+            let activated = activate(first, NAME, request)?;
+            ensure!(activated.report.from_memory, "it came from the disk");
             // the first one has no QEMUs that wait for it
             if round > 0 {
                 times.push(&activated)?;
@@ -266,12 +275,12 @@ fn on_hosts(
     Ok(())
 }
 
-fn host_name(number: usize) -> String {
+pub(super) fn host_name(number: usize) -> String {
     format!("host-{number}")
 }
 
 /// Puts the hosts' nodes into one cluster.
-fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
+pub(super) fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
     let at = |number: usize| Some(SocketAddr::from((segment.address(number), PORT)));
     nodes[0].client.cluster_init(&ClusterInit {
         name: Some(host_name(0)),

@@ -1,8 +1,10 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
 //! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own.
+use super::activate::{host_name, join};
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
+use crate::link::Segment;
 use anyhow::Context as _;
 use floe_api::{HostAccess, Limits, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
@@ -104,7 +106,7 @@ impl Results {
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("apps", context.quick);
-    let rounds = context.pick(3, 1);
+    let rounds = context.pick(5, 1);
     let count = std::thread::available_parallelism()?.get();
     let results = Results::listen()?;
     let node = Node::start(None, &context.scratch.join("node"), false)?;
@@ -173,27 +175,46 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         add(&mut report, job.name, lab.parts(job.name, units)?)?;
         report.note(format!("{}: {units} units, each {}", job.name, job.unit));
     }
+    drop(lab); // its machines would run beside those of the other hosts
+    if !context.quick {
+        let elsewhere = elsewhere(context, count, rounds)?;
+        let here = report.figures["distcc.clones_s"].value;
+        report.add("distcc.elsewhere_s", "s", &elsewhere).against(
+            "on clones beside their parent",
+            "s",
+            here,
+        );
+    }
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
-         before, from the command until the last is done. Results are compared by checksum. Machines \
+         before, from the command until the last is done; speedup: over one such machine that does all of it. Results are compared by \
+         checksum. Machines \
          that take no part stand still meanwhile, but for those in a family's network. An emulator of a machine that has done the \
          work before has its code translated, that of a new clone has not"
     ));
     Ok(report)
 }
 
-/// Adds what a job took on machines that already run, and on clones.
+/// Adds what a job took on machines that already run, on clones, and on one machine alone (figure 5 of the paper).
 fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result<()> {
-    let samples: [Samples; 2] = samples
+    let samples: [Samples; 3] = samples
         .try_into()
-        .map_err(|_| anyhow::anyhow!("two candidates"))?;
-    let [zero_cost, clones] = samples;
+        .map_err(|_| anyhow::anyhow!("three candidates"))?;
+    let [zero_cost, clones, alone] = samples;
     eprintln!(
-        "{name}: {:.1} s on machines that run, {:.1} s on clones",
+        "{name}: {:.1} s on machines that run, {:.1} s on clones, {:.1} s on one machine",
         zero_cost.median(),
-        clones.median()
+        clones.median(),
+        alone.median()
     );
+    report
+        .add(&format!("{name}.speedup"), "x", &alone.over(&clones))
+        .against(
+            "machines that already run",
+            "x",
+            alone.over(&zero_cost).median(),
+        );
     report.add(
         &format!("{name}.over_zero_cost"),
         "ratio",
@@ -203,6 +224,52 @@ fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result
         .add(&format!("{name}.clones_s"), "s", &clones)
         .against("machines that already run", "s", zero_cost.median());
     Ok(())
+}
+
+/// Measures the compilation with its clones on another host than their parent's, whose processors are the same here: both are network
+/// namespaces, with a gigabit link between them.
+fn elsewhere(context: &Context, helpers: usize, rounds: usize) -> anyhow::Result<Samples> {
+    let segment = Segment::new(2).context("hosts of our own need root")?;
+    let mut nodes = Vec::new();
+    for (number, hosts) in [host_name(1), "here".into()].into_iter().enumerate() {
+        segment.as_gigabit(number)?;
+        let home = context.scratch.join(format!("apps-host{number}"));
+        let flags = ["--guest-hosts", &hosts];
+        nodes.push(Node::start_with(Some(segment.host(number)), &home, &flags)?);
+    }
+    join(&segment, &nodes)?;
+    let node = &nodes[0];
+    node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
+    node.boot("apps", "origin")?;
+    node.tell("origin", "apps compile 1", JOB_MAX)?;
+    node.capture("origin", "warm", true, 0)?;
+    node.remove("origin").ok();
+    let request = RunRequest {
+        image: "warm".into(),
+        name: Some(ALONE.into()),
+        network: Some(NetworkRequest::default()),
+        limits: Limits {
+            clones: Some(helpers as u32),
+            ..Limits::default()
+        },
+        ..RunRequest::default()
+    };
+    node.run(&request, |_| {})?;
+    node.tell(ALONE, "apps compile 1", JOB_MAX)?;
+    let mut seconds = Samples::default();
+    for _ in 0..rounds {
+        let command = format!("apps compile-clones {helpers} {COMPILED}");
+        seconds.push(node.tell(ALONE, &command, JOB_MAX)?.as_secs_f64());
+        let until = Instant::now() + SETTLE_MAX;
+        while !nodes[1].client.machines()?.machines.is_empty() {
+            anyhow::ensure!(
+                Instant::now() < until,
+                "clones on the other host do not end"
+            );
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Ok(seconds)
 }
 
 /// Waits until clones that stay are stored, so that storing them disturbs no measurement.
@@ -278,7 +345,7 @@ impl Lab {
         Ok(each.round().max(1.0) as usize * self.standing.len())
     }
 
-    /// Measures a job of independent parts: on machines that already run, and on clones.
+    /// Measures a job of independent parts: on machines that already run, on clones, and on one machine that does all parts.
     fn parts(&self, job: &str, units: usize) -> anyhow::Result<Vec<Samples>> {
         let expected = OnceCell::new();
         let same = |sums: BTreeSet<String>| {
@@ -297,9 +364,20 @@ impl Lab {
             self.quiet(PARENT)?;
             Ok(seconds)
         };
+        let mut on_one = || self.on_one(&format!("apps part {job} 0 1 {units}"));
         // do everything once: afterwards nothing has to be fetched, and no page copied on write
         on_standing()?;
-        interleave(self.rounds, &mut [&mut on_standing, &mut on_clones])
+        interleave(
+            self.rounds,
+            &mut [&mut on_standing, &mut on_clones, &mut on_one],
+        )
+    }
+
+    /// Runs a command on the first of the machines that already run. Returns the seconds that it took.
+    fn on_one(&self, command: &str) -> anyhow::Result<f64> {
+        let one = &self.standing[..1];
+        let _still = Still::but(&self.node, one)?;
+        Ok(self.node.tell(&one[0], command, JOB_MAX)?.as_secs_f64())
     }
 
     /// Measures a job that a parent distributes in small pieces.
@@ -317,8 +395,12 @@ impl Lab {
             self.quiet(ALONE)?;
             Ok(took.as_secs_f64())
         };
+        let mut on_one = || self.on_one(&format!("apps compile {COMPILED}"));
         on_team()?;
-        interleave(self.rounds, &mut [&mut on_team, &mut on_clones])
+        interleave(
+            self.rounds,
+            &mut [&mut on_team, &mut on_clones, &mut on_one],
+        )
     }
 
     /// Runs all parts at once on machines that already run. Returns the seconds that it took, and the results.

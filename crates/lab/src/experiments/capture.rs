@@ -1,7 +1,7 @@
 //! `capture`: how long a running guest is paused for a capture, and what a second capture a minute later stores. Compared
 //! with QEMU's own way to a file, `stop` and `migrate`, on a guest of the same size.
 use super::live::Node;
-use super::plain::PlainQemu;
+use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
@@ -24,7 +24,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let node = Node::start(None, &home, false)?;
     node.import(&guest, "guest", memory)?;
     node.boot("guest", "m")?;
-    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), &guest, memory)?;
+    let hardware = Hardware::new(&guest, memory, 2);
+    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), hardware)?;
 
     let (mut pauses, mut totals, mut migrations) =
         (Samples::default(), Samples::default(), Samples::default());

@@ -1,8 +1,8 @@
-//! `churn`: four parents fork four clones each, wait until those have ended, and repeat that, all at once. Does anything
-//! fail, does anything stay behind, and does a round take as long as the one before?
+//! `churn`: four parents fork four clones each, which do a job and end, again and again, all at once. Does anything fail, does anything
+//! stay behind, and does a round take as long as the one before?
 use super::live::Node;
 use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
+use crate::harness::{Context, Report, Samples, own_memory};
 use anyhow::Context as _;
 use floe_api::{ForkReport, ForkRequest, KillRequest, MachineStatus, NetworkRequest, RunRequest};
 use std::collections::BTreeMap;
@@ -23,11 +23,19 @@ const GUEST_MAX: Duration = Duration::from_secs(300);
 const QUIET_MAX: Duration = Duration::from_secs(120);
 /// How often conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How many times in a row nothing has changed when all is quiet.
+const SAME: usize = 50;
+/// Rounds before those that count: what is created only once is there then, and what grows to its size has it.
+const WARM_ROUNDS: usize = 8;
+/// What a clone does with memory of its own.
+const JOB: &str = "seq 1 20000 | sort -r | gzip -c | tee /dev/shm/job | gunzip -c | md5sum";
+/// Where a parent keeps what comes of it, which each clone compares its own with.
+const SUM: &str = "/dev/shm/sum";
 
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("churn", context.quick);
-    let rounds = context.pick(5, 2);
+    let (warm_rounds, rounds) = context.pick((WARM_ROUNDS, 64), (1, 2));
     let home = context.scratch.join("node");
     let node = Node::start(None, &home, false)?;
     node.import_with(&Guest::tiny()?, "guest", MEMORY_BYTES, 1)?;
@@ -43,13 +51,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             ..RunRequest::default()
         };
         node.run(&request, |_| {})?;
-        node.ask(parent, GUEST_MAX)?;
+        node.tell(parent, &format!("{JOB} > {SUM}"), GUEST_MAX)?;
     }
-    // the first round creates what is created only once (standby, index files)
-    let warm = at_once(&node, &parents, 1);
+    let warm = at_once(&node, &parents, warm_rounds);
     let before = quiet(&node, &home)?;
+    let held_before = held(&node, &home)?;
     let counted = at_once(&node, &parents, rounds);
     let after = quiet(&node, &home)?;
+    let more = held(&node, &home)?.since(&held_before);
 
     let errors: Vec<&String> = warm
         .iter()
@@ -68,7 +77,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             leaks += more;
         }
     }
-    report.add_value("leaks", "count", leaks);
+    report.add_value("left_behind", "count", leaks);
+    report.add_value("leaked_fds", "count", more.descriptors);
+    report.add_value("leaked_threads", "count", more.threads);
+    report.add_value("leaked_kb", "kB", more.kb).against(
+        "memory of the node's own processes before",
+        "kB",
+        held_before.kb,
+    );
     let mut each = Samples::default();
     for round in 0..rounds {
         let times = counted
@@ -91,9 +107,11 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         (slowest - fastest) / each.median().max(f64::MIN_POSITIVE),
     );
     report.note(format!(
-        "{PARENTS} parents of 128 MB, each in a network of its own, fork {CLONES} clones each at the same time, which switch \
-         themselves off and are removed; one round before, then {rounds} that count; a round's time is the parents' mean, the \
-         spread is that of the slowest and the fastest round over the median"
+        "{PARENTS} parents of 128 MB, each in a network of its own, fork {CLONES} clones each at the same time; each sorts, packs and unpacks \
+         20,000 lines, compares the sum with its parent's, switches itself off and is removed; {warm_rounds} rounds before, then {rounds} \
+         that count; a round's time is the parents' mean, the spread is that of the slowest and the fastest round over the median; \
+         descriptors, threads and memory are those of all processes of the node but QEMUs, the least within a second in which it has \
+         nothing to do"
     ));
     Ok(report)
 }
@@ -158,7 +176,7 @@ fn round(node: &Node, parent: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells every clone to switch itself off and waits until all have.
+/// Lets all clones do their job at the same time, then tells each to switch itself off, and waits until all have.
 fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
     anyhow::ensure!(
         fork.running == CLONES,
@@ -166,8 +184,11 @@ fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
         fork.running,
         fork.clones
     );
+    let job = format!("[ \"$({JOB})\" = \"$(cat {SUM})\" ]");
+    super::live::at_once(fork.clones.len(), |number| {
+        node.tell(&fork.clones[number].name, &job, GUEST_MAX)
+    })?;
     for clone in &fork.clones {
-        node.ask(&clone.name, GUEST_MAX)?;
         let mut console = node.client.attach(&clone.name)?;
         writeln!(console, "poweroff -f")?;
         let until = Instant::now() + GUEST_MAX;
@@ -184,8 +205,8 @@ fn quiet(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>
     let until = Instant::now() + QUIET_MAX;
     let mut last = count(node, home)?;
     let mut same = 0;
-    // forks are stored and forgotten in the background: this is over when no count has decreased for a second
-    while same < 50 && Instant::now() < until {
+    // forks are stored and forgotten in the background: this is over when no count has changed for a second
+    while same < SAME && Instant::now() < until {
         std::thread::sleep(LOOK_EVERY);
         let now = count(node, home)?;
         same = if now == last { same + 1 } else { 0 };
@@ -200,8 +221,6 @@ fn count(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>
     let mounts = std::fs::read_to_string("/proc/self/mounts")?;
     let mounts = mounts.lines().filter(|line| line.contains(&home_text));
     let cache = node.client.cache()?;
-    let pid = node.client.node()?.pid;
-    let threads = entries(Path::new(&format!("/proc/{pid}/task")));
     // the guest's image, the booted one, and at most one image of a fork for each parent
     let images = node.client.images()?.images.len();
     Ok([
@@ -222,18 +241,85 @@ fn count(node: &Node, home: &Path) -> anyhow::Result<BTreeMap<&'static str, f64>
             "bytes of cache beyond its budget",
             cache.used_bytes.saturating_sub(cache.budget_bytes) as f64,
         ),
-        ("hundreds of threads", (threads / 100) as f64),
     ]
     .into())
 }
 
+/// What the processes of a node hold while it has nothing to do.
+struct Held {
+    descriptors: f64,
+    threads: f64,
+    /// Memory that is no file's, in kB.
+    kb: f64,
+}
+
+impl Held {
+    /// Returns how much more that is than before, of each; what is less counts as nothing.
+    fn since(&self, before: &Held) -> Held {
+        Held {
+            descriptors: (self.descriptors - before.descriptors).max(0.0),
+            threads: (self.threads - before.threads).max(0.0),
+            kb: (self.kb - before.kb).max(0.0),
+        }
+    }
+}
+
+/// Returns the least of each within a second: threads and connections come and go.
+fn held(node: &Node, home: &Path) -> anyhow::Result<Held> {
+    let home = home.display().to_string();
+    let own = std::process::id();
+    let mut pids = processes(|line| line.contains(&home) && !line.contains("qemu-system"));
+    pids.retain(|pid| *pid != own);
+    let pid = node.client.node()?.pid;
+    anyhow::ensure!(pids.contains(&pid), "the node's process {pid} is not found");
+    let mut least = Held {
+        descriptors: f64::MAX,
+        threads: f64::MAX,
+        kb: f64::MAX,
+    };
+    for _ in 0..SAME {
+        let (mut descriptors, mut threads, mut bytes) = (0, 0, 0);
+        for pid in &pids {
+            descriptors += std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+            threads += std::fs::read_dir(format!("/proc/{pid}/task"))?.count();
+            bytes += own_memory(*pid)?;
+        }
+        least.descriptors = least.descriptors.min(descriptors as f64);
+        least.threads = least.threads.min(threads as f64);
+        least.kb = least.kb.min(bytes as f64 / 1e3);
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(least)
+}
+
 /// Counts the QEMUs whose command line names this home.
 fn qemus(home: &str) -> usize {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let is_one = |entry: &std::fs::DirEntry| {
+    processes(|line| line.contains("qemu-system") && line.contains(home)).len()
+}
+
+/// Returns the processes whose command lines are such.
+fn processes(is_one: impl Fn(&str) -> bool) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pid = |entry: std::fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line);
-        line.contains("qemu-system") && line.contains(home)
+        is_one(&String::from_utf8_lossy(&line)).then_some(pid)
     };
-    processes.filter(is_one).count()
+    entries.filter_map(pid).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leak_is_what_is_more_than_before_and_never_less_than_nothing() {
+        let held = |descriptors, threads, kb| Held {
+            descriptors,
+            threads,
+            kb,
+        };
+        let more = held(12.0, 7.0, 900.0).since(&held(10.0, 7.0, 1000.0));
+        assert_eq!((more.descriptors, more.threads, more.kb), (2.0, 0.0, 0.0));
+    }
 }

@@ -1,12 +1,12 @@
 //! A part of `activate`: a web server, a PHP application and a database that were docked while they ran, activated as one cluster, until
-//! the first web request that goes through all three is answered.
+//! the first web request that goes through all three is answered. Each was booted by itself: none is a fork of another.
 use super::dock::dock;
 use super::exec::Floe;
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
-use floe_api::{EnsembleRequest, ForkRequest, ImportRequest, RunRequest, Wait, WaitFor, WaitQuery};
+use floe_api::{EnsembleRequest, ImportRequest, RunRequest, Wait};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -32,6 +32,8 @@ const PARTS: [(&str, &str); 3] = [
 ];
 /// The cluster.
 const SHOP: &str = include_str!("../../../../docs/examples/shop/shop.toml");
+/// The name of each while it is prepared.
+const MACHINE: &str = "part";
 /// Memory of each machine, bytes.
 const MEMORY: u64 = 512 << 20;
 /// Longest time for a guest to do its work, and for the cluster to become ready.
@@ -55,32 +57,20 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
         ..ImportRequest::default()
     };
     node.client.import(&request)?.finish(|_| {})?;
-    let request = RunRequest {
-        image: "shop".into(),
-        name: Some("base".into()),
-        wait: Wait::Agent,
-        wait_timeout_s: Some(LONG.as_secs()),
-        ..RunRequest::default()
-    };
-    node.run(&request, |_| {})?;
     let floe = Floe::new(&node)?;
-    let fork = ForkRequest {
-        clones: PARTS.len() as u32,
-        ..ForkRequest::default()
-    };
-    node.client.fork("base", &fork)?.finish(|_| {})?;
-    for (number, (substrate, script)) in PARTS.iter().enumerate() {
-        let machine = format!("base.{}", number + 1);
-        let answers = WaitQuery {
-            what: WaitFor::Answers,
-            timeout_s: Some(LONG.as_secs()),
+    for (substrate, script) in PARTS {
+        let request = RunRequest {
+            image: "shop".into(),
+            name: Some(MACHINE.into()),
+            wait: Wait::Agent,
+            wait_timeout_s: Some(LONG.as_secs()),
+            ..RunRequest::default()
         };
-        node.client.wait(&machine, &answers)?;
-        floe.timed(&["exec", &machine, "--", "sh", "-ec", script])?;
-        dock(&node, &machine, substrate)?;
-        node.remove(&machine)?;
+        node.run(&request, |_| {})?;
+        floe.timed(&["exec", MACHINE, "--", "sh", "-ec", script])?;
+        dock(&node, MACHINE, substrate)?;
+        node.remove(MACHINE)?;
     }
-    node.remove("base")?;
     let (mut answered, mut ready) = (Samples::default(), Samples::default());
     for _ in 0..5 {
         node.client.cache_gc()?;
@@ -106,7 +96,7 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
             node.remove(&machine.name)?;
         }
     }
-    report.add("cluster_ready_ms", "ms", &answered).against(
+    report.add("ensemble_ready_ms", "ms", &answered).against(
         "until all three count as ready",
         "ms",
         ready.median(),

@@ -1,7 +1,7 @@
 //! `density`: sixteen clones of one image on one host: how much memory does each take beyond the first? Compared with the
 //! same guest restored by QEMU's own migration file, which shares nothing.
 use super::live::Node;
-use super::plain::PlainQemu;
+use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use anyhow::Context as _;
@@ -33,7 +33,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let bounded = Clones::start(&node, context, clones)?;
     drop(node);
 
-    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), &guest, memory)?;
+    let hardware = Hardware::new(&guest, memory, 2);
+    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), hardware)?;
     let state = context.scratch.join("state");
     plain.save(&state)?;
     drop(plain);
@@ -41,8 +42,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for n in 0..context.pick(3, 1) {
         copies.push(PlainQemu::load(
             &context.scratch.join(format!("copy{n}")),
-            &guest,
-            memory,
+            hardware,
             &state,
         )?);
         std::thread::sleep(SETTLE);

@@ -1,11 +1,12 @@
 //! `dock`: what a substrate takes in the pool's memory, beyond its base image, and how long its machine stands still for it. Guests that
 //! work as a web server, a database and a compiler; docked live, and made small first; compared with the memory that each of them has. Once
-//! over an image that was captured at the guest's shell, and once over its disks alone.
+//! over an image that was captured at the guest's shell, and once over its disks alone. What being made small is worth by itself is told
+//! by pairs: two machines of one image that have done the same work, one docked live and one made small first.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
-use floe_api::{ActivateRequest, DockRequest, ImportRequest, Outcome, SubstrateInfo};
+use floe_api::{ActivateRequest, DockRequest, ImportRequest, Outcome, RunRequest, SubstrateInfo};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ const MEMORY_QUICK: u64 = 128 << 20;
 const NAME: &str = "docked";
 /// Name of the machine that stands on its disks alone.
 const BOOTED: &str = "booted";
+/// Name of each machine of a pair.
+const PAIR: &str = "pair";
 /// Longest time for a guest to answer after its activation, in seconds.
 const ANSWER_S_MAX: u64 = 300;
 
@@ -102,7 +105,12 @@ pub(super) fn dock(node: &Node, machine: &str, name: &str) -> anyhow::Result<Out
 }
 
 /// Docks a machine live, or makes it small first; it is gone then.
-fn dock_as(node: &Node, machine: &str, name: &str, convert: bool) -> anyhow::Result<Outcome> {
+pub(super) fn dock_as(
+    node: &Node,
+    machine: &str,
+    name: &str,
+    convert: bool,
+) -> anyhow::Result<Outcome> {
     let request = DockRequest {
         name: name.into(),
         convert,
@@ -201,6 +209,62 @@ fn over_disks(node: &Node, kind: &Kind) -> anyhow::Result<OfKind> {
     })
 }
 
+/// What docks of one way take in the pool's memory, and what that consists of before it is compressed, MB.
+#[derive(Default)]
+struct Parts {
+    all: Samples,
+    own_memory: Samples,
+    own_disk: Samples,
+    device: Samples,
+    tables: Samples,
+}
+
+impl Parts {
+    fn push(&mut self, substrate: &SubstrateInfo) {
+        let (of, mb) = (substrate.made_of, |bytes: u64| bytes as f64 / 1e6);
+        self.all.push(mb(substrate.pool_bytes));
+        self.own_memory.push(mb(of.own_memory_bytes));
+        self.own_disk.push(mb(of.own_disk_bytes));
+        self.device.push(mb(of.device_bytes));
+        self.tables.push(mb(of.table_bytes));
+    }
+
+    fn tell(&self, report: &mut Report, kind: &str, way: &str) {
+        report.add(&format!("{kind}.pair_{way}_mb"), "MB", &self.all);
+        for (part, samples) in [
+            ("own_memory", &self.own_memory),
+            ("own_disk", &self.own_disk),
+            ("device", &self.device),
+            ("tables", &self.tables),
+        ] {
+            report.add(&format!("{kind}.pair_{way}_{part}_mb"), "MB", samples);
+        }
+    }
+}
+
+/// Measures pairs of machines of the image `ready`: docked live, and made small first.
+fn pairs(node: &Node, kind: &Kind, rounds: usize) -> anyhow::Result<[Parts; 2]> {
+    let mut both: [Parts; 2] = Default::default();
+    for round in 0..rounds {
+        for (parts, convert) in both.iter_mut().zip([false, true]) {
+            let request = RunRequest {
+                image: "ready".into(),
+                name: Some(PAIR.into()),
+                ..RunRequest::default()
+            };
+            node.run(&request, |_| {})?;
+            work(node, PAIR, kind, round)?;
+            let outcome = dock_as(node, PAIR, NAME, convert)?;
+            parts.push(substrate_of(&outcome)?);
+            node.client.remove_substrate(NAME)?;
+            if !convert {
+                node.remove(PAIR)?;
+            }
+        }
+    }
+    Ok(both)
+}
+
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("dock", context.quick);
@@ -208,11 +272,18 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let memory = context.pick(MEMORY, MEMORY_QUICK);
     let mut measured = Measured::default();
     let [mut live, mut small, mut booted_live, mut booted_small]: [Samples; 4] = Default::default();
+    let mut pair_ratio = Samples::default();
     for kind in kinds {
         let node = Node::start(None, &context.scratch.join(kind.name), false)?;
         boot(&node, kind, memory)?;
         let booted = over_disks(&node, kind)?;
         let captured = over_captured(&node, kind, context.pick(5, 2), &mut measured)?;
+        let [pair_live, pair_small] = pairs(&node, kind, context.pick(3, 1))?;
+        pair_live.tell(&mut report, kind.name, "live");
+        pair_small.tell(&mut report, kind.name, "converted");
+        for ratio in pair_small.all.over(&pair_live.all).values() {
+            pair_ratio.push(*ratio);
+        }
         for (what, of) in [("", &captured), ("booted_", &booted)] {
             let mut put = |figure: &str, mb: f64| {
                 report.add_value(&format!("{}.{what}{figure}", kind.name), "MB", mb);
@@ -234,9 +305,10 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_mean("booted_converted_mb", "MB", &booted_small);
     report.add_mean("booted_live_mb", "MB", &booted_live);
     report.add("live_pause_ms_p50", "ms", &measured.pause_ms);
+    report.add("pair_converted_over_live", "x", &pair_ratio);
     report.note(
         "each substrate is alone in the pool, and docked while its guest rests after some work; base image: the guest captured at its shell, \
-         and for booted_* its disks and kernel alone",
+         and for booted_* its disks and kernel alone; pair_*: two machines of that image, each after the same one work",
     );
     Ok(report)
 }

@@ -1,14 +1,14 @@
 //! `fork`: how long a parent is paused, how long until n clones execute, what that costs the node, and how little a
-//! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, then load it n
-//! times.
+//! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, and n QEMUs that load it at once.
 use super::hardware::own_mb;
 use super::live::{Node, write_distinct};
-use super::plain::PlainQemu;
+use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, cpu_times};
 use anyhow::Context as _;
 use floe_api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to fill memory, emulated.
@@ -19,6 +19,8 @@ const FORGET_MAX: Duration = Duration::from_secs(120);
 const BETWEEN: Duration = Duration::from_secs(2);
 /// Most QEMUs that wait without an image on a host.
 const BLANKS_MAX: u64 = 32;
+/// How many clones at once.
+const NUMBERS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Memory of a light guest.
 const LIGHT_BYTES: u64 = 128 << 20;
 
@@ -38,6 +40,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     pauses(context, &mut report, &guest, memory * 2, &heavy)?;
     clones(context, &mut report)?;
     from_blanks(context, &mut report)?;
+    super::fork_answers::add(context, &mut report)?;
+    super::fork_hosts::add(context, &mut report)?;
     report.note(
         "pauses: two CPUs, so many MB of bytes, no two pages alike, written to memory since the guest's start, and what the guest itself wrote \
          (1024 MB in a guest of 2 GB, the others of 1 GB); \
@@ -62,7 +66,8 @@ fn pauses(
     node.boot("guest", "origin")?;
     node.capture("origin", "booted", true, 0)?;
     node.remove("origin").ok();
-    let mut plain = PlainQemu::boot(&scratch.join("plain"), guest, memory)?;
+    let hardware = Hardware::new(guest, memory, 2);
+    let mut plain = PlainQemu::boot(&scratch.join("plain"), hardware)?;
     let mut migrations = Samples::default();
     for _ in 0..context.pick(3, 1) {
         let state = scratch.join("state");
@@ -99,22 +104,25 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     node.boot("guest", "origin")?;
     node.capture("origin", "booted", true, 0)?;
     node.remove("origin").ok();
-    let mut plain = PlainQemu::boot(&context.scratch.join("light"), &guest, LIGHT_BYTES)?;
-    let state = context.scratch.join("light-state");
-    plain.save(&state)?;
-    drop(plain);
-    let mut loads = Samples::default();
-    for round in 0..context.pick(5, 1) {
-        let dir = context.scratch.join(format!("load{round}"));
-        let copy = PlainQemu::load(&dir, &guest, LIGHT_BYTES, &state)?;
-        loads.push(copy.started.as_secs_f64() * 1000.0);
+    let hardware = Hardware::new(&guest, LIGHT_BYTES, 2);
+    let mut plain = PlainQemu::boot(&context.scratch.join("light"), hardware)?;
+    let mut theirs = BTreeMap::new();
+    for n in NUMBERS {
+        let mut last = Samples::default();
+        for round in 0..context.pick(3, 1) {
+            let dir = context.scratch.join(format!("light{n}-{round}"));
+            let copies = plain.copies(&dir, hardware, n as usize)?;
+            last.push(copies.running.quantile(1.0));
+        }
+        theirs.insert(n, last.median());
     }
+    drop(plain);
     start(&node, "booted", "web")?;
     fork(&node, "web", 1)?;
     end(&node, "web")?;
     let pid = node.client.node()?.pid;
     let mut cpu = Samples::default();
-    for n in [1u32, 2, 4, 8, 16, 32] {
+    for n in NUMBERS {
         let mut running = Samples::default();
         for _ in 0..context.pick(7, 1) {
             std::thread::sleep(BETWEEN);
@@ -128,12 +136,13 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
             }
             end(&node, "web")?;
         }
-        let figure = report.add(&format!("all_running_ms_n{n}"), "ms", &running);
-        figure.against(
-            "QEMU -incoming of a migration file, so many times one after the other",
-            "ms",
-            loads.median() * f64::from(n),
-        );
+        report
+            .add(&format!("all_running_ms_n{n}"), "ms", &running)
+            .against(
+                "QEMU's stop, migration to a file, and as many that load it at once",
+                "ms",
+                theirs[&n],
+            );
     }
     report.add("own_cpu_ms_per_clone", "ms", &cpu);
     Ok(())
@@ -191,7 +200,7 @@ fn waiting_mb(node: &Node, own: &mut Samples) -> anyhow::Result<()> {
 }
 
 /// Resumes an image and waits until its shell answers.
-fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
+pub(super) fn start(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
     let request = RunRequest {
         image: image.into(),
         name: Some(name.into()),
@@ -239,12 +248,12 @@ pub(super) fn fork_to(
     }
 }
 
-fn told(outcome: &Outcome) -> anyhow::Result<&ForkReport> {
+pub(super) fn told(outcome: &Outcome) -> anyhow::Result<&ForkReport> {
     outcome.fork.as_ref().context("a fork tells its clones")
 }
 
 /// Ends all clones and waits until the fork is stored or forgotten.
-fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
+pub(super) fn end(node: &Node, parent: &str) -> anyhow::Result<()> {
     let killed = node.client.kill(parent, &KillRequest { all: true })?;
     anyhow::ensure!(killed.failed.is_empty(), "{:?}", killed.failed);
     let until = Instant::now() + FORGET_MAX;

@@ -1,19 +1,25 @@
 //! `independent`: a machine of a hub is made independent while its guest writes and reads its disk: how fast that is before and
-//! meanwhile, and what the machine still needs from elsewhere afterwards.
+//! meanwhile, what the machine still needs from elsewhere afterwards, and how much of its disk still lies over its image.
 use super::live::{self, Hub, Node};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, bail};
 use floe_api::{Independence, IndependenceState, IndependentRequest, RunRequest};
+use std::io::Write;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Memory of the guest in bytes.
 const MEMORY_BYTES: u64 = 768 << 20;
-/// Size of its disk in bytes.
-const DISK_BYTES: u64 = 256 << 20;
+/// Size of its disk in MiB. It is full of random bytes; the guest writes in its first half, and reads in both.
+const DISK_MIB: u64 = 256;
 /// What it writes and then reads at a time, in MiB.
 const PIECE_MIB: u64 = 16;
+/// Places for such a piece, one after the other, in each half of the disk.
+const PLACES: usize = 4;
+/// The checksum of the second half, as the guest has it.
+const SUM: &str = "/dev/shm/sum";
 /// Longest time for a guest to answer, and for an image to come.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Port of the hub.
@@ -37,12 +43,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     };
     node.run(&request, |_| {})?;
     // what is measured is touched once before
-    work(&node)?;
+    for turn in 0..PLACES {
+        work(&node, turn)?;
+    }
     let (mut before, mut during, mut after) =
         (Samples::default(), Samples::default(), Samples::default());
     let rounds = context.pick(12, 4);
-    for _ in 0..rounds {
-        before.push(work(&node)?);
+    for turn in 0..rounds {
+        before.push(work(&node, turn)?);
     }
     let ask = |wait: bool| -> anyhow::Result<()> {
         let request = IndependentRequest {
@@ -55,7 +63,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let began = Instant::now();
     ask(false)?;
     loop {
-        let speed = work(&node)?;
+        let speed = work(&node, during.len())?;
         // a piece that began or ended after the last byte came is not one that was disturbed throughout
         if stands(&node)?.state == IndependenceState::Whole {
             break;
@@ -67,16 +75,25 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     ask(true)?;
     let took_s = began.elapsed().as_secs_f64();
-    for _ in 0..rounds {
-        after.push(work(&node)?);
+    for turn in 0..rounds {
+        after.push(work(&node, turn)?);
     }
     let left = stands(&node)?.left_bytes;
+    let overlay = node.machine("web")?.stats.overlay_bytes;
     // the hub goes: whatever the guest reads now is here
     drop(hub);
-    let all = "echo 3 > /proc/sys/vm/drop_caches; cat /dev/vda /dev/shm/random > /dev/null";
-    if let Err(error) = node.tell("web", all, PATIENCE) {
-        report.fail(format!("the guest cannot read all of its state: {error:#}"));
+    let all = format!(
+        "echo 3 > /proc/sys/vm/drop_caches; cat /dev/vda /dev/shm/random > /dev/null && [ \"$({})\" = \"$(cat {SUM})\" ]",
+        second_half()
+    );
+    if let Err(error) = node.tell("web", &all, PATIENCE) {
+        report.fail(format!(
+            "the guest cannot read all of its state as it was: {error:#}"
+        ));
     }
+    // an image of the machine's own, onto which its disks are put
+    node.capture("web", "own", false, 0)?;
+    let captured = node.machine("web")?.stats.overlay_bytes;
     if during.is_empty() {
         bail!("the image came before the guest had written and read a piece");
     }
@@ -84,13 +101,17 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         .add_value("during_ratio", "", during.median() / before.median())
         .against("MB/s before", "MB/s", before.median());
     report.add_value("left_bytes", "B", left as f64);
+    report
+        .add_value("overlay_bytes", "B", overlay as f64)
+        .against("after a capture", "B", captured as f64);
     report.add("during_mb_s", "MB/s", &during);
     report.add("before_mb_s", "MB/s", &before);
     report.add("after_mb_s", "MB/s", &after);
     report.add_value("copied_s", "s", took_s);
     report.note(format!(
-        "the tiny guest, one emulated CPU, hub and node on one host; {random_mb} MB of random bytes in its memory; {PIECE_MIB} MiB of its disk \
-         written with fsync, then read, again and again; the rate is the default"
+        "the tiny guest, one emulated CPU, hub and node on one host; {random_mb} MB of random bytes in its memory, {DISK_MIB} MiB of them on its \
+         disk; {PIECE_MIB} MiB of that written with fsync, then read, and as much read that is the image's, again and again at {PLACES} places; \
+         the rate is the default"
     ));
     Ok(report)
 }
@@ -100,7 +121,7 @@ fn publish(context: &Context, guest: &Guest, hub: &Hub, random_mb: u64) -> anyho
     let home = context.scratch.join("origin");
     let origin = Node::start(None, &home, false)?;
     let disk = home.join("disk.raw");
-    std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+    random_file(&disk)?;
     let request = floe_api::ImportRequest {
         disks: vec![disk.display().to_string()],
         kernel: Some(guest.kernel().display().to_string()),
@@ -115,19 +136,43 @@ fn publish(context: &Context, guest: &Guest, hub: &Hub, random_mb: u64) -> anyho
     origin.boot("guest", "one")?;
     let fill = live::write_distinct(random_mb, "/dev/shm/random");
     origin.tell("one", &fill, PATIENCE)?;
+    origin.tell("one", &format!("{} > {SUM}", second_half()), PATIENCE)?;
     origin.capture("one", "live", true, 0)?;
     origin.publish("live", hub)
 }
 
-/// Has the guest write a piece of its disk and read it. Returns MB/s.
-fn work(node: &Node) -> anyhow::Result<f64> {
+/// Writes a disk of random bytes.
+fn random_file(path: &Path) -> anyhow::Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut piece = vec![0u8; 1 << 20];
+    for _ in 0..DISK_MIB {
+        rand::Rng::fill(&mut rand::rng(), &mut piece[..]);
+        file.write_all(&piece)?;
+    }
+    Ok(())
+}
+
+/// Has a guest's shell print the checksum of the half of the disk that it does not write.
+fn second_half() -> String {
+    format!(
+        "dd if=/dev/vda bs=1024k skip={} 2>/dev/null | md5sum",
+        DISK_MIB / 2
+    )
+}
+
+/// Has the guest write a piece of its disk, read it, and read one that is its image's; each turn at the next place. Returns MB/s.
+fn work(node: &Node, turn: usize) -> anyhow::Result<f64> {
+    let count = PIECE_MIB * 16;
+    let own = (turn % PLACES) as u64 * count;
+    let images = own + DISK_MIB / 2 * 16;
     let line = format!(
-        "dd if=/dev/zero of=/dev/vda bs=64k count={count} conv=fsync 2>/dev/null && echo 3 > /proc/sys/vm/drop_caches && \
-         dd if=/dev/vda of=/dev/null bs=64k count={count} 2>/dev/null",
-        count = PIECE_MIB * 16
+        "dd if=/dev/shm/random of=/dev/vda bs=64k count={count} seek={own} conv=fsync 2>/dev/null && \
+         echo 3 > /proc/sys/vm/drop_caches && \
+         dd if=/dev/vda of=/dev/null bs=64k count={count} skip={own} 2>/dev/null && \
+         dd if=/dev/vda of=/dev/null bs=64k count={count} skip={images} 2>/dev/null"
     );
     let time = node.tell("web", &line, PATIENCE)?;
-    Ok(2.0 * (PIECE_MIB << 20) as f64 / 1e6 / time.as_secs_f64())
+    Ok(3.0 * (PIECE_MIB << 20) as f64 / 1e6 / time.as_secs_f64())
 }
 
 fn stands(node: &Node) -> anyhow::Result<Independence> {

@@ -55,6 +55,9 @@ pub struct NodeArguments {
     /// What is done for machines' vCPUs
     #[arg(long, default_value = "off", value_parser = cpu_sched)]
     cpu_sched: CpuSched,
+    /// Hosts of the clones that guests make, as in floe node
+    #[arg(long, value_delimiter = ',')]
+    guest_hosts: Vec<String>,
 }
 
 fn cpu_sched(name: &str) -> Result<CpuSched, String> {
@@ -103,6 +106,7 @@ impl NodeArguments {
         options.swarm.policy = self.swarm_policy;
         options.io_trace = self.io_trace;
         options.cpu_sched = self.cpu_sched;
+        options.guest_hosts = self.guest_hosts;
         options.web = self.web.map(|listen| WebOptions {
             listen,
             any_port: false,
@@ -510,6 +514,33 @@ pub fn write_distinct(megabytes: u64, file: &str) -> String {
     )
 }
 
+/// Does something so many times at once, each time on a thread of its own with its number, and returns what came of all of them.
+pub fn at_once<T: Send>(
+    count: usize,
+    one: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<Vec<T>> {
+    let one = &one;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|number| scope.spawn(move || one(number)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                let done = thread.join();
+                done.map_err(|_| anyhow::anyhow!("a thread of several at once died"))?
+            })
+            .collect()
+    })
+}
+
+/// Has the kernel forget what it holds in memory of files, all of them.
+pub fn drop_caches() -> anyhow::Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("the kernel's caches can be dropped by root alone")
+}
+
 /// Asks a guest's shell a question over its serial line, and waits for its answer.
 pub fn ask_console(console: UnixStream, patience: Duration) -> anyhow::Result<Duration> {
     tell_console(console, "", patience)
@@ -563,5 +594,26 @@ impl Drop for Node {
             }
         }
         drop(self.server.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    #[test]
+    fn what_is_done_at_once_overlaps_and_comes_back_in_order_and_an_error_is_told() {
+        let all_there = Barrier::new(4);
+        let squares = at_once(4, |number| {
+            all_there.wait();
+            Ok(number * number)
+        });
+        assert_eq!(squares.unwrap(), [0, 1, 4, 9]);
+        let failed = at_once(3, |number| {
+            ensure!(number != 1, "number {number} failed");
+            Ok(number)
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "number 1 failed");
     }
 }

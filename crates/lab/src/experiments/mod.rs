@@ -4,6 +4,7 @@
 //! Several of them share [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes), [`wan`] (two
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod activate;
+mod activate_ways;
 pub mod apps;
 pub mod avoid;
 pub mod build;
@@ -21,6 +22,8 @@ pub mod exec;
 pub mod fault;
 mod foreign;
 pub mod fork;
+mod fork_answers;
+mod fork_hosts;
 pub mod fuzz;
 pub mod hammer;
 pub mod hardware;
@@ -51,6 +54,7 @@ pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
 pub mod swarm_storm;
+pub mod template;
 pub mod test;
 pub mod touch;
 pub mod train;
@@ -86,6 +90,11 @@ pub const ALL: &[Experiment] = &[
         name: "dedup",
         about: "one disk in seven formats, ten guests in one repository: what is stored, against each alone",
         run: dedup::run,
+    },
+    Experiment {
+        name: "template",
+        about: "a new machine of a template of 2 to 20 GB, against a copy of its disk",
+        run: template::run,
     },
     Experiment {
         name: "disk",

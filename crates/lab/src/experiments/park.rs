@@ -1,6 +1,6 @@
 //! `park`: what a parked machine takes of its host's memory, and how long a connection to it waits for its first byte. Compared with
 //! the same machine while it runs, and started from its disks.
-use super::live::Node;
+use super::live::{Node, drop_caches};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -28,7 +28,10 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         node.import_with(&debian, "debian", memory, 1)?;
         wakes(context, &node, "debian", "debian_", &mut report)?;
     }
-    report.note("one emulated CPU each; the web server of busybox answers; parked_mb is memory of the node's own process");
+    report.note(
+        "one emulated CPU each; the web server of busybox answers; parked_mb is memory of the node's own process; cold: the kernel holds \
+         no file in memory",
+    );
     Ok(report)
 }
 
@@ -79,6 +82,7 @@ fn wakes(
     let port = run_machine(node, image, image)?;
     let (mut wake, mut later, mut park) =
         (Samples::default(), Samples::default(), Samples::default());
+    let mut cold = Samples::default();
     for _ in 0..context.pick(15, 3) {
         let began = Instant::now();
         node.client
@@ -91,6 +95,13 @@ fn wakes(
         let began = Instant::now();
         first_byte(port)?.context("the connection was ended")?;
         later.push(ms(began));
+        node.client
+            .park(image, &Default::default())?
+            .finish(|_| ())?;
+        drop_caches()?;
+        let began = Instant::now();
+        first_byte(port)?.context("the connection was ended")?;
+        cold.push(ms(began));
     }
     let stop = StopRequest {
         now: true,
@@ -106,6 +117,7 @@ fn wakes(
     report
         .add(&format!("{prefix}wake_ms_p50"), "ms", &wake)
         .against("started from its disks, until it answers", "ms", boot);
+    report.add(&format!("{prefix}cold_wake_ms_p50"), "ms", &cold);
     report.add(&format!("{prefix}awake_ms_p50"), "ms", &later);
     report.add(&format!("{prefix}park_ms_p50"), "ms", &park);
     node.client.remove_machine(image, true)?;
@@ -131,7 +143,8 @@ fn run_machine(node: &Node, image: &str, name: &str) -> anyhow::Result<u16> {
     Ok(port)
 }
 
-fn until_it_answers(port: u16) -> anyhow::Result<()> {
+/// Asks the web server that a port of this host leads to until it answers.
+pub(super) fn until_it_answers(port: u16) -> anyhow::Result<()> {
     let until = Instant::now() + ANSWER_MAX;
     while !matches!(first_byte(port), Ok(Some(_))) {
         if Instant::now() > until {

@@ -1,8 +1,12 @@
 //! The alternative without floe: QEMU alone, whose state is saved and loaded by its own migration stream through a file.
+use super::live::{at_once, tell_console};
+use super::park::until_it_answers;
 use crate::guest::{Guest, READY};
-use anyhow::{Context as _, bail};
+use crate::harness::Samples;
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +19,38 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Name of a guest's disk in its directory.
 const DISK: &str = "disk.qcow2";
+/// Name of the socket of its serial line there.
+const LINE: &str = "tty";
+/// How often another free port is tried when somebody else has taken the one that was chosen.
+const PORTS_TRIED: usize = 3;
+
+/// What a guest runs on.
+#[derive(Clone, Copy)]
+pub struct Hardware<'a> {
+    guest: &'a Guest,
+    memory: u64,
+    cpus: u32,
+}
+
+impl<'a> Hardware<'a> {
+    /// A guest with so many bytes of memory and so many virtual CPUs.
+    pub fn new(guest: &'a Guest, memory: u64, cpus: u32) -> Hardware<'a> {
+        Hardware {
+            guest,
+            memory,
+            cpus,
+        }
+    }
+}
+
+/// When each of several copies of a guest was there, in milliseconds since they were asked for.
+#[derive(Default)]
+pub struct Copies {
+    /// Their CPUs executed.
+    pub running: Samples,
+    /// Their web servers had answered.
+    pub answered: Samples,
+}
 
 /// A QEMU that was started without floe.
 pub struct PlainQemu {
@@ -27,8 +63,8 @@ pub struct PlainQemu {
 
 impl PlainQemu {
     /// Boots a guest and waits for its shell.
-    pub fn boot(dir: &Path, guest: &Guest, memory: u64) -> anyhow::Result<PlainQemu> {
-        let qemu = PlainQemu::start(dir, guest, memory, None)?;
+    pub fn boot(dir: &Path, hardware: Hardware) -> anyhow::Result<PlainQemu> {
+        let qemu = PlainQemu::start(dir, hardware, None)?;
         let (start, log) = (Instant::now(), dir.join("console"));
         while !std::fs::read(&log).is_ok_and(|text| String::from_utf8_lossy(&text).contains(READY))
         {
@@ -44,16 +80,16 @@ impl PlainQemu {
     }
 
     /// Starts a QEMU from a state file and waits until the guest runs.
-    pub fn load(dir: &Path, guest: &Guest, memory: u64, state: &Path) -> anyhow::Result<PlainQemu> {
+    pub fn load(dir: &Path, hardware: Hardware, state: &Path) -> anyhow::Result<PlainQemu> {
         let start = Instant::now();
         let from = format!("exec:cat '{}'", state.display());
-        let mut qemu = PlainQemu::start(dir, guest, memory, Some(&from))?;
+        let mut qemu = PlainQemu::start(dir, hardware, Some(&from))?;
         qemu.wait_until_it_runs(start)?;
         Ok(qemu)
     }
 
     /// Moves the running guest to another QEMU, which is started for that, and waits until it runs there.
-    pub fn migrate(mut self, dir: &Path, guest: &Guest, memory: u64) -> anyhow::Result<PlainQemu> {
+    pub fn migrate(mut self, dir: &Path, hardware: Hardware) -> anyhow::Result<PlainQemu> {
         let disk = self.dir.join(DISK);
         std::fs::create_dir_all(dir)?;
         if disk.exists() {
@@ -61,7 +97,7 @@ impl PlainQemu {
         }
         let start = Instant::now();
         let at = format!("unix:{}", dir.join("incoming").display());
-        let mut qemu = PlainQemu::start(dir, guest, memory, Some(&at))?;
+        let mut qemu = PlainQemu::start(dir, hardware, Some(&at))?;
         self.unbound_bandwidth()?;
         self.ask("migrate", json!({ "uri": at }))?;
         qemu.wait_until_it_runs(start)?;
@@ -92,8 +128,91 @@ impl PlainQemu {
         self.ask("migrate-set-parameters", bandwidth).map(drop)
     }
 
+    /// Lets the guest's shell run a command, and waits until it has.
+    pub fn tell(&self, command: &str, patience: Duration) -> anyhow::Result<Duration> {
+        tell_console(UnixStream::connect(self.dir.join(LINE))?, command, patience)
+    }
+
+    /// Leads a free port of this host to the guest's web server, and returns it.
+    fn forward(&mut self) -> anyhow::Result<u16> {
+        let mut said = String::new();
+        for _ in 0..PORTS_TRIED {
+            let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            let port = free.local_addr()?.port();
+            drop(free);
+            let line = format!("hostfwd_add n tcp:127.0.0.1:{port}-:80");
+            let answer = self.ask("human-monitor-command", json!({ "command-line": line }))?;
+            said = answer.as_str().unwrap_or_default().trim().to_owned();
+            if said.is_empty() {
+                return Ok(port);
+            }
+        }
+        bail!("QEMU forwards no port: {said}")
+    }
+
+    /// QEMU's own way to copies: stops the guest, writes its whole state to a file, and lets so many QEMUs load that at once, each with a
+    /// disk on top of the guest's. They end when all have answered; then the guest goes on. `dir` is made for it, and removed.
+    pub fn copies(
+        &mut self,
+        dir: &Path,
+        hardware: Hardware,
+        count: usize,
+    ) -> anyhow::Result<Copies> {
+        self.copies_of(dir, hardware, count, |_, state| Ok(state.to_owned()))
+    }
+
+    /// The same where each copy, by its number from 0, loads a file of its own, which `bring` makes of the one that was written.
+    pub fn copies_of(
+        &mut self,
+        dir: &Path,
+        hardware: Hardware,
+        count: usize,
+        bring: impl Fn(usize, &Path) -> anyhow::Result<PathBuf> + Sync,
+    ) -> anyhow::Result<Copies> {
+        std::fs::create_dir_all(dir)?;
+        let disk = self.dir.join(DISK);
+        let disk = disk.exists().then(|| disk.canonicalize()).transpose()?;
+        let began = Instant::now();
+        let ms = || began.elapsed().as_secs_f64() * 1000.0;
+        let state = dir.join("state");
+        self.stop_and_write(&state)?;
+        let (each, free) = (std::fs::metadata(&state)?.len(), available_bytes()?);
+        ensure!(
+            each * count as u64 <= free,
+            "{count} QEMUs that load {each} bytes each do not fit the {free} bytes of memory that this host has left"
+        );
+        let copies = at_once(count, |number| {
+            let dir = dir.join(format!("c{number}"));
+            std::fs::create_dir_all(&dir)?;
+            if let Some(disk) = &disk {
+                overlay(&dir, disk, "qcow2")?;
+            }
+            let mut copy = PlainQemu::load(&dir, hardware, &bring(number, &state)?)?;
+            let running = ms();
+            until_it_answers(copy.forward()?)?;
+            Ok((copy, running, ms()))
+        })?;
+        let mut times = Copies::default();
+        for (_, running, answered) in &copies {
+            times.running.push(*running);
+            times.answered.push(*answered);
+        }
+        drop(copies);
+        std::fs::remove_dir_all(dir)?;
+        self.ask("cont", json!({}))?;
+        Ok(times)
+    }
+
     /// Pauses the guest, writes its whole state to a file, and resumes it. Returns how long it was paused.
     pub fn save(&mut self, to: &Path) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        self.stop_and_write(to)?;
+        self.ask("cont", json!({}))?;
+        Ok(start.elapsed())
+    }
+
+    /// Stops the guest and writes its whole state to a file.
+    fn stop_and_write(&mut self, to: &Path) -> anyhow::Result<()> {
         let start = Instant::now();
         self.ask("stop", json!({}))?;
         self.unbound_bandwidth()?;
@@ -104,22 +223,16 @@ impl PlainQemu {
         loop {
             let status = self.ask("query-migrate", json!({}))?;
             match status["status"].as_str() {
-                Some("completed") => break,
+                Some("completed") => return Ok(()),
                 Some("failed") => bail!("QEMU could not save its state: {status}"),
                 _ if start.elapsed() > PATIENCE => bail!("QEMU is still saving: {status}"),
                 _ => std::thread::sleep(LOOK_EVERY),
             }
         }
-        self.ask("cont", json!({}))?;
-        Ok(start.elapsed())
     }
 
-    fn start(
-        dir: &Path,
-        guest: &Guest,
-        memory: u64,
-        incoming: Option<&str>,
-    ) -> anyhow::Result<PlainQemu> {
+    fn start(dir: &Path, hardware: Hardware, incoming: Option<&str>) -> anyhow::Result<PlainQemu> {
+        let guest = hardware.guest;
         std::fs::create_dir_all(dir)?;
         let socket = dir.join("qmp");
         let _ = std::fs::remove_file(&socket);
@@ -137,20 +250,24 @@ impl PlainQemu {
             "pc-q35-7.2",
             "-cpu",
             "Nehalem",
-            "-smp",
-            "2",
             "-accel",
             accel,
         ]);
-        command.args(["-m".into(), format!("{}M", memory >> 20)]);
+        command.args(["-smp".into(), hardware.cpus.to_string()]);
+        command.args(["-m".into(), format!("{}M", hardware.memory >> 20)]);
         command.args([
             "-qmp".into(),
             format!("unix:{},server=on,wait=off", socket.display()),
         ]);
         command.args([
-            "-serial".into(),
-            format!("file:{}", dir.join("console").display()),
+            "-chardev".into(),
+            format!(
+                "socket,id=line,path={},server=on,wait=off,logfile={}",
+                dir.join(LINE).display(),
+                dir.join("console").display()
+            ),
         ]);
+        command.args(["-serial", "chardev:line"]);
         command
             .arg("-kernel")
             .arg(guest.kernel())
@@ -159,7 +276,7 @@ impl PlainQemu {
             .args(["-append", &guest.cmdline()?]);
         command.args(["-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"]);
         if guest.disk().exists() {
-            let disk = overlay(dir, &guest.disk())?;
+            let disk = overlay(dir, &guest.disk(), "raw")?;
             command.args([
                 "-drive".into(),
                 format!(
@@ -218,12 +335,23 @@ impl PlainQemu {
     }
 }
 
-/// Makes a disk on top of the guest's own, which stays unchanged.
-fn overlay(dir: &Path, disk: &Path) -> anyhow::Result<PathBuf> {
+/// Returns how much memory this host has left, in bytes.
+fn available_bytes() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.split_whitespace().next());
+    let kib: u64 = kib.context("no MemAvailable in /proc/meminfo")?.parse()?;
+    Ok(kib * 1024)
+}
+
+/// Makes a disk on top of one of this format, which stays unchanged.
+fn overlay(dir: &Path, disk: &Path, format: &str) -> anyhow::Result<PathBuf> {
     let path = dir.join(DISK);
     if !path.exists() {
         let status = Command::new("qemu-img")
-            .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+            .args(["create", "-q", "-f", "qcow2", "-F", format, "-b"])
             .arg(disk)
             .arg(&path)
             .status();

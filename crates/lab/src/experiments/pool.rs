@@ -1,9 +1,10 @@
-//! `pool`: how much memory many substrates take, made from ten different guests after different work, and how many of them fit 8 GB.
-//! Compared with the same number of substrates that share nothing.
+//! `pool`: how many substrates of different machines fit 8 GB of the host's memory; and how much memory many substrates take that were
+//! made of ten guests again and again, after different work. Compared with the same number of substrates that share nothing.
 use super::dock::{Kind, TINY, boot, dock, work};
 use super::live::Node;
-use crate::harness::{Context, Report, Samples};
+use crate::harness::{Context, Report, Samples, own_memory};
 use anyhow::{Context as _, ensure};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Memory of each guest in bytes.
@@ -33,6 +34,10 @@ const OFFICE: [Kind; 10] = [
 ];
 /// Substrates of each guest: 130 in all.
 const EACH: usize = 13;
+/// Machines of each guest that are booted for the count of different ones.
+const DIFFERENT_EACH: usize = 4;
+/// Time in which a node gives back what it needed to read substrates.
+const REST: Duration = Duration::from_secs(5);
 /// The memory that is to be filled.
 const POOL_BYTES: f64 = 8.0 * 1e9;
 /// A budget that all of them fit.
@@ -52,12 +57,9 @@ const fn kind(name: &'static str) -> Kind {
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("pool", context.quick);
     let kinds = context.pick(&OFFICE[..], std::slice::from_ref(&TINY));
+    different(context, kinds, &mut report)?;
     let home = context.scratch.join("node");
-    let node = Node::start(None, &home, false)?;
-    node.client.resize_pool(&floe_api::PoolResizeRequest {
-        budget_bytes: BUDGET,
-        overcommit: true,
-    })?;
+    let node = with_budget(&home)?;
     let mut docks = Samples::default();
     let mut alone = 0;
     for kind in kinds {
@@ -97,23 +99,80 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add("dock_ms_p50", "ms", &docks);
     drop(node);
     let node = Node::start(None, &home, false)?;
+    let warm = warm_ms(&node)?;
+    report.add_value("warm_s", "s", warm / 1e3);
+    report.note("each substrate is a real machine's, docked live after work of its own; warm: all back in memory after a restart");
+    report.note(format!(
+        "different_in_8gb: of each guest {} machines that were each booted by itself, docked once after some work; counted is the memory of \
+         the node's process that is no file's, with all of them, beyond that of the same node without any",
+        context.pick(DIFFERENT_EACH, 2)
+    ));
+    Ok(report)
+}
+
+/// Starts a node whose pool has room for all.
+pub(super) fn with_budget(home: &Path) -> anyhow::Result<Node> {
+    let node = Node::start(None, home, false)?;
+    node.client.resize_pool(&floe_api::PoolResizeRequest {
+        budget_bytes: BUDGET,
+        overcommit: true,
+    })?;
+    Ok(node)
+}
+
+/// Measures what substrates take of the host's memory whose machines have nothing in common but what they were booted from.
+fn different(context: &Context, kinds: &[Kind], report: &mut Report) -> anyhow::Result<()> {
+    let home = context.scratch.join("different");
+    let node = with_budget(&home)?;
+    std::thread::sleep(REST);
+    let empty = own_memory(node.process()?)?;
+    for kind in kinds {
+        for round in 0..context.pick(DIFFERENT_EACH, 2) {
+            match round {
+                0 => boot(&node, kind, MEMORY)?,
+                _ => node.boot(kind.name, kind.name)?,
+            }
+            work(&node, kind.name, kind, round)?;
+            dock(&node, kind.name, &format!("{}-{round}", kind.name))?;
+            node.remove(kind.name)?;
+        }
+    }
+    drop(node);
+    // one that has docked nothing itself, so that all that it has are the substrates
+    let node = Node::start(None, &home, false)?;
+    warm_ms(&node)?;
+    std::thread::sleep(REST);
+    let status = node.client.pool()?;
+    let count = status.in_memory as f64;
+    let resident = own_memory(node.process()?)?.saturating_sub(empty) as f64;
+    report
+        .add_value("different_in_8gb", "", POOL_BYTES / (resident / count))
+        .against(
+            "by the pool's own count of its bytes",
+            "",
+            POOL_BYTES / (status.used_bytes as f64 / count),
+        );
+    report.add_value("different_mb", "MB", resident / count / 1e6);
+    report.add_value("different_substrates", "", count);
+    Ok(())
+}
+
+/// Waits until all substrates are back in memory. Returns how long that took the node, in ms.
+pub(super) fn warm_ms(node: &Node) -> anyhow::Result<f64> {
     let until = Instant::now() + WARM_MAX;
-    let warm = loop {
+    loop {
         let status = node.client.pool()?;
         if let (false, Some(ms)) = (status.warming, status.warm_ms) {
             ensure!(
                 status.in_memory == status.substrates,
                 "some did not come back"
             );
-            break ms;
+            return Ok(ms);
         }
         ensure!(
             Instant::now() < until,
             "the pool is not warm within {WARM_MAX:?}"
         );
         std::thread::sleep(Duration::from_millis(50));
-    };
-    report.add_value("warm_s", "s", warm / 1e3);
-    report.note("each substrate is a real machine's, docked live after work of its own; warm: all back in memory after a restart");
-    Ok(report)
+    }
 }

@@ -1,7 +1,7 @@
 //! `restore`: the time from `run` to a running guest, with the image in the local store and the caches warm. Compared
 //! with QEMU's own way, a migration stream from a file in the page cache.
 use super::live::Node;
-use super::plain::PlainQemu;
+use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use floe_api::{Event, RunRequest};
@@ -26,7 +26,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     node.import(&guest, "guest", memory)?;
     node.boot("guest", "origin")?;
     node.capture("origin", "booted", true, 0)?;
-    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), &guest, memory)?;
+    let hardware = Hardware::new(&guest, memory, 2);
+    let mut plain = PlainQemu::boot(&context.scratch.join("plain"), hardware)?;
     let state = context.scratch.join("state");
     plain.save(&state)?;
     drop(plain);
@@ -35,7 +36,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut qemus = Samples::default();
     for round in 0..=rounds {
         let run = restore(&node, round)?;
-        let qemu = PlainQemu::load(&context.scratch.join("plain"), &guest, memory, &state)?;
+        let qemu = PlainQemu::load(&context.scratch.join("plain"), hardware, &state)?;
         // The first run loads everything into the cache.
         if round > 0 {
             cold.push(&run);

@@ -6,9 +6,11 @@
 //! n QEMUs on that image                                  `clones`; `decide` says which one runs where
 //! pack, publish, put the parent's disks on it            `store`: later, if clones still need it; `when` says when
 //! ```
-//! Pages that are free at the fork (zero, ballooned, reported) have no hash in the manifest, so nobody ever fetches them.
-//! That is what the paper achieves by changing the guest. Every clone gets a new machine-generation id from QEMU, from which
-//! its kernel reseeds its random numbers.
+//! Pages that are free and zero at the fork have no hash in the manifest, so nobody ever fetches them: those that a guest zeroes when it
+//! frees them, and of a machine that was booted also those that it reports or gives to its balloon, which are holes of its memory then.
+//! That is what the paper achieves by changing the guest. In a machine that was started from an image, a page that was given back is the
+//! image's again, and a clone that fills it fetches what the image has there; a guest that zeroes what it frees is spared that.
+//! Every clone gets a new machine-generation id from QEMU, from which its kernel reseeds its random numbers.
 
 mod clones;
 mod decide;
