@@ -8,8 +8,8 @@ use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Rate, Shape};
 use crate::sim::sweep::START_WIRE_BYTES;
-use crate::sim::{ImageShape, LinkSpec, RegionShape, Setup, replay};
-use floe_planner::{Config, Urgency};
+use crate::sim::{ImageShape, LinkSpec, RegionShape, Setup, replay, urgency_of};
+use floe_planner::Config;
 use site::{Published, Site, Used};
 use std::collections::BTreeSet;
 
@@ -123,11 +123,7 @@ impl Known {
         let content = Content::open(site.origin(), &image.id.to_string())?;
         let regions = content.regions().into_iter().enumerate();
         let regions = regions.map(|(number, name)| {
-            let urgency = match name.starts_with("disk") {
-                true => Urgency::Storage,
-                false => Urgency::Memory,
-            };
-            let mut shape = RegionShape::new(1, urgency);
+            let mut shape = RegionShape::new(1, urgency_of(&name));
             for chunk in content.nonzero_of(number) {
                 shape.put(chunk as u64);
             }
