@@ -86,6 +86,11 @@ pub struct Run {
     /// Keep and send no trace of what the machine touches
     #[arg(long)]
     no_trace: bool,
+    /// By which rule the image is fetched ahead of what the machine touches, once machines of it have run before: floe's own (floe, the
+    /// default), or vTube's as published (vtube), which fetches and buffers more at a time. Machines of one image on this host share
+    /// the rule of the one that was started last
+    #[arg(long, value_enum, value_name = "RULE")]
+    prefetch: Option<stream::Rule>,
     /// Put it into a network of its own, which its clones join: they see each other and nobody else
     #[arg(long)]
     network: bool,
@@ -228,6 +233,7 @@ impl Run {
             ca: authorities.ca,
             cas: authorities.cas,
             no_trace: self.no_trace,
+            prefetch: self.prefetch.map(stream::Rule::wish).unwrap_or_default(),
             network: self.network.then_some(floe_api::NetworkRequest {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,

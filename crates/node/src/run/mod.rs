@@ -530,6 +530,7 @@ fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
         ca: request.ca.clone(),
         cas: authorities_of(request)?,
         swarm: request.swarm_members.clone(),
+        prefetch: request.prefetch,
         ..Default::default()
     })
 }
@@ -572,7 +573,7 @@ fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_api::{SwarmMember, SwarmMembers};
+    use floe_api::{Prefetch, SwarmMember, SwarmMembers};
 
     #[test]
     fn authorities_of_a_request_are_read_and_refused_by_name() {
@@ -622,6 +623,17 @@ mod tests {
         twice.cas.insert("https://one.example:443/".into(), good);
         let error = access_of(&twice).unwrap_err().to_string();
         assert!(error.contains("two files"), "{error}");
+    }
+
+    #[test]
+    fn the_rule_that_a_user_chooses_goes_with_the_places_of_the_image() {
+        let usual = access_of(&RunRequest::default()).unwrap();
+        assert_eq!(usual.prefetch, Prefetch::Floe);
+        let chosen = RunRequest {
+            prefetch: Prefetch::Vtube,
+            ..Default::default()
+        };
+        assert_eq!(access_of(&chosen).unwrap().prefetch, Prefetch::Vtube);
     }
 
     #[test]

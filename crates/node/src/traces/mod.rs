@@ -27,7 +27,7 @@ use crate::{
 };
 use floe_api::*;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
-use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
+use floe_traces::{Method, Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -250,11 +250,15 @@ impl Traces {
         }
     }
 
-    /// Returns the model that was trained from an image's traces on this host.
-    pub(crate) fn local_model(&self, image: &Hash) -> Option<Vec<u8>> {
-        let method = floe_traces::Method::Floe.name();
-        let model = self.kept.store.model(image, LOCAL, method).ok()??;
-        std::fs::read(model.path).ok()
+    /// Returns the model that was trained from an image's traces on this host. The usual kind is trained whenever a trace comes; another
+    /// one is here when it is asked for first, and kept up to date then.
+    pub(crate) fn local_model(&self, image: &Hash, method: Method) -> Option<Vec<u8>> {
+        let model = || self.kept.store.model(image, LOCAL, method.name()).ok()?;
+        if method != Method::Floe && model().is_none() {
+            let patience = optimize::TRAIN_PATIENCE;
+            self.kept.trainer.train_now(image, LOCAL, method, patience);
+        }
+        std::fs::read(model()?.path).ok()
     }
 
     /// Returns whose traces a user means: those of an image of this host, or of one on a hub.
