@@ -343,7 +343,7 @@ pub struct Config {
     pub waste_price: f64,
     /// A pause for a group must save at least this many times its own length.
     pub patience: f64,
-    /// A pause shorter than this isn't worth the interruption, in microseconds.
+    /// By our own rule, a pause shorter than this isn't worth the interruption, in microseconds.
     pub pause_us_min: u64,
     /// How much the default policy buffers beyond the point from which the link can keep up, in microseconds of the machine's
     /// time.
@@ -353,7 +353,7 @@ pub struct Config {
     pub pause_idle_us_max: u64,
     /// The longest pause, in microseconds.
     pub pause_us_max: u64,
-    /// The shortest time that the machine runs between two pauses, in microseconds.
+    /// By our own rule, the shortest time that the machine runs between two pauses, in microseconds.
     pub run_us_min: u64,
 }
 

@@ -241,8 +241,18 @@ impl Viewer {
         }
     }
 
+    /// Returns the shortest pause, and the shortest time between two, in microseconds. What is chosen for our own rule leaves the published
+    /// one as it is.
+    fn shortest(&self, config: &Config) -> (u64, u64) {
+        match self.own {
+            Own::Floe(_) => (config.pause_us_min, config.run_us_min),
+            Own::VTube(_) | Own::VmTorrent => (vtube::PAUSE_US_MIN, vtube::RUN_US_MIN),
+        }
+    }
+
     /// Pauses the machine that would come that late, or lets it go on.
     pub(crate) fn decide(&mut self, late: Lateness, lent: &Lent<'_>) -> Option<Action> {
+        let (pause_us_min, run_us_min) = self.shortest(lent.config);
         self.late &= self.pause.is_some();
         self.stalled = false;
         let told = Waiting {
@@ -250,7 +260,7 @@ impl Viewer {
             eta_us: late.us,
         };
         let Some(pause) = &mut self.pause else {
-            if late.us < lent.config.pause_us_min {
+            if late.us < pause_us_min {
                 return None;
             }
             self.pause = Some(Pause {
@@ -271,7 +281,7 @@ impl Viewer {
         }
         self.paused_us += long_us;
         self.pause = None;
-        self.no_pause_before_us = lent.now_us + lent.config.run_us_min;
+        self.no_pause_before_us = lent.now_us + run_us_min;
         Some(self.buffer(false, told))
     }
 
