@@ -505,7 +505,7 @@ impl<'a> Replay<'a> {
     /// once. `hits` are those of earlier attempts, which waited for something.
     fn attempt(&mut self, end: usize, mut hits: Vec<(RegionId, u64)>) {
         let (image, trace) = (self.setup.image, self.setup.trace);
-        let mut lacks = BTreeSet::new();
+        let (mut lacks, mut wanted) = (BTreeSet::new(), Vec::new());
         for access in &trace.accesses[self.next_access..end] {
             let (region, chunk) = (RegionId::from(access.region), u64::from(access.chunk));
             let store = &mut self.stores[usize::from(access.region)];
@@ -514,7 +514,7 @@ impl<'a> Replay<'a> {
                 let item = Item::Table(region, segment);
                 if lacks.insert(item) {
                     let bytes = image.regions[usize::from(access.region)].table_wire_bytes(segment);
-                    self.download.demand(self.now_ns, item, bytes);
+                    wanted.push((item, bytes));
                 }
                 continue;
             }
@@ -527,11 +527,14 @@ impl<'a> Replay<'a> {
                 continue;
             }
             let item = Item::Chunk(region, chunk);
-            let demanded = self
-                .download
-                .demand(self.now_ns, item, image.chunk_wire_bytes);
             lacks.insert(item);
-            self.missed(region, chunk, demanded);
+            wanted.push((item, image.chunk_wire_bytes));
+        }
+        let demanded = self.download.demand_all(self.now_ns, &wanted);
+        for ((item, _), demanded) in wanted.into_iter().zip(demanded) {
+            if let Item::Chunk(region, chunk) = item {
+                self.missed(region, chunk, demanded);
+            }
         }
         if !lacks.is_empty() {
             self.waiting = Some(Waiting { end, lacks, hits });
