@@ -80,17 +80,17 @@ pub struct Run {
     /// machine with floe's agent that runs more than once. It has no network until the agent has done that
     #[arg(long, conflicts_with = "cold")]
     own_identity: bool,
+    /// By which rule the image is fetched ahead of what the machine touches, once machines of it have run before: floe's own (floe, the
+    /// default), or vTube's as published (vtube), which fetches and buffers more at a time. Machines of one image on this host share
+    /// the rule of the one that was started last
+    #[arg(long, value_enum, value_name = "RULE")]
+    prefetch: Option<stream::Rule>,
     /// Stay until Ctrl-C or the machine's end, then print what its link carried and what it waited for
     #[arg(long)]
     link_report: bool,
     /// Keep and send no trace of what the machine touches
     #[arg(long)]
     no_trace: bool,
-    /// By which rule the image is fetched ahead of what the machine touches, once machines of it have run before: floe's own (floe, the
-    /// default), or vTube's as published (vtube), which fetches and buffers more at a time. Machines of one image on this host share
-    /// the rule of the one that was started last
-    #[arg(long, value_enum, value_name = "RULE")]
-    prefetch: Option<stream::Rule>,
     /// Put it into a network of its own, which its clones join: they see each other and nobody else
     #[arg(long)]
     network: bool,

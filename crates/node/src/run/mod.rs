@@ -133,6 +133,9 @@ impl Runs {
             ));
         }
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
+        // It stays with the places in the machine's record: a later node fetches the model for the same rule.
+        let mut found = found;
+        found.origin.prefetch = request.prefetch;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
             .traces
@@ -530,7 +533,6 @@ fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
         ca: request.ca.clone(),
         cas: authorities_of(request)?,
         swarm: request.swarm_members.clone(),
-        prefetch: request.prefetch,
         ..Default::default()
     })
 }
@@ -573,7 +575,7 @@ fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_api::{Prefetch, SwarmMember, SwarmMembers};
+    use floe_api::{SwarmMember, SwarmMembers};
 
     #[test]
     fn authorities_of_a_request_are_read_and_refused_by_name() {
@@ -623,17 +625,6 @@ mod tests {
         twice.cas.insert("https://one.example:443/".into(), good);
         let error = access_of(&twice).unwrap_err().to_string();
         assert!(error.contains("two files"), "{error}");
-    }
-
-    #[test]
-    fn the_rule_that_a_user_chooses_goes_with_the_places_of_the_image() {
-        let usual = access_of(&RunRequest::default()).unwrap();
-        assert_eq!(usual.prefetch, Prefetch::Floe);
-        let chosen = RunRequest {
-            prefetch: Prefetch::Vtube,
-            ..Default::default()
-        };
-        assert_eq!(access_of(&chosen).unwrap().prefetch, Prefetch::Vtube);
     }
 
     #[test]

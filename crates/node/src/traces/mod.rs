@@ -27,7 +27,7 @@ use crate::{
 };
 use floe_api::*;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, TraceReader};
-use floe_traces::{Method, Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
+use floe_traces::{Shape, TRACE_BYTES_MAX, TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -252,9 +252,9 @@ impl Traces {
 
     /// Returns the model that was trained from an image's traces on this host. The usual kind is trained whenever a trace comes; another
     /// one is here when it is asked for first, and kept up to date then.
-    pub(crate) fn local_model(&self, image: &Hash, method: Method) -> Option<Vec<u8>> {
+    pub(crate) fn local_model(&self, image: &Hash, method: floe_traces::Method) -> Option<Vec<u8>> {
         let model = || self.kept.store.model(image, LOCAL, method.name()).ok()?;
-        if method != Method::Floe && model().is_none() {
+        if method != floe_traces::Method::Floe && model().is_none() {
             let patience = optimize::TRAIN_PATIENCE;
             self.kept.trainer.train_now(image, LOCAL, method, patience);
         }

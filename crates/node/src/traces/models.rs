@@ -13,7 +13,7 @@ use crate::{
     traces::{Traces, outbox::Destination},
     transfer::{Cancel, TransferError},
 };
-use floe_api::{Happened, Prefetch};
+use floe_api::Happened;
 use floe_image::{Hash, Manifest};
 use floe_mount::ImageHandle;
 use floe_source::Fetcher;
@@ -65,10 +65,10 @@ impl Coming {
 }
 
 /// Returns which kind of model a rule follows.
-fn method_of(prefetch: Prefetch) -> Method {
+fn method_of(prefetch: floe_api::Prefetch) -> Method {
     match prefetch {
-        Prefetch::Floe => Method::Floe,
-        Prefetch::Vtube => Method::VTube,
+        floe_api::Prefetch::Floe => Method::Floe,
+        floe_api::Prefetch::Vtube => Method::VTube,
     }
 }
 
@@ -357,7 +357,8 @@ mod tests {
     fn a_model_for_another_rule_is_refused() {
         let image = Hash::of(b"image");
         let trace = trace(image, [(0, 1), (0, 2)]);
-        for method in [Prefetch::Floe, Prefetch::Vtube].map(method_of) {
+        let rules = [floe_api::Prefetch::Floe, floe_api::Prefetch::Vtube];
+        for method in rules.map(method_of) {
             let bytes = learn(method, &image, std::slice::from_ref(&trace)).unwrap();
             let model = verified(&bytes, &image).unwrap();
             assert_eq!(of_method(model.clone(), method).unwrap(), model);
