@@ -71,6 +71,9 @@ pub struct RunRequest {
     /// Neither keep nor send a trace of what the machine touches.
     #[serde(default)]
     pub no_trace: bool,
+    /// By which rule the image is fetched ahead of what the machine touches.
+    #[serde(default, skip_serializing_if = "crate::Prefetch::is_usual")]
+    pub prefetch: crate::Prefetch,
     /// Put the machine into a network of its own, which its clones join, instead of QEMU's user network.
     #[serde(default)]
     pub network: Option<NetworkRequest>,

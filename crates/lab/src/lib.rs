@@ -3,6 +3,7 @@
 //! ```text
 //! floe-lab list                                   what can be measured
 //! floe-lab import --json import.json              run one experiment
+//! floe-lab all                                    the papers' tables and figures, with what was recorded beside them
 //! floe-lab link --rate 7.2mbit --delay 60ms       a slow link between two network namespaces, for any use
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! - [`slow_disk`]: a disk with a known time for each request, for the host's kernel and in virtual time.
 //! - [`workloads`]: scripts of what a user does in a guest; they yield the traces that the simulator replays.
 //! - [`launch`]: recorded launches and the order of their replay, through a mount and in virtual time.
+//! - [`papers`]: the tables and figures of the five papers, and where their counterparts are recorded.
 //! - [`content`]: an image's chunks, for experiments that count them.
 //! - [`guest`]: the guests that experiments run, built from Debian packages by `guests/build`.
 //!
@@ -35,6 +37,7 @@ pub mod harness;
 pub mod io_sim;
 pub mod launch;
 pub mod link;
+pub mod papers;
 pub mod plot;
 pub mod predict;
 pub mod signals;

@@ -36,6 +36,7 @@ struct Cli {
 enum Command {
     /// List what can be measured
     List,
+    All(floe_lab::papers::Arguments),
     Link(tool::Arguments),
     Collect(floe_lab::workloads::Arguments),
     Model(floe_lab::predict::Arguments),
@@ -186,6 +187,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::All(arguments) => arguments.run(),
         Command::Link(arguments) => arguments.run(),
         Command::Collect(arguments) => collect(arguments),
         Command::Model(arguments) => arguments.run(),

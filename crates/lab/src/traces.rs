@@ -1,10 +1,10 @@
 //! Recorded workloads: `lab/traces/<workload>/{NN.trace.zst, meta.json}`, written by `floe-lab collect` and read by the
 //! simulator.
-use crate::sim::{ImageShape, RegionShape};
+use crate::sim::{ImageShape, RegionShape, urgency_of};
 use crate::workloads::Meta;
 use anyhow::{Context as _, bail};
 use floe_image::{Hash, TraceReader};
-use floe_planner::{Urgency, ZeroTrace};
+use floe_planner::ZeroTrace;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -163,13 +163,8 @@ fn image_of(meta: &Meta, traces: &[ZeroTrace]) -> anyhow::Result<ImageShape> {
             .insert(access.chunk);
     }
     let regions = names.iter().zip(&touched).map(|(name, touched)| {
-        let urgency = if name.starts_with("disk") {
-            Urgency::Storage
-        } else {
-            Urgency::Memory
-        };
         let span = touched.last().map_or(0, |last| u64::from(*last) + 1);
-        let mut region = RegionShape::new(span, urgency);
+        let mut region = RegionShape::new(span, urgency_of(name));
         touched.iter().for_each(|c| region.put(u64::from(*c)));
         let all = meta.image_nonzero_chunks.get(name).copied().unwrap_or(0);
         let others = all.saturating_sub(touched.len() as u64);
@@ -198,6 +193,7 @@ fn scattered(n: u64) -> u64 {
 mod tests {
     use super::*;
     use floe_image::{Access, Hash, TraceHeader, TraceWriter};
+    use floe_planner::Urgency;
 
     fn write(dir: &Path, name: &str, accesses: &[(u8, u32, u64, u64)]) {
         let header = TraceHeader {
@@ -249,7 +245,11 @@ mod tests {
         let ram = image.regions[1].nonzero_chunks();
         assert!((1800..2200).contains(&ram), "{ram} of some 2000");
         assert_eq!(image.regions[2].nonzero_chunks(), 1);
-        assert_eq!(image.regions[2].urgency, Urgency::Storage);
+        let urgency = [0, 1, 2].map(|n: usize| image.regions[n].urgency);
+        assert_eq!(
+            urgency,
+            [Urgency::Storage, Urgency::Memory, Urgency::Storage]
+        );
         assert_eq!(all[0].traces[0].accesses[0].chunk, 3);
     }
 

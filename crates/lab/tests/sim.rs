@@ -21,7 +21,11 @@ fn link() -> LinkSpec {
 }
 
 fn image(chunks: &[u64]) -> ImageShape {
-    let mut region = RegionShape::new(1, Urgency::Memory);
+    image_of(Urgency::Memory, chunks)
+}
+
+fn image_of(urgency: Urgency, chunks: &[u64]) -> ImageShape {
+    let mut region = RegionShape::new(1, urgency);
     chunks.iter().for_each(|c| region.put(*c));
     ImageShape {
         regions: vec![region],
@@ -98,6 +102,70 @@ fn waiting_moves_what_comes_later_and_nothing_else() {
     assert_eq!(own, [0, 2000, 2000, 2500]);
     assert_eq!(run.end_ns, (101 + 3 * 102 + 3000) * 1_000_000);
     assert_eq!(run.missed, 3);
+}
+
+/// Returns the milliseconds of each wait of a machine, its start included.
+fn waits_ms(urgency: Urgency, chunks: &[u64], accesses: &[(u32, u64)]) -> Vec<u64> {
+    let image = image_of(urgency, chunks);
+    let run = run_demand(&image, &trace(accesses, 4_000_000), &link());
+    assert_eq!(
+        (run.accessed, run.missed),
+        (accesses.len() as u64, accesses.len() as u64)
+    );
+    let waits: Vec<u64> = run.stalls.iter().map(|s| s.ns() / 1_000_000).collect();
+    assert_eq!(run.end_ns, (4000 + waits.iter().sum::<u64>()) * 1_000_000);
+    waits
+}
+
+#[test]
+fn all_that_a_request_of_a_disk_lacks_is_demanded_at_once() {
+    let chunks: Vec<u64> = (100..116).collect();
+    // One chunk alone, then a request of what is on both sides of it, recorded in three microseconds.
+    let mut accesses = vec![(108, 2_000_000)];
+    accesses.extend((100..108).map(|chunk| (chunk, 3_000_000)));
+    accesses.extend((109..116).map(|chunk| (chunk, 3_000_003)));
+    let waits = waits_ms(Urgency::Storage, &chunks, &accesses);
+    assert_eq!(waits, [101, 102, 100 + 15 * 2]);
+    // Memory is faulted in a page at a time.
+    let waits = waits_ms(Urgency::Memory, &chunks, &accesses);
+    assert_eq!(waits.len(), 1 + 16);
+    assert!(waits[1..].iter().all(|wait| *wait == 102), "{waits:?}");
+}
+
+#[test]
+fn what_no_request_can_have_together_is_demanded_one_after_the_other() {
+    let two = |chunks: &[u64], accesses: &[(u32, u64)]| {
+        assert_eq!(
+            waits_ms(Urgency::Storage, chunks, accesses),
+            [101, 102, 102]
+        );
+    };
+    // a chunk between the two was not touched
+    two(&[5, 6, 7], &[(5, 3_000_000), (7, 3_000_000)]);
+    // the guest did something between the two
+    two(&[5, 6], &[(5, 3_000_000), (6, 3_000_100)]);
+    // a request reads onwards
+    two(&[5, 6], &[(6, 3_000_000), (5, 3_000_000)]);
+    // where nothing is between the two, a request may cover both
+    let together = [(5, 3_000_000), (9, 3_000_000)];
+    assert_eq!(waits_ms(Urgency::Storage, &[5, 9], &together), [101, 104]);
+    // more than a mebibyte
+    let chunks: Vec<u64> = (0..300).collect();
+    let accesses: Vec<(u32, u64)> = (0..300).map(|chunk| (chunk, 3_000_000)).collect();
+    let waits = waits_ms(Urgency::Storage, &chunks, &accesses);
+    assert_eq!(waits, [101, 100 + 256 * 2, 100 + 44 * 2]);
+}
+
+#[test]
+fn a_request_without_its_table_is_tried_again_as_a_whole() {
+    let chunks: Vec<u64> = (0..16).collect();
+    let accesses: Vec<(u32, u64)> = (0..16).map(|chunk| (chunk, 0)).collect();
+    let image = image_of(Urgency::Storage, &chunks);
+    let run = run_demand(&image, &trace(&accesses, 1_000_000), &link());
+    assert_eq!((run.missed, run.table_bytes), (16, 128 + 16 * 32));
+    // The table has been under way since the start; then one round trip brings all chunks.
+    let wait: u64 = run.stalls.iter().map(|s| s.ns()).sum();
+    assert!((233_000_000..=235_500_000).contains(&wait), "{wait} ns");
 }
 
 #[test]
@@ -256,15 +324,19 @@ proptest! {
         rate in 200_000u64..50_000_000,
         rtt_ms in 1u64..300,
         neighbours in any::<bool>(),
+        disk in any::<bool>(),
+        step_us in 1u64..2_000_000,
     ) {
         let chunks: Vec<u64> = touches.keys().map(|c| u64::from(*c)).collect();
-        let mut accesses: Vec<(u32, u64)> = touches.into_iter().collect();
+        // In steps, so that some are one request.
+        let stepped = touches.into_iter().map(|(chunk, t_us)| (chunk, t_us - t_us % step_us));
+        let mut accesses: Vec<(u32, u64)> = stepped.collect();
         accesses.sort_by_key(|(_, t_us)| *t_us);
         let trace = trace(&accesses, 21_000_000);
         let link = LinkSpec { name: "any".into(), rate: Rate::BitsPerSecond(rate), rtt_ns: rtt_ms * 1_000_000 };
         let policy = if neighbours { Policy::Neighbours } else { Policy::DemandOnly };
         let config = Config { policy, ..Config::default() };
-        let image = image(&chunks);
+        let image = image_of(if disk { Urgency::Storage } else { Urgency::Memory }, &chunks);
         let run = replay(&Setup { image: &image, trace: &trace, link: &link, config, model: None, preamble_bytes: 5000 }).unwrap();
         check(&run, &trace);
         let able = u128::from(run.end_ns) * u128::from(rate) / 8_000_000_000;

@@ -10,8 +10,8 @@
 //! taken out (`model`). With a model ([`Event::Model`]) an image is streamed (`stream`): the model says what will be needed and
 //! when, the link how much of it can come in time, and a machine is paused ([`Action::Buffer`]) when it would have to wait
 //! anyway. Each machine of the image ([`Event::MachineStarted`]) has its own place in the model and its own pause; what one of
-//! them brings is there for all. [`Config::policy`] chooses the model and the rule: VMTorrent's or vTube's as published, or this project's own, which
-//! is the default.
+//! them brings is there for all. A model is for one rule, VMTorrent's or vTube's as published or this project's own; with the default
+//! [`Config::policy`] each image follows the rule of the model that it is given.
 //!
 //! Without a model only neighbours can be guessed:
 //!
@@ -81,12 +81,13 @@ pub enum Policy {
     VmTorrent,
     /// vTube's rule as published; needs a model of [`Method::VTube`].
     VTube,
-    /// This project's own rule; needs a model of [`Method::Floe`], and fetches neighbours without one.
+    /// The default: with a model the rule that it is for, which with one of [`Method::Floe`] is this project's own; neighbours without
+    /// one.
     Floe,
 }
 
 impl Policy {
-    /// Returns which kind of model it needs; `None` if it needs none.
+    /// Returns which kind of model it needs; `None` if it needs none. The default takes others, too.
     pub fn method(self) -> Option<Method> {
         match self {
             Policy::DemandOnly | Policy::Neighbours => None,
@@ -94,6 +95,17 @@ impl Policy {
             Policy::VTube => Some(Method::VTube),
             Policy::Floe => Some(Method::Floe),
         }
+    }
+
+    /// Returns by which rule an image with a model of this kind is streamed: the default follows the model, the others know only their
+    /// own. `None` if by none.
+    pub(crate) fn rule(self, method: Method) -> Option<Policy> {
+        let rule = match method {
+            Method::VmTorrent => Policy::VmTorrent,
+            Method::VTube => Policy::VTube,
+            Method::Floe => Policy::Floe,
+        };
+        (self == Policy::Floe || self == rule).then_some(rule)
     }
 }
 
@@ -214,7 +226,8 @@ pub enum Event {
     },
     /// A model of the image that these regions belong to. Report it after [`Event::RegionAdded`] of each region, and before the
     /// machine runs if its start is to be buffered. From now on report every first touch ([`Event::Hit`], [`Event::Miss`]) and
-    /// [`Event::Tick`]. A model that isn't for [`Config::policy`] is ignored. The caller must ensure that the model is of this
+    /// [`Event::Tick`]. The default [`Config::policy`] follows the rule that the model is for; with another one a model that isn't for it
+    /// is ignored. The caller must ensure that the model is of this
     /// image ([`Model::image`]); chunks beyond a region's end are left out here.
     Model {
         /// The regions in the manifest's order, all of one image.
@@ -330,17 +343,20 @@ pub struct Config {
     pub waste_price: f64,
     /// A pause for a group must save at least this many times its own length.
     pub patience: f64,
-    /// A pause shorter than this isn't worth the interruption, in microseconds.
+    /// By our own rule, a pause shorter than this isn't worth the interruption, in microseconds.
     pub pause_us_min: u64,
-    /// How much the default policy buffers beyond the point from which the link can keep up, in microseconds of the machine's
-    /// time.
+    /// How much our own rule buffers beyond the point from which the link can keep up, in microseconds of the machine's time.
     pub reserve_us: u64,
+    /// The most that it buffers so where pauses follow each other.
+    pub reserve_us_max: u64,
+    /// Pauses follow each other if the machine has run for less than this between them, in microseconds.
+    pub pauses_apart_us: u64,
     /// A pause in which nothing arrives for this many microseconds ends: the link is down, and the guest may run on what it
     /// has.
     pub pause_idle_us_max: u64,
     /// The longest pause, in microseconds.
     pub pause_us_max: u64,
-    /// The shortest time that the machine runs between two pauses, in microseconds.
+    /// By our own rule, the shortest time that the machine runs between two pauses, in microseconds.
     pub run_us_min: u64,
 }
 
@@ -376,6 +392,8 @@ impl Default for Config {
             patience: 0.5,
             pause_us_min: 200_000,
             reserve_us: 500_000,
+            reserve_us_max: 2_000_000,
+            pauses_apart_us: 20_000_000,
             pause_idle_us_max: 5_000_000,
             pause_us_max: 10 * 60 * 1_000_000,
             run_us_min: 250_000,

@@ -403,12 +403,13 @@ impl Planner {
         true
     }
 
-    /// Returns whether the image's model knows a chunk; `None` without a model, or if nothing is streamed by it.
+    /// Returns whether only the image's model decides what is fetched beside a chunk, because it knows the chunk or its rule guesses
+    /// nothing; `None` without a model, or if nothing is streamed by it.
     fn stream_knows(&self, region: RegionId, chunk: u64) -> Option<bool> {
         let viewed = self.streams.iter().filter(|s| s.is_viewed());
         let mut of = viewed.filter_map(|s| Some((s, s.region(region)?)));
         of.next()
-            .map(|(stream, number)| stream.knows(number, chunk))
+            .map(|(stream, number)| !stream.guesses_beside() || stream.knows(number, chunk))
     }
 
     fn looked(

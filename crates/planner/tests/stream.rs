@@ -107,28 +107,36 @@ fn buffering_spares_the_machine_its_misses_and_ends() {
 }
 
 #[test]
-fn without_a_model_or_with_one_for_another_policy_neighbours_are_fetched() {
+fn without_a_model_neighbours_are_fetched_and_a_model_for_another_policy_is_none() {
     let traces = SMALL.runs(2);
-    let none = Run::new(config(Policy::Floe), MOBILE, steady(MOBILE), &[SPACE]).replay(
-        None,
-        &traces[0],
-        u64::MAX,
-    );
-    let other = Run::new(config(Policy::Floe), MOBILE, steady(MOBILE), &[SPACE]).replay(
-        learn(Policy::VTube, &traces[1..]),
-        &traces[0],
-        u64::MAX,
-    );
-    let neighbours = run(Policy::Neighbours, &[], &traces[0]);
-    assert_eq!(
-        (none.misses, none.fetched),
-        (neighbours.misses, neighbours.fetched)
-    );
-    assert_eq!(
-        (other.misses, other.fetched),
-        (neighbours.misses, neighbours.fetched)
-    );
-    assert!(none.misses < none.touched);
+    let with = |policy, model| {
+        let run = Run::new(config(policy), MOBILE, steady(MOBILE), &[SPACE]);
+        let out = run.replay(model, &traces[0], u64::MAX);
+        (out.misses, out.fetched)
+    };
+    let none = with(Policy::Floe, None);
+    assert_eq!(none, with(Policy::Neighbours, None));
+    let all = traces[0].accesses.len() as u64;
+    assert!(none.0 < all);
+    let other = with(Policy::VTube, learn(Policy::Floe, &traces[1..]));
+    assert_eq!(other, with(Policy::DemandOnly, None));
+}
+
+#[test]
+fn the_default_follows_the_rule_that_an_images_model_is_for() {
+    let traces = GAME.runs(4);
+    let with = |policy, model: &Option<Arc<Model>>| {
+        let run = Run::new(config(policy), MOBILE, steady(MOBILE), &[SPACE]);
+        let out = run.replay(model.clone(), &traces[0], u64::MAX);
+        (out.misses, out.late, out.fetched, out.pauses, out.end_us)
+    };
+    let floe = with(Policy::Floe, &learn(Policy::Floe, &traces[1..]));
+    for published in [Policy::VTube, Policy::VmTorrent] {
+        let model = learn(published, &traces[1..]);
+        let chosen = with(Policy::Floe, &model);
+        assert_eq!(chosen, with(published, &model), "{published:?}");
+        assert_ne!(chosen, floe, "{published:?}");
+    }
 }
 
 #[test]

@@ -80,6 +80,11 @@ pub struct Run {
     /// machine with floe's agent that runs more than once. It has no network until the agent has done that
     #[arg(long, conflicts_with = "cold")]
     own_identity: bool,
+    /// By which rule the image is fetched ahead of what the machine touches, once machines of it have run before: floe's own (floe, the
+    /// default), or vTube's as published (vtube), which fetches and buffers more at a time. Machines of one image on this host share
+    /// the rule of the one that was started last
+    #[arg(long, value_enum, value_name = "RULE")]
+    prefetch: Option<stream::Rule>,
     /// Stay until Ctrl-C or the machine's end, then print what its link carried and what it waited for
     #[arg(long)]
     link_report: bool,
@@ -231,6 +236,7 @@ impl Run {
             ca: authorities.ca,
             cas: authorities.cas,
             no_trace: self.no_trace,
+            prefetch: self.prefetch.map(stream::Rule::wish).unwrap_or_default(),
             network: self.network.then_some(floe_api::NetworkRequest {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,

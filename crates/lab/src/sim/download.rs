@@ -1,6 +1,7 @@
 //! Simulates what is requested and has not arrived yet: demand, prefetch, and the wire that they share.
 //!
-//! The rules are those of the live fetcher. A demand is sent at once. A prefetch waits in a queue; the size and number of
+//! The rules are those of the live fetcher. A demand is sent at once; what is demanded together is asked for at the same time, and its
+//! answers share the link, so that they count as one. A prefetch waits in a queue; the size and number of
 //! the requests made from it are what [`floe_source::budget`] determines for the measured link. A demand for a queued
 //! item is sent separately; a demand for an item that is on its way joins it. The live [`LinkMeter`] measures the link.
 //! The wire serves demand before prefetch, packet by packet.
@@ -126,15 +127,31 @@ impl Download {
 
     /// Requests `item`, of `bytes` on the wire, because the machine waits for it.
     pub fn demand(&mut self, now_ns: u64, item: Item, bytes: usize) -> Demanded {
-        match self.states.insert(item, State::Flying) {
-            Some(State::Flying) => return Demanded::Joined,
-            Some(State::Queued) => self.queued.retain(|(queued, _)| *queued != item),
-            None => {}
+        self.demand_all(now_ns, &[(item, bytes)])[0]
+    }
+
+    /// Requests all that the machine waits for: items with their bytes on the wire, each once. Returns what happened with each.
+    pub fn demand_all(&mut self, now_ns: u64, items: &[(Item, usize)]) -> Vec<Demanded> {
+        let mut demanded = Vec::with_capacity(items.len());
+        let mut sent = VecDeque::new();
+        for (item, bytes) in items.iter().copied() {
+            let before = self.states.insert(item, State::Flying);
+            if before == Some(State::Flying) {
+                demanded.push(Demanded::Joined);
+                continue;
+            }
+            if before == Some(State::Queued) {
+                self.queued.retain(|(queued, _)| *queued != item);
+            }
+            sent.push_back((item, bytes));
+            demanded.push(Demanded::Sent);
         }
-        let flight = self.flight(now_ns, VecDeque::from([(item, bytes)]));
-        self.demand.push_back(flight);
-        self.serve(now_ns);
-        Demanded::Sent
+        if !sent.is_empty() {
+            let flight = self.flight(now_ns, sent);
+            self.demand.push_back(flight);
+            self.serve(now_ns);
+        }
+        demanded
     }
 
     /// Queues `item` to be fetched ahead of need.
@@ -363,6 +380,27 @@ mod tests {
         let order = arrivals(&mut download);
         assert_eq!(order[0].1, Item::Chunk(0, 99));
         assert_eq!(order.len(), 100, "nothing twice");
+    }
+
+    #[test]
+    fn what_is_demanded_together_shares_a_round_trip_and_measures_the_link() {
+        let mut download = Download::new(&link());
+        download.prefetch(Item::Chunk(0, 5), 2000);
+        download.send(0);
+        download.prefetch(Item::Chunk(0, 7), 2000);
+        let items: Vec<(Item, usize)> = (0..100).map(|c| (Item::Chunk(0, c), 2000)).collect();
+        let demanded = download.demand_all(0, &items);
+        let joined = demanded.iter().filter(|d| **d == Demanded::Joined).count();
+        assert_eq!((demanded.len(), joined), (100, 1));
+        let order = arrivals(&mut download);
+        assert_eq!(order.len(), 100, "nothing twice");
+        assert_eq!(order[0], (102_000_000, Item::Chunk(0, 0)));
+        assert_eq!(order[99].0, 300_000_000);
+        let seen = download.link(300_000_000);
+        assert_eq!(seen.rtt_us, Some(100_000));
+        let rate = seen.bytes_per_s.unwrap();
+        assert!((980_000..=1_050_000).contains(&rate), "{rate}");
+        assert!(download.is_idle());
     }
 
     #[test]

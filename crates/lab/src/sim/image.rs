@@ -26,6 +26,14 @@ pub struct ImageShape {
     pub chunk_wire_bytes: usize,
 }
 
+/// Returns how urgently the tables of the region of this name are needed, as the mount tells the planner.
+pub fn urgency_of(region: &str) -> Urgency {
+    match floe_image::memory_block(region) {
+        Some(_) => Urgency::Memory,
+        None => Urgency::Storage,
+    }
+}
+
 impl RegionShape {
     /// Makes a region of zeros.
     pub fn new(chunks: u64, urgency: Urgency) -> RegionShape {

@@ -1,5 +1,8 @@
 //! Replays one machine's run: its accesses happen at its own time, which stops while it waits.
 //!
+//! Accesses are served as by the mount: a fault of memory is one chunk, a request of a disk is up to 256. All that a request
+//! lacks is demanded at once, and when the last of it is here, the request is tried again from its beginning.
+//!
 //! The planner is the live one, used as by the mount: it is told every first touch, its decisions are carried out at
 //! once, and it gets a new estimate of the link four times a second.
 use super::download::{Demanded, Download, Item};
@@ -8,10 +11,11 @@ use super::image::ImageShape;
 use super::wire::LinkSpec;
 use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{
-    Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, ZeroTrace,
+    Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, Timed, Urgency,
+    ZeroTrace,
 };
 use floe_sched::{MachineId, Who};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// The only link, that of the machine's image.
@@ -26,6 +30,11 @@ const LINK_NS: u64 = 250_000_000;
 const STUCK_NS: u64 = 60_000_000_000;
 /// Longest run: a day of virtual time.
 const RUN_NS_MAX: u64 = 86_400_000_000_000;
+/// Most chunks of one request of a disk: the kernel sends at most 1 MiB in one.
+const REQUEST_CHUNKS_MAX: u32 = 256;
+/// Longest time between the recordings of two accesses of one request, in microseconds. The mount records a request's chunks in
+/// one go, so that most have the same time; a guest's next request takes longer, its interrupt and the way through its kernel.
+const REQUEST_GAP_US: u64 = 5;
 
 /// The input of a replay.
 #[derive(Clone, Debug)]
@@ -84,7 +93,20 @@ struct Store {
     present: Vec<u64>,
     /// Chunks that were pushed into the page cache, so that touches aren't noticed.
     pushed: Vec<u64>,
+    /// Chunks that the machine has touched.
+    touched: Vec<u64>,
     tables: Vec<bool>,
+}
+
+/// A request of the machine that waits for what it lacks.
+#[derive(Debug)]
+struct Waiting {
+    /// The index after that of its last access.
+    end: usize,
+    /// What was demanded for it and hasn't arrived.
+    lacks: BTreeSet<Item>,
+    /// What it touched first that was here: it is told when the request is answered.
+    hits: Vec<(RegionId, u64)>,
 }
 
 struct Replay<'a> {
@@ -100,7 +122,7 @@ struct Replay<'a> {
     own_ns: u64,
     since_ns: u64,
     started: bool,
-    waiting: Option<Item>,
+    waiting: Option<Waiting>,
     paused: bool,
     /// Since when and why it stalls.
     still: Option<(u64, StallKind)>,
@@ -126,6 +148,10 @@ fn bit(words: &[u64], chunk: u64) -> bool {
     words[(chunk / u64::from(BLOCK_CHUNKS)) as usize] >> (chunk % u64::from(BLOCK_CHUNKS)) & 1 == 1
 }
 
+fn set(words: &mut [u64], chunk: u64) {
+    words[(chunk / u64::from(BLOCK_CHUNKS)) as usize] |= 1 << (chunk % u64::from(BLOCK_CHUNKS));
+}
+
 fn table_of(chunk: u64) -> u32 {
     (chunk / CHUNKS_PER_SEGMENT as u64) as u32
 }
@@ -135,6 +161,7 @@ impl<'a> Replay<'a> {
         let stores = setup.image.regions.iter().map(|r| Store {
             present: vec![0; (r.chunks() / u64::from(BLOCK_CHUNKS)) as usize],
             pushed: vec![0; (r.chunks() / u64::from(BLOCK_CHUNKS)) as usize],
+            touched: vec![0; (r.chunks() / u64::from(BLOCK_CHUNKS)) as usize],
             tables: vec![false; (r.chunks() / CHUNKS_PER_SEGMENT as u64) as usize],
         });
         Replay {
@@ -215,7 +242,8 @@ impl<'a> Replay<'a> {
     }
 
     fn stuck(&self) -> ReplayError {
-        let waiting = self.waiting.map(|i| format!("waiting for {i:?}"));
+        let lacks = self.waiting.as_ref().map(|w| &w.lacks);
+        let waiting = lacks.map(|lacks| format!("waiting for {lacks:?}"));
         ReplayError::Stuck {
             at_s: self.now_ns as f64 / 1e9,
             why: waiting.unwrap_or_else(|| "paused".into()),
@@ -247,11 +275,11 @@ impl<'a> Replay<'a> {
         if asked {
             self.download.send(self.now_ns);
         }
-        let kind = match (self.started, self.paused, self.waiting) {
+        let kind = match (self.started, self.paused, self.waiting.is_some()) {
             (false, _, _) => Some(StallKind::Start),
             (true, true, _) => Some(StallKind::Buffering),
-            (true, false, Some(_)) => Some(StallKind::Demand),
-            (true, false, None) => None,
+            (true, false, true) => Some(StallKind::Demand),
+            (true, false, false) => None,
         };
         let before = self.still.map(|(_, kind)| kind);
         if kind == before {
@@ -394,26 +422,23 @@ impl<'a> Replay<'a> {
                         ok: true,
                     });
                 }
-                if self.waiting == Some(item) {
-                    self.waiting = None;
-                    self.access();
-                }
             }
             Item::Chunk(region, chunk) => {
-                let word = (chunk / u64::from(BLOCK_CHUNKS)) as usize;
-                self.stores[region as usize].present[word] |=
-                    1 << (chunk % u64::from(BLOCK_CHUNKS));
+                set(&mut self.stores[region as usize].present, chunk);
                 for group in self.listeners.remove(&item).unwrap_or_default() {
                     self.groups[group].left -= 1;
                     if self.groups[group].left == 0 {
                         self.fetched(group);
                     }
                 }
-                if self.waiting == Some(item) {
-                    self.waiting = None;
-                    self.next_access += 1;
-                }
             }
+        }
+        if let Some(waiting) = &mut self.waiting
+            && waiting.lacks.remove(&item)
+            && waiting.lacks.is_empty()
+        {
+            let (end, hits) = (waiting.end, std::mem::take(&mut waiting.hits));
+            self.attempt(end, hits);
         }
     }
 
@@ -447,48 +472,93 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Makes the machine's next access, or repeats one after its table has arrived.
+    /// Makes the machine's next request.
     fn access(&mut self) {
-        let access = self.setup.trace.accesses[self.next_access];
-        let (region, chunk) = (RegionId::from(access.region), u64::from(access.chunk));
-        let shape = &self.setup.image.regions[usize::from(access.region)];
-        let store = &self.stores[usize::from(access.region)];
-        if bit(&store.present, chunk) {
-            self.next_access += 1;
-            if !bit(&store.pushed, chunk) {
-                self.events.push_back(Event::Hit {
-                    region,
-                    chunk,
-                    who: Who::demand(MACHINE),
-                });
+        self.attempt(self.request_end(), Vec::new());
+    }
+
+    /// Returns the index after that of the last access of the request that begins with the next one. A request of a disk reads
+    /// one range of it: what lies between two of its first accesses was touched before, or has no content.
+    fn request_end(&self) -> usize {
+        let accesses = &self.setup.trace.accesses[self.next_access..];
+        let first = accesses[0];
+        let number = usize::from(first.region);
+        let shape = &self.setup.image.regions[number];
+        if shape.urgency == Urgency::Memory {
+            return self.next_access + 1;
+        }
+        let touched = &self.stores[number].touched;
+        let joined = |pair: &&[Timed]| {
+            let (one, next) = (pair[0], pair[1]);
+            next.region == one.region
+                && next.t_us <= one.t_us + REQUEST_GAP_US
+                && (one.chunk + 1..first.chunk.saturating_add(REQUEST_CHUNKS_MAX))
+                    .contains(&next.chunk)
+                && (one.chunk + 1..next.chunk)
+                    .map(u64::from)
+                    .all(|between| bit(touched, between) || !shape.has(between))
+        };
+        self.next_access + 1 + accesses.windows(2).take_while(joined).count()
+    }
+
+    /// Tries the request that ends before this access from its beginning, as the mount does: all that it lacks is demanded at
+    /// once. `hits` are those of earlier attempts, which waited for something.
+    fn attempt(&mut self, end: usize, mut hits: Vec<(RegionId, u64)>) {
+        let (image, trace) = (self.setup.image, self.setup.trace);
+        let (mut lacks, mut wanted) = (BTreeSet::new(), Vec::new());
+        for access in &trace.accesses[self.next_access..end] {
+            let (region, chunk) = (RegionId::from(access.region), u64::from(access.chunk));
+            let store = &mut self.stores[usize::from(access.region)];
+            let segment = table_of(chunk);
+            if !store.tables[segment as usize] {
+                let item = Item::Table(region, segment);
+                if lacks.insert(item) {
+                    let bytes = image.regions[usize::from(access.region)].table_wire_bytes(segment);
+                    wanted.push((item, bytes));
+                }
+                continue;
             }
+            let first = !bit(&store.touched, chunk);
+            set(&mut store.touched, chunk);
+            if bit(&store.present, chunk) {
+                if first && !bit(&store.pushed, chunk) {
+                    hits.push((region, chunk));
+                }
+                continue;
+            }
+            let item = Item::Chunk(region, chunk);
+            lacks.insert(item);
+            wanted.push((item, image.chunk_wire_bytes));
+        }
+        let demanded = self.download.demand_all(self.now_ns, &wanted);
+        for ((item, _), demanded) in wanted.into_iter().zip(demanded) {
+            if let Item::Chunk(region, chunk) = item {
+                self.missed(region, chunk, demanded);
+            }
+        }
+        if !lacks.is_empty() {
+            self.waiting = Some(Waiting { end, lacks, hits });
             return;
         }
-        let segment = table_of(chunk);
-        let (item, bytes) = if store.tables[segment as usize] {
-            (
-                Item::Chunk(region, chunk),
-                self.setup.image.chunk_wire_bytes,
-            )
-        } else {
-            (
-                Item::Table(region, segment),
-                shape.table_wire_bytes(segment),
-            )
-        };
-        let demanded = self.download.demand(self.now_ns, item, bytes);
-        self.waiting = Some(item);
-        if let Item::Chunk(..) = item {
-            self.run.missed += u64::from(demanded == Demanded::Sent);
-            self.run.late += u64::from(demanded == Demanded::Joined);
-            let candidates = self.candidates(region, chunk / u64::from(BLOCK_CHUNKS));
-            self.events.push_back(Event::Miss {
-                region,
-                chunk,
-                candidates,
-                who: Who::demand(MACHINE),
-            });
-        }
+        self.waiting = None;
+        self.next_access = end;
+        let who = Who::demand(MACHINE);
+        let hits = hits.into_iter();
+        self.events
+            .extend(hits.map(|(region, chunk)| Event::Hit { region, chunk, who }));
+    }
+
+    /// Counts an access whose chunk isn't here, and tells the planner.
+    fn missed(&mut self, region: RegionId, chunk: u64, demanded: Demanded) {
+        self.run.missed += u64::from(demanded == Demanded::Sent);
+        self.run.late += u64::from(demanded == Demanded::Joined);
+        let candidates = self.candidates(region, chunk / u64::from(BLOCK_CHUNKS));
+        self.events.push_back(Event::Miss {
+            region,
+            chunk,
+            candidates,
+            who: Who::demand(MACHINE),
+        });
     }
 
     fn finish(mut self) -> Run {

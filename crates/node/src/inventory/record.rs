@@ -7,7 +7,7 @@ use super::given::Given;
 use super::small::{Fresh, Small};
 use crate::MachineName;
 use floe_api::{
-    HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
+    HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward, Prefetch,
     RestartPolicy, Size, SwarmMembers, SwarmUse,
     credentials::{Authorities, HubAddress, Tokens},
 };
@@ -330,6 +330,9 @@ pub struct Origin {
     /// Who says which other nodes its pieces come from, too.
     #[serde(default, skip_serializing_if = "SwarmMembers::is_hub")]
     pub swarm: SwarmMembers,
+    /// By which rule they come before a machine touches them.
+    #[serde(default, skip_serializing_if = "Prefetch::is_usual")]
+    pub prefetch: Prefetch,
 }
 
 impl Origin {
@@ -486,6 +489,7 @@ pub(crate) mod tests {
                 cas: Authorities::default(),
                 multicast: None,
                 swarm: SwarmMembers::Hub,
+                prefetch: Prefetch::Floe,
             },
             config: MachineConfig {
                 cpus: Some(2),
@@ -520,6 +524,17 @@ pub(crate) mod tests {
             ensemble: None,
             swarm: None,
         }
+    }
+
+    #[test]
+    fn a_rule_that_was_chosen_is_in_the_record_and_the_usual_one_is_not() {
+        let mut record = record();
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("prefetch"), "{text}");
+        record.origin.prefetch = Prefetch::Vtube;
+        let bytes = serde_json::to_vec(&record).unwrap();
+        let read = Record::parse(&bytes).unwrap();
+        assert_eq!(read.origin.prefetch, Prefetch::Vtube);
     }
 
     #[test]

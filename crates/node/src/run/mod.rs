@@ -119,6 +119,9 @@ impl Runs {
             ));
         }
         let own = OwnDisks::prepare(request, &plan, &self.images, report)?;
+        // It stays with the places in the machine's record: a later node fetches the model for the same rule.
+        let mut found = found;
+        found.origin.prefetch = request.prefetch;
         let (manifest, fetcher) = (found.manifest.clone(), found.fetcher.clone());
         let model = self
             .traces

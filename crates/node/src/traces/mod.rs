@@ -259,11 +259,15 @@ impl Traces {
         }
     }
 
-    /// Returns the model that was trained from an image's traces on this host.
-    pub(crate) fn local_model(&self, image: &Hash) -> Option<Vec<u8>> {
-        let method = floe_traces::Method::Floe.name();
-        let model = self.kept.store.model(image, LOCAL, method).ok()??;
-        std::fs::read(model.path).ok()
+    /// Returns the model that was trained from an image's traces on this host. The usual kind is trained whenever a trace comes; another
+    /// one is here when it is asked for first, and kept up to date then.
+    pub(crate) fn local_model(&self, image: &Hash, method: floe_traces::Method) -> Option<Vec<u8>> {
+        let model = || self.kept.store.model(image, LOCAL, method.name()).ok()?;
+        if method != floe_traces::Method::Floe && model().is_none() {
+            let patience = optimize::TRAIN_PATIENCE;
+            self.kept.trainer.train_now(image, LOCAL, method, patience);
+        }
+        std::fs::read(model()?.path).ok()
     }
 
     /// Returns whose traces a user means: those of an image of this host, or of one on a hub.

@@ -64,8 +64,16 @@ impl Coming {
     }
 }
 
+/// Returns which kind of model a rule follows.
+fn method_of(prefetch: floe_api::Prefetch) -> Method {
+    match prefetch {
+        floe_api::Prefetch::Floe => Method::Floe,
+        floe_api::Prefetch::Vtube => Method::VTube,
+    }
+}
+
 impl Traces {
-    /// Starts fetching an image's model, and finds out how large the image is.
+    /// Starts fetching the model that an image is to be streamed by, and finds out how large the image is.
     pub(crate) fn fetch_model(
         self: &Arc<Self>,
         image: Hash,
@@ -76,12 +84,14 @@ impl Traces {
         let coming = Coming::default();
         let (traces, to) = (self.clone(), coming.clone());
         let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
+        let method = method_of(origin.prefetch);
         let fetch = move || {
-            match traces.model_for(&image, &manifest, hub.as_ref(), &fetcher) {
+            match traces.model_for(&image, method, &manifest, hub.as_ref(), &fetcher) {
                 Ok(Some((model, of))) => {
                     tracing::info!(
                         image = image.short(),
                         of = of.short(),
+                        rule = method.name(),
                         traces = model.traces(),
                         "model loaded"
                     );
@@ -103,7 +113,7 @@ impl Traces {
         coming
     }
 
-    /// Returns the model with which an image's machines run, if there is one; asks its hub. The error is for a human.
+    /// Returns the usual model of an image, if there is one; asks its hub. The error is for a human.
     pub(crate) fn known_model(
         &self,
         image: Hash,
@@ -112,7 +122,7 @@ impl Traces {
         fetcher: &Fetcher,
     ) -> Result<Option<Model>, String> {
         let hub = Destination::of(image, origin, self.core.options.own_hub.as_ref());
-        let found = self.model_for(&image, manifest, hub.as_ref(), fetcher)?;
+        let found = self.model_for(&image, Method::Floe, manifest, hub.as_ref(), fetcher)?;
         Ok(found.map(|(model, _)| model))
     }
 
@@ -120,12 +130,13 @@ impl Traces {
     fn model_for(
         &self,
         image: &Hash,
+        method: Method,
         manifest: &Manifest,
         hub: Option<&Destination>,
         fetcher: &Fetcher,
     ) -> Result<Option<(Model, Hash)>, String> {
-        match self.find_model(image, hub) {
-            Ok(None) => self.inherited_model(image, manifest, hub, fetcher),
+        match self.find_model(image, method, hub) {
+            Ok(None) => self.inherited_model(image, method, manifest, hub, fetcher),
             found => found.map(|model| model.map(|model| (model, *image))),
         }
     }
@@ -164,14 +175,19 @@ impl Traces {
     }
 
     /// Returns an image's model, from its hub or made here; `None` if there is none. The error is for a human.
-    fn find_model(&self, image: &Hash, hub: Option<&Destination>) -> Result<Option<Model>, String> {
+    fn find_model(
+        &self,
+        image: &Hash,
+        method: Method,
+        hub: Option<&Destination>,
+    ) -> Result<Option<Model>, String> {
         let fetched = match hub {
-            Some(hub) => self.fetch_from(hub),
+            Some(hub) => self.fetch_from(hub, method),
             None => Ok(None),
         };
         let bytes = match fetched {
             Ok(Some(bytes)) => Ok(Some(bytes)),
-            other => match self.local_model(image) {
+            other => match self.local_model(image, method) {
                 Some(bytes) => Ok(Some(bytes)),
                 None => other,
             },
@@ -179,10 +195,10 @@ impl Traces {
         let Some(bytes) = bytes? else {
             return Ok(None);
         };
-        let model = verified(&bytes, image);
+        let model = verified(&bytes, image).and_then(|model| of_method(model, method));
         if model.is_err() {
             // the damaged model must not be used the next time
-            let _ = std::fs::remove_file(self.model_file(image));
+            let _ = std::fs::remove_file(self.model_file(image, method));
         }
         model.map(Some)
     }
@@ -191,6 +207,7 @@ impl Traces {
     fn inherited_model(
         &self,
         image: &Hash,
+        method: Method,
         manifest: &Manifest,
         hub: Option<&Destination>,
         fetcher: &Fetcher,
@@ -199,7 +216,7 @@ impl Traces {
         for _ in 0..ANCESTORS_MAX {
             let Some(id) = parent else { break };
             let at_hub = hub.map(|hub| hub.about(id));
-            let found = self.find_model(&id, at_hub.as_ref())?;
+            let found = self.find_model(&id, method, at_hub.as_ref())?;
             let ancestor = fetcher.source().manifest(&id);
             let ancestor = match ancestor {
                 Ok(manifest) => manifest,
@@ -215,17 +232,22 @@ impl Traces {
         Ok(None)
     }
 
-    pub(crate) fn model_file(&self, image: &Hash) -> PathBuf {
-        self.core.home.models().join(format!("{image}.model"))
+    /// The file that keeps an image's model of a kind.
+    pub(crate) fn model_file(&self, image: &Hash, method: Method) -> PathBuf {
+        let name = match method {
+            Method::Floe => format!("{image}.model"),
+            other => format!("{image}.{}.model", other.name()),
+        };
+        self.core.home.models().join(name)
     }
 
-    fn fetch_from(&self, hub: &Destination) -> Result<Option<Vec<u8>>, String> {
-        let file = self.model_file(&hub.image);
+    fn fetch_from(&self, hub: &Destination, method: Method) -> Result<Option<Vec<u8>>, String> {
+        let file = self.model_file(&hub.image, method);
         let known = std::fs::read(&file).ok();
         let seen = known.as_deref().map(Hash::of);
         let asked = hub
             .client(FETCH_TIMEOUT, &Cancel::default())
-            .and_then(|client| client.model(&hub.image, Method::Floe, seen.as_ref()));
+            .and_then(|client| client.model(&hub.image, method, seen.as_ref()));
         match asked {
             Ok(same) if same.is_empty() => Ok(known),
             Ok(bytes) => {
@@ -275,6 +297,18 @@ pub(crate) fn verified(bytes: &[u8], image: &Hash) -> Result<Model, String> {
     Ok(model)
 }
 
+/// Returns a model if it is of this kind, or says that it is not.
+fn of_method(model: Model, method: Method) -> Result<Model, String> {
+    match model.method() == method {
+        true => Ok(model),
+        false => Err(format!(
+            "it is one for {}, not for {}",
+            model.method().name(),
+            method.name()
+        )),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,6 +347,20 @@ mod tests {
             damaged[at] ^= 1;
             assert!(verified(&damaged, &image).is_err(), "byte {at}");
             assert!(verified(&bytes[..at], &image).is_err(), "length {at}");
+        }
+    }
+
+    #[test]
+    fn a_model_for_another_rule_is_refused() {
+        let image = Hash::of(b"image");
+        let trace = trace(image, [(0, 1), (0, 2)]);
+        let rules = [floe_api::Prefetch::Floe, floe_api::Prefetch::Vtube];
+        for method in rules.map(method_of) {
+            let bytes = learn(method, &image, std::slice::from_ref(&trace)).unwrap();
+            let model = verified(&bytes, &image).unwrap();
+            assert_eq!(of_method(model.clone(), method).unwrap(), model);
+            let error = of_method(model, Method::VmTorrent).unwrap_err();
+            assert!(error.contains(method.name()), "{error}");
         }
     }
 

@@ -28,7 +28,7 @@ use std::{collections::HashMap, path::Path, time::Duration};
 /// How often a wait for other operations checks whether the client is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long training with new traces may take: several times what most take.
-const TRAIN_PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const TRAIN_PATIENCE: Duration = Duration::from_secs(120);
 
 /// A model and where it comes from.
 struct Known {
@@ -135,7 +135,7 @@ impl Traces {
             return Ok(Known { model, by });
         }
         let local = self.trained(id)?.map(|model| (model, LaidOutBy::Traces));
-        let fetched = std::fs::read(self.model_file(id)).ok();
+        let fetched = std::fs::read(self.model_file(id, Method::Floe)).ok();
         let fetched = fetched.and_then(|bytes| models::verified(&bytes, id).ok());
         let hubs = fetched.map(|model| (model, LaidOutBy::Hub));
         let rehearsed = || rehearsal(repo, id, manifest).map(|model| (model, LaidOutBy::Rehearsal));
@@ -178,7 +178,7 @@ impl Traces {
                 .trainer
                 .train_now(id, LOCAL, Method::Floe, TRAIN_PATIENCE);
         }
-        let bytes = self.local_model(id).ok_or_else(|| {
+        let bytes = self.local_model(id, Method::Floe).ok_or_else(|| {
             refused(
                 format!(
                     "no model could be made of the {} traces of image {}",

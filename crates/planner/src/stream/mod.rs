@@ -131,9 +131,7 @@ impl Stream {
         regions: Vec<RegionId>,
         lent: &Lent<'_>,
     ) -> Option<Self> {
-        if policy.method() != Some(model.method()) {
-            return None;
-        }
+        let policy = policy.rule(model.method())?;
         let chunks_of: Vec<u64> = regions
             .iter()
             .map(|r| lent.regions.get(r).map_or(0, Region::chunks))
@@ -187,6 +185,11 @@ impl Stream {
     /// Returns whether the model knows a chunk.
     pub(crate) fn knows(&self, region: usize, chunk: u64) -> bool {
         self.groups.find(region, chunk).is_some()
+    }
+
+    /// Returns whether neighbours of chunks that the model doesn't know are guessed, too: the published rules know nothing of that.
+    pub(crate) fn guesses_beside(&self) -> bool {
+        matches!(self.rule, Rule::Floe(_))
     }
 
     /// Returns what all its machines share.

@@ -5,6 +5,11 @@ use super::plan::{Planned, Timelines};
 use crate::Config;
 use crate::model::{Cluster, Model, follows_after};
 
+/// A pause shorter than this isn't worth the interruption, in microseconds. The paper names no bound; with this one and the next it has
+/// been compared with our own rule from the beginning, whatever that one's are.
+pub(crate) const PAUSE_US_MIN: u64 = 200_000;
+/// The shortest time that the machine runs between two pauses, in microseconds.
+pub(crate) const RUN_US_MIN: u64 = 250_000;
 /// A cluster isn't handled again within this time, in microseconds: a burst misses in it many times at once.
 const AGAIN_US: u64 = 1_000_000;
 
