@@ -164,7 +164,8 @@ impl Detach {
             }
             client.detach_disk(machine, device)?;
         }
-        super::images::acknowledge(cx, &format!("{machine} has no {device} any more"))
+        cx.out
+            .acknowledge(&format!("{machine} has no {device} any more"))
     }
 }
 
