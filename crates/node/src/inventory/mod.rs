@@ -292,18 +292,16 @@ impl Entry {
         self.life.lock().task()
     }
 
-    /// Begins an operation as soon as none is under way and its QEMU answers, if that is needed for it, however long that takes. Returns
-    /// `None` if `over` is thrown first.
+    /// Begins an operation once none is under way and its QEMU answers, if it must. Returns `None` if `over` is thrown before that.
     pub fn begin_when_free(self: &Arc<Self>, what: Task, over: &Cancel) -> Option<Operation> {
         let free = || {
             let mut life = self.life.lock();
-            let hangs = what.needs_answers() && life.hangs();
-            (!hangs).then(|| life.begin(what).ok()).flatten()
+            let may = !(what.needs_answers() && life.hangs());
+            may.then(|| life.begin(what).ok()).flatten()
         };
         let begun = self.changed.wait_for(None, Some(over), free);
-        begun.come().map(|()| Operation {
-            entry: self.clone(),
-        })
+        let entry = self.clone();
+        begun.come().map(|()| Operation { entry })
     }
 
     /// Returns why its CPUs stand still.

@@ -130,7 +130,8 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Household {
-    /// Its id: 16 hex digits; empty in a record of an earlier floe ([`Record::household_id`]).
+    /// Its id: 16 hex digits, or what the mount called its first machine, if an earlier floe made that; empty in a record of such a floe
+    /// ([`Record::household_id`]).
     pub id: String,
     /// Whether a guest of it made the machine, so that it was there before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -408,7 +409,9 @@ impl Record {
             return Err(format!("{:?} is no disk of a machine's own", disk.name));
         }
         let household = &record.household.id;
-        if !household.bytes().all(|b| b.is_ascii_hexdigit()) {
+        // it names a control group; that of a machine of an earlier floe is what the mount calls it
+        let named = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
+        if household.starts_with('.') || !household.bytes().all(named) {
             return Err(format!("{household:?} is no household"));
         }
         record.origin.swarm.check()?;
@@ -571,6 +574,7 @@ pub(crate) mod tests {
             ..old
         };
         assert_eq!(joined.household_id(), "web");
+        assert_eq!(Record::parse(&joined.bytes()).unwrap(), joined);
         let (one, other) = (Household::begin(), Household::begin());
         assert_ne!(one.id, other.id);
         let away = Record {
