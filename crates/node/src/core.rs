@@ -221,14 +221,6 @@ pub(crate) fn event(kind: Happened, subject: &str, detail: String) -> NodeEvent 
     }
 }
 
-/// Returns the current Unix time in seconds.
-pub(crate) fn unix_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
