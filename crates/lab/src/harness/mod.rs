@@ -16,7 +16,7 @@ pub use cpu::{CpuTimes, HostTimes, cpu_times, own_memory};
 pub use kept::Kept;
 pub use machine::MachineInfo;
 pub use report::{Against, Figure, Report};
-pub use samples::{Samples, interleave};
+pub use samples::{Run, Samples, interleave};
 
 /// The settings of an experiment.
 pub struct Context {
