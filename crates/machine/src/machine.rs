@@ -521,11 +521,6 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns the second QMP socket, for people and tools.
-    pub fn spare_qmp_socket(&self) -> PathBuf {
-        self.run_file(files::QMP_SPARE)
-    }
-
     /// Returns the last bytes, at most `bytes_max`, of the kept output of the serial console.
     pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut log = ConsoleLog::open(&self.dir.join(RUN_DIR), Some(bytes_max));

@@ -149,18 +149,6 @@ impl Tree {
         Ok(Tree { hashes })
     }
 
-    /// Restores a tree from [`Tree::hashes`]. They are not checked here: wrong ones prove nothing. `None` if there are too few or too many.
-    pub fn from_hashes(pack: Pack, hashes: Vec<u8>) -> Option<Tree> {
-        let fits = hashes.len() as u64 == pack.tree().outboard_size();
-        fits.then(|| Tree {
-            hashes: PreOrderMemOutboard {
-                root: pack.root(),
-                tree: pack.tree(),
-                data: hashes,
-            },
-        })
-    }
-
     /// Returns how many bytes of hashes the tree of a pack of so many bytes has; `None` if no content has such a pack.
     pub fn hashes_of(bytes: u64) -> Option<u64> {
         let bytes = Some(bytes).filter(|bytes| (1..=PACK_BYTES_MAX).contains(bytes))?;
@@ -268,12 +256,8 @@ mod tests {
             let data = noise(bytes);
             let tree = Tree::of(&data[..], bytes as u64).unwrap();
             assert_eq!(tree.pack().root, *blake3::hash(&data).as_bytes());
-            let again = Tree::from_hashes(tree.pack(), tree.hashes().to_vec()).unwrap();
-            assert_eq!(again.hashes(), tree.hashes());
         }
         assert!(Tree::of(&[0; 10][..], 11).is_err());
-        let pack = Tree::of(&noise(200_000)[..], 200_000).unwrap().pack();
-        assert!(Tree::from_hashes(pack, vec![0; 64]).is_none());
     }
 
     #[test]

@@ -45,7 +45,7 @@ mod window;
 
 pub use model::{
     ACCESSES_MAX, ChunkAt, Cluster, MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, Method,
-    Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,
+    Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, ZeroTrace, train,
 };
 pub use planner::{Counters, LinkUse, Planner};
 pub use stream::{Progress, Waiting};
