@@ -4,13 +4,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::outcome::{stored, verified};
 use super::output::{age, bytes, fields, seconds, short, table};
 use super::{Context, args, hub_images, progress};
-use floe_api::{AgentReport, AgentStarter};
+use floe_api::{AgentReport, AgentStarter, ExportFormat, ImportFormat};
 
 /// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
@@ -72,7 +72,7 @@ pub struct Import {
     disks: Vec<PathBuf>,
     /// Assume this format for the disk images, whatever they look like
     #[arg(long, value_enum)]
-    format: Option<ImportAs>,
+    format: Option<ImportFormat>,
     /// Name of the image, NAME or NAME:TAG
     #[arg(long, short)]
     name: Option<String>,
@@ -208,24 +208,10 @@ pub struct Export {
     file: PathBuf,
     /// Format of the file
     #[arg(long, value_enum, default_value = "raw")]
-    format: Format,
+    format: ExportFormat,
     /// Overwrite the file
     #[arg(long, short)]
     force: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum ImportAs {
-    /// The file's bytes are the disk's bytes
-    Raw,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
-    /// The bytes, in a sparse file
-    Raw,
-    /// QEMU's qcow2 format, compressed
-    Qcow2,
 }
 
 impl Image {
@@ -277,7 +263,7 @@ impl Import {
                 .iter()
                 .map(|p| args::existing(p))
                 .collect::<Result<_, _>>()?,
-            format: self.format.map(|ImportAs::Raw| floe_api::ImportFormat::Raw),
+            format: self.format,
             kernel: path(&self.kernel)?,
             initrd: path(&self.initrd)?,
             cmdline: self.cmdline,
@@ -509,10 +495,7 @@ impl Export {
             image: self.image,
             region: self.region,
             path: args::absolute(&self.file)?,
-            format: match self.format {
-                Format::Raw => floe_api::ExportFormat::Raw,
-                Format::Qcow2 => floe_api::ExportFormat::Qcow2,
-            },
+            format: self.format,
             force: self.force,
         };
         let done = progress::follow(cx.out, cx.client()?.export(&request)?)?;

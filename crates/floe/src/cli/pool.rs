@@ -9,7 +9,7 @@ use super::login::Access;
 use super::outcome::verified;
 use super::output::{age, bytes, fields, table};
 use super::pool_shown::{Visible, status, visibility};
-use super::{Context, args, attach, ensembles, images, pool_host, pool_moving, progress};
+use super::{Context, args, attach, ensembles, pool_host, pool_moving, progress};
 use floe_api::{ActivateReport, ErrorCode, FreedReport, SubstrateInfo, SubstrateList, Visibility};
 
 /// Put a machine into the pool as a substrate: it stands still there in memory, as it is now, and is activated in a moment
@@ -174,7 +174,7 @@ pub struct Activate {
     disks: Vec<String>,
     /// Assume this format for the disks' files, whatever they look like
     #[arg(long, value_enum, requires = "disks")]
-    format: Option<images::ImportAs>,
+    format: Option<floe_api::ImportFormat>,
     #[command(flatten)]
     trust: args::TrustArgs,
 }
