@@ -22,6 +22,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/swarm/src", "crate::"),
     ("crates/peers/src", "crate::"),
     ("crates/traces/src", "crate::"),
+    ("crates/machine/src", "crate::"),
     ("crates/guest/src", "crate::"),
     ("crates/api/src", "crate::"),
     ("crates/front/src", "crate::"),
