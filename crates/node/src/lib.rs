@@ -44,6 +44,7 @@ mod core;
 pub mod doctor;
 mod ensemble;
 pub mod error;
+mod failure;
 mod files;
 mod firmware;
 mod fork;

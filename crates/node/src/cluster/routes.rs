@@ -2,7 +2,7 @@
 //! `/cluster`.
 
 use super::{Cluster, listener, listener::Peer, roster::Roster, trust::Trust};
-use crate::{Node, error::NodeError, rest};
+use crate::{Node, error::NodeError, failure};
 use axum::{
     Extension, Json, Router,
     extract::{DefaultBodyLimit, State},
@@ -178,7 +178,7 @@ async fn learn(
 async fn blocking<T: Serialize + Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Response {
-    match rest::blocking(call).await {
+    match failure::blocking(call).await {
         Ok(answer) => Json(answer).into_response(),
         Err(failure) => failure.into_response(),
     }
