@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use floe_tests::{read, root, tracked};
+use floe_tests::{code, read, root, tracked};
 
 /// Who may depend on whom (ARCHITECTURE.md). Development dependencies count as well: a test that needs a crate
 /// above its own belongs to that crate.
@@ -414,127 +414,6 @@ fn every_bound_that_is_named_is_in_the_code() {
             assert!(code.iter().any(known), "{name} is nowhere: {row}");
         }
     }
-}
-
-/// What a file says outside of its tests and comments.
-fn code(text: &str) -> String {
-    let tests = text.find("#[cfg(test)]\n").unwrap_or(text.len());
-    let lines = text[..tests].lines();
-    let code = lines.map(|line| line.split("//").next().unwrap_or_default());
-    code.collect::<Vec<_>>().join("\n")
-}
-
-/// First segments of the paths below `crate::` in a file, those of `use crate::{...}` included.
-fn rooms_named(code: &str) -> BTreeSet<String> {
-    let word = |text: &str| -> String {
-        let end = text.find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
-        text[..end.unwrap_or(text.len())].to_owned()
-    };
-    let mut rooms = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
-        let Some(group) = rest.strip_prefix('{') else {
-            rooms.insert(word(rest));
-            continue;
-        };
-        let (mut depth, mut item) = (0, String::new());
-        for c in group.chars() {
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => {
-                    rooms.insert(word(item.trim()));
-                    item.clear();
-                    continue;
-                }
-                _ => {}
-            }
-            item.push(c);
-        }
-        rooms.insert(word(item.trim()));
-    }
-    rooms
-}
-
-/// A way from a room back to itself, if there is one.
-fn cycle(rooms: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
-    fn walk(
-        at: &str,
-        rooms: &BTreeMap<String, BTreeSet<String>>,
-        way: &mut Vec<String>,
-        done: &mut BTreeSet<String>,
-    ) -> bool {
-        if way.iter().any(|room| room == at) {
-            way.push(at.to_owned());
-            return true;
-        }
-        if done.contains(at) {
-            return false;
-        }
-        way.push(at.to_owned());
-        if rooms[at].iter().any(|next| walk(next, rooms, way, done)) {
-            return true;
-        }
-        way.pop();
-        done.insert(at.to_owned());
-        false
-    }
-    let mut done = BTreeSet::new();
-    rooms.keys().find_map(|room| {
-        let mut way = Vec::new();
-        walk(room, rooms, &mut way, &mut done).then_some(way)
-    })
-}
-
-#[test]
-fn the_nodes_services_know_each_other_in_one_direction() {
-    let base = Path::new("crates/node/src");
-    // what the crate's root gives other names
-    let given = [
-        ("MACHINE_NAME_MAX", "names"),
-        ("MachineName", "names"),
-        ("NameError", "names"),
-        ("NodeError", "error"),
-        ("NodeOptions", "options"),
-        ("STANDBY_BYTES", "options"),
-        ("StandbyOptions", "options"),
-        ("WebOptions", "options"),
-        ("unix_now", "core"),
-    ];
-    let given: BTreeMap<_, _> = given.into_iter().collect();
-    let mut rooms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for file in tracked(&["rs"]) {
-        let Ok(below) = file.strip_prefix(base) else {
-            continue;
-        };
-        let first = below.iter().next().expect("a file").to_string_lossy();
-        let room = first.trim_end_matches(".rs").to_owned();
-        let named = rooms_named(&code(&read(&file)));
-        let named = named
-            .into_iter()
-            .map(|room| given.get(&*room).map_or(room, |room| (*room).to_owned()));
-        rooms.entry(room).or_default().extend(named);
-    }
-    let known: BTreeSet<String> = rooms.keys().cloned().collect();
-    for (room, named) in &mut rooms {
-        // the root knows all of them: it declares them, and `Node` lists them
-        named.retain(|other| other != room && other != "Node" && known.contains(other));
-    }
-    rooms.remove("lib");
-    assert!(
-        rooms.len() > 20 && rooms["fork"].contains("machines"),
-        "{rooms:#?}"
-    );
-    if let Some(way) = cycle(&rooms) {
-        panic!("a cycle: {}", way.join(" -> "));
-    }
-    // the finder finds one
-    rooms
-        .get_mut("images")
-        .expect("a room")
-        .insert("fork".into());
-    assert!(cycle(&rooms).is_some());
 }
 
 #[test]

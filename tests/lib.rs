@@ -44,3 +44,15 @@ pub fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
+
+/// What a source file says outside of its comments and of the tests at its end.
+pub fn code(text: &str) -> String {
+    let tests = text.match_indices("#[cfg(test)]\n").find(|(at, mark)| {
+        let next = text[at + mark.len()..].lines().next().unwrap_or_default();
+        next.contains("mod ") && next.ends_with('{')
+    });
+    let end = tests.map_or(text.len(), |(at, _)| at);
+    let lines = text[..end].lines();
+    let code = lines.map(|line| line.split("//").next().unwrap_or_default());
+    code.collect::<Vec<_>>().join("\n")
+}

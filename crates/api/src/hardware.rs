@@ -3,7 +3,7 @@
 use super::*;
 
 /// What starts a machine's operating system.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Firmware {
     /// SeaBIOS.
@@ -13,7 +13,7 @@ pub enum Firmware {
 }
 
 /// How a machine's disks are connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskModel {
     /// virtio-blk.
@@ -29,7 +29,7 @@ pub enum DiskModel {
 }
 
 /// A machine's network card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum NetworkModel {
     /// virtio-net.
@@ -43,7 +43,7 @@ pub enum NetworkModel {
 }
 
 /// What a machine tries to boot first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum BootFirst {
     /// Its disks, and its CD-ROM if there is nothing to boot on them.

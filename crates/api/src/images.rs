@@ -98,7 +98,7 @@ pub struct RegionInfo {
 }
 
 /// The format that the disk images of an import are assumed to have, instead of a detected one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportFormat {
     /// The file's bytes are the disk's bytes.
@@ -331,7 +331,9 @@ pub struct ExportRequest {
 }
 
 /// File formats of an export.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportFormat {
     /// The region's bytes, in a sparse file.

@@ -268,7 +268,9 @@ pub struct NodeEvent {
 }
 
 /// What is removed if nobody uses it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Prune {
     /// Images without a name that no machine and no fork uses.

@@ -268,7 +268,9 @@ pub struct PackCheck {
 }
 
 /// Whether a node's machines take part in swarms.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmUse {
     /// As soon as another node with a token of the same user of the hub runs the same image.

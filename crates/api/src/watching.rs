@@ -51,7 +51,9 @@ pub struct ParkQuery {
 }
 
 /// What a machine is waited to do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitFor {
     /// It has no QEMU: it has ended, was stopped or was removed.

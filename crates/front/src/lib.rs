@@ -12,9 +12,9 @@
 //! | time of one request's bytes | [`pace`] | a client that moves fewer bytes than the slowest honest link is disconnected |
 //! | time of a request's head | `stream` | a head must be complete some seconds after its first byte |
 //!
-//! The first four are decided by state machines without sockets and clocks. `stream` wraps a connection, `listener`
-//! accepts and serves connections, [`Gate`] makes requests wait for their turn. Ports that do not speak HTTP (swarms', and
-//! those that lead to guests) have a [`Table`] of seats of their own.
+//! The first four are decided by state machines without sockets and clocks. A `connection` is one client's, `stream` watches its
+//! bytes, `listener` accepts and serves connections, [`Gate`] makes requests wait for their turn. Ports that do not speak HTTP
+//! (swarms', and those that lead to guests) have a [`Table`] of seats of their own.
 //!
 //! At a port that is for users alone, [`Strangers`] have seats of their own for a limited time: they take none of the users',
 //! and whoever comes can say who it is.
@@ -23,6 +23,7 @@
 //! allow many streams per connection, whose windows a client can leave closed at no cost. floe's own clients never used
 //! it.
 
+mod connection;
 mod gate;
 mod listener;
 pub mod memory;
@@ -34,8 +35,9 @@ mod table;
 pub mod telemetry;
 pub mod turns;
 
+pub use connection::Peer;
 pub use gate::Gate;
-pub use listener::{Peer, raise_descriptors, run};
+pub use listener::{raise_descriptors, run};
 pub use memory::{Held, Memory};
 pub use stream::TooSlow;
 pub use table::{Seat, Table};

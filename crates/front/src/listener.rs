@@ -4,28 +4,24 @@
 //! TCP_NODELAY (an answer of one chunk must not wait for an acknowledgement), and the kernel buffers little unsent data,
 //! so that a client that does not read costs only some kilobytes.
 
+use super::connection::{Connection, Peer};
 use super::seats::Seats;
 use super::stream::{Coming, Going, OverTcp, Stream};
-use super::table::{Seat, Table};
+use super::table::Table;
 use super::{Bounds, Party, Strangers};
-use crate::telemetry;
 use axum::Router;
 use axum::body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
@@ -39,128 +35,6 @@ const FIELDS_MAX: usize = 64;
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
 /// Descriptors that are reserved for files, the catalogue and floe's own sockets.
 const DESCRIPTORS_LEFT: u64 = 512;
-
-/// One connection, with what its requests and its stream need to know.
-pub struct Connection {
-    /// The client's address.
-    pub address: SocketAddr,
-    /// The address of this host that the client has reached, if the kernel tells it.
-    local: Option<SocketAddr>,
-    /// Limits of the connection.
-    pub bounds: Arc<Bounds>,
-    /// Taken until the socket is closed.
-    seat: Mutex<Option<Seat>>,
-    /// Whether the client has not proved to be a user.
-    stranger: AtomicBool,
-    /// What the client has shown in the TLS handshake, verified; empty if nothing.
-    certificate: OnceLock<CertificateDer<'static>>,
-    /// Progress of the next request's head.
-    head: Mutex<Head>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Head {
-    /// The next request has not begun.
-    None,
-    /// The first byte arrived at this time.
-    Since(Instant),
-    /// The head is complete; the request is being answered.
-    Whole,
-    /// No further request will come, because the connection has switched to another protocol.
-    Upgraded,
-}
-
-impl Connection {
-    /// Records that bytes arrived from the client.
-    pub fn bytes_came(&self) {
-        let mut head = self.head.lock();
-        if *head == Head::None {
-            *head = Head::Since(Instant::now());
-        }
-    }
-
-    /// Returns when the head that is arriving must be complete; `None` if none is arriving.
-    pub fn head_due(&self) -> Option<Instant> {
-        match *self.head.lock() {
-            Head::Since(since) => Some(since + self.bounds.head),
-            _ => None,
-        }
-    }
-
-    /// Records that a request's head is complete.
-    fn asked(&self) {
-        *self.head.lock() = Head::Whole;
-        self.turns(true);
-    }
-
-    fn turns(&self, busy: bool) {
-        if let Some(seat) = &*self.seat.lock() {
-            seat.turns(busy);
-        }
-    }
-
-    /// Records that the request has been answered.
-    pub fn answered(&self) {
-        let mut head = self.head.lock();
-        if *head != Head::Upgraded {
-            *head = Head::None;
-            drop(head);
-            self.turns(false);
-        }
-    }
-
-    /// Records that the connection has switched to another protocol.
-    fn upgraded(&self) {
-        *self.head.lock() = Head::Upgraded;
-    }
-
-    /// Returns whether the connection has switched to another protocol.
-    pub fn is_upgraded(&self) -> bool {
-        *self.head.lock() == Head::Upgraded
-    }
-
-    /// Gives the connection's seat back when the socket is closed.
-    pub fn closed(&self) {
-        drop(self.seat.lock().take());
-        metrics::gauge!(telemetry::HUB_CONNECTIONS).decrement(1);
-    }
-}
-
-/// The client of a request, as found in the request's extensions.
-#[derive(Clone)]
-pub struct Peer(Arc<Connection>);
-
-impl Peer {
-    /// Returns the address that the client sends from.
-    pub fn ip(&self) -> std::net::IpAddr {
-        self.0.address.ip()
-    }
-
-    /// Returns the address of this host that the client has reached, if the kernel tells it.
-    pub fn reached(&self) -> Option<std::net::IpAddr> {
-        self.0.local.map(|local| local.ip())
-    }
-
-    /// Returns the party of the strangers at this address.
-    pub fn party(&self) -> Party {
-        Party::at(self.0.address.ip())
-    }
-
-    /// Returns the certificate that the client has shown in the TLS handshake, which the port's configuration has verified.
-    pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
-        self.0.certificate.get()
-    }
-
-    /// Counts the connection for `party` from now on, because the client has proved to be that.
-    pub fn is(&self, party: &Party) {
-        if party.is_user() {
-            self.0.stranger.store(false, Ordering::Relaxed);
-        }
-        if let Some(seat) = &*self.0.seat.lock() {
-            seat.known(party);
-        }
-    }
-}
 
 /// Raises the process's limit of descriptors as far as it may, and returns it; `u64::MAX` if there is none.
 pub fn raise_descriptors() -> u64 {
@@ -267,16 +141,7 @@ fn seat(
     let leave = Arc::new(Notify::new());
     let notify = leave.clone();
     let seat = table.sit(Party::at(address.ip()), move || notify.notify_one())?;
-    metrics::gauge!(telemetry::HUB_CONNECTIONS).increment(1);
-    let connection = Connection {
-        address,
-        local,
-        bounds: bounds.clone(),
-        seat: Mutex::new(Some(seat)),
-        stranger: AtomicBool::new(true),
-        certificate: OnceLock::new(),
-        head: Mutex::new(Head::None),
-    };
+    let connection = Connection::new(address, local, bounds.clone(), seat);
     Some((Arc::new(connection), leave))
 }
 
@@ -284,7 +149,7 @@ fn seat(
 async fn overdue(connection: Arc<Connection>) {
     if let Some(strangers) = &connection.bounds.strangers {
         tokio::time::sleep(strangers.life).await;
-        if connection.stranger.load(Ordering::Relaxed) {
+        if connection.is_strangers() {
             return;
         }
     }
@@ -354,7 +219,7 @@ async fn serve(
             closes.0 = None;
             let shown = stream.get_ref().1.peer_certificates();
             if let Some(certificate) = shown.and_then(|chain| chain.first()) {
-                let _ = connection.certificate.set(certificate.clone()); // it is empty yet
+                connection.shows(certificate.clone());
             }
             http(
                 Stream::new(stream, connection.clone()),
@@ -409,7 +274,9 @@ async fn answer(
     connection.asked();
     let pace = connection.bounds.pace;
     let mut request = request.map(|body| Body::new(Coming::new(body, pace)));
-    request.extensions_mut().insert(Peer(connection.clone()));
+    request
+        .extensions_mut()
+        .insert(Peer::of(connection.clone()));
     // If the request is dropped before there is an answer, the connection is closed.
     let response = router.oneshot(request).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {

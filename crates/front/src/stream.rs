@@ -1,6 +1,6 @@
 //! Watches a connection's bytes: heads must be complete in time, and what is sent must be read.
 
-use super::listener::Connection;
+use super::connection::Connection;
 use super::pace::{Pace, Watch};
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};

@@ -5,6 +5,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+/// The file that tells scripts which machine this is: one `key=value` per line, written once the identity is in place.
+pub(crate) const IDENTITY_PATH: &str = "/run/floe.identity";
+
 /// Replaces a file, or makes it. It keeps the mode that it has; a new one gets `mode`.
 pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();

@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep_until, timeout_at};
 
-use crate::server::{Fault, chain};
+use crate::fault::{Fault, chain};
 use crate::tls;
 
 /// How many bytes of a watched body are given to the connection at a time. The watcher is told of each piece before the next

@@ -22,6 +22,8 @@
 
 mod address;
 mod connection;
+mod dial;
+mod fault;
 mod pool;
 mod proxy;
 mod redirect;
@@ -30,10 +32,11 @@ mod tls;
 
 pub use address::{escape, escape_path, shown, socket_address, web};
 pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
+pub use fault::Fault;
 pub use pool::Pool;
 pub use proxy::{Proxies, Proxy};
 pub use redirect::redirected;
-pub use server::{Fault, Server};
+pub use server::Server;
 pub use tls::{trusting, trusting_also};
 
 pub use bytes::Bytes;

@@ -9,7 +9,8 @@ use hyper::http::response::Parts;
 use parking_lot::{Condvar, Mutex};
 
 use crate::connection::{Connection, Ended, Limits, OnData, OnSent};
-use crate::server::{Fault, Server};
+use crate::fault::Fault;
+use crate::server::Server;
 
 /// Connections to one server.
 #[derive(Debug)]

@@ -18,7 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use url::{Host, Url};
 
 use crate::address::shown;
-use crate::server::{BUFFER_BYTES_MAX, chain, connected};
+use crate::dial::{BUFFER_BYTES_MAX, connected, names};
+use crate::fault::chain;
 use crate::tls;
 
 /// What the environment says of proxies.
@@ -225,7 +226,7 @@ impl Proxy {
                 "{said} does not answer: {why}; check the variable, or name the server in NO_PROXY"
             )
         };
-        let (host, name) = crate::server::names(&self.url).map_err(silent)?;
+        let (host, name) = names(&self.url).map_err(silent)?;
         let port = self.url.port_or_known_default().unwrap_or(80);
         let tcp = connected(&host, port).await.map_err(silent)?;
         if self.url.scheme() == "http" {

@@ -1,8 +1,8 @@
 //! Who sends a request: a bearer token becomes a user name, or a refusal.
 
 use super::Anonymous;
+use super::bearer::token_of;
 use super::error::{ApiError, ApiResult};
-use super::login;
 use super::state::{Hub, apart};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::StatusCode;
@@ -11,8 +11,6 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use floe_front::{Party, Peer};
 use floe_image::Hash;
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +19,6 @@ use std::time::{Duration, Instant};
 const TOKENS_CHECKED: Duration = Duration::from_secs(1);
 /// The same for an unknown token: it may have been created just now.
 const UNKNOWN_CHECKED: Duration = Duration::from_millis(50);
-/// Most addresses whose wrong tokens are counted.
-const REMEMBERED_MAX: usize = 16 * 1024;
-/// The window in which wrong tokens are counted.
-const WRONG_TOKEN_WINDOW: Duration = Duration::from_secs(60);
 
 /// The sender of a request; without a user, a stranger.
 #[derive(Clone, Debug)]
@@ -48,81 +42,6 @@ impl Viewer {
     /// Returns the party (user or address) with which the request shares resources.
     pub fn party(&self) -> &Party {
         &self.party
-    }
-}
-
-/// All tokens, and counts of wrong ones. Tokens are kept in memory, by hash, so that a wrong one costs only a lookup,
-/// however many are tried.
-#[derive(Default)]
-pub(crate) struct Tokens {
-    /// Users by their token's hash, so that neither timing nor a memory dump reveals tokens.
-    known: RwLock<HashMap<Hash, Arc<str>>>,
-    /// When the catalogue was last asked for changes, and its version at that time.
-    checked: tokio::sync::Mutex<Option<(Instant, i64)>>,
-    wrong: Mutex<HashMap<IpAddr, (u32, Instant)>>,
-}
-
-impl Tokens {
-    fn user(&self, hashed: &Hash) -> Option<Arc<str>> {
-        self.known.read().get(hashed).cloned()
-    }
-
-    /// Brings the list up to date if it is older than `age`, else waits until it is that old, so that the catalogue is
-    /// not asked more often.
-    async fn refresh(&self, hub: &Arc<Hub>, age: Duration, asked: Instant) -> ApiResult<()> {
-        let mut checked = self.checked.lock().await;
-        let version = match *checked {
-            // another request asked the catalogue after this request arrived
-            Some((at, _)) if at >= asked => return Ok(()),
-            Some((at, version)) => {
-                tokio::time::sleep(age.saturating_sub(at.elapsed())).await;
-                Some(version)
-            }
-            None => None,
-        };
-        let now = Instant::now();
-        let (found, tokens) =
-            apart(hub, move |hub| Ok(hub.catalogue.tokens_since(version)?)).await?;
-        if let Some(tokens) = tokens {
-            *self.known.write() = tokens;
-        }
-        *checked = Some((now, found));
-        Ok(())
-    }
-
-    /// Returns the user of a token. Answers from memory, except for one request a second and for unknown tokens.
-    async fn look_up(&self, hub: &Arc<Hub>, hashed: &Hash) -> ApiResult<Option<Arc<str>>> {
-        let asked = Instant::now();
-        let fresh = match self.checked.try_lock() {
-            Ok(checked) => checked.is_some_and(|(at, _)| at.elapsed() < TOKENS_CHECKED),
-            // another request is asking the catalogue now
-            Err(_) => true,
-        };
-        if !fresh {
-            self.refresh(hub, Duration::ZERO, asked).await?;
-        }
-        if let Some(user) = self.user(hashed) {
-            return Ok(Some(user));
-        }
-        self.refresh(hub, UNKNOWN_CHECKED, asked).await?;
-        Ok(self.user(hashed))
-    }
-
-    /// Counts a wrong token. Returns whether the address has sent more than `max` of them in the window.
-    fn count_wrong(&self, address: IpAddr, max: u32) -> bool {
-        let mut wrong = self.wrong.lock();
-        if wrong.len() >= REMEMBERED_MAX {
-            wrong.retain(|_, (_, since)| since.elapsed() < WRONG_TOKEN_WINDOW);
-        }
-        if wrong.len() >= REMEMBERED_MAX {
-            wrong.clear();
-        }
-        let (count, since) = wrong.entry(address).or_insert((0, Instant::now()));
-        if since.elapsed() >= WRONG_TOKEN_WINDOW {
-            (*count, *since) = (0, Instant::now());
-        }
-        *count += 1;
-        *count > max
     }
 }
 
@@ -187,16 +106,56 @@ pub(crate) async fn admit(State(hub): State<Arc<Hub>>, request: Request, next: N
     next.run(Request::from_parts(parts, body)).await
 }
 
+/// Brings the list of tokens up to date if it is older than `age`, else waits until it is that old, so that the catalogue is
+/// not asked more often.
+async fn refresh(hub: &Arc<Hub>, age: Duration, asked: Instant) -> ApiResult<()> {
+    let mut checked = hub.tokens.checked.lock().await;
+    let version = match *checked {
+        // another request asked the catalogue after this request arrived
+        Some((at, _)) if at >= asked => return Ok(()),
+        Some((at, version)) => {
+            tokio::time::sleep(age.saturating_sub(at.elapsed())).await;
+            Some(version)
+        }
+        None => None,
+    };
+    let now = Instant::now();
+    let (found, tokens) = apart(hub, move |hub| Ok(hub.catalogue.tokens_since(version)?)).await?;
+    if let Some(tokens) = tokens {
+        *hub.tokens.known.write() = tokens;
+    }
+    *checked = Some((now, found));
+    Ok(())
+}
+
+/// Returns the user of a token. Answers from memory, except for one request a second and for unknown tokens.
+async fn look_up(hub: &Arc<Hub>, hashed: &Hash) -> ApiResult<Option<Arc<str>>> {
+    let asked = Instant::now();
+    let fresh = match hub.tokens.checked.try_lock() {
+        Ok(checked) => checked.is_some_and(|(at, _)| at.elapsed() < TOKENS_CHECKED),
+        // another request is asking the catalogue now
+        Err(_) => true,
+    };
+    if !fresh {
+        refresh(hub, Duration::ZERO, asked).await?;
+    }
+    if let Some(user) = hub.tokens.user(hashed) {
+        return Ok(Some(user));
+    }
+    refresh(hub, UNKNOWN_CHECKED, asked).await?;
+    Ok(hub.tokens.user(hashed))
+}
+
 /// Returns the user who sent the request; `None` for a stranger.
 async fn who(parts: &Parts, hub: &Arc<Hub>, strangers: &Party) -> ApiResult<Option<Arc<str>>> {
-    let Some(token) = login::token_of(parts)? else {
+    let Some(token) = token_of(parts)? else {
         return match hub.anonymous {
             Anonymous::Denied => Err(ApiError::unauthorized("this hub answers only with a token")),
             Anonymous::ReadPublic => Ok(None),
         };
     };
     let hashed = Hash::of(token.as_bytes());
-    if let Some(user) = hub.tokens.look_up(hub, &hashed).await? {
+    if let Some(user) = look_up(hub, &hashed).await? {
         return Ok(Some(user));
     }
     metrics::counter!(floe_front::telemetry::HUB_WRONG_TOKENS).increment(1);

@@ -9,9 +9,10 @@
 //! than 10 us of work.
 
 use super::access::Viewer;
+use super::disk::is_damage;
 use super::error::{ApiError, ApiResult};
 use super::shelf::{Frame, Pack, Scope};
-use super::state::{Hub, blocking, is_damage};
+use super::state::{Hub, blocking};
 use super::visible::VisibleImage;
 use super::wire::{collect_body, counted};
 use axum::body::Body;

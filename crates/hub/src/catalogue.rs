@@ -9,9 +9,7 @@
 //! Tokens may be created by another process (`floe hub token create`), so `Catalogue::tokens_since` looks for changes in
 //! the file. How the file itself is made and opened is in `upkeep`.
 
-use super::quota::{Opened, Used, enter_files, on_disk, used};
-use super::visible::VisibleImage;
-use super::{HubError, Quota, names, readers, replaced};
+use super::{HubError, Quota};
 use floe_image::{Hash, ImageName, PackRef};
 use parking_lot::{Mutex, RwLock};
 use rand::TryRngCore;
@@ -113,7 +111,7 @@ impl Catalogue {
         let mut held: HashMap<Hash, Vec<Holding>> = HashMap::new();
         {
             let db = self.reads.lock();
-            let mut readers = readers::all(&db)?;
+            let mut readers = readers(&db)?;
             let mut rows =
                 db.prepare("SELECT id, owner, public FROM images ORDER BY pushed, owner")?;
             let rows = rows.query_map([], |row| {
@@ -280,18 +278,6 @@ impl Catalogue {
         .collect()
     }
 
-    /// Returns the packs of an image, in layout order.
-    pub fn packs(&self, image: &VisibleImage) -> Rows<Vec<PackRef>> {
-        let db = self.reads.lock();
-        let mut rows = db.prepare_cached(
-            "SELECT p.id, p.file_bytes, p.index_offset, p.index_bytes, p.root FROM image_packs i JOIN packs p ON p.id = i.pack
-             WHERE i.image = ?1 AND i.owner = ?2 ORDER BY i.seq",
-        )?;
-        let of = params![image.id().as_bytes(), &**image.owner()];
-        let rows = rows.query_map(of, |row| pack_ref(row, 0))?;
-        rows.collect()
-    }
-
     /// Returns the pack if `viewer` may read all of it: it belongs to a public image or to one of the viewer's own, or did and is kept for its
     /// swarm.
     pub fn pack_readable(&self, pack: &Hash, viewer: Option<&str>) -> Rows<Option<PackRef>> {
@@ -328,64 +314,6 @@ impl Catalogue {
     /// Returns whether a public image holds the pack.
     pub fn is_public_pack(&self, pack: &Hash) -> Rows<bool> {
         self.pack_readable(pack, None).map(|found| found.is_some())
-    }
-
-    /// Makes an image visible in one transaction: completely or not at all. If its owner would exceed the quota, nothing
-    /// changes, and what the owner would have used is returned.
-    pub fn publish(&self, new: &Publication<'_>) -> Rows<Result<(), Used>> {
-        let stored: u64 = new.packs.iter().map(|pack| pack.file_bytes).sum();
-        let now = now_unix_s() as i64;
-        {
-            let mut db = self.db.lock();
-            let db = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            let before = used(&db, new.owner)?;
-            replaced::keep(&db, new, now as u64)?;
-            db.execute(
-                "INSERT INTO images VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-                 ON CONFLICT DO UPDATE SET public = ?3, stored_bytes = ?7",
-                params![
-                    new.id.as_bytes(),
-                    new.owner,
-                    new.public,
-                    new.created_unix_s as i64,
-                    now,
-                    new.raw_bytes as i64,
-                    stored as i64
-                ],
-            )?;
-            db.execute(
-                "DELETE FROM image_packs WHERE image = ?1 AND owner = ?2",
-                params![new.id.as_bytes(), new.owner],
-            )?;
-            for (seq, pack) in new.packs.iter().enumerate() {
-                insert_pack(&db, pack)?;
-                db.execute(
-                    "INSERT INTO image_packs VALUES (?1, ?2, ?3, ?4)",
-                    params![new.id.as_bytes(), new.owner, seq as i64, pack.id.as_bytes()],
-                )?;
-            }
-            enter_files(&db, new.owner, &new.id, new.files_bytes)?;
-            readers::set(&db, new)?;
-            if let Some(name) = new.name {
-                names::point(&db, new.owner, name, &new.id)?;
-            }
-            names::settle(&db, new.owner, &new.id)?;
-            if let Some(key) = new.upload {
-                db.execute("DELETE FROM uploads WHERE key = ?1", [key])?;
-            }
-            // An owner who is over the quota already may still make changes that use no more.
-            let after = used(&db, new.owner)?;
-            let more_bytes = after.bytes > new.quota.bytes && after.bytes > before.bytes;
-            let more_images = after.images > new.quota.images && after.images > before.images;
-            if more_bytes || more_images {
-                return Ok(Err(after)); // dropping the transaction undoes it
-            }
-            replaced::make_room(&db, new.owner, new.quota.bytes, || Ok(after.bytes))?;
-            db.commit()?;
-            self.stored.lock().clear();
-        }
-        self.reload_holdings()?;
-        Ok(Ok(()))
     }
 
     /// Removes an owner's holding with its tags. Returns whether it existed.
@@ -434,59 +362,6 @@ impl Catalogue {
     }
 
     // ---- uploads
-
-    /// Returns the owner's open upload of `image`, whose manifest has `manifest_bytes`, or a new one if there is room for it. What
-    /// the owner has is counted in the same transaction, so that any number of uploads that begin at once stay within the quota.
-    pub fn open_upload(
-        &self,
-        owner: &str,
-        (image, manifest_bytes): (&Hash, u64),
-        uploads_max: usize,
-        quota: &Quota,
-    ) -> Rows<Opened> {
-        let mut key = [0u8; 16];
-        rand::rngs::OsRng
-            .try_fill_bytes(&mut key)
-            .map_err(|_| rusqlite::Error::InvalidQuery)?;
-        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        let now = now_unix_s();
-        self.change(|db| {
-            let found = db
-                .query_row(
-                    "UPDATE uploads SET touched = ?3 WHERE owner = ?1 AND image = ?2 RETURNING key, owner, image, touched",
-                    params![owner, image.as_bytes(), now as i64],
-                    upload,
-                )
-                .optional()?;
-            let mut used = used(db, owner)?;
-            let known: bool = db.query_row(
-                "SELECT EXISTS (SELECT 1 FROM images WHERE owner = ?1 AND id = ?2)",
-                params![owner, image.as_bytes()],
-                |row| row.get(0),
-            )?;
-            let more = u64::from(!known && found.is_none());
-            used.images += more;
-            if found.is_none() {
-                used.bytes += on_disk(manifest_bytes);
-            }
-            if used.bytes > quota.bytes || (more > 0 && used.images > quota.images) {
-                return Ok(Opened::BeyondQuota(used));
-            }
-            if let Some(found) = found {
-                return Ok(Opened::Upload(found));
-            }
-            let open: i64 = db.query_row("SELECT count(*) FROM uploads WHERE owner = ?1", [owner], |row| row.get(0))?;
-            if open as usize >= uploads_max {
-                return Ok(Opened::TooMany);
-            }
-            db.execute(
-                "INSERT INTO uploads VALUES (?1, ?2, ?3, ?4, ?4)",
-                params![key, owner, image.as_bytes(), now as i64],
-            )?;
-            db.execute("INSERT INTO upload_files VALUES (?1, ?2)", params![key, on_disk(manifest_bytes) as i64])?;
-            Ok(Opened::Upload(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
-        })
-    }
 
     /// Returns the upload with this key if it belongs to `owner`.
     pub fn upload(&self, key: &str, owner: &str) -> Rows<Option<Upload>> {
@@ -560,8 +435,26 @@ impl Catalogue {
     }
 }
 
-/// Its root is found out of the file that is kept: another upload may have sent that.
-fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
+/// The readers of each holding, by image and owner.
+type Readers = HashMap<(Hash, String), Vec<Arc<str>>>;
+
+/// Returns the readers of all images.
+fn readers(db: &Connection) -> Rows<Readers> {
+    let mut rows = db.prepare("SELECT image, owner, user FROM readers ORDER BY user")?;
+    let rows = rows.query_map([], |row| {
+        let user: String = row.get(2)?;
+        Ok(((hash(row, 0)?, row.get(1)?), Arc::from(user)))
+    })?;
+    let mut readers = Readers::new();
+    for row in rows {
+        let (holding, user) = row?;
+        readers.entry(holding).or_default().push(user);
+    }
+    Ok(readers)
+}
+
+/// Records a pack. Its root is found out of the file that is kept: another upload may have sent that.
+pub(super) fn insert_pack(db: &Connection, pack: &PackRef) -> Rows<()> {
     db.execute(
         "INSERT OR IGNORE INTO packs (id, file_bytes, index_offset, index_bytes) VALUES (?1, ?2, ?3, ?4)",
         params![
@@ -598,7 +491,8 @@ pub(super) fn pack_ref(row: &Row<'_>, from: usize) -> Rows<PackRef> {
     })
 }
 
-fn upload(row: &Row<'_>) -> Rows<Upload> {
+/// Returns an upload that a row describes: key, owner, image, time of last use.
+pub(super) fn upload(row: &Row<'_>) -> Rows<Upload> {
     Ok(Upload {
         key: row.get(0)?,
         owner: row.get(1)?,

@@ -1,17 +1,24 @@
 //! The hub: a catalogue of images, their packs, batch reads for page faults, and uploads, over HTTP.
 //!
-//! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> `visible` (may they see the
+//! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> `seen` (may they see the
 //! image) -> one of `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs
 //! become an image), `traces` (what machines touched, and the models made of it), `swarm` (hosts that bring an image to each other).
 //! These use the `catalogue` (SQLite: who may read what, and what `names` mean) and the `shelf` (packs on disk, frames in memory); a
 //! hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
 //!
+//! `state` is in the middle: what all requests share stands below it and does not know it (the catalogue and what is entered there,
+//! `visible`, `quota`, `shelf`, `tokens`, `pool`, `swarm`), what answers requests stands above it (`access`, `wire`, `seen`, `allowed`,
+//! and all that have routes).
+//!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
 //! the image becomes visible; no text of a request becomes part of a path.
 
 mod access;
+mod allowed;
 mod batch;
+mod bearer;
 mod catalogue;
+mod disk;
 mod error;
 mod files;
 mod lock;
@@ -19,17 +26,23 @@ mod login;
 mod names;
 mod options;
 mod pool;
+mod proofs;
+mod publication;
 mod publish;
 mod quota;
 mod readers;
 mod replaced;
 mod routes;
 mod schema;
+mod seen;
 mod shelf;
 mod state;
+mod substrates;
 mod swarm;
+mod swarm_routes;
 mod thumbnail;
 mod tls;
+mod tokens;
 mod traces;
 mod upkeep;
 mod uploads;
@@ -182,7 +195,7 @@ pub fn serve(options: HubOptions) -> Result<HubHandle, HubError> {
     let running = Arc::downgrade(&hub);
     let serve = move || {
         runtime.spawn(state::housekeeping(hub.clone()));
-        runtime.spawn(pool::keep(hub.clone()));
+        runtime.spawn(substrates::keep(hub.clone()));
         runtime.block_on(async {
             // On a worker thread, not on this one: `block_on` takes longer to wake up.
             let served = tokio::spawn(floe_front::run(

@@ -7,11 +7,13 @@
 //! A pack that the public may read must not contain anything private: one that also has other chunks (of a private image
 //! that the owner built on) is written anew without them.
 
+use super::allowed;
 use super::catalogue::Publication;
+use super::disk::{is_damage, remove_file, sync_folder};
 use super::error::{ApiError, ApiResult};
 use super::quota;
 use super::shelf::{Place, Scope};
-use super::state::{Hub, is_damage, remove_file, sync_folder};
+use super::state::Hub;
 use super::visible::OwnImage;
 use floe_image::{
     Hash, ImageName, Kind, Layout, Manifest, PackRef, PackWriter, SEGMENT_SPAN, Segment,
@@ -333,7 +335,7 @@ pub(crate) fn publish(
         packs: assembled.packs.clone(),
     };
     let files_bytes = hub.put_files(id, manifest_bytes, &layout.encode())?;
-    let quota = quota::of(hub, wish.owner)?;
+    let quota = allowed::quota_of(hub, wish.owner)?;
     let published = hub.catalogue.publish(&Publication {
         id: *id,
         owner: wish.owner,

@@ -1,13 +1,14 @@
 //! Quotas: what a user may store, what the user stores, and the refusals.
 
-use super::catalogue::{Catalogue, Rows, Upload, enter_pack, hash};
+use super::catalogue::{Catalogue, Rows, Upload, enter_pack, hash, now_unix_s, upload};
+use super::disk::{BLOCK_BYTES, on_disk};
 use super::error::{ApiError, ApiResult, HubError};
 use super::replaced;
-use super::state::Hub;
 use super::{Limits, Quota, QuotaWish};
 use axum::http::StatusCode;
 use floe_image::{Hash, PackRef};
 use parking_lot::Mutex;
+use rand::TryRngCore;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -58,14 +59,6 @@ impl QuotaWish {
     }
 }
 
-/// What files take on the disk is counted in blocks of this size, as file systems give it: many small files are not cheap.
-pub(super) const BLOCK_BYTES: u64 = 4096;
-
-/// Returns what a file of this size takes on the disk.
-pub(crate) fn on_disk(file_bytes: u64) -> u64 {
-    file_bytes.div_ceil(BLOCK_BYTES) * BLOCK_BYTES
-}
-
 /// Counts what a user's images take: each pack once, as it is there once, and each manifest and layout.
 fn stored(db: &Connection, owner: &str) -> Rows<u64> {
     let query =
@@ -108,24 +101,67 @@ pub(super) fn enter_files(db: &Connection, owner: &str, id: &Hash, bytes: u64) -
 
 /// How many bytes a user may have sent and not yet published, and may have in all.
 pub(super) struct Room {
-    quota: Quota,
-    staged_bytes_max: u64,
-}
-
-impl Room {
-    /// Returns that of `user`.
-    pub fn of(hub: &Hub, user: &str) -> ApiResult<Room> {
-        Ok(Room {
-            quota: of(hub, user)?,
-            staged_bytes_max: hub.limits.staged_bytes_max,
-        })
-    }
+    pub quota: Quota,
+    pub staged_bytes_max: u64,
 }
 
 impl Catalogue {
     /// Returns what a user stores.
     pub fn used(&self, owner: &str) -> Rows<Used> {
         used(&self.reads.lock(), owner)
+    }
+
+    /// Returns the owner's open upload of `image`, whose manifest has `manifest_bytes`, or a new one if there is room for it. What
+    /// the owner has is counted in the same transaction, so that any number of uploads that begin at once stay within the quota.
+    pub fn open_upload(
+        &self,
+        owner: &str,
+        (image, manifest_bytes): (&Hash, u64),
+        uploads_max: usize,
+        quota: &Quota,
+    ) -> Rows<Opened> {
+        let mut key = [0u8; 16];
+        rand::rngs::OsRng
+            .try_fill_bytes(&mut key)
+            .map_err(|_| rusqlite::Error::InvalidQuery)?;
+        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let now = now_unix_s();
+        self.change(|db| {
+            let found = db
+                .query_row(
+                    "UPDATE uploads SET touched = ?3 WHERE owner = ?1 AND image = ?2 RETURNING key, owner, image, touched",
+                    params![owner, image.as_bytes(), now as i64],
+                    upload,
+                )
+                .optional()?;
+            let mut used = used(db, owner)?;
+            let known: bool = db.query_row(
+                "SELECT EXISTS (SELECT 1 FROM images WHERE owner = ?1 AND id = ?2)",
+                params![owner, image.as_bytes()],
+                |row| row.get(0),
+            )?;
+            let more = u64::from(!known && found.is_none());
+            used.images += more;
+            if found.is_none() {
+                used.bytes += on_disk(manifest_bytes);
+            }
+            if used.bytes > quota.bytes || (more > 0 && used.images > quota.images) {
+                return Ok(Opened::BeyondQuota(used));
+            }
+            if let Some(found) = found {
+                return Ok(Opened::Upload(found));
+            }
+            let open: i64 = db.query_row("SELECT count(*) FROM uploads WHERE owner = ?1", [owner], |row| row.get(0))?;
+            if open as usize >= uploads_max {
+                return Ok(Opened::TooMany);
+            }
+            db.execute(
+                "INSERT INTO uploads VALUES (?1, ?2, ?3, ?4, ?4)",
+                params![key, owner, image.as_bytes(), now as i64],
+            )?;
+            db.execute("INSERT INTO upload_files VALUES (?1, ?2)", params![key, on_disk(manifest_bytes) as i64])?;
+            Ok(Opened::Upload(Upload { key, owner: owner.to_owned(), image: *image, touched_unix_s: now }))
+        })
     }
 
     /// Returns what a user's images take. It is counted once after each change of any image, because a user may have a hundred
@@ -260,12 +296,8 @@ impl Catalogue {
     }
 }
 
-/// Returns the quota of `user`.
-pub(super) fn of(hub: &Hub, user: &str) -> ApiResult<Quota> {
-    Ok(hub.catalogue.quota(user)?.or(&hub.limits.quota))
-}
-
-fn refused(message: String, fix: &str) -> ApiError {
+/// Returns the refusal of what exceeds a quota.
+pub(super) fn refused(message: String, fix: &str) -> ApiError {
     let fix = format!("{fix}, or ask the hub's operator for more (`floe hub quota NAME`)");
     ApiError::new(StatusCode::FORBIDDEN, "quota", message, fix)
 }
@@ -293,22 +325,6 @@ fn too_much_staged(user: &str, staged: u64, room: &Room) -> ApiError {
     )
 }
 
-/// Returns an error unless one more trace of `sender` may be kept. Traces of strangers are bounded per image only.
-pub(super) fn check_traces(hub: &Hub, sender: Option<&str>) -> ApiResult<()> {
-    let Some(user) = sender else { return Ok(()) };
-    let (kept, quota) = (hub.traces.count_of(user), of(hub, user)?);
-    if kept >= quota.traces {
-        return Err(refused(
-            format!(
-                "{kept} traces of {user} are kept here, and {} may be",
-                quota.traces
-            ),
-            "wait until newer ones displace them",
-        ));
-    }
-    Ok(())
-}
-
 /// Longest time that a question waits for its turn; a client would give up later.
 const QUESTION_WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -319,7 +335,13 @@ pub(crate) struct Asked(Mutex<HashMap<String, Instant>>);
 
 impl Asked {
     /// Enters a question about so many items. Returns how long it has to wait; `None`, and nothing is entered, if that is too long.
-    fn enter(&self, limits: &Limits, user: &str, items: u64, now: Instant) -> Option<Duration> {
+    pub(super) fn enter(
+        &self,
+        limits: &Limits,
+        user: &str,
+        items: u64,
+        now: Instant,
+    ) -> Option<Duration> {
         let time = |items: u64| {
             Duration::from_secs_f64(items as f64 / limits.have_items_per_s.max(1) as f64)
         };
@@ -334,19 +356,9 @@ impl Asked {
     }
 }
 
-/// Waits until `user` may ask about so many items; an error if that takes too long.
-pub(super) async fn pace(hub: &Hub, user: &str, items: usize) -> ApiResult<()> {
-    let wait = hub
-        .asked
-        .enter(&hub.limits, user, items as u64, Instant::now());
-    let wait = wait
-        .ok_or_else(|| ApiError::busy(&format!("{user} asks what is here faster than it may")))?;
-    tokio::time::sleep(wait).await;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::state::Hub;
     use super::*;
 
     #[test]

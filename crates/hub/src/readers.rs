@@ -7,11 +7,7 @@ use super::catalogue::{Catalogue, Publication, Rows, hash};
 use floe_api::{SUBSTRATE_LABEL, VISIBLE_LABEL, Visibility, visibility_of_label};
 use floe_image::{Hash, MachineConfig};
 use rusqlite::{Connection, params};
-use std::collections::HashMap;
 use std::sync::Arc;
-
-/// The readers of each holding, by image and owner.
-pub(super) type Readers = HashMap<(Hash, String), Vec<Arc<str>>>;
 
 /// Returns the users whom an image's configuration names. A label that makes no sense names nobody.
 pub(crate) fn named_by(config: &MachineConfig) -> Vec<String> {
@@ -22,21 +18,6 @@ pub(crate) fn named_by(config: &MachineConfig) -> Vec<String> {
         Some(Ok((Visibility::Restricted, users))) => users,
         _ => Vec::new(),
     }
-}
-
-/// Returns all readers.
-pub(super) fn all(db: &Connection) -> Rows<Readers> {
-    let mut rows = db.prepare("SELECT image, owner, user FROM readers ORDER BY user")?;
-    let rows = rows.query_map([], |row| {
-        let user: String = row.get(2)?;
-        Ok(((hash(row, 0)?, row.get(1)?), Arc::from(user)))
-    })?;
-    let mut readers = Readers::new();
-    for row in rows {
-        let (holding, user) = row?;
-        readers.entry(holding).or_default().push(user);
-    }
-    Ok(readers)
 }
 
 /// Enters those of an image that is being published, in place of those that it had.

@@ -5,7 +5,7 @@
 //! does not use: they don't count as stored, and go as soon as it is needed. Nobody may read them who could not before.
 
 use super::catalogue::{Catalogue, Publication, Rows, hash, pack_ref};
-use super::quota::BLOCK_BYTES;
+use super::disk::BLOCK_BYTES;
 use super::visible::VisibleImage;
 use floe_image::{Hash, PackRef};
 use floe_peers::{Content, Pack};

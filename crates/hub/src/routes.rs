@@ -5,10 +5,10 @@ use super::access::admit;
 use super::catalogue::ImageRow;
 use super::error::{ApiError, ApiResult};
 use super::state::{Hub, blocking, blocking_long};
-use super::swarm::routes as swarm;
+use super::swarm_routes as swarm;
 use super::visible::OwnImage;
 use super::wire::{Args, json, parse_id, parse_name};
-use super::{batch, files, login, pool, publish, thumbnail, traces, uploads};
+use super::{batch, files, login, publish, substrates, thumbnail, traces, uploads};
 use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -235,8 +235,8 @@ async fn untag(
         swarm::leave,
         swarm::proven,
         swarm::damaged,
-        pool::status,
-        pool::list,
+        substrates::status,
+        substrates::list,
         uploads::open,
         uploads::have,
         uploads::put_pack,
@@ -291,8 +291,8 @@ pub(crate) fn router(hub: Arc<Hub>) -> Router {
             post(swarm::join).get(swarm::overview),
         )
         .route("/v1/images/{id}/swarm/{key}", delete(swarm::leave))
-        .route("/v1/pool", get(pool::status))
-        .route("/v1/pool/substrates", get(pool::list))
+        .route("/v1/pool", get(substrates::status))
+        .route("/v1/pool/substrates", get(substrates::list))
         .route("/v1/packs/{id}", get(files::pack))
         .route("/v1/packs/{id}/proven", get(swarm::proven))
         .route("/v1/packs/{id}/damaged", post(swarm::damaged))

@@ -1,12 +1,13 @@
 //! The state that all requests share, and the housekeeping.
 
-use super::access::Tokens;
 use super::catalogue::{Catalogue, now_unix_s};
+use super::disk::{entries, is_damage, on_disk, remove_file, remove_folder, write_durably};
 use super::error::{ApiError, ApiResult, HubError};
 use super::pool::Pool;
-use super::quota::{Asked, on_disk};
+use super::quota::Asked;
 use super::shelf::{Scope, Shelf};
 use super::swarm::Swarms;
+use super::tokens::Tokens;
 use super::visible::VisibleImage;
 use super::{HubOptions, Limits};
 use floe_front::turns::Room;
@@ -15,7 +16,7 @@ use floe_image::{Hash, PackRef};
 use floe_traces::{TraceStore, Trainer};
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,7 +54,8 @@ pub(crate) struct Hub {
     pub shelf: Shelf,
     pub tokens: Tokens,
     pub asked: Asked,
-    pub thumbnails: super::thumbnail::Known,
+    /// Which images have a thumbnail: that never changes for an id, and finding out may mean reading megabytes of manifest.
+    pub thumbnails: Mutex<HashMap<Hash, bool>>,
     pub traces: Arc<TraceStore>,
     pub trainer: Trainer,
     /// Substrates in memory, if this hub is a pool.
@@ -124,7 +126,7 @@ impl Hub {
             catalogue,
             tokens: Tokens::default(),
             asked: Asked::default(),
-            thumbnails: Default::default(),
+            thumbnails: Mutex::default(),
             publishing: Mutex::new(()),
             tracing: Mutex::new(()),
             gate: Gate::new(room(SLOTS_MIN, SLOTS_MAX)),
@@ -432,15 +434,6 @@ fn room(min: usize, max: usize) -> Room {
     }
 }
 
-/// Returns whether an error means that a file's content is wrong, not that it is merely hard to read now.
-pub(crate) fn is_damage(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind;
-    matches!(
-        error.kind(),
-        ErrorKind::InvalidData | ErrorKind::UnexpectedEof | ErrorKind::NotFound
-    )
-}
-
 /// Runs blocking work on a thread that may block, when it is the turn of `who`.
 pub(crate) async fn blocking<T: Send + 'static>(
     hub: &Arc<Hub>,
@@ -506,71 +499,4 @@ pub(crate) async fn housekeeping(hub: Arc<Hub>) {
             drop(copying.await);
         }
     }
-}
-
-/// Returns the names and paths of what is in a folder.
-pub(crate) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, HubError> {
-    let read = || -> std::io::Result<Vec<(String, PathBuf)>> {
-        std::fs::read_dir(folder)?
-            .map(|entry| {
-                entry.map(|entry| {
-                    (
-                        entry.file_name().to_string_lossy().into_owned(),
-                        entry.path(),
-                    )
-                })
-            })
-            .collect()
-    };
-    read().map_err(HubError::file("cannot list", folder))
-}
-
-pub(crate) fn remove_file(path: &Path) {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "cannot remove a file");
-        }
-        _ => {}
-    }
-}
-
-fn remove_folder(path: &Path) {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "cannot remove a folder");
-        }
-        _ => {}
-    }
-}
-
-/// Writes a file atomically, so that it survives a power cut.
-pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path
-        .parent()
-        .ok_or_else(|| std::io::Error::other("a file without a folder"))?;
-    put_in_place(write_aside(folder, bytes)?, folder, path)
-}
-
-/// Writes a file in `folder` that has no name yet; it goes if it gets none.
-pub(crate) fn write_aside(folder: &Path, bytes: &[u8]) -> std::io::Result<tempfile::NamedTempFile> {
-    use std::io::Write;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    Ok(file)
-}
-
-/// Gives a file its name in `folder`.
-pub(crate) fn put_in_place(
-    file: tempfile::NamedTempFile,
-    folder: &Path,
-    path: &Path,
-) -> std::io::Result<()> {
-    file.persist(path).map_err(|e| e.error)?;
-    sync_folder(folder)
-}
-
-/// Makes renames in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    std::fs::File::open(folder)?.sync_all()
 }

@@ -10,21 +10,14 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use floe_front::page::thumbnail::{Keep, THUMB_BYTES_MAX, THUMB_REGION, answer, is_png};
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Segment};
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Most images for which it is remembered whether they have a thumbnail; beyond that, all are forgotten.
 const REMEMBERED_MAX: usize = 64 * 1024;
 
-/// Remembers which images have a thumbnail: that never changes for an id, and finding out may mean reading megabytes
-/// of manifest.
-#[derive(Default)]
-pub(crate) struct Known(Mutex<HashMap<Hash, bool>>);
-
 /// Returns whether an image has a thumbnail. Blocks.
 pub(crate) fn there(hub: &Hub, image: &VisibleImage) -> bool {
-    if let Some(known) = hub.thumbnails.0.lock().get(image.id()) {
+    if let Some(known) = hub.thumbnails.lock().get(image.id()) {
         return *known;
     }
     let Ok(bytes) = std::fs::read(hub.manifest_of(image)) else {
@@ -32,7 +25,7 @@ pub(crate) fn there(hub: &Hub, image: &VisibleImage) -> bool {
     };
     let found =
         Manifest::decode(&bytes).is_ok_and(|manifest| manifest.region(THUMB_REGION).is_some());
-    let mut known = hub.thumbnails.0.lock();
+    let mut known = hub.thumbnails.lock();
     if known.len() >= REMEMBERED_MAX {
         known.clear();
     }

@@ -178,7 +178,7 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), HubError> {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&partial, path)?;
-        path.parent().map_or(Ok(()), super::state::sync_folder)
+        path.parent().map_or(Ok(()), super::disk::sync_folder)
     };
     write().map_err(HubError::file("cannot write", path))
 }

@@ -5,9 +5,9 @@
 //! if Bob holds the same image. Models are for everybody who may read the image.
 
 use super::access::Viewer;
+use super::allowed;
 use super::catalogue::now_unix_ms;
 use super::error::{ApiError, ApiResult};
-use super::quota;
 use super::state::{Hub, behind, blocking};
 use super::visible::{OwnImage, VisibleImage};
 use super::wire::{Args, Path, collect_body, parse_id};
@@ -41,7 +41,7 @@ pub(crate) struct ModelQuery {
 
 /// Returns the image if it is the client's own; an error if somebody else holds it, even publicly.
 fn own(image: VisibleImage, viewer: &Viewer) -> ApiResult<OwnImage> {
-    let own = image.own(viewer);
+    let own = image.own(viewer.name());
     own.map_err(|foreign| ApiError::no_image(foreign.id()))
 }
 
@@ -94,7 +94,7 @@ pub(crate) async fn send(
         if !hub.catalogue.holds(id, owner) {
             return Err(ApiError::no_image(id));
         }
-        quota::check_traces(hub, uploader.as_deref())?;
+        allowed::check_traces(hub, uploader.as_deref())?;
         let added = hub
             .traces
             .add(id, owner, uploader.as_deref(), &body, now_unix_ms())?;

@@ -7,8 +7,8 @@
 
 use super::HubError;
 use super::catalogue::{Catalogue, Rows, hash};
+use super::disk::{entries, sync_folder};
 use super::schema;
-use super::state::{entries, sync_folder};
 use floe_image::Hash;
 use parking_lot::{Mutex, RwLock};
 use rusqlite::{Connection, OpenFlags};

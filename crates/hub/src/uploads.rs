@@ -6,15 +6,15 @@
 //! and packs that this upload has sent, so nobody can find out by it what others keep private.
 
 use super::access::Viewer;
+use super::allowed;
 use super::catalogue::Upload;
+use super::disk::{put_in_place, write_aside, write_durably};
 use super::error::{ApiError, ApiResult};
 use super::publish::{self, Wish};
-use super::quota::{self, Opened, Room};
+use super::quota::{self, Opened};
 use super::readers;
 use super::shelf::{Scope, verify_pack};
-use super::state::{
-    Hub, Remembered, blocking, blocking_long, put_in_place, write_aside, write_durably,
-};
+use super::state::{Hub, Remembered, blocking, blocking_long};
 use super::wire::{Path, collect_body, json, parse_id, parse_name};
 use super::{HAVE_INDEX_ITEMS_MAX, MANIFEST_BYTES_MAX};
 use axum::Json;
@@ -63,7 +63,7 @@ pub(crate) async fn open(
         Manifest::decode(&bytes).map_err(|e| refused("manifest", &e))?;
         let image = Hash::of(&bytes);
         hub.check_room(bytes.len() as u64)?;
-        let (quota, max) = (quota::of(hub, &owner)?, hub.limits.uploads_max);
+        let (quota, max) = (allowed::quota_of(hub, &owner)?, hub.limits.uploads_max);
         let new = (&image, bytes.len() as u64);
         let upload = match hub.catalogue.open_upload(&owner, new, max, &quota)? {
             Opened::Upload(upload) => upload,
@@ -117,7 +117,7 @@ pub(crate) async fn have(
     let max = HAVE_ITEMS_MAX * HAVE_QUESTION_BYTES;
     let body = collect_body(&hub, &viewer, body, &headers, "the question", max as u64).await?;
     let questions = decode_questions(&body)?;
-    quota::pace(&hub, &upload.owner, questions.len()).await?;
+    allowed::pace(&hub, &upload.owner, questions.len()).await?;
     let bits = blocking(&hub, viewer.party(), move |hub| {
         let packs = candidates(hub, &upload)?;
         let mut needed = BTreeSet::new();
@@ -288,7 +288,7 @@ pub(crate) async fn put_pack(
     let max = hub.limits.pack_bytes_max;
     let bytes = collect_body(&hub, &viewer, body, &headers, "the pack", max).await?;
     blocking(&hub, viewer.party(), move |hub| {
-        let room = Room::of(hub, &upload.owner)?;
+        let room = allowed::room_of(hub, &upload.owner)?;
         let size = bytes.len() as u64;
         hub.catalogue.may_stage(&upload, (&id, size), &room)?;
         hub.check_room(size)?;

@@ -90,6 +90,13 @@ enum Command {
         #[command(flatten)]
         options: experiments::cpu_user::Options,
     },
+    /// Compile the command, from nothing and after a change of one service, against another tree of this repository
+    Build {
+        #[command(flatten)]
+        run: RunArguments,
+        #[command(flatten)]
+        options: experiments::build::Options,
+    },
     /// Run this repository's tests from clean clones, and again beside a load (half a day)
     Test {
         #[command(flatten)]
@@ -177,8 +184,8 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             for command in Cli::command().get_subcommands() {
                 let name = command.get_name();
                 if let (
-                    "cpu-user" | "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim" | "test"
-                    | "ways",
+                    "build" | "cpu-user" | "hammer" | "fuzz" | "io" | "swarm-real" | "swarm-sim"
+                    | "test" | "ways",
                     Some(about),
                 ) = (name, command.get_about())
                 {
@@ -242,6 +249,14 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
         } => run(
             name,
             |context| experiments::cpu_user::run(context, &options),
+            &arguments,
+        ),
+        Command::Build {
+            run: arguments,
+            options,
+        } => run(
+            name,
+            |context| experiments::build::run(context, &options),
             &arguments,
         ),
         Command::Test {

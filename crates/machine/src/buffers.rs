@@ -1,13 +1,16 @@
 //! Buffers for copied pages, faulted in before a guest is paused, and memory files with such buffers that outlive this
 //! process.
 
-use crate::memory::{BLOCK_BYTES, PAGE};
 use floe_image::CHUNK_SIZE;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::io;
 
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = CHUNK_SIZE as u64;
+/// Bytes that one thread processes at a time: small enough that all threads finish at about the same time.
+pub(crate) const BLOCK_BYTES: u64 = 16 << 20;
 /// Most threads: more of them would only wait for the memory.
 const THREADS_MAX: usize = 4;
 /// Bytes of buffers that are faulted in beyond what the counting pass found, because the running guest keeps writing.

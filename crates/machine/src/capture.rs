@@ -24,10 +24,10 @@ use serde_json::json;
 use crate::buffers::{Buffers, memory_file};
 use crate::command::RamBacking;
 use crate::error::MachineError;
+use crate::hardware;
 use crate::hurry::Hurry;
 use crate::machine::{Machine, Status, memfd};
 use crate::memory::{CopyError, Memory, Pages, Rest, Span};
-use crate::models;
 use crate::process::is_mapping_of;
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
@@ -129,7 +129,7 @@ impl Machine {
         // While this lock is held, the hardware can't change between finding the memory, saving the device state and
         // copying.
         let _unchanged = self.hardware.lock();
-        if let Some(why) = models::unsavable(&self.config().devices) {
+        if let Some(why) = hardware::unsavable(&self.config().devices) {
             let name = self.name();
             return Err(MachineError::Unsavable { name, why });
         }

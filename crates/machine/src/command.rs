@@ -7,42 +7,22 @@ use floe_image::{CDROM_REGION, FIRMWARE_REGION, MachineConfig, NVRAM_REGION, SEE
 use rand::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::devices;
+use crate::devices::{self, NETDEV};
 use crate::error::MachineError;
-use crate::hardware::{self, Profile};
-use crate::host::{CPU_MODEL_DEFAULT, Host};
+use crate::files;
+use crate::hardware;
+use crate::host::Host;
+use crate::incompatible::CPU_MODEL_DEFAULT;
 use crate::models::{DiskModel, Models};
+use crate::profile::Profile;
 use crate::sectors;
 use crate::spec::{
     CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, Spec,
 };
 
-/// Names of the machine's files, all in its `run` directory, which is QEMU's working directory.
-pub mod files {
-    /// QMP socket for the node.
-    pub const QMP: &str = "qmp.sock";
-    /// A second QMP socket, for people and tools.
-    pub const QMP_SPARE: &str = "qmp-spare.sock";
-    /// Socket of the serial console.
-    pub const CONSOLE: &str = "console.sock";
-    /// File with the latest output of the serial console.
-    pub const CONSOLE_LOG: &str = "console.log";
-    /// File with the output before that: the guard in QEMU renames a full log to this name.
-    pub const CONSOLE_LOG_BEFORE: &str = "console.log.1";
-    /// Socket of the guest agent.
-    pub const AGENT: &str = "qga.sock";
-    /// Socket of the port on which programs in the guest talk to the node.
-    pub const FLOE: &str = "floe.sock";
-    /// Socket of the screen.
-    pub const VNC: &str = "vnc.sock";
-}
-
 /// Disks that a machine only reads.
 const READ_ONLY_DISKS: [&str; 3] = [FIRMWARE_REGION, CDROM_REGION, SEED_REGION];
-
-/// QEMU's name for the host's end of the first network card.
-pub(crate) const NETDEV: &str = "net0";
 
 /// What QEMU's sandbox forbids: obsolete system calls, gaining privileges, starting processes, changing its own priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify;
 
-use crate::command::files::{CONSOLE_LOG, CONSOLE_LOG_BEFORE};
+use crate::files::{CONSOLE_LOG, CONSOLE_LOG_BEFORE};
 
 /// A reader of a console's log, which reads up to its current end. Reading again later returns what the guest has written
 /// since; if the guest has filled both files in between, the beginning of that is missing.

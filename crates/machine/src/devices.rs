@@ -10,13 +10,14 @@ use std::collections::BTreeSet;
 use floe_image::{CDROM_REGION, CPU_DRIVER_SUFFIX, SEED_REGION, disk_number, is_special_disk};
 use serde_json::{Map, Value, json};
 
-use crate::command::NETDEV;
 use crate::error::MachineError;
-use crate::hardware::Profile;
 use crate::models::{DiskModel, Models, NetworkModel};
+use crate::profile::Profile;
 use crate::sectors;
 use crate::spec::DISKS_MAX;
 
+/// QEMU's name for the host's end of the first network card.
+pub(crate) const NETDEV: &str = "net0";
 /// Size of the video memory in MiB: 1920 x 1200 in 32 bits fits. It is not 8 MiB, the size of a thread's stack, because
 /// the capture finds the block by its size.
 pub const VGA_MEMORY_MIB: u32 = 16;
@@ -498,7 +499,7 @@ const _: () = assert!(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::CPU_MODEL_DEFAULT;
+    use crate::incompatible::CPU_MODEL_DEFAULT;
 
     const MAC: &str = "52:54:00:12:34:56";
 

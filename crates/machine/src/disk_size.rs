@@ -70,8 +70,8 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::Profile;
     use crate::models::Models;
+    use crate::profile::Profile;
 
     #[test]
     fn a_disk_is_of_the_model_that_its_device_is_of() {

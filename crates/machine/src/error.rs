@@ -51,7 +51,7 @@ pub enum MachineError {
     },
     /// This host can't continue the captured machine.
     #[error(transparent)]
-    Incompatible(#[from] crate::host::Incompatible),
+    Incompatible(#[from] crate::incompatible::Incompatible),
     /// The machine's QEMU has ended.
     #[error(
         "machine {name} is not running (its QEMU, process {pid}, has ended); start it again to go on"

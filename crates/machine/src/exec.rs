@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::confine;
 use crate::guard::{self, CONSOLE_LOG_BYTES, HostAccess, Role};
 use crate::process::Process;
-use crate::tool;
 
 /// A numeric user and group. Machines need no entry in `/etc/passwd`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,16 @@ pub struct User {
     pub gid: u32,
 }
 
+/// QEMU's environment. Its emulator allocates and frees large tables; freed memory is to be returned to the host at once.
+/// With glibc's defaults, threads have separate heaps, and the sizes from which memory is returned grow with what was
+/// freed, so that more is kept: a measured clone took 77 MB instead of 70.
+pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
+    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+    (
+        "GLIBC_TUNABLES",
+        "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072",
+    ),
+];
 /// First id of the range from which machines get their own user: above the ids that Debian, systemd's DynamicUser and
 /// containers' subordinate ranges (from 100000, and 524288 up) use by default.
 pub const UID_FIRST: u32 = 90_000;
@@ -255,13 +265,13 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let is_tool = plan.guard == Role::Tool;
     let keep = match is_tool {
-        true => tool::arrange_descriptors().map_err(failed("arrange the descriptors"))?,
+        true => confine::arrange_descriptors().map_err(failed("arrange the descriptors"))?,
         false => LAST_STANDARD_FD,
     };
     close_inherited(keep).map_err(failed("close inherited descriptors"))?;
     guard::install(&plan.guard).map_err(failed("make the guard"))?;
     if is_tool {
-        tool::limit().map_err(failed("set the limits"))?;
+        confine::limit().map_err(failed("set the limits"))?;
     }
     if let Some(user) = plan.user {
         become_user(user, plan.device_group)
@@ -279,7 +289,7 @@ fn become_qemu(plan: &ExecPlan) -> Result<std::convert::Infallible, (String, io:
         end_with(starter).map_err(failed("end with the process that started it"))?;
     }
     if is_tool {
-        tool::filter().map_err(failed("install the seccomp filter"))?;
+        confine::filter().map_err(failed("install the seccomp filter"))?;
     }
     if plan.refuse_huge_pages {
         refuse_huge_pages().map_err(failed("install the seccomp filter"))?;

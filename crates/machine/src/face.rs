@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::capture::vram_span;
 use crate::error::MachineError;
 use crate::machine::Machine;
-use crate::socket::Socket;
+use crate::sockets::Socket;
 
 /// How much of the video memory is read, in bytes: all that text mode can use, and the upper 200 lines of a screen of 1280 points.
 const LOOKED_AT_BYTES: u64 = 1 << 20;

@@ -34,7 +34,7 @@ use crate::command::{self, RamBacking};
 use crate::devices;
 use crate::error::{GrowError, MachineError};
 use crate::hardware::{MEMORY_SLOTS, MEMORY_STEP_BYTES, Room};
-use crate::host::CPU_MODEL_DEFAULT;
+use crate::incompatible::CPU_MODEL_DEFAULT;
 use crate::machine::Machine;
 use crate::qmp::QmpError;
 use crate::record::Record;

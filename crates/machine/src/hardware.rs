@@ -19,8 +19,8 @@ use floe_image::MachineConfig;
 
 use crate::accel::Accel;
 use crate::devices;
-use crate::host::Incompatible;
 use crate::models::Models;
+use crate::profile::Profile;
 use crate::sectors;
 use crate::spec::{CPUS_MAX, DISKS_MAX};
 
@@ -43,33 +43,6 @@ const NO_BOUNCE_BUFFER: &str = "swiotlb=noforce";
 /// Lets the kernel believe that its timer's interrupts arrive. Otherwise it counts them for some milliseconds at boot and gives up
 /// ("IO-APIC + timer doesn't work!") if too few come, as on a host whose processors are busy with others while QEMU emulates one.
 const NO_TIMER_CHECK: &str = "no_timer_check";
-
-/// The hardware profile of a machine: what can be added while it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
-    /// Profile 1: nothing. All images from before profiles existed have this one.
-    Fixed,
-    /// Profile 2: vCPUs, memory, cards and disks. A machine that is started cold has this one unless its spec says
-    /// otherwise.
-    Growable,
-}
-
-impl Profile {
-    /// The newest profile number that this floe knows.
-    pub const NEWEST: u32 = 2;
-
-    /// Returns the profile of an image's configuration; an error if a later floe defined it.
-    pub fn of(config: &MachineConfig) -> Result<Profile, Incompatible> {
-        match config.profile {
-            None => Ok(Profile::Fixed),
-            Some(Profile::NEWEST) => Ok(Profile::Growable),
-            Some(image) => Err(Incompatible::Profile {
-                image,
-                known: Profile::NEWEST,
-            }),
-        }
-    }
-}
 
 /// What a machine has and can still be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +132,13 @@ pub fn take_disk(config: &mut MachineConfig, disk: &str) {
 /// Returns whether a machine with this configuration can lose the disk while it runs: it got it while it ran.
 pub fn is_removable_disk(config: &MachineConfig, disk: &str) -> bool {
     devices::removable_disk(&config.devices, disk).is_some()
+}
+
+/// Returns what of these devices keeps the machine's state from being saved, in words; `None` if nothing does.
+pub(crate) fn unsavable(devices: &[String]) -> Option<&'static str> {
+    devices::has(devices, "nvme").then_some(
+        "QEMU cannot save the state of NVMe disks; start it with another --disk-model, such as virtio or sata",
+    )
 }
 
 /// Makes what was added to a machine part of its start configuration, and gives it the room of its profile. `own_kernel`:

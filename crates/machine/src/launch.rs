@@ -1,7 +1,7 @@
 //! Starts QEMU from a spec, and connects to it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,13 @@ use floe_image::MachineConfig;
 use rustix::fs::inotify;
 
 use crate::cgroup::Group;
-use crate::command::{self, RamBacking, files};
+use crate::command::{self, RamBacking};
 use crate::error::MachineError;
-use crate::exec::{Announcement, ExecPlan, User};
+use crate::exec::{Announcement, ENVIRONMENT, ExecPlan, User};
+use crate::files::{self, LOG, RUN_DIR};
 use crate::guard;
+use crate::host::Host;
+use crate::incompatible::CPU_MODEL_DEFAULT;
 use crate::machine::{EventLog, Machine};
 use crate::process::Process;
 use crate::qmp::{Qmp, QmpError};
@@ -28,22 +31,6 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a connection to QEMU's socket is retried without a notification: QEMU creates a socket a moment before it
 /// listens.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
-/// QEMU's environment. Its emulator allocates and frees large tables; freed memory is to be returned to the host at once.
-/// With glibc's defaults, threads have separate heaps, and the sizes from which memory is returned grow with what was
-/// freed, so that more is kept: a measured clone took 77 MB instead of 70.
-pub(crate) const ENVIRONMENT: [(&str, &str); 2] = [
-    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-    (
-        "GLIBC_TUNABLES",
-        "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=131072:glibc.malloc.trim_threshold=131072",
-    ),
-];
-/// The directory of sockets and logs, which belongs to the machine's user.
-pub(crate) const RUN_DIR: &str = "run";
-/// QEMU's own output.
-pub(crate) const LOG: &str = "qemu.log";
-/// Number of bytes at the end of that output that an error repeats.
-const LOG_TAIL_BYTES: u64 = 2048;
 
 /// Starts QEMU and connects to it. If that fails, QEMU is killed.
 pub(crate) fn launch(
@@ -113,7 +100,7 @@ pub(crate) fn launch(
             MachineError::Start { name, reason, .. } => MachineError::Start {
                 name,
                 reason,
-                log: tail(&spec.dir, log_start),
+                log: files::tail(&spec.dir, log_start),
             },
             e => e,
         }
@@ -264,18 +251,26 @@ fn make_dirs(spec: &Spec) -> Result<PathBuf, MachineError> {
     Ok(run)
 }
 
-/// Returns the last lines that QEMU wrote after offset `from`, or in a log that was shortened since.
-pub(crate) fn tail(dir: &Path, from: u64) -> String {
-    let read = || -> io::Result<String> {
-        let mut file = File::open(dir.join(LOG))?;
-        let len = file.metadata()?.len();
-        let from = if from > len { 0 } else { from };
-        file.seek(SeekFrom::Start(
-            from.max(len.saturating_sub(LOG_TAIL_BYTES)),
-        ))?;
-        let mut bytes = Vec::new();
-        file.take(LOG_TAIL_BYTES).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    read().unwrap_or_default()
+impl Machine {
+    /// Starts a machine cold: firmware, then its kernel or first disk.
+    pub fn start(spec: Spec) -> Result<Machine, MachineError> {
+        spec.check()?;
+        command::check(&spec.config)?;
+        let model = spec
+            .config
+            .cpu_model
+            .as_deref()
+            .unwrap_or(CPU_MODEL_DEFAULT);
+        let host = Host::probe(&spec.programs, &spec.accel, model)?;
+        host.check_start(&spec.config)?;
+        let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
+        let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
+        if spec.network_down {
+            // the firmware does not use the network, and the kernel is not loaded yet
+            machine
+                .set_network(false)
+                .inspect_err(|_| machine.process().kill())?;
+        }
+        Ok(machine)
+    }
 }

@@ -38,23 +38,27 @@ mod capture;
 pub mod cgroup;
 mod clock;
 mod command;
+mod confine;
 pub mod console;
 mod devices;
 mod disk_size;
 mod error;
 pub mod exec;
 mod face;
+mod files;
 mod grow;
 pub mod guard;
 mod hardware;
 mod host;
 mod hurry;
+mod incompatible;
 mod launch;
 mod machine;
 mod memory;
 mod models;
 mod ports;
 mod process;
+mod profile;
 pub mod qga;
 pub mod qmp;
 mod ram_fd;
@@ -64,6 +68,7 @@ mod screen;
 mod sectors;
 mod shown;
 mod socket;
+mod sockets;
 mod spec;
 pub mod tool;
 mod usage;
@@ -80,21 +85,22 @@ pub use exec::User;
 pub use grow::Reception;
 pub use guard::{CONSOLE_LOG_BYTES, HostAccess};
 pub use hardware::{
-    MEMORY_SLOTS, MEMORY_STEP_BYTES, Profile, Room, give_disk, is_removable_disk, set_size,
-    take_disk,
+    MEMORY_SLOTS, MEMORY_STEP_BYTES, Room, give_disk, is_removable_disk, set_size, take_disk,
 };
-pub use host::{CPU_MODEL_DEFAULT, Host, Incompatible, QEMU_OLDEST};
+pub use host::Host;
+pub use incompatible::{CPU_MODEL_DEFAULT, Incompatible, QEMU_OLDEST};
 pub use launch::START_TIMEOUT;
 pub use machine::{Continuing, End, Machine, Status};
 pub use memory::{Pages, Rest};
 pub use models::{DiskModel, Models, NetworkModel};
 pub use process::{Process, ProcessId};
+pub use profile::Profile;
 pub use record::Record;
 pub use restore::{Blank, LOAD_TIMEOUT, Restored, Snapshot, Stage, Standby};
 pub use screen::parse_ppm;
 pub use sectors::SECTOR_BYTES;
 pub use shown::{Shown, shown};
-pub use socket::Socket;
+pub use sockets::Socket;
 pub use spec::{
     Boot, CMDLINE_BYTES_MAX, CPUS_MAX, DISKS_MAX, MEMORY_BYTES_DEFAULT, MEMORY_BYTES_MAX,
     MEMORY_BYTES_MIN, PortForward, Programs, Protocol, Spec, Tap,

@@ -15,20 +15,19 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use crate::clock::PendingClock;
-use crate::command::{self, RamBacking, files};
+use crate::command;
 use crate::console::ConsoleLog;
 use crate::devices;
 use crate::error::MachineError;
 use crate::exec::User;
+use crate::files::{self, RUN_DIR};
 use crate::guard;
-use crate::host::{CPU_MODEL_DEFAULT, Host};
-use crate::launch::{self, RUN_DIR, launch};
 use crate::process::Process;
 use crate::qga::Agent;
 use crate::qmp::{COMMAND_TIMEOUT, Event, Pending, Qmp, QmpError};
 use crate::record::{self, Record, Told};
 use crate::screen;
-use crate::spec::{PortForward, Spec};
+use crate::spec::PortForward;
 
 /// How long to wait for a QEMU that closed its connection to end, and for its last event to be read.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -207,28 +206,6 @@ impl Machine {
             hardware: Mutex::new(()),
             agent: Mutex::new(()),
         }
-    }
-
-    /// Starts a machine cold: firmware, then its kernel or first disk.
-    pub fn start(spec: Spec) -> Result<Machine, MachineError> {
-        spec.check()?;
-        command::check(&spec.config)?;
-        let model = spec
-            .config
-            .cpu_model
-            .as_deref()
-            .unwrap_or(CPU_MODEL_DEFAULT);
-        let host = Host::probe(&spec.programs, &spec.accel, model)?;
-        host.check_start(&spec.config)?;
-        let config = command::complete(&spec.config, spec.profile, spec.boot.is_some(), &host)?;
-        let machine = launch(&spec, config, RamBacking::Anonymous, Vec::new(), false)?;
-        if spec.network_down {
-            // the firmware does not use the network, and the kernel is not loaded yet
-            machine
-                .set_network(false)
-                .inspect_err(|_| machine.process().kill())?;
-        }
-        Ok(machine)
     }
 
     /// Takes over a machine that an earlier process started.
@@ -521,11 +498,6 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns the second QMP socket, for people and tools.
-    pub fn spare_qmp_socket(&self) -> PathBuf {
-        self.run_file(files::QMP_SPARE)
-    }
-
     /// Returns the last bytes, at most `bytes_max`, of the kept output of the serial console.
     pub fn console_history(&self, bytes_max: u64) -> io::Result<Vec<u8>> {
         let mut log = ConsoleLog::open(&self.dir.join(RUN_DIR), Some(bytes_max));
@@ -536,7 +508,7 @@ impl Machine {
 
     /// Returns the last lines of QEMU's own output, for error messages.
     pub fn qemu_log(&self) -> String {
-        launch::tail(&self.dir, 0)
+        files::tail(&self.dir, 0)
     }
 
     /// Returns the forwards in effect.

@@ -17,15 +17,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use floe_image::CHUNK_SIZE;
 use memmap2::{Mmap, MmapMut};
 
-use crate::buffers::{Buffers, stride, threads};
+use crate::buffers::{BLOCK_BYTES, Buffers, PAGE, stride, threads};
 use crate::hurry::Hurry;
 
-/// Bytes that one thread processes at a time: small enough that all threads finish at about the same time.
-pub(crate) const BLOCK_BYTES: u64 = 16 << 20;
 /// Pages that are copied with one system call: 256 KiB fit into the second-level cache.
 const BATCH_PAGES: usize = 64;
 
-pub(crate) const PAGE: u64 = CHUNK_SIZE as u64;
 static ZERO_PAGE: [u8; CHUNK_SIZE] = [0; CHUNK_SIZE];
 
 /// A contiguous part of a region in the other process.

@@ -184,13 +184,6 @@ fn is(field: &Option<String>, only: &str) -> Result<bool, String> {
     }
 }
 
-/// Returns what of these devices keeps the machine's state from being saved, in words; `None` if nothing does.
-pub fn unsavable(devices: &[String]) -> Option<&'static str> {
-    crate::devices::has(devices, "nvme").then_some(
-        "QEMU cannot save the state of NVMe disks; start it with another --disk-model, such as virtio or sata",
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,11 +16,13 @@ use serde_json::json;
 use crate::capture::vram_span;
 use crate::command::{self, RamBacking};
 use crate::error::MachineError;
-use crate::hardware::Profile;
-use crate::host::{CPU_MODEL_DEFAULT, Host};
-use crate::launch::{self, launch};
+use crate::files;
+use crate::host::Host;
+use crate::incompatible::CPU_MODEL_DEFAULT;
+use crate::launch::launch;
 use crate::machine::{Machine, memfd};
 use crate::memory::Span;
+use crate::profile::Profile;
 use crate::spec::{PortForward, Spec};
 
 /// Longest time to load the device state: it touches pages of RAM, which may first have to cross a slow link.
@@ -283,7 +285,7 @@ fn load(machine: &Machine, state: &File, device: &[u8]) -> Result<(), MachineErr
         MachineError::Restore {
             name: machine.name(),
             reason,
-            log: launch::tail(machine.dir(), 0),
+            log: files::tail(machine.dir(), 0),
         }
     };
     let until = Instant::now() + LOAD_TIMEOUT;

@@ -1,7 +1,5 @@
 //! The sectors of disks. A guest that sees other sectors than those in which a disk's partition table counts finds no partitions.
 
-use crate::devices;
-
 /// The size of a disk's sectors in bytes, where nothing else is said.
 pub const SECTOR_BYTES: u32 = 512;
 /// The other size that disks have.
@@ -16,10 +14,16 @@ pub(crate) fn is_property(driver: &str, key: &str) -> bool {
     DRIVERS.contains(&driver) && PROPERTIES.contains(&key)
 }
 
+/// Whether a device says how large its sectors are.
+fn is_told(device: &str) -> bool {
+    let mut pairs = device.split(',').filter_map(|part| part.split_once('='));
+    pairs.any(|(key, _)| key == PROPERTIES[0])
+}
+
 /// Gives a disk's device sectors of so many bytes, if that is not the usual number.
 pub(crate) fn with_sector(device: String, sector: Option<u32>) -> String {
     match sector.filter(|sector| *sector != SECTOR_BYTES) {
-        Some(sector) if devices::property(&device, PROPERTIES[0]).is_none() => {
+        Some(sector) if !is_told(&device) => {
             format!("{device},logical_block_size={sector},physical_block_size={sector}")
         }
         _ => device,
@@ -29,6 +33,7 @@ pub(crate) fn with_sector(device: String, sector: Option<u32>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices;
 
     #[test]
     fn a_disk_has_the_sectors_in_which_its_table_counts() {

@@ -15,7 +15,7 @@ use crate::cgroup::Group;
 use crate::error::MachineError;
 use crate::exec::User;
 use crate::guard::{CONSOLE_LOG_BYTES, HostAccess};
-use crate::hardware::Profile;
+use crate::profile::Profile;
 
 /// Default RAM in bytes: 1 GiB.
 pub const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;

@@ -142,14 +142,6 @@ impl MachineHandle {
             .collect()
     }
 
-    /// Returns the path of the video memory's file, if the image has one.
-    pub fn vram_path(&self) -> Option<PathBuf> {
-        self.machine
-            .image
-            .region("vram")
-            .map(|_| self.dir.join("vram"))
-    }
-
     /// Returns the path of a disk's file; `None` if the machine has no such disk.
     pub fn disk_path(&self, disk: &str) -> Option<PathBuf> {
         self.machine.disk(disk).map(|d| self.dir.join(&d.name))

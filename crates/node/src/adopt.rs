@@ -9,10 +9,9 @@ use crate::{
     MachineName, aside,
     core::Core,
     error::{NodeError, failed},
-    files::RECORD_FILE,
     fork::{Forks, Unstored},
     inventory::{
-        Entry, Inventory, Operation,
+        Entry, Inventory, Operation, RECORD_FILE,
         afterwards::wait_after,
         lifecycle::{Event, Gone, Task},
         record::{Record, Wanted},

@@ -222,14 +222,6 @@ pub(crate) fn event(subject: &str, news: &News) -> NodeEvent {
     }
 }
 
-/// Returns the current Unix time in seconds.
-pub(crate) fn unix_now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

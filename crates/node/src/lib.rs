@@ -44,6 +44,7 @@ mod core;
 pub mod doctor;
 mod ensemble;
 pub mod error;
+mod failure;
 mod files;
 mod firmware;
 mod fork;
@@ -79,6 +80,7 @@ mod seed;
 mod serve;
 mod shrink;
 mod swarm;
+mod time;
 mod traces;
 pub mod transfer;
 mod trim;
@@ -86,7 +88,6 @@ mod vcpus;
 mod views;
 mod web;
 
-use core::unix_now;
 pub use error::NodeError;
 use error::{not_found, refused};
 use floe_api::{
@@ -109,6 +110,7 @@ pub use rest::openapi_json;
 
 pub use serve::{NodeHandle, serve};
 use std::sync::Arc;
+use time::unix_now;
 
 /// A running node: its services. Each owns its state and may call the services above it in this list, to which it has
 /// handles. It reaches those below it only through what they have registered with it (`images::ImageUser`,

@@ -1,5 +1,5 @@
 //! What a host gives to others at most, in all of its swarms together.
-use crate::content::PIECE_BYTES;
+use crate::tree::PIECE_BYTES;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 

@@ -1,13 +1,8 @@
 //! What a host of a swarm brings: the packs of one image that it knows, cut into numbered pieces.
-use crate::tree::Pack;
+use crate::tree::{PIECE_BYTES, Pack};
 use floe_swarm::policy::{PIECES_MAX, PieceId};
 use std::collections::HashSet;
 use std::ops::Range;
-
-/// Bytes of a piece; a pack's last one may be shorter. At 64 KiB a demand takes 5 ms of a link of 100 Mbit/s, and an image of
-/// 16 GiB has a quarter of a million pieces, of which a host can know what fifty others have. Smaller ones would cost more
-/// questions than they save bytes: frames of a pack are up to 64 KiB.
-pub const PIECE_BYTES: u64 = 64 << 10;
 
 /// The packs of an image in an order, which numbers the pieces. Most hosts of a swarm agree on it; those that don't, because the image was
 /// laid out anew, exchange the packs that both know.

@@ -1,6 +1,7 @@
 //! The sockets of a host, each with a QUIC endpoint of its own: settings, and the way to a member.
-use crate::link::{CLOSED_RUDELY, CLOSED_STRANGER, ShortQueue};
+use crate::closed::{CLOSED_RUDELY, CLOSED_STRANGER};
 use crate::members::{Key, Member};
+use crate::queue::ShortQueue;
 use crate::tls::{Identity, key_of};
 use crate::wire::PROTOCOL;
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};

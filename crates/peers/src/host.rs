@@ -1,7 +1,9 @@
 //! A host's place in the network, and the swarms that it takes part in.
 use crate::cap::Cap;
+use crate::closed::CLOSED_STRANGER;
+use crate::doors::Doors;
 use crate::endpoints::Endpoints;
-use crate::link::{CLOSED_STRANGER, MEETING, Meeting, Note, Shared, hear};
+use crate::link::{MEETING, Meeting, Note, Shared, hear};
 use crate::members::Key;
 use crate::owner::Owner;
 use crate::seed::Seed;
@@ -11,9 +13,8 @@ use crate::tls::{Identity, key_of};
 use crate::wire::Hello;
 use floe_front::{Party, Seat, Table, seats::Seats};
 use quinn::{Connection, Endpoint, Incoming};
-use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -108,7 +109,8 @@ impl Host {
         };
         let (notes, noted) = mpsc::channel(NOTES_MAX);
         let (commands, commanded) = mpsc::channel(COMMANDS_MAX);
-        let door = self.doors.open(hello, notes.clone())?;
+        let door = self.doors.open(hello, notes.clone());
+        let door = door.ok_or(HostError::Twice)?;
         let shared = Shared {
             shelf: shelf.clone(),
             notes,
@@ -129,75 +131,6 @@ impl Host {
     /// Ends all connections, those of swarms that were not left too, and waits until the others were told.
     pub async fn close(self) {
         self.endpoints.close().await;
-    }
-}
-
-/// Where strangers knock: the swarms of a host, by image.
-#[derive(Debug, Default)]
-pub(crate) struct Doors(Mutex<HashMap<[u8; 32], Inside>>);
-
-#[derive(Debug)]
-struct Inside {
-    token: blake3::Hash,
-    members: HashSet<Key>,
-    notes: mpsc::Sender<Note>,
-}
-
-/// One swarm's place among the doors; closed when dropped.
-pub(crate) struct Door {
-    doors: Arc<Doors>,
-    image: [u8; 32],
-}
-
-impl Doors {
-    fn all(&self) -> MutexGuard<'_, HashMap<[u8; 32], Inside>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn open(self: &Arc<Doors>, hello: Hello, notes: mpsc::Sender<Note>) -> Result<Door, HostError> {
-        let inside = Inside {
-            token: blake3::Hash::from_bytes(hello.token),
-            members: HashSet::new(),
-            notes,
-        };
-        let mut all = self.all();
-        if all.contains_key(&hello.image) {
-            return Err(HostError::Twice);
-        }
-        all.insert(hello.image, inside);
-        Ok(Door {
-            doors: self.clone(),
-            image: hello.image,
-        })
-    }
-
-    fn knows(&self, key: Key) -> bool {
-        let all = self.all();
-        all.values().any(|inside| inside.members.contains(&key))
-    }
-
-    /// Returns whom to tell of a host that wants in, if it may.
-    fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
-        let all = self.all();
-        let inside = all.get(&hello.image)?;
-        // compared in constant time
-        let right = inside.token == blake3::Hash::from_bytes(hello.token);
-        (right && inside.members.contains(&key)).then(|| inside.notes.clone())
-    }
-}
-
-impl Door {
-    pub(crate) fn set_members(&self, members: HashSet<Key>, token: [u8; 32]) {
-        if let Some(inside) = self.doors.all().get_mut(&self.image) {
-            inside.members = members;
-            inside.token = blake3::Hash::from_bytes(token);
-        }
-    }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.doors.all().remove(&self.image);
     }
 }
 

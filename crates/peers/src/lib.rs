@@ -16,12 +16,15 @@
 //! Not here: which image is meant, who its members are and where its packs come from (the caller knows a hub), and what a machine will
 //! need next.
 mod cap;
+mod closed;
 mod content;
+mod doors;
 mod endpoints;
 mod host;
 mod link;
 mod members;
 mod owner;
+mod queue;
 mod seed;
 mod shelf;
 mod swarm;
@@ -29,11 +32,11 @@ mod tls;
 mod tree;
 mod wire;
 
-pub use content::{Content, ContentError, PIECE_BYTES};
+pub use content::{Content, ContentError};
 pub use floe_swarm::policy::{Config, Fault, PieceId};
 pub use host::{Host, HostError};
 pub use members::{Key, Member};
 pub use seed::{Fetching, Seed};
 pub use shelf::{Shelf, ShelfError};
 pub use swarm::{Options, Peer, Status, Swarm, SwarmError, Traffic};
-pub use tree::{Pack, Tree, WrongBytes};
+pub use tree::{PIECE_BYTES, Pack, Tree, WrongBytes};

@@ -43,10 +43,9 @@ mod stream;
 mod tables;
 mod window;
 
-pub use links::Link;
 pub use model::{
     ACCESSES_MAX, ChunkAt, Cluster, MODEL_BYTES_MAX, MODEL_CHUNKS_MAX, MODEL_SEEN_MAX, Method,
-    Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, Transition, ZeroTrace, train,
+    Model, ModelError, Row, Seen, TRACES_MAX, Timed, TrainOptions, ZeroTrace, train,
 };
 pub use planner::{Counters, LinkUse, Planner};
 pub use stream::{Progress, Waiting};
@@ -61,6 +60,15 @@ pub type ImageId = u32;
 
 /// A link's number, chosen by the caller: images that come over the same link have the same number.
 pub type LinkId = u64;
+
+/// The measured state of a link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bandwidth in bytes a second, as they are on the wire.
+    pub bytes_per_s: f64,
+    /// Round trip in microseconds.
+    pub rtt_us: u64,
+}
 
 /// Chunks in a block. Chunks are passed to and from the planner as a block's number and the bits of a `u64`.
 pub const BLOCK_CHUNKS: u32 = 64;

@@ -8,7 +8,7 @@
 use crate::budget::Budget;
 use crate::pace::Pace;
 use crate::tables::Tables;
-use crate::{Config, ImageId, LinkId, RegionId};
+use crate::{Config, ImageId, Link, LinkId, RegionId};
 use floe_sched::Who;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -17,15 +17,6 @@ const FREE_BESIDE_MODEL: u64 = 8;
 /// Time constant with which it is forgotten how much an image fetched, in microseconds: long enough to bridge the gaps between
 /// requests, short enough to notice within seconds that an image has become quiet.
 const CARRIED_KEPT_US: f64 = 1e6;
-
-/// The measured state of a link.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
-    /// Bandwidth in bytes a second, as they are on the wire.
-    pub bytes_per_s: f64,
-    /// Round trip in microseconds.
-    pub rtt_us: u64,
-}
 
 /// One image on a link.
 #[derive(Debug, Default)]

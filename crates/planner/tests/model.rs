@@ -97,24 +97,6 @@ fn what_is_left_of_a_cluster_is_checked_against_the_interval_again() {
 }
 
 #[test]
-fn a_transition_has_the_least_interval_and_the_share_of_traces() {
-    let model = learn(
-        Method::VTube,
-        &[
-            trace(&[(1, 0), (2, 10 * SECOND)]),
-            trace(&[(1, 0), (2, 30 * SECOND)]),
-            trace(&[(1, 5 * SECOND)]),
-            trace(&[(2, 0), (1, 9 * SECOND)]),
-        ],
-    );
-    let at = |chunk| chunks(&model).iter().position(|c| c == &[chunk]).unwrap();
-    let to = model.transition(at(1), at(2)).unwrap();
-    assert_eq!((to.interval_ms, to.probability), (10_000, 0.5));
-    let back = model.transition(at(2), at(1)).unwrap();
-    assert_eq!((back.interval_ms, back.probability), (9_000, 1.0 / 3.0));
-}
-
-#[test]
 fn a_film_is_cut_into_clusters_that_tell_the_time() {
     let film: Vec<_> = (0..1000).map(|i| (i, u64::from(i) * SECOND / 10)).collect();
     let model = learn(Method::Floe, &[trace(&film)]);

@@ -1,7 +1,6 @@
 //! Makes a source from an address: one entry for each kind of source.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -10,41 +9,9 @@ use floe_image::{Hash, Kind, Layout, Manifest};
 
 use crate::bucket::BUCKET_SCHEMES;
 use crate::{
-    Bucket, Directory, Files, Hub, LinkEstimate, Origin, Request, Sink, Source, SourceError,
+    Bucket, Directory, Files, Hub, LinkEstimate, Options, Origin, Request, Sink, Source,
+    SourceError,
 };
-
-/// Options for all sources of a registry.
-#[derive(Clone)]
-pub struct Options {
-    /// Longest time for `resolve`, `manifest` and `layout`. Reads have their own deadlines.
-    pub timeout: Duration,
-    /// Where static sources keep verified pack indices that they have fetched, so that they needn't fetch them again: 1 GiB of them.
-    pub index_dir: Option<PathBuf>,
-    /// Names and values in which buckets' credentials and servers, and proxies, are looked for, as in an environment; `None`: this
-    /// process's own environment.
-    pub environment: Option<Vec<(String, String)>>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            // Enough for the manifest of a 1 TiB image over a slow link.
-            timeout: Duration::from_secs(30),
-            index_dir: None,
-            environment: None,
-        }
-    }
-}
-
-impl fmt::Debug for Options {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("timeout", &self.timeout)
-            .field("index_dir", &self.index_dir)
-            .field("environment", &self.environment.as_ref().map(|_| "***"))
-            .finish()
-    }
-}
 
 /// Makes a source for an origin. It doesn't connect yet, so a server that is down now is no error.
 pub type Opens = dyn Fn(&Origin, &Options) -> Result<Arc<dyn Source>, SourceError> + Send + Sync;

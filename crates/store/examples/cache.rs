@@ -12,8 +12,6 @@ use floe_store::Cache;
 
 /// 128 MiB of chunks: they fit into the page cache, but not into the processor's.
 const CHUNKS: u64 = 32 * 1024;
-/// Number of chunks in one `get_many`: 1 MiB.
-const BATCH: usize = 256;
 
 fn chunk(n: u64) -> [u8; CHUNK_SIZE] {
     let mut data = [1u8; CHUNK_SIZE];
@@ -47,16 +45,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!("{what} {:.2} us a chunk, random", each(start));
     }
-    let mut out = vec![0u8; BATCH * CHUNK_SIZE];
-    let mut present = [false; BATCH];
-    let start = busy();
-    for hashes in hashes.chunks_exact(BATCH) {
-        assert_eq!(cache.get_many(hashes, &mut out, &mut present, None)?, BATCH);
-    }
-    println!(
-        "get_many  {:.2} us a chunk, {BATCH} in the order they were put",
-        each(start)
-    );
     drop((pin, cache));
     let start = busy();
     let cache = Cache::open(&dir, 1 << 30)?;

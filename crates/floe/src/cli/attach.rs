@@ -6,7 +6,6 @@ use clap::Args;
 use floe_api::{AttachDiskRequest, AttachedDisk, ImportFormat};
 
 use super::error::CliError;
-use super::images::ImportAs;
 use super::output::bytes;
 use super::{Context, args, confirm, progress};
 
@@ -42,7 +41,7 @@ pub struct Attach {
     disk: Option<String>,
     /// Assume this format for the disk's file, whatever it looks like
     #[arg(long, value_enum, requires = "disk")]
-    format: Option<ImportAs>,
+    format: Option<ImportFormat>,
     /// A network card
     #[arg(long, conflicts_with = "disk")]
     network: bool,
@@ -94,7 +93,7 @@ pub(super) fn told(machine: &str, disk: &AttachedDisk) -> String {
 /// Reads `NAME=SIZE`, `FILE` or `NAME=FILE`. `format` is that of a file.
 pub(super) fn new_disk(
     text: &str,
-    format: Option<ImportAs>,
+    format: Option<ImportFormat>,
 ) -> Result<(String, AttachDiskRequest), CliError> {
     if let Some((name, what)) = text.split_once('=').filter(|(name, _)| !name.contains('/')) {
         let request = match args::size(what) {
@@ -121,10 +120,10 @@ pub(super) fn new_disk(
     Ok((name, file(path, format)?))
 }
 
-fn file(path: &Path, format: Option<ImportAs>) -> Result<AttachDiskRequest, CliError> {
+fn file(path: &Path, format: Option<ImportFormat>) -> Result<AttachDiskRequest, CliError> {
     Ok(AttachDiskRequest {
         path: Some(args::existing(path)?),
-        format: format.map(|ImportAs::Raw| ImportFormat::Raw),
+        format,
         ..Default::default()
     })
 }
@@ -164,7 +163,8 @@ impl Detach {
             }
             client.detach_disk(machine, device)?;
         }
-        super::images::acknowledge(cx, &format!("{machine} has no {device} any more"))
+        cx.out
+            .acknowledge(&format!("{machine} has no {device} any more"))
     }
 }
 

@@ -11,7 +11,9 @@ use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 
 use super::error::CliError;
-use super::{Context, agent, args, images, interrupt, progress};
+use super::outcome::stored;
+use super::output::seconds;
+use super::{Context, agent, args, interrupt, progress};
 use crate::debian::{self, BuildError, Progress, Recipe, Stop};
 use floe_api::client::Client;
 use floe_api::{ErrorCode, Event, ImportRequest, Outcome};
@@ -114,7 +116,7 @@ impl Debian {
                     path: Some(path.clone()),
                     ..Outcome::default()
                 };
-                let took = images::seconds(done.total_ms);
+                let took = seconds(done.total_ms);
                 cx.out
                     .value(&Event::Done(done), |_| format!("built {path} in {took}\n"))
             }
@@ -129,8 +131,8 @@ impl Debian {
                 if cx.out.json {
                     return Ok(());
                 }
-                let took = images::seconds(began.elapsed().as_secs_f64() * 1000.0);
-                cx.out.text(&images::stored(&done.outcome, "built"))?;
+                let took = seconds(began.elapsed().as_secs_f64() * 1000.0);
+                cx.out.text(&stored(&done.outcome, "built"))?;
                 let name = &self.name;
                 cx.out.text(&format!(
                     "  {took} in all; start it: floe run {name} --name web\n"

@@ -15,7 +15,6 @@ use serde::Serialize;
 
 use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
-use super::images::acknowledge;
 use super::{Context, args};
 use crate::up::{self, UpError};
 use floe_api::credentials::OwnHub;
@@ -373,7 +372,7 @@ impl Down {
         if stop_machines && is_home {
             check_none_left(cx)?;
         }
-        acknowledge(cx, "the node has ended")
+        cx.out.acknowledge("the node has ended")
     }
 }
 
@@ -383,7 +382,7 @@ fn end_left(cx: &Context) -> Result<(), CliError> {
     let left = floe_node::running_in(&cx.home).map_err(|e| CliError(e.to_api()))?;
     // a supervisor that ends takes its socket along
     if left.is_empty() && matches!(supervisor.try_exists(), Ok(false)) {
-        return acknowledge(cx, "no node and no machine runs here");
+        return cx.out.acknowledge("no node and no machine runs here");
     }
     if cx.verbose > 0 {
         init_logs(&LogOptions {
@@ -399,7 +398,7 @@ fn end_left(cx: &Context) -> Result<(), CliError> {
     let node = floe_node::serve(options).map_err(|e| CliError(e.to_api()))?;
     node.shutdown(true);
     check_none_left(cx)?;
-    acknowledge(cx, "what a node had left has ended")
+    cx.out.acknowledge("what a node had left has ended")
 }
 
 /// Fails if a machine's QEMU has not ended.

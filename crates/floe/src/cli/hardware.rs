@@ -4,11 +4,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error, StrDeserializer};
+use clap::Args;
 
 use super::args;
 use super::error::CliError;
@@ -21,13 +17,13 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Args)]
 pub struct HardwareArgs {
     /// What starts the operating system: uefi keeps its variables in the machine and its captures
-    #[arg(long, value_parser = word::<Firmware>(["bios", "uefi"]))]
+    #[arg(long, value_enum)]
     firmware: Option<Firmware>,
     /// How disks are connected. Windows has drivers for sata; sata and ide allow four disks; a machine with nvme can't be captured
-    #[arg(long, value_parser = word::<DiskModel>(["virtio", "scsi", "sata", "ide", "nvme"]))]
+    #[arg(long, value_enum)]
     disk_model: Option<DiskModel>,
     /// The network card. Windows has a driver for e1000
-    #[arg(long, value_parser = word::<NetworkModel>(["virtio", "e1000", "e1000e", "rtl8139"]))]
+    #[arg(long, value_enum)]
     network_model: Option<NetworkModel>,
 }
 
@@ -49,15 +45,7 @@ pub struct CdromArgs {
     cdrom: Option<PathBuf>,
     /// What it tries to boot first
     #[arg(long, value_enum)]
-    boot: Option<Boot>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Boot {
-    /// Its disks, then its CD-ROM
-    Disk,
-    /// Its CD-ROM
-    Cdrom,
+    boot: Option<BootFirst>,
 }
 
 impl CdromArgs {
@@ -66,10 +54,7 @@ impl CdromArgs {
     }
 
     pub(super) fn first(&self) -> Option<BootFirst> {
-        self.boot.map(|boot| match boot {
-            Boot::Disk => BootFirst::Disk,
-            Boot::Cdrom => BootFirst::Cdrom,
-        })
+        self.boot
     }
 }
 
@@ -129,15 +114,4 @@ fn text(path: &Path) -> Result<String, CliError> {
         return bad(&format!("has more than {FILE_BYTES_MAX} bytes"));
     }
     String::from_utf8(bytes).or_else(|_| bad("is no text (UTF-8)"))
-}
-
-/// Parses one of these words, which are those of the node's interface.
-fn word<T>(words: impl Into<PossibleValuesParser>) -> impl TypedValueParser<Value = T>
-where
-    T: for<'de> Deserialize<'de> + Clone + Send + Sync + 'static,
-{
-    words.into().try_map(|word| {
-        let word: StrDeserializer<'_, Error> = word.as_str().into_deserializer();
-        T::deserialize(word)
-    })
 }

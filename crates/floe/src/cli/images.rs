@@ -1,16 +1,16 @@
 //! `floe image ...`: the images in the local repository.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::error::CliError;
-use super::output::{age, bytes, fields, short, table};
+use super::outcome::{stored, verified};
+use super::output::{age, bytes, fields, seconds, short, table};
 use super::{Context, args, hub_images, progress};
-use floe_api::{AgentReport, AgentStarter};
+use floe_api::{AgentReport, AgentStarter, ExportFormat, ImportFormat};
 
 /// Build, import, list, check, name, lay out, copy and export images
 #[derive(Debug, Subcommand)]
@@ -72,7 +72,7 @@ pub struct Import {
     disks: Vec<PathBuf>,
     /// Assume this format for the disk images, whatever they look like
     #[arg(long, value_enum)]
-    format: Option<ImportAs>,
+    format: Option<ImportFormat>,
     /// Name of the image, NAME or NAME:TAG
     #[arg(long, short)]
     name: Option<String>,
@@ -208,24 +208,10 @@ pub struct Export {
     file: PathBuf,
     /// Format of the file
     #[arg(long, value_enum, default_value = "raw")]
-    format: Format,
+    format: ExportFormat,
     /// Overwrite the file
     #[arg(long, short)]
     force: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum ImportAs {
-    /// The file's bytes are the disk's bytes
-    Raw,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
-    /// The bytes, in a sparse file
-    Raw,
-    /// QEMU's qcow2 format, compressed
-    Qcow2,
 }
 
 impl Image {
@@ -253,50 +239,19 @@ impl Image {
             Image::Rm(c) => c.run(cx)?,
             Image::Tag(c) => {
                 cx.client()?.tag(&c.image, &c.name)?;
-                acknowledge(cx, &format!("{} is now also {}", c.image, c.name))?;
+                cx.out
+                    .acknowledge(&format!("{} is now also {}", c.image, c.name))?;
             }
             Image::Untag(c) => {
                 cx.client()?.untag(&c.name)?;
-                acknowledge(cx, &format!("{} is no longer a name", c.name))?;
+                cx.out
+                    .acknowledge(&format!("{} is no longer a name", c.name))?;
             }
             Image::Export(c) => c.run(cx)?,
             Image::Copy(c) => c.run(cx)?,
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-/// Prints the answer of a command that only reports that it is done.
-pub(super) fn acknowledge(cx: &Context, text: &str) -> Result<(), CliError> {
-    cx.out
-        .value(&BTreeMap::from([("ok", true)]), |_| format!("{text}\n"))
-}
-
-/// Shows a check's progress and result. If there are problems, the exit code is 1.
-pub(super) fn verified(
-    cx: &Context,
-    events: floe_api::client::Events,
-) -> Result<ExitCode, CliError> {
-    let report = progress::follow(cx.out, events)?
-        .outcome
-        .verify
-        .unwrap_or_default();
-    if !cx.out.json {
-        let mut text: String = report
-            .problems
-            .iter()
-            .map(|p| format!("bad: {p}\n"))
-            .collect();
-        text += &match report.problems.len() {
-            0 => format!("{} items checked, all intact\n", report.checked),
-            n => format!("{} items checked, {n} bad\n", report.checked),
-        };
-        cx.out.text(&text)?;
-    }
-    Ok(match report.problems.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
 }
 
 impl Import {
@@ -308,7 +263,7 @@ impl Import {
                 .iter()
                 .map(|p| args::existing(p))
                 .collect::<Result<_, _>>()?,
-            format: self.format.map(|ImportAs::Raw| floe_api::ImportFormat::Raw),
+            format: self.format,
             kernel: path(&self.kernel)?,
             initrd: path(&self.initrd)?,
             cmdline: self.cmdline,
@@ -349,41 +304,6 @@ fn agent_line(agent: &AgentReport) -> String {
     match agent.already_there {
         true => format!("  floe's agent was in {place} already; {starter} starts it\n"),
         false => format!("  floe's agent is in {place}; {starter} starts it at each boot\n"),
-    }
-}
-
-/// Describes what an import or a capture stored.
-pub(super) fn stored(outcome: &floe_api::Outcome, verb: &str) -> String {
-    let mut text = String::new();
-    if let Some(image) = &outcome.image {
-        let name = image.names.first().map_or_else(
-            || short(&image.id),
-            |n| format!("{n} ({})", short(&image.id)),
-        );
-        text += &format!("{verb} {name} in {}\n", seconds(outcome.total_ms));
-    }
-    if let Some(pause_ms) = outcome.pause_ms {
-        text += &format!("  the guest stood still for {pause_ms:.0} ms\n");
-    }
-    if let Some(s) = &outcome.stored {
-        text += &format!(
-            "  {} read: {} new chunks stored in {}, {} known, {} zero\n",
-            bytes(s.bytes_in),
-            s.new_chunks,
-            bytes(s.new_bytes_compressed),
-            s.dedup_chunks,
-            s.zero_chunks
-        );
-    }
-    text
-}
-
-/// Formats milliseconds as `43 ms` or `2.1 s`.
-pub(super) fn seconds(ms: f64) -> String {
-    if ms < 1000.0 {
-        format!("{ms:.0} ms")
-    } else {
-        format!("{:.1} s", ms / 1000.0)
     }
 }
 
@@ -575,10 +495,7 @@ impl Export {
             image: self.image,
             region: self.region,
             path: args::absolute(&self.file)?,
-            format: match self.format {
-                Format::Raw => floe_api::ExportFormat::Raw,
-                Format::Qcow2 => floe_api::ExportFormat::Qcow2,
-            },
+            format: self.format,
             force: self.force,
         };
         let done = progress::follow(cx.out, cx.client()?.export(&request)?)?;

@@ -355,6 +355,7 @@ impl Logout {
             ));
         }
         save(&mut credentials, &file)?;
-        super::images::acknowledge(cx, &format!("the token for {hub} is forgotten"))
+        cx.out
+            .acknowledge(&format!("the token for {hub} is forgotten"))
     }
 }

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::ending::{Ending, Inside};
 use super::error::CliError;
-use super::images::stored;
+use super::outcome::stored;
 use super::output::{bytes, table};
 use super::ps::arrow;
 use super::{Context, args, console, progress, stream, visible};

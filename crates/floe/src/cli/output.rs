@@ -1,6 +1,7 @@
 //! Writes to standard output: tables for people, JSON for programs.
 
 pub use floe_api::size_text as bytes;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::Serialize;
@@ -32,6 +33,11 @@ impl Output {
             let mut out = io::stdout().lock();
             let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         }
+    }
+
+    /// Writes the answer of a command that only reports that it is done.
+    pub fn acknowledge(self, text: &str) -> Result<(), CliError> {
+        self.value(&BTreeMap::from([("ok", true)]), |_| format!("{text}\n"))
     }
 
     fn rendered<T: Serialize>(
@@ -126,6 +132,15 @@ fn span(s: u64) -> String {
         120..=7199 => format!("{} min", s / 60),
         7200..=172_799 => format!("{} h", s / 3600),
         _ => format!("{} d", s / 86400),
+    }
+}
+
+/// Formats milliseconds as `43 ms` or `2.1 s`.
+pub fn seconds(ms: f64) -> String {
+    if ms < 1000.0 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{:.1} s", ms / 1000.0)
     }
 }
 

@@ -6,38 +6,11 @@ use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::login::Access;
+use super::outcome::verified;
 use super::output::{age, bytes, fields, table};
-use super::{Context, args, attach, ensembles, images, pool_host, pool_moving, progress};
-use floe_api::{
-    ActivateReport, ErrorCode, FreedReport, PoolStatus, SubstrateInfo, SubstrateList, Visibility,
-};
-
-/// Who else may see a substrate.
-#[derive(Debug, Args)]
-#[group(id = "visible", multiple = false)]
-pub(super) struct Visible {
-    /// Nobody else may see it
-    #[arg(long)]
-    private: bool,
-    /// These users of this host may see it too
-    #[arg(long, value_delimiter = ',', value_name = "USER")]
-    pub(super) restricted: Vec<String>,
-    /// Everybody who may use this node may see it
-    #[arg(long)]
-    public: bool,
-}
-
-impl Visible {
-    /// Returns what the user has asked for, if anything.
-    pub(super) fn asked(&self) -> Option<Visibility> {
-        match (self.private, self.public, self.restricted.is_empty()) {
-            (true, _, _) => Some(Visibility::Private),
-            (_, true, _) => Some(Visibility::Public),
-            (_, _, false) => Some(Visibility::Restricted),
-            _ => None,
-        }
-    }
-}
+use super::pool_shown::{Visible, status, visibility};
+use super::{Context, args, attach, ensembles, pool_host, pool_moving, progress};
+use floe_api::{ActivateReport, ErrorCode, FreedReport, SubstrateInfo, SubstrateList, Visibility};
 
 /// Put a machine into the pool as a substrate: it stands still there in memory, as it is now, and is activated in a moment
 #[derive(Debug, Args)]
@@ -201,7 +174,7 @@ pub struct Activate {
     disks: Vec<String>,
     /// Assume this format for the disks' files, whatever they look like
     #[arg(long, value_enum, requires = "disks")]
-    format: Option<images::ImportAs>,
+    format: Option<floe_api::ImportFormat>,
     #[command(flatten)]
     trust: args::TrustArgs,
 }
@@ -438,7 +411,7 @@ impl PoolCommand {
                 })?;
             }
             PoolCommand::Verify { substrates } => {
-                return images::verified(cx, client.verify_pool(substrates)?);
+                return verified(cx, client.verify_pool(substrates)?);
             }
             PoolCommand::Resize { size, overcommit } => {
                 let request = floe_api::PoolResizeRequest {
@@ -449,37 +422,6 @@ impl PoolCommand {
             }
         }
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-pub(super) fn status(status: &PoolStatus) -> String {
-    let warm = match (status.warming, status.warm_ms) {
-        (true, _) => "under way".to_owned(),
-        (false, Some(ms)) => format!("after {:.1} s", ms / 1e3),
-        (false, None) => String::new(),
-    };
-    fields(&[
-        ("budget", bytes(status.budget_bytes)),
-        (
-            "the host has",
-            status.host_bytes.map(bytes).unwrap_or_default(),
-        ),
-        ("used", bytes(status.used_bytes)),
-        ("compressed", bytes(status.compressed_bytes)),
-        ("unpacked", bytes(status.raw_bytes)),
-        ("without sharing", bytes(status.referred_bytes)),
-        ("substrates", status.substrates.to_string()),
-        ("in memory", status.in_memory.to_string()),
-        ("left for machines", status.gave_way.to_string()),
-        ("warm", warm),
-    ])
-}
-
-pub(super) fn visibility(visibility: Visibility) -> &'static str {
-    match visibility {
-        Visibility::Private => "private",
-        Visibility::Restricted => "restricted",
-        Visibility::Public => "public",
     }
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 use super::error::CliError;
 use super::login::Access;
 use super::output::{age, bytes, fields, short, table};
-use super::{Context, args, hub, hub_images, interrupt, pool};
+use super::{Context, args, hub, hub_images, interrupt, pool_shown};
 use floe_api::hub::{PooledSubstrate, PooledSubstrates};
 use floe_api::{ErrorCode, Visibility};
 
@@ -79,7 +79,7 @@ pub(super) fn status(cx: &Context, address: &str, access: &Access) -> Result<(),
     let pool = hub_images::open(cx, address, access)?;
     let status = pool.client.pool();
     let status = status.map_err(|error| hub_images::told(&pool.hub, error))?;
-    cx.out.value(&status, pool::status)
+    cx.out.value(&status, pool_shown::status)
 }
 
 fn all(cx: &Context, address: &str, access: &Access) -> Result<Vec<PooledSubstrate>, CliError> {
@@ -98,7 +98,7 @@ pub(super) fn list(cx: &Context, address: &str, access: &Access) -> Result<(), C
                 one.name.clone(),
                 one.machine.clone(),
                 one.owner.clone(),
-                pool::visibility(one.visibility).into(),
+                pool_shown::visibility(one.visibility).into(),
                 bytes(one.memory_bytes),
                 place(one).into(),
                 age(one.docked_unix_s),
@@ -140,7 +140,7 @@ fn place(one: &PooledSubstrate) -> &'static str {
 fn shown(one: &PooledSubstrate) -> String {
     let visible = match one.visibility {
         Visibility::Restricted => format!("restricted to {}", one.users.join(", ")),
-        other => pool::visibility(other).to_owned(),
+        other => pool_shown::visibility(other).to_owned(),
     };
     fields(&[
         ("name", one.name.clone()),

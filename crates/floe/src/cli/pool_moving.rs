@@ -9,7 +9,7 @@ use clap::Args;
 use super::error::CliError;
 use super::login::Access;
 use super::output::bytes;
-use super::pool::Visible;
+use super::pool_shown::Visible;
 use super::{Context, args, progress};
 use floe_api::{Outcome, SubstrateExportRequest, SubstrateImportRequest};
 

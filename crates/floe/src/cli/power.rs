@@ -185,7 +185,8 @@ impl Rm {
             Ok::<_, ClientError>(name.to_owned())
         })?;
         if !turns.done.is_empty() {
-            super::images::acknowledge(cx, &format!("removed {}", turns.done.join(", ")))?;
+            cx.out
+                .acknowledge(&format!("removed {}", turns.done.join(", ")))?;
         }
         Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
     }

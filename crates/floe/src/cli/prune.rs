@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::error::CliError;
 use super::output::{bytes, table};
@@ -23,7 +23,7 @@ time.")]
 pub struct PruneArgs {
     /// What to remove
     #[arg(value_enum, default_value = "all", value_name = "WHAT")]
-    what: What,
+    what: Prune,
     /// Only show it
     #[arg(long)]
     dry_run: bool,
@@ -32,26 +32,9 @@ pub struct PruneArgs {
     force: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
-    /// Images without a name that no machine and no fork uses
-    Images,
-    /// Machines that have ended, with their disks
-    Machines,
-    /// Chunks that no running machine needs, and packs that no image needs
-    Cache,
-    /// All of these
-    All,
-}
-
 impl PruneArgs {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let what = match self.what {
-            What::Images => Prune::Images,
-            What::Machines => Prune::Machines,
-            What::Cache => Prune::Cache,
-            What::All => Prune::All,
-        };
+        let what = self.what;
         let request = |dry_run| PruneRequest { what, dry_run };
         let client = cx.client()?;
         if self.dry_run || !self.force {

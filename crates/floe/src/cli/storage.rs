@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use super::error::CliError;
-use super::images::{acknowledge, verified};
+use super::outcome::verified;
 use super::output::{bytes, fields, short, table};
 use super::{Context, args};
 
@@ -67,7 +67,8 @@ impl Unmount {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         // The path is not canonicalised, because that would access the mount, which may hang.
         cx.client()?.unmount(&args::absolute(&self.dir)?)?;
-        acknowledge(cx, &format!("{} is unmounted", self.dir.display()))
+        cx.out
+            .acknowledge(&format!("{} is unmounted", self.dir.display()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Nodes that bring one image to each other: `floe swarm`.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::login::Access;
@@ -65,24 +65,6 @@ pub enum Swarm {
     },
 }
 
-/// Whether machines take part in swarms, as typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Use {
-    Auto,
-    On,
-    Off,
-}
-
-impl Use {
-    fn wish(self) -> SwarmUse {
-        match self {
-            Use::Auto => SwarmUse::Auto,
-            Use::On => SwarmUse::On,
-            Use::Off => SwarmUse::Off,
-        }
-    }
-}
-
 /// What `floe run` is told of it.
 #[derive(Debug, Args)]
 pub(super) struct SwarmRunArgs {
@@ -90,7 +72,7 @@ pub(super) struct SwarmRunArgs {
     /// (--swarm), once another node runs the image whose token is of the same user (--swarm=auto), or never (--swarm=off); by default as
     /// the node was told
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
-    swarm: Option<Use>,
+    swarm: Option<SwarmUse>,
     /// Bring its pieces here from these nodes alone, and give them to these: the members of this node's cluster that run it like this
     /// (cluster), or those in a FILE, which has on each line a node's key and its addresses, as floe swarm listen prints them there. No hub
     /// is told of any
@@ -101,7 +83,7 @@ pub(super) struct SwarmRunArgs {
 impl SwarmRunArgs {
     /// Returns the wish, if there is one.
     pub fn wish(&self) -> Option<SwarmUse> {
-        self.swarm.map(Use::wish)
+        self.swarm
     }
 
     /// Returns who says who takes part.
@@ -150,7 +132,7 @@ pub(super) struct SwarmNodeArgs {
     /// Bring images' pieces here from other nodes, too, and give them to others: once another node runs the same image whose token is
     /// of the same user (auto), always, and with other users' nodes that do the same (on), or never (off)
     #[arg(long, value_enum, num_args = 0..=1, default_value = "auto", default_missing_value = "on", value_name = "WHEN")]
-    swarm: Use,
+    swarm: SwarmUse,
     /// UDP address and port for that; by default all addresses of this host, at a free port that is kept
     #[arg(long, value_name = "ADDRESS")]
     swarm_listen: Option<SocketAddr>,
@@ -163,7 +145,7 @@ impl SwarmNodeArgs {
     /// Returns the node's options.
     pub fn options(&self) -> floe_node::SwarmOptions {
         floe_node::SwarmOptions {
-            usage: self.swarm.wish(),
+            usage: self.swarm,
             listen: self.swarm_listen,
             upload_bytes_per_s: self.swarm_upload,
             ..Default::default()

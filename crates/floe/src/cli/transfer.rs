@@ -4,9 +4,9 @@ use clap::Args;
 
 use super::authority::AuthorityArgs;
 use super::error::CliError;
-use super::images::seconds;
 use super::login::{Access, TokenArgs};
 use super::output::bytes;
+use super::output::seconds;
 use super::{Context, args, progress};
 
 /// Publish a local image on a hub, in a bucket, or in a directory for any web server

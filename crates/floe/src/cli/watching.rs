@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 
 use super::error::CliError;
@@ -41,36 +41,16 @@ pub struct Wait {
         default_value = "stopped",
         value_name = "WHAT"
     )]
-    what: What,
+    what: WaitFor,
     /// The longest wait, such as 90s or 10m
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     timeout: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum What {
-    /// It has ended, was stopped or was removed
-    Stopped,
-    /// Its CPUs run
-    Running,
-    /// It stands still until somebody does something
-    Paused,
-    /// floe's agent in its guest answers
-    Answers,
-    /// It is parked
-    Parked,
-}
-
 impl Wait {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let query = WaitQuery {
-            what: match self.what {
-                What::Stopped => WaitFor::Stopped,
-                What::Running => WaitFor::Running,
-                What::Paused => WaitFor::Paused,
-                What::Answers => WaitFor::Answers,
-                What::Parked => WaitFor::Parked,
-            },
+            what: self.what,
             timeout_s: self.timeout,
         };
         let turns = Turns::take(cx, &self.machines, |client, name| client.wait(name, &query))?;

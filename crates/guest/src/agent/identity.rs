@@ -4,7 +4,8 @@
 //! look that want new random numbers; then the identity. The
 //! network card has no carrier until the node was informed that all of it is in place.
 
-use super::{IDENTITY_PATH, generation, sys};
+use super::{generation, sys};
+use crate::files::IDENTITY_PATH;
 use crate::files::replace;
 use crate::message::{ENTROPY_BYTES, Identity, Place};
 use std::fs;

@@ -20,7 +20,5 @@ pub const PORT_NAME: &str = "org.floe.0";
 pub const PORT_PATH: &str = "/dev/virtio-ports/org.floe.0";
 /// The socket on which programs reach the agent.
 pub const SOCKET_PATH: &str = "/run/floe.sock";
-/// The file that tells scripts which machine this is: one `key=value` per line, written once the identity is in place.
-pub const IDENTITY_PATH: &str = "/run/floe.identity";
 /// The file that tells programs which generation of itself this machine is: `number=` and `id=`, replaced when a state was loaded.
 pub const GENERATION_PATH: &str = "/run/floe.generation";

@@ -5,6 +5,7 @@
 //! [`receive`] takes it apart, which trusts nothing in it: what comes from a guest is written by a user of the host. What is a hole
 //! in a file takes no place on the way and at the other end (`sparse`).
 
+mod archive;
 mod flow;
 pub mod pieces;
 mod receive;

@@ -5,9 +5,9 @@
 //! descriptor, one part at a time and through no symbolic link, nothing is written that exists already, and only files,
 //! directories and symbolic links are made.
 
+use super::archive::{DEPTH_MAX, hostile};
 use super::flow::Flow;
 use super::pieces::Reader;
-use super::send::DEPTH_MAX;
 use super::sparse::{self, Extended};
 use super::{Form, Told};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps};
@@ -186,13 +186,6 @@ fn write(
         }
         _ => Err(hostile("it begins with neither file nor directory")),
     }
-}
-
-pub(super) fn hostile(why: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("the archive is not one that floe makes: {why}"),
-    )
 }
 
 /// An entry with its whole name.

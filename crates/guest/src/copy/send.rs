@@ -3,6 +3,7 @@
 //! What is sent may belong to somebody else, who can put a link in the place of any part of it at any moment. The path that a user
 //! names is opened once; everything below it is reached from descriptors, one name at a time and through no symbolic link.
 
+use super::archive::DEPTH_MAX;
 use super::flow::Flow;
 use super::pieces::Writer;
 use super::sparse::{self, Data, Extended};
@@ -15,9 +16,6 @@ use std::io::{self, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-
-/// Deepest directory below the one that is sent; deeper ones are refused.
-pub(super) const DEPTH_MAX: usize = 200;
 
 /// How many things of a directory are counted before the first is sent: who copies more is not kept waiting to hear how much it is in all.
 const COUNTED_MAX: u32 = 10_000;

@@ -8,8 +8,8 @@
 //! ```
 //! The bytes of all extents follow, without what is between them. A hole at the end of the file is an extent of no bytes there.
 
+use super::archive::hostile;
 use super::flow::Flow;
-use super::receive::hostile;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use std::fmt::Write as _;

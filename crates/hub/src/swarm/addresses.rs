@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 const TEXT_MAX: usize = 64;
 
 /// Reads the addresses of a member whose request comes `from` there; a stranger has shown no token. The error says what is wrong.
-pub(super) fn read(
+pub(crate) fn read(
     texts: &[String],
     from: IpAddr,
     stranger: bool,
@@ -61,7 +61,7 @@ fn wrong(ip: IpAddr, port: u16, from: IpAddr, stranger: bool) -> Option<&'static
 
 /// Returns a member's address as one who asks `from` there sees it: a host that told the hub its loopback address is the hub's own, which
 /// others know by the address at which they have `reached` the hub.
-pub(super) fn seen(address: SocketAddr, from: IpAddr, reached: Option<IpAddr>) -> SocketAddr {
+pub(crate) fn seen(address: SocketAddr, from: IpAddr, reached: Option<IpAddr>) -> SocketAddr {
     let from_here = from.to_canonical().is_loopback();
     match reached.map(|ip| ip.to_canonical()) {
         Some(hub) if address.ip().is_loopback() && !from_here => {

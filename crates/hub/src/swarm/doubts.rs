@@ -11,7 +11,7 @@ const PARTIES_MAX: usize = 256;
 
 /// Who has doubted something of late, and when.
 #[derive(Debug, Default)]
-pub(super) struct Doubts(HashMap<Party, Duration>);
+pub(crate) struct Doubts(HashMap<Party, Duration>);
 
 impl Doubts {
     /// Whether the hub looks now; if so, that counts.

@@ -9,7 +9,7 @@ const COPIES_MAX: usize = 1 << 16;
 
 /// Bytes, by image and owner.
 #[derive(Debug, Default)]
-pub(super) struct Given(HashMap<(Hash, Arc<str>), u64>);
+pub(crate) struct Given(HashMap<(Hash, Arc<str>), u64>);
 
 impl Given {
     /// Adds bytes to what was given of an owner's copy.

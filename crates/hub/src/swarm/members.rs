@@ -11,9 +11,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// A member's public key.
-pub(super) type Key = [u8; 32];
+pub(crate) type Key = [u8; 32];
 /// Name of packs in their order.
-pub(super) type Content = [u8; 32];
+pub(crate) type Content = [u8; 32];
 
 /// How long a member stays on the list without a word.
 const LIFE: Duration = Duration::from_secs(45);
@@ -54,7 +54,7 @@ struct Swarm {
 
 /// Somebody who takes part, or wants to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Who<'a> {
+pub(crate) struct Who<'a> {
     pub key: Key,
     pub party: &'a Party,
     /// Whether it meets other users' members that are open, too.
@@ -65,7 +65,7 @@ pub(super) struct Who<'a> {
 
 /// Why somebody is not taken onto a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(crate) enum Refused {
     /// Somebody else has registered this key.
     Taken,
     /// The swarm has as many members as there may be, or as many strangers.
@@ -76,7 +76,7 @@ pub(super) enum Refused {
 
 /// A list as it is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct List {
+pub(crate) struct List {
     pub members: Vec<(Key, Vec<SocketAddr>)>,
     pub ask_again: Duration,
     pub expires_after: Duration,
@@ -84,7 +84,7 @@ pub(super) struct List {
 
 /// All swarms' members.
 #[derive(Debug, Default)]
-pub(super) struct Members {
+pub(crate) struct Members {
     /// By image: whoever runs it is a member, whatever layout it knows.
     swarms: BTreeMap<Hash, Swarm>,
     parties: HashMap<Party, usize>,

@@ -1,5 +1,6 @@
 //! Swarms: hosts that bring an image to each other. The hub tells those who may read an image of each other, names the packs and
-//! the roots by which every piece of them is verified, and proves the pieces that it gives itself.
+//! the roots by which every piece of them is verified, and proves the pieces that it gives itself (`crate::proofs`; the requests are in
+//! `crate::swarm_routes`). What it keeps for that is here:
 //!
 //! - `members`: who takes part, and by which layout of the image. A state machine without I/O and clock. Packs of a layout that was replaced
 //!   stay while a member names it (`crate::replaced`).
@@ -8,19 +9,17 @@
 //! - `trees`: BLAKE3 trees of packs, each computed once and kept in `trees/`; `tree_file` is their format.
 //! - `doubts`: when it looks whether a pack is damaged because somebody says so.
 //! - `given`: how much it gave of which image, for the image's owner.
-//! - `routes`: the requests.
 //!
 //! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
 //! names only those who read, at that moment, the copy that the asking user reads; and at which address another user's host runs an image
 //! is told only if both of them want that, as the owner of an image does who asks who takes part.
 
-mod addresses;
+pub(crate) mod addresses;
 mod doubts;
 mod given;
-mod members;
-pub(crate) mod routes;
+pub(crate) mod members;
 mod token;
-mod tree_file;
+pub(crate) mod tree_file;
 mod trees;
 
 use super::HubError;
@@ -42,11 +41,11 @@ const RETURN: Duration = Duration::from_secs(180);
 
 /// What the hub keeps for swarms.
 pub(crate) struct Swarms {
-    members: Mutex<Members>,
-    doubts: Mutex<Doubts>,
-    given: Mutex<Given>,
-    secret: Secret,
-    trees: Trees,
+    pub members: Mutex<Members>,
+    pub doubts: Mutex<Doubts>,
+    pub given: Mutex<Given>,
+    pub secret: Secret,
+    pub trees: Trees,
     since: Instant,
     began_unix_s: u64,
 }
@@ -85,7 +84,8 @@ impl Swarms {
         waits_for_readers(self.began_unix_s, self.now(), replaced_unix_s)
     }
 
-    fn now(&self) -> Duration {
+    /// Returns how long the hub has been up.
+    pub fn now(&self) -> Duration {
         self.since.elapsed()
     }
 }

@@ -5,13 +5,13 @@
 
 use super::super::HubError;
 use super::super::catalogue::Holding;
-use super::super::state::write_durably;
+use super::super::disk::write_durably;
 use floe_image::Hash;
 use rand::TryRngCore;
 use std::path::Path;
 
 /// A secret that stays in the hub's folder.
-pub(super) struct Secret([u8; 32]);
+pub(crate) struct Secret([u8; 32]);
 
 impl Secret {
     /// Reads the secret of the hub in `dir`, or makes it. One that is damaged is replaced: members are told the new tokens.

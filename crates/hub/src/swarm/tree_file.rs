@@ -15,7 +15,7 @@ const FOOTER_BYTES: usize = 8 + 8 + 32 + SUM_BYTES;
 
 /// What a file says of its pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     pub root: [u8; 32],
     pub pack_bytes: u64,
     pub hashes_bytes: u64,
@@ -26,7 +26,7 @@ fn sum(id: &Hash, before: &[u8]) -> Hash {
 }
 
 /// Returns the file of the tree of pack `id`.
-pub(super) fn write(id: &Hash, root: &[u8; 32], pack_bytes: u64, hashes: &[u8]) -> Vec<u8> {
+pub(crate) fn write(id: &Hash, root: &[u8; 32], pack_bytes: u64, hashes: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(hashes.len() + FOOTER_BYTES);
     file.extend_from_slice(hashes);
     file.extend_from_slice(MAGIC);
@@ -38,7 +38,7 @@ pub(super) fn write(id: &Hash, root: &[u8; 32], pack_bytes: u64, hashes: &[u8]) 
 }
 
 /// Reads the file of the tree of pack `id`; `None` if it is damaged or another pack's.
-pub(super) fn read(id: &Hash, file: &[u8]) -> Option<Kept> {
+pub(crate) fn read(id: &Hash, file: &[u8]) -> Option<Kept> {
     let (before, found) = file.split_last_chunk::<SUM_BYTES>()?;
     let (rest, root) = before.split_last_chunk::<32>()?;
     let (rest, bytes) = rest.split_last_chunk::<8>()?;

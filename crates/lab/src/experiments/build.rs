@@ -1,20 +1,14 @@
-//! `build`: what `make build` costs, from nothing and after a change of one service, against the same in the tree before
-//! the command was split into crates and the node into services. All trees are checked out of this repository's history. What is
-//! compared is the CPU time of the compilation, which other work on the host hardly changes.
-use crate::harness::{Context, Report, Samples, cpu_times, interleave};
+//! `build`: what `make build` costs, from nothing and after a change of one service; against the same in another tree of this
+//! repository's history, if one is named. What is compared is the CPU time of the compilation, which other work on the host hardly
+//! changes.
+use crate::harness::{Context, Report, Run, Samples, cpu_times, interleave};
 use anyhow::{Context as _, bail, ensure};
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The last commit in which node, hub and command line were one crate.
-const BEFORE: &str = "0689ef1e000f";
-/// The commit that completed the split. Later trees do more, which takes time of its own.
-const SPLIT: &str = "a36adb82f454";
-/// Where that tree and this one keep the services of a node.
-const SERVICES_BEFORE: &str = "crates/floe/src/node";
-const SERVICES_NOW: &str = "crates/node/src";
-/// Files of services that both trees have. One of them is changed before each incremental build.
+/// Files of services, below the `src` of whichever crate has them. One of them is changed before each incremental build.
 const CHANGED: [&str; 5] = [
     "network/mod.rs",
     "fork/mod.rs",
@@ -23,50 +17,73 @@ const CHANGED: [&str; 5] = [
     "placement/mod.rs",
 ];
 
+/// Options of the experiment.
+#[derive(clap::Args)]
+pub struct Options {
+    /// The tree to compare with; without one, only this tree is measured
+    #[arg(long, value_name = "COMMIT", env = "FLOE_LAB_BEFORE")]
+    before: Option<String>,
+}
+
 /// Runs the experiment.
-pub fn run(context: &Context) -> anyhow::Result<Report> {
+pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../..")
         .canonicalize()?;
     let mut report = Report::new("build", context.quick);
     let locked = locked_packages(&repository)?;
     report.add_value("locked_packages", "packages", locked as f64);
-    let before = Tree::check_out(&repository, BEFORE, SERVICES_BEFORE, context)?;
-    let now = Tree::check_out(&repository, "HEAD", SERVICES_NOW, context)?;
-    if !context.quick {
-        let split = Tree::check_out(&repository, SPLIT, SERVICES_NOW, context)?;
-        let times = interleave(
-            2,
-            &mut [&mut || split.build_from_nothing(), &mut || {
-                before.build_from_nothing()
-            }],
-        )?;
-        let [split, before] = pair(times)?;
-        report
-            .add("clean_ratio", "x", &split.over(&before))
-            .against("one crate: from nothing", "CPU s", before.median());
-        let clean: Samples = [now.build_from_nothing()?].into_iter().collect();
+    let before = options.before.as_deref();
+    let before = before.map(|commit| Tree::check_out(&repository, commit, "before", context));
+    let before = before.transpose()?;
+    let now = Tree::check_out(&repository, "HEAD", "now", context)?;
+    if context.quick {
+        report.note("the build from nothing is measured in full runs only");
+    } else {
+        let mut theirs = before
+            .as_ref()
+            .map(|before| move || before.build_from_nothing());
+        let theirs = theirs.as_mut().map(|theirs| theirs as Run<'_>);
+        let rounds = 1 + usize::from(theirs.is_some());
+        let (clean, theirs) = in_turns(rounds, &mut || now.build_from_nothing(), theirs)?;
         report.add("clean_now_cpu_s", "s", &clean);
+        if let Some(theirs) = theirs {
+            report
+                .add("clean_ratio", "x", &clean.over(&theirs))
+                .against("the tree before: from nothing", "CPU s", theirs.median());
+        }
     }
     // whatever a clean build left, both start from a tree that is built
     now.build()?;
-    before.build()?;
-    let (mut now_round, mut before_round) = (0, 0);
-    let times = interleave(
-        context.pick(CHANGED.len(), 1),
-        &mut [&mut || now.build_after_change(&mut now_round), &mut || {
-            before.build_after_change(&mut before_round)
-        }],
-    )?;
-    let [now, before] = pair(times)?;
-    report
-        .add("incremental_ratio", "x", &before.over(&now))
-        .against("one crate: after a change", "CPU s", before.median());
-    report.add("incremental_cpu_s", "s", &now);
-    if context.quick {
-        report.note("the build from nothing is measured in full runs only");
+    if let Some(before) = &before {
+        before.build()?;
+    }
+    let mut theirs = before
+        .as_ref()
+        .map(|before| move || before.build_after_change());
+    let theirs = theirs.as_mut().map(|theirs| theirs as Run<'_>);
+    let rounds = context.pick(CHANGED.len(), 1);
+    let (changed, theirs) = in_turns(rounds, &mut || now.build_after_change(), theirs)?;
+    report.add("incremental_cpu_s", "s", &changed);
+    if let Some(theirs) = theirs {
+        report
+            .add("after_change_ratio", "x", &changed.over(&theirs))
+            .against("the tree before: after a change", "CPU s", theirs.median());
     }
     Ok(report)
+}
+
+/// Measures this tree, and in turns with it the one before if there is one.
+fn in_turns<'a>(
+    rounds: usize,
+    now: Run<'a>,
+    before: Option<Run<'a>>,
+) -> anyhow::Result<(Samples, Option<Samples>)> {
+    let mut both = vec![now];
+    both.extend(before);
+    let mut times = interleave(rounds, &mut both)?.into_iter();
+    let now = times.next().context("no tree was built")?;
+    Ok((now, times.next()))
 }
 
 /// Returns how many packages the lock file names: all that any target and feature could need.
@@ -77,34 +94,29 @@ fn locked_packages(repository: &Path) -> anyhow::Result<usize> {
     Ok(lock.lines().filter(|line| *line == "[[package]]").count())
 }
 
-fn pair(times: Vec<Samples>) -> anyhow::Result<[Samples; 2]> {
-    times
-        .try_into()
-        .map_err(|_| anyhow::anyhow!("two trees were built"))
-}
-
 /// One tree, checked out beside the repository's own, with a target directory of its own. Dropping it removes it from the
 /// repository's list of work trees.
 struct Tree {
     repository: PathBuf,
     root: PathBuf,
     target: PathBuf,
-    services: PathBuf,
+    /// How many changes were made.
+    changes: Cell<usize>,
 }
 
 impl Tree {
     fn check_out(
         repository: &Path,
         commit: &str,
-        services: &str,
+        name: &str,
         context: &Context,
     ) -> anyhow::Result<Tree> {
-        let root = context.scratch.join(commit);
+        let root = context.scratch.join(name);
         let tree = Tree {
             repository: repository.to_path_buf(),
-            target: context.scratch.join(format!("{commit}.target")),
-            services: root.join(services),
+            target: context.scratch.join(format!("{name}.target")),
             root,
+            changes: Cell::new(0),
         };
         finish(
             Command::new("git")
@@ -163,13 +175,31 @@ impl Tree {
         self.build()
     }
 
-    /// Changes the next of [`CHANGED`] and builds. `round` counts the calls.
-    fn build_after_change(&self, round: &mut usize) -> anyhow::Result<f64> {
-        let path = self.services.join(CHANGED[*round % CHANGED.len()]);
-        *round += 1;
-        let source = fs::read_to_string(&path)
-            .with_context(|| format!("{} is a service in both trees", path.display()))?;
-        let changed = change(&source, *round)
+    /// Returns the file of a service, in whichever crate this tree keeps it.
+    fn service(&self, file: &str) -> anyhow::Result<PathBuf> {
+        let mut found = Vec::new();
+        for one in fs::read_dir(self.root.join("crates"))? {
+            let path = one?.path().join("src").join(file);
+            if path.is_file() {
+                found.push(path);
+            }
+        }
+        ensure!(
+            found.len() == 1,
+            "{} crates of {} have a {file}",
+            found.len(),
+            self.root.display()
+        );
+        Ok(found.remove(0))
+    }
+
+    /// Changes the next of [`CHANGED`] and builds.
+    fn build_after_change(&self) -> anyhow::Result<f64> {
+        let number = self.changes.get() + 1;
+        let path = self.service(CHANGED[self.changes.replace(number) % CHANGED.len()])?;
+        let source =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let changed = change(&source, number)
             .with_context(|| format!("{} has no function to change", path.display()))?;
         fs::write(&path, changed)?;
         self.build()

@@ -107,11 +107,6 @@ pub const ALL: &[Experiment] = &[
         run: touch::run,
     },
     Experiment {
-        name: "build",
-        about: "compiling the command, from nothing and after a change, against the tree before it was split into crates",
-        run: build::run,
-    },
-    Experiment {
         name: "page",
         about: "first paint of a catalogue of 200 images in a browser, and the page's size",
         run: page::run,

@@ -1,6 +1,6 @@
 //! `test`: how long it takes until a change is known to hold, and whether that can be relied on: `.ci/run` from a clean clone, from
-//! nothing and with what an earlier run left, against the same in the tree before its tests were divided in two; all tests there are;
-//! and what `make test` runs, again and again beside a load.
+//! nothing and with what an earlier run left, against the same in another tree of this repository's history, if one is named; all
+//! tests there are; and what `make test` runs, again and again beside a load.
 //!
 //! All steps together take half a day. Each leaves its outcome in the working directory, where a run that was cut goes on.
 use crate::harness::{Context, Report, code_here};
@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The last commit of which all tests were one run, and every one of them had to pass at the first try.
-const BEFORE: &str = "a3dccb1";
-
 /// Options of the experiment.
 #[derive(clap::Args)]
 pub struct Options {
     /// Steps to take, in this order; of the others, what the working directory has is reported. With no step, only that
-    #[arg(long, value_enum, num_args = 0.., value_delimiter = ',', value_name = "STEP", default_values_t = [Step::Cold, Step::Warm, Step::All, Step::Flaky, Step::Before])]
+    #[arg(long, value_enum, num_args = 0.., value_delimiter = ',', value_name = "STEP", default_values_t = [Step::Cold, Step::Warm, Step::All, Step::Flaky])]
     steps: Vec<Step>,
+    /// The tree of the step before, which is the last one if this is given
+    #[arg(long, value_name = "COMMIT", env = "FLOE_LAB_BEFORE")]
+    before: Option<String>,
     /// Where clones, what they build and the steps' outcomes are kept (default: a directory that is removed afterwards)
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
@@ -73,9 +73,18 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let work = options.work.as_ref().unwrap_or(&context.scratch);
     fs::create_dir_all(work).with_context(|| format!("cannot make {}", work.display()))?;
     let work = work.canonicalize()?;
-    for step in &options.steps {
+    let mut steps = options.steps.clone();
+    ensure!(
+        options.before.is_some() || !steps.contains(&Step::Before),
+        "which tree is the one before? name its commit with --before"
+    );
+    if options.before.is_some() && !steps.contains(&Step::Before) {
+        steps.push(Step::Before);
+    }
+    for step in &steps {
         eprintln!("{}", step.name());
-        let outcome = step.run(&work)?;
+        let before = options.before.as_deref().filter(|_| *step == Step::Before);
+        let outcome = step.run(&work, before.unwrap_or("HEAD"))?;
         fs::write(
             step.file(&work),
             serde_json::to_string_pretty(&outcome)? + "\n",
@@ -132,12 +141,13 @@ fn tell(work: &Path) -> anyhow::Result<Report> {
             .against("the tree before", "min", before.minutes);
         if before.ended {
             report.note(format!(
-                "before, {BEFORE}, was ended after {:.0} minutes: cold_over_before is at most that",
-                before.minutes
+                "before, {}, was ended after {:.0} minutes: cold_over_before is at most that",
+                before.commit, before.minutes
             ));
         } else if !before.passed {
             report.note(format!(
-                "before, {BEFORE}, was red, which the time does not show"
+                "before, {}, was red, which the time does not show",
+                before.commit
             ));
         }
     }
@@ -187,9 +197,8 @@ impl Step {
         }
     }
 
-    /// Runs the step in a clone of its own.
-    fn run(self, work: &Path) -> anyhow::Result<Outcome> {
-        let commit = if self == Step::Before { BEFORE } else { "HEAD" };
+    /// Runs the step in a clone of its own, of this commit.
+    fn run(self, work: &Path, commit: &str) -> anyhow::Result<Outcome> {
         // of what is cloned: work may go on here meanwhile
         let code = code_here();
         let clone = clone(&work.join(self.name()), commit)?;

@@ -17,7 +17,7 @@ pub use kept::Kept;
 pub use machine::MachineInfo;
 pub(crate) use report::short;
 pub use report::{Against, Figure, Report};
-pub use samples::{Samples, interleave};
+pub use samples::{Run, Samples, interleave};
 
 /// The settings of an experiment.
 pub struct Context {

@@ -6,16 +6,17 @@ use crate::MountError;
 use floe_image::{CHUNK_SIZE, Hash};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 /// One disk as it was when it was frozen.
 pub struct FrozenDisk {
     name: String,
     size: u64,
-    chain: Chain,
+    chain: Arc<Chain>,
 }
 
 impl FrozenDisk {
-    pub(crate) fn new(name: String, chain: Chain) -> Self {
+    pub(crate) fn new(name: String, chain: Arc<Chain>) -> Self {
         // as large as it was at the freeze: it may have been grown since, which put a larger layer on top
         let size = chain.top().disk_bytes();
         Self { name, size, chain }

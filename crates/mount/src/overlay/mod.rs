@@ -322,8 +322,9 @@ pub(crate) struct Disk {
     size: AtomicU64,
     dir: PathBuf,
     live_dir: PathBuf,
-    /// Writers hold it shared while they write, so that a freeze waits for them.
-    chain: RwLock<Chain>,
+    /// Writers hold it shared while they write, so that a freeze waits for them. A reader takes the chain along, which costs it one
+    /// count whatever the number of layers; who changes it puts another in its place.
+    chain: RwLock<Arc<Chain>>,
     /// Held while a part of a sector is read, changed and written back.
     partial: Mutex<()>,
     /// Held while the disk is frozen or frozen layers are dropped.
@@ -401,7 +402,7 @@ impl Disk {
             size: AtomicU64::new(size),
             dir: dir.to_owned(),
             live_dir: live_dir.to_owned(),
-            chain: RwLock::new(Chain { layers, base }),
+            chain: RwLock::new(Arc::new(Chain { layers, base })),
             partial: Mutex::new(()),
             changing: Mutex::new(()),
             behind: Behind::default(),
@@ -448,7 +449,9 @@ impl Disk {
                 tracing::warn!(dir = %self.dir.display(), %error, "the disk has its new size once it is opened again");
             }
         })?;
-        self.chain.write().layers.push(Arc::new(new));
+        Arc::make_mut(&mut self.chain.write())
+            .layers
+            .push(Arc::new(new));
         self.size.store(bytes, Ordering::Release);
         Ok(())
     }
@@ -476,7 +479,7 @@ impl Disk {
     }
 
     /// Returns the layers and the base as they are now.
-    pub(crate) fn chain(&self) -> Chain {
+    pub(crate) fn chain(&self) -> Arc<Chain> {
         self.chain.read().clone()
     }
 
@@ -581,19 +584,19 @@ impl Disk {
         )?);
         let mut chain = self.chain.write();
         let frozen = chain.clone();
-        chain.layers.push(new);
+        Arc::make_mut(&mut chain).layers.push(new);
         drop(chain);
         Ok(FrozenDisk::new(self.name.clone(), frozen))
     }
 
     /// Returns what an earlier freeze left, given the number of its highest layer; `None` if nothing of it is left.
     pub(crate) fn frozen(&self, last_layer: u32) -> Option<FrozenDisk> {
-        let mut chain = self.chain();
+        let mut chain = Chain::clone(&self.chain());
         if chain.top().number <= last_layer {
             return None;
         }
         chain.layers.retain(|layer| layer.number <= last_layer);
-        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), chain))
+        (!chain.layers.is_empty()).then(|| FrozenDisk::new(self.name.clone(), Arc::new(chain)))
     }
 
     /// Returns whether nothing was ever written to it.
@@ -637,13 +640,11 @@ impl Disk {
         };
         record.write(&self.dir)?;
         let mut chain = self.chain.write();
-        let (old, kept) = std::mem::take(&mut chain.layers)
-            .into_iter()
-            .partition(|l| l.number <= last);
-        chain.layers = kept;
-        chain.base = Some(base);
+        let layers = chain.layers.iter().cloned();
+        let (old, layers): (Vec<Arc<Layer>>, Vec<_>) = layers.partition(|l| l.number <= last);
+        let base = Some(base);
+        *chain = Arc::new(Chain { layers, base });
         drop(chain);
-        let old: Vec<Arc<Layer>> = old;
         old.iter().for_each(|layer| layer.remove());
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! `/cluster`.
 
 use super::{Cluster, listener, listener::Peer, roster::Roster, trust::Trust};
-use crate::{Node, error::NodeError, news::News, rest};
+use crate::{Node, error::NodeError, failure, news::News};
 use axum::{
     Extension, Json, Router,
     extract::{DefaultBodyLimit, State},
@@ -175,7 +175,7 @@ async fn learn(
 async fn blocking<T: Serialize + Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Response {
-    match rest::blocking(call).await {
+    match failure::blocking(call).await {
         Ok(answer) => Json(answer).into_response(),
         Err(failure) => failure.into_response(),
     }

@@ -1,11 +1,10 @@
 //! Machines whose records can't be read. A node that starts leaves them alone: nothing of them is changed or removed, their names and
 //! directories stay taken, and the images that they stand on stay here, until a user removes them or restores their record.
 
-use super::{Entry, Inventory};
+use super::{Entry, Inventory, kept::RECORD_FILE};
 use crate::{
     MachineName,
     error::{NodeError, at, busy, failed},
-    files::RECORD_FILE,
 };
 use floe_image::Hash;
 use floe_machine::exec::{UID_COUNT, UID_FIRST};

@@ -11,6 +11,7 @@ mod clock;
 mod disks;
 pub(crate) mod given;
 mod identity;
+mod kept;
 mod left_alone;
 pub(crate) mod lifecycle;
 mod named;
@@ -24,6 +25,7 @@ mod users;
 pub(crate) use clock::Setter;
 pub(crate) use disks::check_alias;
 pub(crate) use identity::{AGENT_LABEL, GuestState, is_pending};
+pub(crate) use kept::RECORD_FILE;
 pub(crate) use left_alone::{LeftAlone, remove_all};
 pub(crate) use named::Named;
 pub(crate) use new_record::NewMachine;
@@ -50,12 +52,10 @@ use floe_mount::{ImageHandle, MachineHandle};
 use floe_source::Fetcher;
 use floe_threads::{Cancel, Pulse, Waited};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How long a call waits for a short task to end: many times what the slowest takes.
 const SHORT_WAIT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What a machine is, in a file: enough for a node that starts after a crash to take the machine over. No I/O: that is `files`.
+//! What a machine is, in a file: enough for a node that starts after a crash to take the machine over. No I/O: that is `kept`.
 //!
 //! `machines/NAME/machine.json` is replaced atomically (write, fsync, rename, fsync of the directory), so a reader finds
 //! the old state or the new one. Unknown versions are refused: a node must not run a machine that it half understands.

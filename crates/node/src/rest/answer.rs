@@ -1,6 +1,6 @@
 //! Converts the node's results to HTTP: JSON, errors in one form, and streams of events that notice when the client hangs up.
 
-use crate::{Node, error::NodeError, report::Report, transfer::Cancel};
+use crate::{Node, error::NodeError, failure::status, report::Report, transfer::Cancel};
 use axum::{
     Json,
     body::Body,
@@ -15,32 +15,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// An error as an HTTP answer.
-pub struct Failure(ApiError);
-
-impl From<NodeError> for Failure {
-    fn from(error: NodeError) -> Failure {
-        Failure(error.to_api())
-    }
-}
-
-/// Returns the status with which an error of this kind is answered.
-fn status(code: ErrorCode) -> StatusCode {
-    match code {
-        ErrorCode::Usage => StatusCode::BAD_REQUEST,
-        ErrorCode::NotFound => StatusCode::NOT_FOUND,
-        ErrorCode::Busy => StatusCode::CONFLICT,
-        ErrorCode::Unreachable => StatusCode::BAD_GATEWAY,
-        ErrorCode::Refused => StatusCode::UNPROCESSABLE_ENTITY,
-        ErrorCode::Cancelled | ErrorCode::Failed => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        (status(self.0.code), Json(self.0)).into_response()
-    }
-}
+pub use crate::failure::{Failure, blocking};
 
 /// Adds to each operation's description the errors that its kind of operation may answer, unless it describes them itself.
 pub struct Failures;
@@ -154,23 +129,6 @@ pub async fn answer<T: Serialize + Send + 'static>(
     call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<Json<T>, Failure> {
     blocking(call).await.map(Json)
-}
-
-/// Does the same for results that are not JSON.
-pub async fn blocking<T: Send + 'static>(
-    call: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
-) -> Result<T, Failure> {
-    match tokio::task::spawn_blocking(call).await {
-        Ok(result) => result.map_err(Failure::from),
-        Err(error) => {
-            tracing::error!(%error, "a call panicked");
-            Err(Failure(ApiError {
-                code: ErrorCode::Failed,
-                message: "the node made a mistake".into(),
-                fix: "see its log, and report it".into(),
-            }))
-        }
-    }
 }
 
 /// Throws the switch when the answer's body is dropped: because it is complete, or because the client has gone.

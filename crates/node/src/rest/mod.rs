@@ -20,8 +20,6 @@ mod traces;
 mod uploads;
 mod watching;
 
-pub(crate) use answer::blocking;
-
 use crate::Node;
 use answer::Failures;
 use axum::{

@@ -340,18 +340,6 @@ impl HubClient {
         self.parse(what, &answer)
     }
 
-    /// Drops an upload and everything that was sent for it.
-    pub fn cancel_upload(&self, upload: &str) -> Result<(), TransferError> {
-        self.call(
-            "DELETE",
-            &format!("/v1/uploads/{upload}"),
-            "the end of an upload",
-            Bytes::new(),
-            &|_| (),
-        )
-        .map(drop)
-    }
-
     /// Returns the images that the token may read.
     pub fn images(&self) -> Result<Vec<ImageEntry>, TransferError> {
         let answer = self.call("GET", "/v1/images", "its images", Bytes::new(), &|_| ())?;

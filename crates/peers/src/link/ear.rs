@@ -1,5 +1,6 @@
 //! What another host says, in this host's numbers ([`Numbers`]). No I/O, no clock.
-use crate::content::{Content, PIECE_BYTES};
+use crate::content::Content;
+use crate::tree::PIECE_BYTES;
 use crate::wire::{Malformed, Message, Numbers, PACKS_MAX, PackName, Run};
 use floe_swarm::policy::PieceId;
 use std::sync::{Arc, OnceLock};

@@ -1,5 +1,5 @@
 //! How two hosts meet: a connection with proven keys, then a hello from each.
-use super::{CLOSED_DUPLICATE, CLOSED_STRANGER};
+use crate::closed::{CLOSED_DUPLICATE, CLOSED_STRANGER};
 use crate::endpoints::Endpoints;
 use crate::members::{Key, Member};
 use crate::wire::{Frames, Hello, Message, frames_of};

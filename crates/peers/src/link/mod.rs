@@ -4,13 +4,12 @@ mod ear;
 mod expected;
 mod meet;
 mod pieces;
-mod queue;
 
 pub(crate) use meet::{MEETING, Meeting, Unmet, dial, hear};
 pub(crate) use pieces::{Outcome, shelve};
-pub(crate) use queue::ShortQueue;
 
 use crate::cap::Cap;
+use crate::closed::{CLOSED_LEAVING, CLOSED_RESTING, CLOSED_RUDELY};
 use crate::members::Key;
 use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, PACKS_MAX, frames_of};
@@ -22,21 +21,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-
-/// The host ended without a word.
-pub(crate) const CLOSED_RUDELY: VarInt = VarInt::from_u32(0);
-/// The host leaves the swarm.
-pub(crate) const CLOSED_LEAVING: VarInt = VarInt::from_u32(1);
-/// The other is no member.
-pub(crate) const CLOSED_STRANGER: VarInt = VarInt::from_u32(2);
-/// There is another connection between the two.
-pub(crate) const CLOSED_DUPLICATE: VarInt = VarInt::from_u32(3);
-/// Nothing was asked for a while.
-pub(crate) const CLOSED_RESTING: VarInt = VarInt::from_u32(4);
-/// The host has as many connections as it wants.
-pub(crate) const CLOSED_BUSY: VarInt = VarInt::from_u32(5);
-/// The other has misbehaved.
-pub(crate) const CLOSED_FAULT: VarInt = VarInt::from_u32(6);
 
 /// Messages that wait to be written to a host. One that doesn't read so many is given up.
 const OUT_MAX: usize = 1024;

@@ -1,6 +1,7 @@
 //! Pieces over a connection, each on a stream of its own.
 use super::expected::Expected;
-use super::{CLOSED_RUDELY, Ended, Note, Shared, Wire};
+use super::{Ended, Note, Shared, Wire};
+use crate::closed::CLOSED_RUDELY;
 use crate::tree::WrongBytes;
 use crate::wire::{number, put_number};
 use bytes::Bytes;

@@ -5,8 +5,8 @@ mod needs;
 mod peers;
 mod wants;
 
+use crate::doors::Door;
 use crate::endpoints::Endpoints;
-use crate::host::Door;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
 use crate::members::{Key, Member};
 use crate::seed::Seed;

@@ -1,10 +1,10 @@
 //! Connections: which there are, and what follows from their beginning and end.
 use super::gossip::runs;
 use super::{DROPPED_MAX, Linked, Owner};
-use crate::link::{
+use crate::closed::{
     CLOSED_BUSY, CLOSED_DUPLICATE, CLOSED_FAULT, CLOSED_LEAVING, CLOSED_RESTING, CLOSED_STRANGER,
-    Ended, Link, Meeting, Note, Unmet, dial,
 };
+use crate::link::{Ended, Link, Meeting, Note, Unmet, dial};
 use crate::members::{Key, Member};
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};

@@ -1,7 +1,7 @@
 //! The record of what a shelf has: a file `have` that is replaced as a whole (docs/format.md, "Pieces of a swarm"). It names packs by their
 //! roots, so that what is here outlives a content that lists them in another order, or with others.
-use crate::content::{Content, PIECE_BYTES};
-use crate::tree::Pack;
+use crate::content::Content;
+use crate::tree::{PIECE_BYTES, Pack};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};

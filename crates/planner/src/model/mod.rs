@@ -96,15 +96,6 @@ impl Cluster {
     }
 }
 
-/// How one cluster follows another (vTube 4.2.2).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Transition {
-    /// The shortest time in any trace between the first access to the one and the first to the other, in milliseconds.
-    pub interval_ms: u32,
-    /// The share of the traces with the first cluster in which the second follows it.
-    pub probability: f64,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
     Profile(Vec<Row>),
@@ -179,28 +170,6 @@ impl Model {
             image: heir,
             ..self
         }
-    }
-
-    /// Returns how cluster `y` follows cluster `x`; `None` if it never does. Computed each time from the traces that have both,
-    /// because a table of all pairs would grow with the square of the number of clusters.
-    pub fn transition(&self, x: usize, y: usize) -> Option<Transition> {
-        let (from, to) = (self.clusters().get(x)?, self.clusters().get(y)?);
-        let mut follows = 0;
-        let mut interval_ms = u32::MAX;
-        for a in &from.seen {
-            let found = to.seen.binary_search_by_key(&a.trace, |s| s.trace);
-            let Some(b) = found.ok().map(|i| to.seen[i]) else {
-                continue;
-            };
-            if let Some(interval) = follows_after(a, &b) {
-                follows += 1;
-                interval_ms = interval_ms.min(interval);
-            }
-        }
-        (follows > 0).then(|| Transition {
-            interval_ms,
-            probability: f64::from(follows) / from.seen.len() as f64,
-        })
     }
 }
 

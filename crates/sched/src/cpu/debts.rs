@@ -40,12 +40,6 @@ impl Queues {
         self.ledger
     }
 
-    /// Returns what the lists of all cores hold, as service in nanoseconds.
-    pub fn outstanding_ns(&self) -> i64 {
-        let debts = self.cores.iter().flat_map(|core| &core.debts);
-        debts.map(|debt| debt.service_ns).sum()
-    }
-
     /// Returns the debts of a core's list.
     pub fn debts(&self, core: usize) -> &[Debt] {
         &self.cores[core].debts

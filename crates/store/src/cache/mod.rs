@@ -182,36 +182,6 @@ impl Cache {
         Ok(self.inner.chunks.read_now(hash, out, pins))
     }
 
-    /// Copies many chunks to `out` (4 KiB each, in order); `present[i]` is set to whether chunk i was here (don't use the bytes
-    /// of others). Neighbours in the slab are read with one call. Returns how many were here.
-    pub fn get_many(
-        &self,
-        hashes: &[Hash],
-        out: &mut [u8],
-        present: &mut [bool],
-        pin: Option<&Pin>,
-    ) -> Result<usize, StoreError> {
-        if out.len() != hashes.len() * CHUNK_SIZE || present.len() != hashes.len() {
-            return Err(StoreError::Invalid {
-                what: format!(
-                    "{} chunks need a buffer of {} bytes and as many flags, not {} and {}",
-                    hashes.len(),
-                    hashes.len() * CHUNK_SIZE,
-                    out.len(),
-                    present.len()
-                ),
-            });
-        }
-        self.inner
-            .chunks
-            .read_many(hashes, out, present, self.chunk_pins(pin)?);
-        for (i, _) in hashes.iter().enumerate().filter(|(_, hash)| hash.is_zero()) {
-            out[i * CHUNK_SIZE..(i + 1) * CHUNK_SIZE].fill(0);
-            present[i] = true;
-        }
-        Ok(present.iter().filter(|&&p| p).count())
-    }
-
     /// Returns the segment `hash`, shared by everybody who holds it; `None` if it isn't here. [`Hash::ZERO`] is the empty
     /// segment.
     pub fn get_segment(&self, hash: &Hash, pin: Option<&Pin>) -> Option<Arc<Segment>> {

@@ -15,15 +15,13 @@ use crate::StoreError;
 use crate::error::is_full;
 
 /// Most shards: more than threads that fault at the same time on a large host. A thread that is preempted while it holds a lock
-/// holds up only 1/64 of the others. The price is that neighbours in an image aren't neighbours in the slab: with one shard
-/// `get_many` was 15 to 30 % faster, and `get` the same.
+/// holds up only 1/64 of the others. The price is that neighbours in an image aren't neighbours in the slab: reading many of them
+/// with one call was 15 to 30 % faster with one shard, but nobody reads so, and one chunk was read as fast.
 const SHARDS_MAX: u64 = 64;
 /// With fewer slots a shard, it would be a matter of luck when a shard is full.
 const SLOTS_PER_SHARD_MIN: u64 = 4096;
 /// How often a read starts again when its slot is reused meanwhile, and a write when others are writing to every free slot.
 const ATTEMPTS_MAX: usize = 64;
-/// Most neighbours that are read with one call (IOV_MAX is 1024).
-const RUN_MAX: usize = 512;
 
 /// How many items are evicted before holes are made in the file for them.
 const SHRINK_BATCH: u64 = 1 << 16;
@@ -221,62 +219,6 @@ impl Shelf {
         let kind = self.kind.name();
         tracing::warn!(item = %hash.short(), kind, "a cached item was damaged and is dropped; it will be fetched again");
         Some(false)
-    }
-
-    /// Reads many items to their places in `out`; `present[i]` is set to whether item i was here. Neighbouring slots are read
-    /// with one call.
-    pub fn read_many(
-        &self,
-        hashes: &[Hash],
-        out: &mut [u8],
-        present: &mut [bool],
-        pin: Option<&PinSet>,
-    ) {
-        let size = self.kind.raw_size();
-        let mut hits: Vec<(u32, u32, Found)> = Vec::with_capacity(hashes.len());
-        for (i, hash) in hashes.iter().enumerate() {
-            present[i] = false;
-            if hash.is_zero() {
-                continue;
-            }
-            let number = self.shard(hash);
-            if let Some(found) = self.look_up(number, hash, pin) {
-                hits.push((self.slot(number, found.local), i as u32, found));
-            }
-        }
-        hits.sort_unstable_by_key(|hit| hit.0);
-        let mut places: Vec<Option<&mut [u8]>> = out.chunks_exact_mut(size).map(Some).collect();
-        let mut again = Vec::new();
-        for run in hits
-            .chunk_by(|a, b| a.0 + 1 == b.0)
-            .flat_map(|run| run.chunks(RUN_MAX))
-        {
-            let mut buffers: Vec<std::io::IoSliceMut<'_>> = run
-                .iter()
-                .map(|hit| {
-                    let place = places[hit.1 as usize]
-                        .take()
-                        .expect("each place is in one run");
-                    std::io::IoSliceMut::new(place)
-                })
-                .collect();
-            let ok = self.slab.read_run(run[0].0, &mut buffers).is_ok();
-            for (hit, buffer) in run.iter().zip(&buffers) {
-                let hash = &hashes[hit.1 as usize];
-                // A short read doesn't say which slot is bad, so each is then read separately.
-                match ok
-                    .then(|| self.settle(self.shard(hash), hash, &hit.2, buffer, true))
-                    .flatten()
-                {
-                    Some(good) => present[hit.1 as usize] = good,
-                    None => again.push(hit.1 as usize),
-                }
-            }
-        }
-        drop(places);
-        for i in again {
-            present[i] = self.read(&hashes[i], &mut out[i * size..(i + 1) * size], pin);
-        }
     }
 
     /// Stores an item whose hash the caller has checked.

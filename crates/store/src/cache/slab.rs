@@ -181,17 +181,6 @@ impl Slab {
         read_now(&self.data, out, self.offset(slot))
     }
 
-    /// Reads neighbouring slots to several buffers with one call. Fails also if fewer bytes were read than asked for.
-    pub fn read_run(&self, first_slot: u32, out: &mut [io::IoSliceMut<'_>]) -> io::Result<()> {
-        let want: usize = out.iter().map(|b| b.len()).sum();
-        let read = rustix::io::preadv(&self.data, out, self.offset(first_slot))?;
-        if read == want {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::UnexpectedEof.into())
-        }
-    }
-
     /// Writes the data, then the entry.
     pub fn write(&self, slot: u32, hash: &Hash, data: &[u8]) -> io::Result<()> {
         self.data.write_all_at(data, self.offset(slot))?;

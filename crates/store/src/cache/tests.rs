@@ -41,7 +41,6 @@ enum Op {
     PutPinned(u64),
     Get(u64),
     GetPinned(u64),
-    GetMany(Vec<u64>),
     Unpin,
     Gc(u64),
     Reopen,
@@ -54,8 +53,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => n.clone().prop_map(Op::Put),
         2 => n.clone().prop_map(Op::PutPinned),
         6 => n.clone().prop_map(Op::Get),
-        2 => n.clone().prop_map(Op::GetPinned),
-        3 => proptest::collection::vec(n, 0..20).prop_map(Op::GetMany),
+        2 => n.prop_map(Op::GetPinned),
         1 => Just(Op::Unpin),
         1 => (0..80u64).prop_map(Op::Gc),
         1 => Just(Op::Reopen),
@@ -92,19 +90,6 @@ proptest! {
                     if cache.get(&hash, &mut out, pin.as_ref()).unwrap() {
                         pinned.insert(n, ());
                     }
-                }
-                Op::GetMany(ns) => {
-                    let items: Vec<_> = ns.iter().map(|&n| chunk(n)).collect();
-                    let hashes: Vec<Hash> = items.iter().map(|i| i.0).chain([Hash::ZERO]).collect();
-                    let mut out = vec![7u8; hashes.len() * CHUNK_SIZE];
-                    let mut present = vec![false; hashes.len()];
-                    let count = cache.get_many(&hashes, &mut out, &mut present, None).unwrap();
-                    prop_assert_eq!(count, present.iter().filter(|&&p| p).count());
-                    for (i, (hash, data)) in items.iter().enumerate() {
-                        prop_assert_eq!(present[i], cache.contains(Kind::Chunk, hash));
-                        prop_assert!(!present[i] || out[i * CHUNK_SIZE..][..CHUNK_SIZE] == data[..]);
-                    }
-                    prop_assert!(present[ns.len()] && out[ns.len() * CHUNK_SIZE..].iter().all(|&b| b == 0));
                 }
                 Op::Unpin => { pin = Some(cache.pin()); pinned.clear(); }
                 Op::Gc(n) => { cache.gc(n * CHUNK).unwrap(); prop_assert!(cache.stats().bytes <= (n.max(pinned.len() as u64)) * CHUNK); }

@@ -1,13 +1,12 @@
 //! Turns bytes into images, using all cores.
 //!
 //! Workers pull segments (4 MiB) from a `feed`, find zeros, hash, drop what the parent or the image itself already has,
-//! compress the rest in frames of 16 chunks (`worker`) and append the frames to packs (`packer`). A worker owns its segment
+//! compress the rest in frames of 16 chunks (`worker`) and append the frames to packs (`repository::packer`). A worker owns its segment
 //! from the read to the table's hash, so nothing has to be put in order again, and the only shared state in between is a
 //! sharded set of hashes. A pipeline of stages with queues was rejected, because it copies every chunk between cores.
 
 mod feed;
 mod others;
-mod packer;
 mod worker;
 
 use std::fs::File;
@@ -19,21 +18,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use floe_image::{Hash, Layout, MachineConfig, Manifest, Region, region_name_is_valid};
 use parking_lot::Mutex;
 
-use crate::repository::{Scope, unix_now};
+use crate::repository::{LEVEL_DEFAULT, PACK_BYTES_MAX, Packer, Scope, unix_now};
 use crate::{Repository, StoreError};
 pub use feed::next_data;
 use feed::{Feed, FileFeed, PagesFeed, PagesState, ReaderFeed};
 use others::Others;
-pub(crate) use packer::Packer;
 use worker::{Job, Seen, Shared};
 
 type ProgressFn = dyn Fn(IngestProgress<'_>) -> bool + Send + Sync;
 
-/// On a disk of programs and libraries, level 3 took 7.1 s of CPU and level 1 took 5.0 s for 1.1 GB of data, with packs of
-/// 381 and 395 MB (`zstd -3` of the whole file: 13.3 s, its zeros included). A pack is written once and sent often.
-pub(crate) const LEVEL_DEFAULT: i32 = 3;
-/// Largest pack by default: the most that a hub accepts in one upload.
-pub(crate) const PACK_BYTES_MAX: u64 = 8 << 20;
 /// A smaller pack would be mostly index.
 const PACK_BYTES_MIN: u64 = 256 * 1024;
 

@@ -13,9 +13,8 @@ use parking_lot::Mutex;
 
 use super::feed::{Content, Feed};
 use super::others::Others;
-use super::packer::Packer;
 use super::{Counters, ProgressFn};
-use crate::repository::{Scope, Walk};
+use crate::repository::{Packer, Scope, Walk};
 use crate::{IngestProgress, StoreError};
 
 const SEEN_SHARDS: usize = 64;

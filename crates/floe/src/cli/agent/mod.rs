@@ -94,14 +94,14 @@ impl Install {
         match replace::running(&client, &self.machine) {
             Some(found) if found.checksum == checksum => {
                 let text = format!("{} has this agent, and it answers", self.machine);
-                return super::images::acknowledge(cx, &text);
+                return cx.out.acknowledge(&text);
             }
             Some(replace::Running {
                 path: Some(old), ..
             }) => {
                 replace::replace(&client, &self.machine, &old, &path, &checksum)?;
                 let text = format!("the agent of {} is replaced, and answers", self.machine);
-                return super::images::acknowledge(cx, &text);
+                return cx.out.acknowledge(&text);
             }
             // none, or one that could not be put back, or that is too old to say
             _ => {}
@@ -132,10 +132,8 @@ impl Install {
             0 => String::new(),
             n => format!(" ({n} pieces were sent again)"),
         };
-        super::images::acknowledge(
-            cx,
-            &format!("the agent runs in {}{again}; {how}", self.machine),
-        )
+        cx.out
+            .acknowledge(&format!("the agent runs in {}{again}; {how}", self.machine))
     }
 
     /// Gets to root's shell.

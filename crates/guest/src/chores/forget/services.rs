@@ -60,7 +60,7 @@ pub(super) fn begin_anew(root: &Path) -> Result<(), String> {
 
 /// Whether this machine has got its address from its node: then no DHCP client has one.
 fn has_address(root: &Path) -> bool {
-    let identity = root.join(crate::agent::IDENTITY_PATH.trim_start_matches('/'));
+    let identity = root.join(crate::files::IDENTITY_PATH.trim_start_matches('/'));
     let identity = fs::read_to_string(identity).unwrap_or_default();
     identity.lines().any(|line| line.starts_with("address="))
 }

@@ -131,11 +131,9 @@ impl Host {
 fn check(queues: &Queues) {
     let ledger = queues.ledger();
     let accounted = ledger.borrowed_ns + ledger.returned_ns + ledger.written_off_ns;
-    assert_eq!(
-        ledger.lent_ns,
-        accounted + queues.outstanding_ns(),
-        "{ledger:?}"
-    );
+    let debts = (0..queues.cores()).flat_map(|core| queues.debts(core));
+    let outstanding_ns: i64 = debts.map(|debt| debt.service_ns).sum();
+    assert_eq!(ledger.lent_ns, accounted + outstanding_ns, "{ledger:?}");
     for core in 0..queues.cores() {
         let waiting = (0..queues.waiting(core)).filter_map(|at| queues.nth(core, at));
         let ids: Vec<TaskId> = waiting.chain(queues.running(core)).collect();

@@ -24,11 +24,11 @@ use floe_image::{
 };
 use rustix::fs::FlockOperation;
 
+use super::packer::{LEVEL_DEFAULT, PACK_BYTES_MAX, Packer};
 use super::publish::SEGMENTS_AT_ONCE;
 use super::scope::Walk;
 use super::{Repository, Scope};
 use crate::StoreError;
-use crate::ingest::{LEVEL_DEFAULT, PACK_BYTES_MAX, Packer};
 use order::{Frame, frames};
 
 /// How many chunks are read at once, so that old packs are read in runs: 16 MiB.

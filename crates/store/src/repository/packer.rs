@@ -13,6 +13,11 @@ use tempfile::{NamedTempFile, TempPath};
 
 use crate::{Repository, StoreError, durable};
 
+/// On a disk of programs and libraries, level 3 took 7.1 s of CPU and level 1 took 5.0 s for 1.1 GB of data, with packs of
+/// 381 and 395 MB (`zstd -3` of the whole file: 13.3 s, its zeros included). A pack is written once and sent often.
+pub(crate) const LEVEL_DEFAULT: i32 = 3;
+/// Largest pack by default: the most that a hub accepts in one upload.
+pub(crate) const PACK_BYTES_MAX: u64 = 8 << 20;
 /// How many finished packs may wait to be synced.
 const SYNC_QUEUE_MAX: usize = 4096;
 /// Compressed segments are collected up to this many bytes, so that they are stored together and not between the chunks.

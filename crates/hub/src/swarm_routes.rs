@@ -1,15 +1,15 @@
 //! The requests of those who take part in swarms.
 
-use super::super::access::Viewer;
-use super::super::batch::count_bytes;
-use super::super::error::{ApiError, ApiResult};
-use super::super::files::missing_pack;
-use super::super::state::{Hub, blocking};
-use super::super::visible::{OwnImage, VisibleImage};
-use super::super::wire::{Args, Path, counted, json, parse_id};
-use super::addresses;
-use super::members::{Content, Key, Refused, Who};
-use super::trees;
+use super::access::Viewer;
+use super::batch::count_bytes;
+use super::error::{ApiError, ApiResult};
+use super::files::missing_pack;
+use super::proofs;
+use super::state::{Hub, blocking};
+use super::swarm::addresses;
+use super::swarm::members::{Content, Key, Refused, Who};
+use super::visible::{OwnImage, VisibleImage};
+use super::wire::{Args, Path, counted, json, parse_id};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
@@ -112,7 +112,7 @@ async fn packs_of(hub: &Arc<Hub>, viewer: &Viewer, image: VisibleImage) -> ApiRe
 async fn named(hub: &Arc<Hub>, viewer: &Viewer, mut packs: Vec<PackRef>) -> ApiResult<Packs> {
     let mut known = HashSet::new();
     packs.retain(|pack| known.insert(pack.id));
-    let roots = packs.iter().map(|pack| trees::root_of(hub, viewer, *pack));
+    let roots = packs.iter().map(|pack| proofs::root_of(hub, viewer, *pack));
     let roots: Vec<Pack> = futures::stream::iter(roots.collect::<Vec<_>>())
         .buffered(READ_AT_ONCE)
         .try_collect()
@@ -395,7 +395,7 @@ pub(crate) async fn damaged(
             "the hub looks once a minute whether a pack is damaged",
         ));
     }
-    let damaged = trees::check(&hub, &viewer, pack).await?;
+    let damaged = proofs::check(&hub, &viewer, pack).await?;
     Ok(Json(PackCheck { damaged }))
 }
 
@@ -420,7 +420,7 @@ pub(crate) async fn proven(
     let pack = readable(&hub, &viewer, &id).await?;
     let range = query.range(&pack)?;
     let image = query.image(&hub, &viewer)?;
-    let proven = trees::prove(&hub, &viewer, pack, range).await?;
+    let proven = proofs::prove(&hub, &viewer, pack, range).await?;
     count_bytes(proven.len());
     if let Some(image) = image {
         let mut given = hub.swarms.given.lock();
