@@ -9,7 +9,6 @@ use crate::{
         lifecycle::{Event, Phase},
     },
     machines::{Machines, launch::machine_forward},
-    news::News,
     report::Report,
     traces::{
         TOUCHED_BEFORE_MAX,
