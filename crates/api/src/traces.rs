@@ -82,7 +82,9 @@ pub struct TraceMoved {
 
 /// By which rule an image is fetched ahead of what its machines touch, once there is a model of earlier runs. Machines of one image on a
 /// host share the rule: that of the one that was started last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefetch {
     /// floe's own: what is likely to be needed soon, with short pauses.

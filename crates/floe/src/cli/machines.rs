@@ -84,7 +84,7 @@ pub struct Run {
     /// default), or vTube's as published (vtube), which fetches and buffers more at a time. Machines of one image on this host share
     /// the rule of the one that was started last
     #[arg(long, value_enum, value_name = "RULE")]
-    prefetch: Option<stream::Rule>,
+    prefetch: Option<floe_api::Prefetch>,
     /// Stay until Ctrl-C or the machine's end, then print what its link carried and what it waited for
     #[arg(long)]
     link_report: bool,
@@ -236,7 +236,7 @@ impl Run {
             ca: authorities.ca,
             cas: authorities.cas,
             no_trace: self.no_trace,
-            prefetch: self.prefetch.map(stream::Rule::wish).unwrap_or_default(),
+            prefetch: self.prefetch.unwrap_or_default(),
             network: self.network.then_some(floe_api::NetworkRequest {
                 allow: self.allow,
                 bytes_per_s: self.allow_rate,

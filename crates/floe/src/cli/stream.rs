@@ -6,24 +6,7 @@ use super::error::CliError;
 use super::output::{bytes, fields};
 use super::{Context, interrupt};
 use floe_api::client::Client;
-use floe_api::{MachineStatus, Prefetch, StreamInfo};
-
-/// By which rule an image is fetched ahead, as typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Rule {
-    Floe,
-    Vtube,
-}
-
-impl Rule {
-    /// Returns the wish.
-    pub fn wish(self) -> Prefetch {
-        match self {
-            Rule::Floe => Prefetch::Floe,
-            Rule::Vtube => Prefetch::Vtube,
-        }
-    }
-}
+use floe_api::{MachineStatus, StreamInfo};
 
 /// How often the report checks whether the machine still runs.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
