@@ -143,8 +143,8 @@ Example: in a network of their own
 Example: from a pool on another host (floe pool serve --help), from which it is read while it runs
   floe activate shop-web --pool https://pool.example
   floe activate https://pool.example/shop-web --independent
-Example: a cluster, machines of several substrates that reach each other by name
-  floe activate --cluster shop.toml
+Example: an ensemble, machines of several substrates that reach each other by name
+  floe activate --ensemble shop.toml
 Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
@@ -163,7 +163,7 @@ pub struct Activate {
     #[command(flatten)]
     at: pool_host::At,
     #[command(flatten)]
-    cluster: ensembles::Cluster,
+    ensemble: ensembles::Ensemble,
     /// How many machines
     #[arg(long = "machines", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
@@ -209,7 +209,7 @@ pub struct Activate {
 impl Activate {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let Some(substrate) = &self.substrate else {
-            return self.cluster.run(cx, self.overcommit);
+            return self.ensemble.run(cx, self.overcommit);
         };
         let (pool, substrate) = pool_host::place_of(substrate, self.at.pool.as_deref())?;
         let asked = pool.as_deref().map(|pool| self.at.access.token_for(pool));

@@ -89,7 +89,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("detail", m.detail.clone()),
         ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
         (
-            "cluster",
+            "ensemble",
             m.ensemble
                 .as_ref()
                 .map(super::ensembles::described)

@@ -171,7 +171,7 @@ impl Ensembles {
     fn take_name(&self, name: &MachineName) -> Result<Taken<'_>, NodeError> {
         let name = name.to_string();
         if !self.under_way.lock().insert(name.clone()) {
-            return Err(busy(format!("cluster {name} is being activated"), "wait"));
+            return Err(busy(format!("ensemble {name} is being activated"), "wait"));
         }
         let ensembles = self;
         Ok(Taken { ensembles, name })
@@ -212,8 +212,8 @@ impl Ensembles {
             false => format!("; missing: {}", missing.join(", ")),
         };
         Err(busy(
-            format!("cluster {name} is there: {}{missing}", known.join(", ")),
-            format!("floe rm --force --cluster {name} removes it, then activate it again"),
+            format!("ensemble {name} is there: {}{missing}", known.join(", ")),
+            format!("floe rm --force --ensemble {name} removes it, then activate it again"),
         ))
     }
 
@@ -542,7 +542,7 @@ impl Ensembles {
                         let fix = format!("floe ps {0}, floe logs {0}", planned.name);
                         Some(failed(why.clone(), fix).to_api())
                     }
-                    _ => Some(failed("another machine of the cluster was not ready", "").to_api()),
+                    _ => Some(failed("another machine of the ensemble was not ready", "").to_api()),
                 },
             }
         };
