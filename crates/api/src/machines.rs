@@ -312,7 +312,7 @@ pub struct MachineInfo {
     /// How far its image is brought to this host, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independence>,
-    /// Of which ensemble it is, if it was activated as a part of one.
+    /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
 }
@@ -331,20 +331,20 @@ pub enum PauseReason {
     Capture,
     /// A disk could not take what it wrote, most often because the host's disk is full.
     Disk,
-    /// A page of its memory does not come from where its image is read.
+    /// The source of its image does not send a page of its memory that it has touched.
     Source,
 }
 
 impl std::fmt::Display for PauseReason {
-    /// Writes the reason in words.
+    /// Writes the reason as a clause that "because" can stand before.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            PauseReason::User => "its user",
-            PauseReason::Buffering => "buffering",
-            PauseReason::Orphaned => "want of its parent's node",
-            PauseReason::Capture => "a capture or a fork",
-            PauseReason::Disk => "a disk that can't be written",
-            PauseReason::Source => "want of its source",
+            PauseReason::User => "its user paused it",
+            PauseReason::Buffering => "what it needs next has not arrived yet",
+            PauseReason::Orphaned => "its parent's node does not answer",
+            PauseReason::Capture => "its state is being captured or forked",
+            PauseReason::Disk => "a disk can't be written",
+            PauseReason::Source => "its source does not send a page of its memory",
         })
     }
 }

@@ -59,7 +59,7 @@ pub enum WaitFor {
     Stopped,
     /// Its CPUs run, but for moments in which floe itself makes it stand still: to buffer, or for a capture.
     Running,
-    /// It stands still until somebody does something: for its user, for a disk or for want of its parent's node.
+    /// It stands still until somebody does something: its user paused it, a disk can't be written, or its parent's node does not answer.
     Paused,
     /// floe's agent in its guest answers.
     Answers,

@@ -1,8 +1,9 @@
 //! Who belongs to the swarm, who can be reached, and who is to be dialled when. Decided without I/O and clock.
 //!
-//! A member counts as present until it turns out not to be: those without a connection are wardens, too, and are dialled when there is
-//! something to ask. To [`NEAR`] others each host keeps a connection, and so has twice as many neighbours, who tell each other what
-//! they have. Who can't be reached is gone for a while that grows with each failure.
+//! A member counts as present until it can't be reached. One without a connection is responsible for pieces like all others (it is their
+//! *warden*, see [`crate::policy`]), and is dialled when there is something to ask of it. Each host keeps connections to [`NEAR`] others
+//! and is chosen by about as many, so that it has some twice as many neighbours, who tell each other what they have. A member that can't be
+//! reached counts as gone for a time that grows with each failure.
 use crate::policy::{Fault, PEERS_MAX, PeerId};
 use std::collections::{BTreeMap, HashSet};
 

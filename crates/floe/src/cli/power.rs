@@ -152,7 +152,7 @@ fn resumed(machine: &MachineInfo) -> String {
     }
     let reasons: Vec<String> = machine.paused_for.iter().map(ToString::to_string).collect();
     format!(
-        "{} still stands for {}\n",
+        "{} goes on later, because {}\n",
         machine.name,
         reasons.join(" and ")
     )
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(
             resumed(&machine),
             format!(
-                "{} still stands for buffering and a disk that can't be written\n",
+                "{} goes on later, because what it needs next has not arrived yet and a disk can't be written\n",
                 machine.name
             )
         );

@@ -100,7 +100,8 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
     slow.start_again();
     // its socket takes connections before it has looked after its machines
     eventually("the end of the old pause", || {
-        slow.log().contains("had been paused for buffering")
+        slow.log()
+            .contains("had been paused because what it needs next has not arrived")
     });
     // and so does a user
     let go_on = || {

@@ -103,7 +103,7 @@ impl Host {
     }
 }
 
-/// What a clone is to be, where another service has decided that.
+/// A clone's name, place and ports, where the service that wants it has decided them (`ensemble`).
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     /// Its name.
@@ -116,7 +116,8 @@ pub(crate) struct Planned {
     pub ensemble: InEnsemble,
 }
 
-/// For what another service wants clones.
+/// What a service that needs clones says of them, beside a user's request: `pool`, `ensemble` and calls from inside a guest make forks
+/// for purposes of their own.
 #[derive(Default)]
 pub(crate) struct Purpose<'a> {
     /// The ticket whose id becomes the fork's, so that a clone knows for whom it was made.

@@ -341,7 +341,7 @@ impl Independence {
         Ok(())
     }
 
-    /// Writes down that a machine needs nothing from elsewhere, and lets it go on if it stood still for want of its parent's node.
+    /// Records that a machine needs nothing from other hosts any more. If it was paused because its parent's node does not answer, it goes on.
     fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
         entry.update(|record| {
             // from now on this node reads the image from its own repository

@@ -448,7 +448,7 @@ impl Inventory {
         {
             let mut entries = self.entries.write();
             check_free(&entries, &self.left_alone.read(), to)?;
-            // nobody else gets the name meanwhile
+            // takes the new name, so that no other machine can have it meanwhile
             entries.insert(to.clone(), entry.clone());
         }
         let written = entry.update(|record| record.name = to.to_string());

@@ -82,7 +82,7 @@ pub struct Record {
     /// How much of this host's resources the QEMUs of its household may use together.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
-    /// With whom it shares these.
+    /// The machines with which it shares these limits.
     #[serde(default, skip_serializing_if = "Household::is_unknown")]
     pub household: Household,
     /// What becomes of it once it has ended.
@@ -92,12 +92,13 @@ pub struct Record {
     /// was given later. One that [`Record::config`] does not name is not, or no longer, a disk of the machine: what is left of it goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
-    /// The least number that its next disk may have: none is ever used again, so that nothing that was kept of a disk (in a fork's frozen
-    /// layers, in an image) is taken for another's.
+    /// The lowest number that its next disk may have. No number is used twice, so that what was kept of a disk (in a fork's frozen layers,
+    /// in an image) is never taken for another disk's.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub next_disk: usize,
-    /// Unless this is 0, [`Record::image`] is this machine's alone: its memory of when it was parked. Its disks are not in it. The number is
-    /// how many such images, each over the one before, that one was made with, the first of them over [`Record::disk_base`].
+    /// How many images of parked memory lie above [`Record::disk_base`]. 0: [`Record::image`] is an ordinary image. Otherwise it belongs to
+    /// this machine alone, has its memory of when it was last parked and none of its disks, and is the last of a chain of so many images:
+    /// the first is a layer over [`Record::disk_base`], each further one over the one before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub own_layers: u32,
     /// After how many seconds of idleness it is parked, if ever.
@@ -118,7 +119,7 @@ pub struct Record {
     /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independent>,
-    /// Of which ensemble it is, if it was activated as a part of one.
+    /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
     /// Whether it takes part in its image's swarm; `None` means as the node says.

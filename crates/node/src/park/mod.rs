@@ -172,7 +172,7 @@ impl Parks {
             PauseReason::Source => format!("floe wait {name} --for running, then park it"),
         };
         Err(refused(
-            format!("machine {name} stands still for {reason}"),
+            format!("machine {name} stands still because {reason}"),
             fix,
         ))
     }

@@ -523,7 +523,8 @@ fn swarm_of(request: &RunRequest) -> Option<SwarmUse> {
     request.swarm.or(told.then_some(SwarmUse::On))
 }
 
-/// As whom the places of a request are asked, and by which authorities they are believed.
+/// Returns what this node shows and trusts when it reads a request's image and sources: a token for each place, and the certificate
+/// authorities that may vouch for them. A token or authority that does not fit its place is an error.
 fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
     Ok(Origin {
         tokens: tokens_of(request)?,

@@ -82,7 +82,7 @@ impl Trims {
         entry.vm()?;
         if let Some(reason) = entry.reasons().first() {
             return Err(refused(
-                format!("machine {name} stands still for {reason}"),
+                format!("machine {name} stands still because {reason}"),
                 format!("see floe ps {name}, and try again when it runs"),
             ));
         }

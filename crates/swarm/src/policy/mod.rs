@@ -105,7 +105,7 @@ pub enum Fault {
 /// What happened. What comes late, of a peer that is gone or a piece that nobody asked for, does no harm.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A host takes part. All hosts of the swarm should be told of, also those without a connection: they are wardens.
+    /// A host takes part. Tell of every host of the swarm, also of those without a connection: each is the warden of some pieces.
     Joined(PeerId),
     /// There is a seed, which has all pieces. A further one is asked while those before it fail or send wrong bytes.
     Seed(PeerId),

@@ -56,8 +56,8 @@ const LEASES: [(&str, &[&str]); 8] = [
     ("run/systemd/netif/leases", &[""]),
     ("var/lib/systemd/network", &[""]),
 ];
-/// Files that are made anew when they are needed: the key with which systemd encrypts what services are told, and the message with the
-/// host name that those get who log in.
+/// Files that the system makes anew when they are needed: the key with which systemd encrypts the credentials of services, and the greeting
+/// that users see when they log in, which has the host name.
 const REMADE: [&str; 2] = ["var/lib/systemd/credential.secret", "run/motd.dynamic"];
 /// Who logged in, and who tried; and what was written when a cloud's keys and names were set up. Their older parts have a dot or a
 /// dash behind these names.

@@ -71,7 +71,7 @@ impl News {
             News::Continued(why) => (Happened::MachineContinued, why.clone()),
             News::ContinuedAfter(reasons) => {
                 let words: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-                let why = format!("it had been paused for {}", words.join(" and "));
+                let why = format!("it had been paused because {}", words.join(" and "));
                 (Happened::MachineContinued, why)
             }
         })
