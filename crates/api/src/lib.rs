@@ -191,7 +191,7 @@ pub struct NodeInfo {
     pub machines: u64,
     /// Number of images in the local repository.
     pub images: u64,
-    /// Number of QEMUs that wait in the standby pool.
+    /// Number of standby QEMUs: they wait with an image's state loaded, for its next run.
     pub standby: u64,
     /// Number of QEMUs that wait without an image, for clones of machines whose guests have a ticket or that were forked before.
     #[serde(default)]

@@ -377,13 +377,13 @@ impl Adoption {
         }
     }
 
-    /// Returns the directories of QEMUs that waited in the pool and belong to no machine. Looked for before this node answers anybody: what
+    /// Returns the directories of standby QEMUs that belong to no machine. Looked for before this node answers anybody: what
     /// waits there from then on is its own.
     fn find_leftovers(&self) -> Vec<PathBuf> {
         let entries = self.inventory.all();
         let taken: Vec<String> = entries.iter().map(|entry| entry.record().place).collect();
-        let pool = self.core.home.root().join(machines::STANDBY_DIR);
-        let found = aside::list(&pool).unwrap_or_else(|error| {
+        let standby = self.core.home.root().join(machines::STANDBY_DIR);
+        let found = aside::list(&standby).unwrap_or_else(|error| {
             tracing::error!(%error, "QEMUs that waited under the earlier node stay");
             Vec::new()
         });
@@ -394,7 +394,7 @@ impl Adoption {
         left.map(std::fs::DirEntry::path).collect()
     }
 
-    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files. What a guest wrote is set aside; while the
+    /// Ends standby QEMUs that belong to no machine, and removes their files. What a guest wrote is set aside; while the
     /// records of some machines can't be read, it may be theirs, and stays.
     fn end_leftovers(&self, waited: &[PathBuf]) {
         let alone = self.inventory.any_left_alone();

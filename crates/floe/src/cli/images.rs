@@ -516,7 +516,7 @@ fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> Strin
     let mut text = format!("laid out {image} by {by} in {took}\n");
     text += &format!(
         "  {} of {}: {} of {} before, {} of {} now\n",
-        count(report.clusters, "cluster"),
+        count(report.clusters, "group"),
         count(report.chunks, "chunk"),
         count(report.reads_before, "range read"),
         bytes(report.read_bytes_before),

@@ -54,7 +54,7 @@ pub struct Record {
     /// User id that its QEMU runs as; `None` is the node's own.
     pub uid: Option<u32>,
     /// Directory of its QEMU and disks, relative to the state directory: `machines/NAME`, or `standby/N` for a machine
-    /// that waited in the pool (its files can't move while QEMU has them open).
+    /// whose QEMU waited before the run (its files can't move while QEMU has them open).
     pub place: String,
     /// Its directory's name on the mount.
     pub mount_name: String,

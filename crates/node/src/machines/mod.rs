@@ -5,7 +5,7 @@
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering`, `sources` and `stopped` (machines that stand
 //! still).
 //!
-//! Locks: that of limits, then those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
+//! Locks: that of limits, then those of the inventory. Those of the standby QEMUs, of the keyboards and of what was seen on
 //! screens (`faces`) are held only briefly.
 
 pub(crate) mod blanks;

@@ -1,7 +1,7 @@
-//! QEMUs that are started ahead: each has loaded the state of a recently run image, and a run only has to let its guest go
+//! Standby QEMUs, which are started ahead: each has loaded the state of a recently run image, and a run only has to let its guest go
 //! on.
 //!
-//! Each costs some 40 MB, so the pool is small and its memory is bounded. It maps the image's own memory file, so the pages
+//! Each costs some 40 MB, so they are few and their memory is bounded. Each maps the image's own memory file, so the pages
 //! that its device state touched are shared with the image's other machines.
 
 use crate::{
@@ -35,7 +35,7 @@ pub(crate) const DIR: &str = "standby";
 /// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
 pub(super) const PREPARING_END: Duration = Duration::from_secs(10);
 
-/// The pool of waiting QEMUs.
+/// The standby QEMUs that wait.
 #[derive(Default)]
 pub(crate) struct Pool {
     inner: Mutex<Inner>,
