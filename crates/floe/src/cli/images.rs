@@ -57,7 +57,7 @@ Example: Windows, or another system without VirtIO drivers, that a UEFI firmware
 Example: a disk that others made, in which floe exec, cp and ssh work at once
   floe image import cloud.qcow2 --agent --name cloud && floe run cloud --name web --wait agent
   floe exec -it web -- bash
-Example: bytes that no signature tells to be a disk
+Example: bytes that cannot be recognized as a disk
   floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
   floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny
