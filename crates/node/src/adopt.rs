@@ -31,7 +31,7 @@ use std::{
 
 /// The message about a clone whose memory is lost.
 const LOST: &str = "a part of its memory went with a node that ended before the fork was stored";
-/// The message about a clone whose memory may be there.
+/// The message about a clone whose memory may still exist, but can't be read now.
 const UNREAD: &str = "a part of its memory can't be read now, see the node's log";
 /// The message about a machine whose memory was lost with the mount.
 const MOUNT_LOST: &str =
@@ -291,7 +291,8 @@ impl Adoption {
         }
     }
 
-    /// Returns that a machine is to be asked again, and why, unless its QEMU has ended: an error does not say that it has.
+    /// Decides what an error of a machine's QEMU means. If the QEMU has ended, returns the error; otherwise that it is to be asked again,
+    /// and why. The error alone does not say that it has ended.
     fn unless_ended(
         &self,
         operation: &Operation,
@@ -377,8 +378,8 @@ impl Adoption {
         }
     }
 
-    /// Returns the directories of standby QEMUs that belong to no machine. Looked for before this node answers anybody: what
-    /// waits there from then on is its own.
+    /// Returns the directories of standby QEMUs that belong to no machine. Called before this node answers anybody, since QEMUs that wait
+    /// there from then on are its own.
     fn find_leftovers(&self) -> Vec<PathBuf> {
         let entries = self.inventory.all();
         let taken: Vec<String> = entries.iter().map(|entry| entry.record().place).collect();
@@ -415,8 +416,8 @@ impl Adoption {
         }
     }
 
-    /// Ends what a machine was in the directory of its record, if its files are elsewhere: a node was killed while it went back to an
-    /// image.
+    /// If a machine's files are not in its record's directory, ends the QEMU that it had there and removes what is left: a node was killed
+    /// while the machine went back to an image.
     fn end_former(&self, entry: &Entry) {
         if self.core.home.root().join(entry.record().place) == entry.dir {
             return;

@@ -270,8 +270,8 @@ impl Forks {
         self.layers.any_of(name)
     }
 
-    /// Has the memory stored that a machine was cloned from, or that its own clones were, and waits until it is; an error once `cancel` is
-    /// thrown.
+    /// Has the memory of a machine's forks stored (that of the fork that made it, and of those that it is the parent of) and waits until it
+    /// is. Returns an error once `cancel` is thrown.
     pub fn settle_all_of(&self, entry: &Entry, cancel: &Cancel) -> Result<(), NodeError> {
         let cloned_from = || {
             let record = entry.record();
@@ -280,7 +280,7 @@ impl Forks {
         self.layers.settle(entry.name.as_str(), cloned_from, cancel)
     }
 
-    /// Returns where the memory of a fork is whose machines' records say that it was not stored.
+    /// Returns where a fork's memory is, if its machines' records say that it was not stored.
     pub fn find_unstored(&self, image: &Hash) -> Unstored {
         if self.layers.get(image).is_some() {
             return Unstored::Kept;
@@ -325,7 +325,7 @@ impl Forks {
         self.fork_for(name, request, Purpose::default(), report)
     }
 
-    /// Does the same for a purpose of another service.
+    /// Does the same for another service, with what that needs beside a user's request.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,

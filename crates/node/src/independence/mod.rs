@@ -439,7 +439,7 @@ fn checked_rate(rate: Option<u64>) -> Result<Option<u64>, NodeError> {
     }
 }
 
-/// Returns what the record of a machine says that is to be run.
+/// Returns what the record of a machine that is about to run says of its independence.
 pub(crate) fn asked(
     request: Option<&floe_api::Independent>,
 ) -> Result<Option<Independent>, NodeError> {

@@ -18,9 +18,9 @@ const MACHINE_LABEL: &str = "floe.machine";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
-/// How far a clock is behind at least that is told of, in seconds: that of a clone stands for as long as its fork takes.
+/// From how many seconds on users are told that a clock is behind. A clone's is always a little behind, by the time that its fork took.
 const CLOCK_BEHIND_MIN_S: u64 = 5;
-/// How the detail of a machine begins whose clock nobody has set.
+/// The first words of a machine's detail that says that nobody has set its clock.
 const CLOCK_STALE: &str = "its clock shows the time of the capture";
 
 /// What is known of a machine's guest.
@@ -34,7 +34,7 @@ pub(crate) struct GuestState {
     pub why: Option<String>,
     /// Whether the agent was asked to set the clock and has not answered yet.
     pub clock_awaited: bool,
-    /// How old the state was that it continued from, in seconds, while nobody has set its clock since: so far is that behind.
+    /// How many seconds its clock is behind, because nobody has set it since it continued from a state of that age.
     pub clock_behind_s: Option<u64>,
     /// For how long its CPUs have stood still, and its clock with them.
     pub stood: super::clock::Stood,
@@ -106,8 +106,8 @@ impl Entry {
         disks.map_or(0, |disks| disks.stats().waits)
     }
 
-    /// Says from where what its guest needs still comes, if that may be why an agent in it is silent: its source gives nothing, or a
-    /// restored guest has waited for its own memory since it had waited `before` times, or waits now.
+    /// Says where what its guest needs still has to come from, if that may be why an agent in it is silent: the source gives nothing, or
+    /// the restored guest waits for its own memory now or has waited for it since its count of waits was `before`.
     pub fn still_fetches(&self, before: u64) -> Option<String> {
         let (fetcher, restored, from) = {
             let state = self.state();
@@ -120,7 +120,7 @@ impl Entry {
         fetches(&from, trouble, waits)
     }
 
-    /// Sets the label that says that an image is captured from this machine.
+    /// Sets the label that says that an image was captured from this machine.
     pub fn label_machine(&self, config: &mut MachineConfig) {
         config.labels.insert(MACHINE_LABEL.into(), self.mark());
     }
@@ -130,7 +130,8 @@ impl Entry {
         config.labels.get(MACHINE_LABEL) == Some(&self.mark())
     }
 
-    /// What no other machine has had or will have, and this one keeps whatever it is called and wherever its files are.
+    /// Returns what identifies the machine for ever: no other machine has had it or will have it, and a new name or another directory does
+    /// not change it.
     fn mark(&self) -> String {
         let place = self.dir.file_name().unwrap_or_default().to_string_lossy();
         let created = self.state().record.created_unix_s;

@@ -89,7 +89,7 @@ impl Entry {
         self.pauses.lock().sum(now_us())
     }
 
-    /// Whether it is paused for buffering or for want of its source, or a pause for buffering is just beginning or ending.
+    /// Whether it is paused to buffer or because its source is silent, or a pause to buffer is just beginning or ending.
     pub fn stands_still(&self) -> bool {
         let pauses = self.pauses.try_lock();
         pauses.is_none_or(|pauses| pauses.since_us.is_some()) || self.hangs()
@@ -100,8 +100,8 @@ impl Entry {
         self.life.lock().hangs()
     }
 
-    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. It does not begin to do so while the
-    /// operation lasts.
+    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. (One that answers now will not begin
+    /// to hang while the operation lasts.)
     pub(super) fn can_do(&self, what: Task) -> Result<(), NodeError> {
         match what.needs_answers() {
             true => self.answers(),

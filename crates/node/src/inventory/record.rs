@@ -104,16 +104,16 @@ pub struct Record {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
-    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
+    /// What was taken from it to make it small, or may have been. A node that has the machine gives that back.
     #[serde(default, skip_serializing_if = "Small::is_nothing")]
     pub small: Small,
-    /// If it was started from an image that forgets whom it was captured from: who it is now.
+    /// Its own identity, if it was started from an image whose machines forget whom it was captured from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh: Option<Fresh>,
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
-    /// What it had before a change of its size that is under way, or in which a node was killed.
+    /// What it had before a change of its size that is under way, or that a killed node has left unfinished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resizing: Option<Resizing>,
     /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
@@ -122,7 +122,7 @@ pub struct Record {
     /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
-    /// Whether it takes part in its image's swarm; `None` means as the node says.
+    /// Whether it takes part in its image's swarm; `None` means that the node's option decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<SwarmUse>,
 }
@@ -133,10 +133,10 @@ pub struct Record {
 pub struct Household {
     /// Its id: 16 hex digits; empty in a record of an earlier floe ([`Record::household_id`]).
     pub id: String,
-    /// Whether a guest of it made the machine, so that it was there before.
+    /// Whether a guest of this household made the machine, so that the household existed before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joined: bool,
-    /// Of a clone that a guest on another host made: the household there. With its other clones here it shares the disk.
+    /// For a clone that a guest on another host made: the household there. Its clones on this host share one part of this host's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }
@@ -243,12 +243,13 @@ pub struct Family {
     pub parent: String,
     /// The clone's number in the fork, from 1.
     pub number: u32,
-    /// Whether the clone no longer needs its parent's node: nothing of it is only there, on its disk or in its memory.
+    /// Whether the clone no longer needs its parent's node: all of its state is stored on its own host.
     pub settled: bool,
     /// Whether its guest knows who it is.
     #[serde(default, skip_serializing_if = "Identity::is_foreign")]
     pub identity: Identity,
-    /// The address of the cluster's member that ordered it, or the clone here that it is one of; `None` if a user of this node did.
+    /// The address of the cluster's member that ordered it, or that ordered the clone which it was cloned from; `None` if a user of this
+    /// node made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<SocketAddr>,
     /// When it is removed with its disks, Unix time in seconds; `None` is never.
@@ -324,13 +325,13 @@ pub struct Origin {
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
-    /// Who says which other nodes its pieces come from, too.
+    /// Where the list of the other nodes that its pieces come from is kept.
     #[serde(default, skip_serializing_if = "SwarmMembers::is_hub")]
     pub swarm: SwarmMembers,
 }
 
 impl Origin {
-    /// The token that may be sent to one of its addresses.
+    /// Returns the token that may be sent to one of its addresses, if there is one.
     pub fn token_for(&self, url: &str) -> Option<&str> {
         let hub = HubAddress::of(url)?;
         if let Some(token) = self.tokens.get(&hub) {
@@ -340,7 +341,7 @@ impl Origin {
         self.token.as_deref().filter(|_| first == Some(hub))
     }
 
-    /// The file with the certificate authorities that one of its addresses is believed by; `None` means those of the system.
+    /// Returns the file with the certificate authorities that may vouch for one of its addresses; `None` means those of the system.
     pub fn ca_for(&self, url: &str) -> Option<&str> {
         let own = HubAddress::of(url).and_then(|hub| self.cas.get(&hub));
         own.or(self.ca.as_ref()).map(String::as_str)
@@ -372,7 +373,7 @@ impl Record {
         }
     }
 
-    /// Returns what the machines are called that share their part of this host's disk with it.
+    /// Returns the name under which the machines that share one part of this host's disk are known to the disk's scheduler.
     pub fn shares_disk_as(&self) -> &str {
         let from = self.household.from.as_deref();
         from.unwrap_or_else(|| self.household_id())

@@ -33,7 +33,7 @@ const ENDING_WAIT: Duration = Duration::from_secs(1);
 const KILL_WAIT: Duration = Duration::from_secs(10);
 /// How often the free space on the disk is checked.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
-/// How long nothing may come of what a guest waits for until that is said.
+/// How long a guest may wait for its source in vain until users are told.
 const SOURCE_SILENT_MIN: Duration = Duration::from_secs(3);
 /// How often the disk's reserve is refilled if there is room.
 const REFILL_EVERY: Duration = Duration::from_secs(5);
@@ -579,7 +579,7 @@ impl Machines {
     }
 }
 
-/// Says for how long the source of a machine's image has given nothing of what is waited for, and why.
+/// Says for how long the source of a machine's image has given nothing that is waited for, and why.
 pub(super) fn source_trouble(
     fetcher: Option<&floe_source::Fetcher>,
     waits: floe_mount::Waits,

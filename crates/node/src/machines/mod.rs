@@ -85,7 +85,7 @@ pub(crate) struct Machines {
     faces: faces::Faces,
     /// Held while the limits of a household are changed.
     limiting: Mutex<()>,
-    /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
+    /// Sends each machine whose QEMU starts running to whoever listens to its guest.
     arrivals: mpsc::Sender<Arc<Entry>>,
     kin: OnceLock<Weak<dyn Kin>>,
 }
@@ -134,7 +134,7 @@ impl Machines {
         let _ = self.kin.set(kin);
     }
 
-    /// Has the guest of a QEMU that now runs listened to.
+    /// Makes the conversation with the guest of a QEMU begin that now runs.
     pub fn attend(&self, entry: &Arc<Entry>) {
         let _ = self.arrivals.send(entry.clone()); // while the node ends nobody receives
     }

@@ -111,7 +111,7 @@ impl Pool {
         inner.waiting.remove(index)
     }
 
-    /// Removes and returns the one that has waited longest, preferably one for another image.
+    /// Removes and returns the one that has waited longest, preferably one that waits for another image than this.
     fn take_oldest(&self, image: &Hash) -> Option<Waiting> {
         let mut inner = self.inner.lock();
         let other = inner.waiting.iter().position(|one| one.image != *image);

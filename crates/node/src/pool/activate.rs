@@ -1,4 +1,5 @@
-//! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
+//! Activates substrates. One machine of a private substrate runs as the machine that was docked; in all other cases clones run, each with
+//! an identity of its own.
 
 use super::{Pool, dispatch::Away, expand::Gains, record::SubstrateRecord};
 use crate::{
@@ -26,7 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An image that nobody removes while machines are started from it. Dropping this lets it go.
+/// A hold on an image: nobody removes it while machines are started from it. Dropping this ends the hold.
 struct Held<'a> {
     pool: &'a Pool,
     image: Hash,
@@ -133,7 +134,8 @@ impl Pool {
         Ok(outcome)
     }
 
-    /// Names the cold way where this host's QEMU can't load a substrate of its pool, which no trying again changes.
+    /// If this host's QEMU can't load the substrate's state, adds to the error how the machine can be booted from its disks instead: trying
+    /// again would not help.
     fn check_loads(&self, name: &str, basis: &Basis<'_>) -> Result<(), NodeError> {
         let checked = self
             .machines

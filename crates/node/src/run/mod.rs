@@ -92,7 +92,7 @@ impl Runs {
         self.run_found(wanted, request, found, report)
     }
 
-    /// Refuses to bring an image by a list of nodes that nobody can give what none of them has.
+    /// Refuses a list of nodes for the swarm of an image that is on no hub: nobody could give the pieces that none of them has.
     fn check_on_a_hub(&self, request: &RunRequest, found: &Found) -> Result<(), NodeError> {
         let mut places = found.origin.urls.iter();
         let may = places.any(|place| self.images.sources.may_be_hub(place));
@@ -108,7 +108,7 @@ impl Runs {
         }
     }
 
-    /// Does the same with an image that was found; the request's image is only shown.
+    /// Does the same with an image that was found already; the image's name in the request is only shown.
     pub(crate) fn run_found(
         self: &Arc<Self>,
         wanted: Option<MachineName>,

@@ -34,7 +34,7 @@ const BRING_TIMEOUT: Duration = Duration::from_secs(400);
 /// How long a few pieces may take that are brought for others.
 const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why an image has no swarm that is in no packs.
+/// Why an image that is not stored in packs has no swarm.
 pub(super) const NO_PACKS: &str = "the hub does not keep it in packs";
 
 impl Swarms {
@@ -207,7 +207,7 @@ impl Swarms {
         }
     }
 
-    /// Tells an image's hub that what came of packs is not what the image needs.
+    /// Tells an image's hub that the bytes which came of some packs are not what the image needs.
     pub(super) fn doubt(&self, key: &Key, packs: Vec<Hash>) {
         let place = self.known.lock().get(key).map(|known| known.place.clone());
         let Some(place) = place else {
@@ -242,7 +242,7 @@ impl Swarms {
         }
     }
 
-    /// Tells a swarm what machines of the image will need next, if that may be another thing than it was told before.
+    /// Tells a swarm what machines of the image will need next, if that may have changed since it was told.
     pub(super) fn predict_if_new(&self, key: &Key) {
         if let Some(part) = self.active.part(key)
             && let Err(why) = self.predict(key, &part)
