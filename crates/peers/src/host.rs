@@ -17,11 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-/// Hosts that introduce themselves at a time. Who comes then takes the place of one that has taken long.
+/// Most hosts that introduce themselves at a time. One more takes the place of one that has taken long.
 const HANDSHAKES_MAX: usize = 64;
-/// Those of them that come from one address.
+/// Most of them from one address.
 const HANDSHAKES_EACH_MAX: usize = 32;
-/// How many of them need not show first that they receive what is sent to their address, which takes a round trip.
+/// As long as fewer than so many introduce themselves, none has to show first that it receives what is sent to its address, which takes a
+/// round trip.
 const UNSEEN_MAX: usize = 16;
 /// Notes that wait for a swarm's task; those who have one wait then.
 const NOTES_MAX: usize = 256;
@@ -132,7 +133,7 @@ impl Host {
     }
 }
 
-/// Where strangers knock: the swarms of a host, by image.
+/// The swarms of a host by image, as those find them who connect to it.
 #[derive(Debug, Default)]
 pub(crate) struct Doors(Mutex<HashMap<[u8; 32], Inside>>);
 
@@ -143,7 +144,7 @@ struct Inside {
     notes: mpsc::Sender<Note>,
 }
 
-/// One swarm's place among the doors; closed when dropped.
+/// One swarm's entry there; removed when this is dropped.
 pub(crate) struct Door {
     doors: Arc<Doors>,
     image: [u8; 32],
@@ -176,7 +177,7 @@ impl Doors {
         all.values().any(|inside| inside.members.contains(&key))
     }
 
-    /// Returns whom to tell of a host that wants in, if it may.
+    /// Returns the swarm's channel for a host that wants to join, if that host may.
     fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
         let all = self.all();
         let inside = all.get(&hello.image)?;
@@ -201,7 +202,7 @@ impl Drop for Door {
     }
 }
 
-/// Takes in who knocks at one of the host's sockets, all of which share a table.
+/// Accepts connections at one of the host's sockets; all of them share a table of those that introduce themselves.
 async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     while let Some(incoming) = endpoint.accept().await {
         if table.taken() >= UNSEEN_MAX && !incoming.remote_address_validated() {
@@ -225,7 +226,7 @@ async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     }
 }
 
-/// Tells the swarm that is meant of who knocks, if that is a member.
+/// Passes a host that has introduced itself to the swarm that it means, if it is a member.
 async fn greet(incoming: Incoming, doors: &Doors, seat: &Seat) {
     let introduced = tokio::time::timeout(MEETING, introduce(incoming, doors, seat));
     if let Ok(Some((meeting, notes))) = introduced.await {
@@ -233,7 +234,7 @@ async fn greet(incoming: Incoming, doors: &Doors, seat: &Seat) {
     }
 }
 
-/// Hears out who knocks; refuses those who are no members before they have said anything.
+/// Hears a host that introduces itself. One that is no member is refused before it has said anything.
 async fn introduce(
     incoming: Incoming,
     doors: &Doors,

@@ -19,7 +19,7 @@ pub const TELL_EVERY_US: u64 = 150_000;
 pub const REST_US: u64 = 30_000_000;
 /// Dials under way: each is a handshake, which costs a millisecond of a processor.
 const DIALS_MAX: usize = 16;
-/// How long a member is left alone after a first failure, in microseconds. Often it only was not told of this host yet.
+/// How long a member is left alone after a first failure, in microseconds. Often it only has not heard of this host yet.
 const AWAY_US: u64 = 500_000;
 /// How long at most.
 const AWAY_US_MAX: u64 = 30_000_000;
@@ -120,7 +120,8 @@ impl<M> Roster<M> {
         self.choose_near();
     }
 
-    /// Chooses those whose number is closest to this host's in a scattered sense, so that a change of the list changes few choices.
+    /// Chooses the neighbours to keep: those whose hash together with this host's is smallest, so that a change of the list changes few
+    /// choices.
     fn choose_near(&mut self) {
         let me = self.me.0;
         let mut order: Vec<(u64, PeerId)> = self
@@ -158,7 +159,7 @@ impl<M> Roster<M> {
         self.entries.get(&id).is_some_and(|entry| entry.near)
     }
 
-    /// There is something to ask a host. Returns whether it is or will be tried to reach it.
+    /// Notes that there is something to ask a host. Returns whether it is connected, or will be dialled.
     pub fn wanted(&mut self, id: PeerId, out: &mut Vec<Move>) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else {
             return false;
@@ -182,7 +183,7 @@ impl<M> Roster<M> {
         }
     }
 
-    /// A dial was in vain. Says nothing of a host that has connected meanwhile.
+    /// Notes that a dial was in vain. Changes nothing for a host that has connected meanwhile.
     pub fn failed(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
         let dialling = |entry: &Entry<M>| entry.state == State::Dialling;
         if self.entries.get(&id).is_some_and(dialling) {

@@ -113,7 +113,7 @@ impl Curve {
     }
 }
 
-/// What a run's rate depends on besides its policy.
+/// What the rate of a run depends on besides the policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
     /// Bytes a second of each host's link.
