@@ -1,4 +1,4 @@
-//! Substrates in memory: what a hub is more that was started as a pool (`floe pool serve`).
+//! Keeps substrates in memory, in a hub that was started as a pool (`floe pool serve`).
 //!
 //! ```text
 //! published, read, or there at the start -> waits in a queue -> one thread reads and compresses it -> memory
@@ -30,7 +30,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often an admission is tried when chunks that it counted on go meanwhile.
+/// How often taking a substrate into memory is tried anew, because chunks that it has in common with others left meanwhile.
 const TRIES_MAX: usize = 4;
 /// How long until the substrates that could not be looked at when the hub started are looked for again; twice as long each time, up to
 /// the second.
@@ -39,7 +39,7 @@ const LOOK_AGAIN_MAX: Duration = Duration::from_secs(300);
 /// Least bytes that an item takes in the pool's memory, however well it is compressed.
 const ITEM_BYTES_MIN: u64 = 49;
 
-/// What is shown of a substrate and not in the catalogue.
+/// What lists show of a substrate and the catalogue does not have.
 #[derive(Clone)]
 struct Known {
     machine: String,
@@ -193,7 +193,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Takes a substrate into memory if it fits. `in_free_room`: only into what no other substrate takes.
+    /// Takes a substrate into memory if it fits. `in_free_room`: only if no other substrate has to leave for it.
     fn take_in(&self, hub: &Hub, id: &Hash, in_free_room: bool) -> ApiResult<bool> {
         let is_known = self.known.read().contains_key(id);
         if !is_known || self.stock.lock().touch(id) {
