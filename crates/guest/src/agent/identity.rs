@@ -1,8 +1,8 @@
 //! Gives this machine the identity of the clone that its node says it is.
 //!
-//! The order matters: random numbers first, since everything else may use some; then the clock; then the generation, at which programs
-//! look that want new random numbers; then the identity. The
-//! network card has no carrier until the node was informed that all of it is in place.
+//! The order matters: random numbers first, since everything else may use some; then the clock; then the generation, at whose change
+//! programs draw new random numbers; then the identity. The network card has no carrier until the node was informed that all of it is in
+//! place.
 
 use super::{IDENTITY_PATH, generation, sys};
 use crate::files::replace;
