@@ -77,7 +77,7 @@ pub(crate) struct Machines {
     inventory: Arc<Inventory>,
     /// How much of this host each machine has reserved.
     pub resources: Arc<Resources>,
-    standby: standby::Pool,
+    standby: standby::Standbys,
     blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
@@ -114,7 +114,7 @@ impl Machines {
             networks,
             inventory,
             resources,
-            standby: standby::Pool::default(),
+            standby: standby::Standbys::default(),
             blanks: blanks::Blanks::default(),
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),

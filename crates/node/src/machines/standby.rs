@@ -37,7 +37,7 @@ pub(super) const PREPARING_END: Duration = Duration::from_secs(10);
 
 /// The standby QEMUs that wait.
 #[derive(Default)]
-pub(crate) struct Pool {
+pub(crate) struct Standbys {
     inner: Mutex<Inner>,
     /// Notified when a thread that prepared one is done.
     done: Condvar,
@@ -83,7 +83,7 @@ impl Waiting {
     }
 }
 
-impl Pool {
+impl Standbys {
     /// Returns how many wait.
     pub fn len(&self) -> usize {
         self.inner.lock().waiting.len()
@@ -424,24 +424,24 @@ mod tests {
 
     #[test]
     fn one_is_prepared_at_a_time_for_an_image_and_none_where_there_is_no_room() {
-        let pool = Pool::default();
+        let standbys = Standbys::default();
         let options = StandbyOptions::default();
         let image = Hash::of(b"image");
-        assert!(pool.wants(&image, &options));
-        assert!(!pool.wants(&image, &options));
-        assert!(pool.enter(&image, None, &options).is_empty());
-        pool.leave();
-        assert!(pool.wants(&image, &options));
-        assert!(!pool.wants(
+        assert!(standbys.wants(&image, &options));
+        assert!(!standbys.wants(&image, &options));
+        assert!(standbys.enter(&image, None, &options).is_empty());
+        standbys.leave();
+        assert!(standbys.wants(&image, &options));
+        assert!(!standbys.wants(
             &Hash::of(b"other"),
             &StandbyOptions {
                 memory_bytes: 0,
                 ..options
             }
         ));
-        assert!(!pool.close(Duration::ZERO), "one is being prepared");
-        assert!(!pool.wants(&Hash::of(b"third"), &options));
-        pool.leave();
-        assert!(pool.close(Duration::ZERO));
+        assert!(!standbys.close(Duration::ZERO), "one is being prepared");
+        assert!(!standbys.wants(&Hash::of(b"third"), &options));
+        standbys.leave();
+        assert!(standbys.close(Duration::ZERO));
     }
 }
