@@ -146,7 +146,7 @@ pub struct Limits {
     /// The part of the host's disk, in percent, beyond which its requests wait until nobody else has any: 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_cap_percent: Option<u32>,
-    /// How many clones that its guest and its clones' guests have made may exist at a time, at most [`CLONES_MAX`]; by default none.
+    /// How many clones there may be at a time that its guest and theirs have made, at most [`CLONES_MAX`]; by default none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clones: Option<u32>,
 }

@@ -50,7 +50,7 @@ pub struct ParkQuery {
     pub hooks_s: Option<u32>,
 }
 
-/// What a caller waits for a machine to do.
+/// What a machine is waited to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitFor {

@@ -30,7 +30,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often taking a substrate into memory is tried anew, because chunks that it has in common with others left meanwhile.
+/// How often an admission is tried when chunks that it counted on go meanwhile.
 const TRIES_MAX: usize = 4;
 /// How long until the substrates that could not be looked at when the hub started are looked for again; twice as long each time, up to
 /// the second.
@@ -193,7 +193,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Takes a substrate into memory if it fits. `in_free_room`: only if no other substrate has to leave for it.
+    /// Takes a substrate into memory if it fits. `in_free_room`: only into what no other substrate takes.
     fn take_in(&self, hub: &Hub, id: &Hash, in_free_room: bool) -> ApiResult<bool> {
         let is_known = self.known.read().contains_key(id);
         if !is_known || self.stock.lock().touch(id) {

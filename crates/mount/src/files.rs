@@ -432,8 +432,8 @@ impl DiskMap {
         }
     }
 
-    /// Reads the disk; nothing counts as touched by that. What isn't here is fetched after everything else, and only from this host: the
-    /// map of an image that comes over a network would cost as much of the link as some program's launch.
+    /// Reads the disk without that anything counts as touched. What isn't here is fetched after everything else, and only from this host:
+    /// the map of an image that comes over a network would cost as much of the link as some program's launch.
     fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let extra = Arc::new(Extra::default());
         let mut bytes = vec![0; length];

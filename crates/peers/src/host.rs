@@ -133,7 +133,7 @@ impl Host {
     }
 }
 
-/// The swarms of a host by image, as those find them who connect to it.
+/// Where strangers knock: the swarms of a host, by image.
 #[derive(Debug, Default)]
 pub(crate) struct Doors(Mutex<HashMap<[u8; 32], Inside>>);
 
@@ -144,7 +144,7 @@ struct Inside {
     notes: mpsc::Sender<Note>,
 }
 
-/// One swarm's entry there; removed when this is dropped.
+/// One swarm's place among the doors; closed when dropped.
 pub(crate) struct Door {
     doors: Arc<Doors>,
     image: [u8; 32],
@@ -177,7 +177,7 @@ impl Doors {
         all.values().any(|inside| inside.members.contains(&key))
     }
 
-    /// Returns the swarm's channel for a host that wants to join, if that host may.
+    /// Returns whom to tell of a host that wants in, if it may.
     fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
         let all = self.all();
         let inside = all.get(&hello.image)?;
@@ -202,7 +202,7 @@ impl Drop for Door {
     }
 }
 
-/// Accepts connections at one of the host's sockets; all of them share a table of those that introduce themselves.
+/// Takes in who knocks at one of the host's sockets, all of which share a table.
 async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     while let Some(incoming) = endpoint.accept().await {
         if table.taken() >= UNSEEN_MAX && !incoming.remote_address_validated() {

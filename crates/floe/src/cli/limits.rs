@@ -9,8 +9,8 @@ use super::{Context, args};
 /// Limits of a new machine.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Most processor time, in cores: 1.5 is one and a half. The machine and the clones that its guest makes share this limit and the next
-    /// three; a clone that floe fork makes has limits of its own, as large
+    /// Most processor time, in cores: 1.5 is one and a half. It has this limit and the next three together with the clones that its guest
+    /// makes; a clone that floe fork makes has as much again
     #[arg(long, value_parser = cores, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that uses
@@ -24,7 +24,7 @@ pub struct LimitArgs {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any
     #[arg(long, value_parser = io_cap, value_name = "PERCENT")]
     io_cap: Option<u32>,
-    /// Let its guest clone it: at most N clones that it and its clones have made can be there at a time. Without this a guest makes none
+    /// Let its guest clone it: at most N clones that it and they have made can be there at a time. Without this a guest makes none
     #[arg(long, value_parser = clones, value_name = "N")]
     clones: Option<u32>,
 }
@@ -50,7 +50,7 @@ Example: no limit of its processor time any more, and at most 2 GiB of memory
   floe limit web --cpu-quota none --memory-max 2G
 Example: twice the share of the disk that others have (floe io status shows what comes of it)
   floe limit web --io-weight 10
-Example: programs in its guest may make clones of it, eight at a time (floe-guest, libfloe, floe-mpirun)
+Example: its guest may have eight clones of it, or of them, at a time (floe-guest, libfloe, floe-mpirun)
   floe limit web --clones 8
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
   floe limit web --park-after 30m
@@ -74,8 +74,7 @@ pub struct Limit {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any; none removes it
     #[arg(long, value_parser = io_cap_or_none, value_name = "PERCENT")]
     io_cap: Option<u32>,
-    /// How many clones that its guest and its clones' guests have made can be there at a time; none lets no guest make one. Those that
-    /// are there stay
+    /// How many clones its guest and theirs may have made at a time; none lets no guest make one. Those that are there stay
     #[arg(long, value_parser = clones_or_none, value_name = "N")]
     clones: Option<u32>,
     /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; off is never

@@ -99,7 +99,7 @@ impl Trees {
     }
 }
 
-/// Returns root and length of a pack. If they have to be found out first, that counts as the viewer's work.
+/// Returns root and length of a pack. Whose turn it is to find them out is the viewer's.
 pub(super) async fn root_of(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<Pack> {
     let root = hub.swarms.trees.root(&pack.id);
     let found = root.get_or_try_init(|| async {

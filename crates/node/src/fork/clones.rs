@@ -304,7 +304,7 @@ impl Forks {
                 host_access,
                 limits,
                 household,
-                // restarts and removal at its end are wanted of the parent, not of its clones
+                // what its parent's user wants of it is nothing that its clones do
                 afterwards: Default::default(),
                 own_disks: Vec::new(),
                 next_disk: 0,

@@ -47,7 +47,7 @@ pub(super) struct Start<'a> {
     pub ends_unix_s: Option<u64>,
     /// This host's resources that are reserved for the clones.
     pub room: &'a ForClones,
-    /// If a guest asked for the fork: the part of the household's limits that each clone on another host gets, or why it can't have one.
+    /// If a guest asked for the fork: what each clone on another host takes along of its limits, or why it can't.
     pub share: Option<&'a Result<Limits, String>>,
 }
 

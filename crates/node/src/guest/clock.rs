@@ -12,16 +12,15 @@ use floe_machine::ClockSync;
 use std::{sync::Arc, time::Duration};
 
 impl Guests {
-    /// Returns the message that has floe's agent set the clock. If the guest has not confirmed its identity yet, the message repeats it,
-    /// because the agent confirms only the last message. It lacks the machine's generation, for which QEMU would have to be asked: the
-    /// agent was told that at the beginning.
+    /// Returns what floe's agent is sent to set the clock. An identity that the guest may still wait for is sent again: its agent answers
+    /// for what it was sent last. Its generation it was told at the beginning, and QEMU need not be asked.
     pub(super) fn place_again(&self, entry: &Entry) -> Place {
         let record = entry.record();
         let identity = is_pending(&record).then(|| self.identity_of(entry, &record));
         fresh_place(None, identity.flatten())
     }
 
-    /// Has QEMU's agent set a clock that is late by `late`, in the background; an event says if that fails.
+    /// Has QEMU's agent set a clock that is late by so much, in the background, and reports if that fails.
     pub(super) fn mend_clock(&self, entry: &Arc<Entry>, late: Duration) {
         let core = self.core.clone();
         set_clock_then(entry, move |entry, done| match done {

@@ -1,4 +1,4 @@
-//! A guest's clock stands still with its machine. This keeps how late it is, and decides who is to set it, and when.
+//! A guest's clock, which stands still with its machine: by how much it is late then, and when somebody is to set it.
 
 use super::{Entry, identity::GuestState};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub(crate) struct Stood {
     since: Option<Instant>,
     /// For how long they have stood since its clock was set.
     late: Duration,
-    /// Whether QEMU's agent is being asked to set the clock, or was asked and did not; it isn't asked again then.
+    /// Whether QEMU's agent is being asked to set the clock, or did not do so when it was: then it isn't asked again.
     left: bool,
 }
 

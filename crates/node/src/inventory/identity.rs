@@ -18,9 +18,9 @@ const MACHINE_LABEL: &str = "floe.machine";
 /// How long the agent may take before the clone is reported to stay without network: the agent's pages may have to cross a
 /// slow link first.
 const IDENTITY_LIMIT: Duration = Duration::from_secs(60);
-/// From how many seconds on users are told that a clock is behind. A clone's is always a little behind, by the time that its fork took.
+/// How far a clock is behind at least that is told of, in seconds: that of a clone stands for as long as its fork takes.
 const CLOCK_BEHIND_MIN_S: u64 = 5;
-/// The first words of a machine's detail that says that nobody has set its clock.
+/// How the detail of a machine begins whose clock nobody has set.
 const CLOCK_STALE: &str = "its clock shows the time of the capture";
 
 /// What is known of a machine's guest.
@@ -34,7 +34,7 @@ pub(crate) struct GuestState {
     pub why: Option<String>,
     /// Whether the agent was asked to set the clock and has not answered yet.
     pub clock_awaited: bool,
-    /// How many seconds its clock is behind, because nobody has set it since it continued from a state of that age.
+    /// How old the state was that it continued from, in seconds, while nobody has set its clock since: so far is that behind.
     pub clock_behind_s: Option<u64>,
     /// For how long its CPUs have stood still, and its clock with them.
     pub stood: super::clock::Stood,

@@ -100,8 +100,8 @@ impl Entry {
         self.life.lock().hangs()
     }
 
-    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. (One that answers now will not begin
-    /// to hang while the operation lasts.)
+    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. It does not begin to do so while the
+    /// operation lasts.
     pub(super) fn can_do(&self, what: Task) -> Result<(), NodeError> {
         match what.needs_answers() {
             true => self.answers(),

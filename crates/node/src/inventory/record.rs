@@ -104,7 +104,7 @@ pub struct Record {
     /// After how many seconds of idleness it is parked, if ever.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
-    /// What was taken from it to make it small, or may have been. A node that has the machine gives that back.
+    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
     #[serde(default, skip_serializing_if = "Small::is_nothing")]
     pub small: Small,
     /// Its own identity, if it was started from an image whose machines forget whom it was captured from.

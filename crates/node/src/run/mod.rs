@@ -523,8 +523,7 @@ fn swarm_of(request: &RunRequest) -> Option<SwarmUse> {
     request.swarm.or(told.then_some(SwarmUse::On))
 }
 
-/// Returns what this node shows and trusts when it reads a request's image and sources: a token for each place, and the certificate
-/// authorities that may vouch for them. A token or authority that does not fit its place is an error.
+/// As whom the places of a request are asked, and by which authorities they are believed.
 fn access_of(request: &RunRequest) -> Result<Origin, NodeError> {
     Ok(Origin {
         tokens: tokens_of(request)?,

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// The host ended without giving a reason.
+/// The host ended without a word.
 pub(crate) const CLOSED_RUDELY: VarInt = VarInt::from_u32(0);
 /// The host leaves the swarm.
 pub(crate) const CLOSED_LEAVING: VarInt = VarInt::from_u32(1);
@@ -38,7 +38,7 @@ pub(crate) const CLOSED_BUSY: VarInt = VarInt::from_u32(5);
 /// The other has misbehaved.
 pub(crate) const CLOSED_FAULT: VarInt = VarInt::from_u32(6);
 
-/// Most messages that wait to be written to a host. One that reads so slowly that there are more is given up.
+/// Messages that wait to be written to a host. One that doesn't read so many is given up.
 const OUT_MAX: usize = 1024;
 /// Most pieces that are being sent to a host, so that a slow one takes no more of this host's memory.
 const SENDING_MAX: usize = 16;
