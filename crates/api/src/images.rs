@@ -392,7 +392,7 @@ pub struct CopyRequest {
     /// Let everybody read the image; for a hub.
     #[serde(default)]
     pub public: bool,
-    /// Whether the image's device state is loaded even if somebody else made it and this node has no users of their own for its machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
@@ -413,7 +413,7 @@ pub struct PullRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Whether the image's device state is loaded even if somebody else made it and this node has no users of their own for its machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,

@@ -197,7 +197,7 @@ pub struct SubstrateImportRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Whether the image's device state is loaded even if somebody else made it and this node has no users of their own for its machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
@@ -247,9 +247,8 @@ pub struct ActivateRequest {
     /// Disks that each is given once its guest answers, of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<NamedDisk>,
-    /// With `pool`: whether the substrate's device state is loaded even if somebody else made it and this node has no users of their own for
-    /// its machines; see
-    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    /// With `pool`: whether the substrate's device state is loaded even if somebody else made it and this node's machines have no users of
+    /// their own; see [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
 }

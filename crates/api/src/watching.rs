@@ -41,8 +41,8 @@ pub fn is_qemu_version(text: &str) -> bool {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ParkQuery {
-    /// If the memory of a fork that the machine was cloned from, or that it was the parent of, is not stored yet, it is stored at once and the
-    /// machine parked then. Without this such a machine is refused.
+    /// If the memory of a fork that the machine was a clone or the parent of is not stored yet, it is stored at once and the machine parked
+    /// then. Without this such a machine is refused.
     #[serde(default)]
     pub wait: bool,
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.

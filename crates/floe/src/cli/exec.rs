@@ -45,8 +45,8 @@ memory is short gives 137, as any that SIGKILL ends.
 
 Signals to this command are passed on. Ctrl-C, SIGTERM and SIGQUIT go to every process that the command started, also to those with a
 session of their own: what still runs five seconds after the command itself has ended is killed. A second signal kills all at once.
---timeout does the same. If the command ends by itself, what it leaves running goes on. If SIGKILL ends this
-command or the node, one without a terminal goes on in the guest, and its output is lost. The guest needs floe's agent: floe agent install.")]
+--timeout does the same. If the command ends by itself, what it leaves running goes on. If SIGKILL ends this command or the node, one
+without a terminal goes on in the guest, and its output is lost. The guest needs floe's agent: floe agent install.")]
 pub struct Exec {
     /// The machine
     machine: String,

@@ -178,7 +178,8 @@ Example: with the traffic of each guest's cards
 
 OWN is memory that nobody else uses, SHARED what clones and machines of the same image have in common. READ and WRITTEN
 are what the guest does on its disks, FETCHED what its image's sources have sent for it. RECEIVED and SENT are what the guest itself counts
-of its cards' traffic: QEMU does not count it, so with --network floe's agent starts a program in each guest at each look. Where none answers there is a dash, and --json says why.
+of its cards' traffic: QEMU does not count it, so with --network floe's agent starts a program in each guest at each look. Where none
+answers there is a dash, and --json says why.
 floe top shows how a machine streams.")]
 pub struct Stats {
     /// Only these machines

@@ -341,7 +341,7 @@ impl Independence {
         Ok(())
     }
 
-    /// Records that a machine needs nothing from other hosts any more. If it was paused because its parent's node does not answer, it goes on.
+    /// Records that a machine needs nothing from other hosts any more. If it was paused because its parent's node is silent, it goes on.
     fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
         entry.update(|record| {
             // from now on this node reads the image from its own repository
