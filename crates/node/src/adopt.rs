@@ -154,7 +154,7 @@ impl Adoption {
             }
         });
         if let Err(error) = settled {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it needs its parent");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it needs its parent");
         }
         false
     }
@@ -371,7 +371,7 @@ impl Adoption {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         if let Err(error) = operation.gone(Gone::NotTakenOver(why.to_owned()), "") {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
         }
         if let Err(error) = self.machines.end_takeover() {
             tracing::warn!(machine = %operation.name, %error, "its files stay on the mount");

@@ -143,7 +143,7 @@ fn card(identity: &Identity) -> Result<(), String> {
             .parse()
             .map_err(|_| format!("{text:?} is no address"))?;
         sys::set_gateway(socket, name, gateway)
-            .map_err(said(format!("the way to {text} can't be set")))?;
+            .map_err(said(format!("the route to {text} can't be set")))?;
     }
     Ok(())
 }

@@ -574,7 +574,7 @@ impl Machines {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         if let Err(error) = operation.gone(Gone::ByItself { bad, why: detail }, "") {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
         }
     }
 }

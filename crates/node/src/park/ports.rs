@@ -184,7 +184,7 @@ impl Parks {
             return; // the next node listens
         };
         if let Err(error) = self.wake_machine(&operation, false, &mut report) {
-            tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it is not woken");
+            tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it could not be woken");
         }
     }
 

@@ -207,7 +207,7 @@ impl Pool {
                 _ => self.forks.end_a_clone(&machine.name),
             };
             if let Err(error) = ended {
-                tracing::warn!(machine = machine.name, %error, "its caller has gone and it runs on");
+                tracing::warn!(machine = machine.name, %error, "it could not be ended though its caller has gone");
             }
         }
     }
@@ -270,7 +270,7 @@ impl Pool {
     ) -> Result<Basis<'_>, NodeError> {
         if !request.hosts.is_empty() {
             return Err(usage(
-                "a pool on another host, and hosts to run on",
+                "--hosts does not go with a pool on another host",
                 "activate it on those hosts, each from the pool; or bring it here first with floe pool import",
             ));
         }

@@ -109,7 +109,7 @@ impl Swarms {
         let others = membership.members.iter().any(|member| member.key != me);
         let content = membership.content.clone();
         let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
-        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
+        let token = digits(&membership.token).ok_or("the hub's token is not 64 digits")?;
         let now = members(&membership.members);
         let part = self.active.part(key);
         if let Some(known) = self.known.lock().get_mut(key) {

@@ -104,7 +104,7 @@ impl Swarms {
         fill(&shelf, &dir, &ids, &self.images.repo);
         let hedge: Arc<Mutex<Hedge>> = Arc::default();
         let seeds = seeds_of(key.image, &place, &others_too, &ids, &hedge)?;
-        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
+        let token = digits(&membership.token).ok_or("the hub's token is not 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
             image: key.image.0,
@@ -356,8 +356,8 @@ struct Packs {
 fn content_of(membership: &SwarmMembership, layout: &Layout) -> Result<Packs, String> {
     let (mut packs, mut ids) = (Vec::new(), Vec::new());
     for pack in &membership.packs {
-        let root = digits(&pack.root).ok_or("the hub names a pack by no 64 digits")?;
-        let id = digits(&pack.id).ok_or("the hub names a pack by no 64 digits")?;
+        let root = digits(&pack.root).ok_or("the hub names a pack by something else than 64 digits")?;
+        let id = digits(&pack.id).ok_or("the hub names a pack by something else than 64 digits")?;
         ids.push(Hash(id));
         packs.push(Pack {
             root,
