@@ -109,7 +109,7 @@ mod tests {
             ("https://x.localhost/?sig=geheim", "this host"),
             ("https://169.254.169.254/?sig=geheim", "this host"),
             ("https://0.0.0.0/?sig=geheim", "this host"),
-            ("file:///etc/passwd?geheim", "not of the web"),
+            ("file:///etc/passwd?geheim", "no address of the web"),
             ("https://ann:geheim@cdn.example/", "a user and a password"),
             ("https://", "nowhere"),
             ("https://\u{fc}", "nowhere"),

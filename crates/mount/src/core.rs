@@ -327,7 +327,7 @@ impl Core {
         let tries = parked.tries.fetch_add(1, Ordering::Relaxed);
         let pause = RETRY_MAX.min(RETRY_MIN * 2u32.saturating_pow(tries.min(16)));
         if tries == 0 {
-            tracing::warn!(reason, "a chunk can't be had now; the request waits");
+            tracing::warn!(reason, "a chunk is not to be had now; the request waits");
         }
         let retries = &self.queues.retries;
         retries.add(floe_threads::from_now(pause), parked.clone());

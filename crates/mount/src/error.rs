@@ -89,7 +89,7 @@ pub enum MountError {
         reason: String,
     },
     /// A chunk that is needed could not be fetched or read.
-    #[error("{what} can't be had: {reason}")]
+    #[error("{what} is not to be had: {reason}")]
     Chunk {
         /// Which chunk of which disk.
         what: String,

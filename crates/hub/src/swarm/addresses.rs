@@ -53,7 +53,9 @@ fn wrong(ip: IpAddr, port: u16, from: IpAddr, stranger: bool) -> Option<&'static
     } else if ip.is_loopback() && !from.is_loopback() || is_local(ip) && !is_local(from) {
         Some("can't be reached from other hosts")
     } else if stranger && ip != from {
-        Some("is not the address from which this request comes; without a token no other can be given")
+        Some(
+            "is not the address from which this request comes; without a token no other can be given",
+        )
     } else {
         None
     }

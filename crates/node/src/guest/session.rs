@@ -168,7 +168,7 @@ pub(super) fn run(guests: &Weak<Guests>, entry: &Arc<Entry>, vm: &Arc<Machine>) 
                 if let Some(guests) = guests.upgrade().filter(|_| !told) {
                     told = true;
                     let said =
-                        "its guest sends what can't be understood; it is ignored for a while";
+                        "its guest sends what nobody understands; it is not heard for a while";
                     guests
                         .core
                         .tell(Happened::MachineGarbage, entry.name.as_str(), said);

@@ -42,7 +42,9 @@ impl Asleep {
             None => "a connection to one of its ports has it tried again; ".into(),
             Some(until) => {
                 let s = until.saturating_sub(now).as_secs() + 1;
-                format!("a connection to one of its ports has it tried again, but not within {s} s; ")
+                format!(
+                    "a connection to one of its ports has it tried again, but not within {s} s; "
+                )
             }
         };
         Some(format!(

@@ -100,7 +100,7 @@ impl Runs {
             true => Ok(()),
             false => Err(usage(
                 format!(
-                    "{:?} is on no hub, and only a hub gives what no member of a swarm has",
+                    "{:?} is on no hub, from which comes what no member of a swarm has",
                     request.image
                 ),
                 "name the image on a hub, or leave --swarm-members out",
@@ -463,7 +463,7 @@ impl Runs {
         if let Err(error) = start() {
             self.machines.end_quietly(operation);
             if let Err(error) = operation.gone(Gone::NotStarted, "") {
-                tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
+                tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
             }
             return Err(error);
         }
@@ -510,7 +510,7 @@ fn check_swarm(request: &RunRequest) -> Result<(), NodeError> {
     checked.map_err(|why| usage(why, "floe swarm listen prints the line of a node"))?;
     match request.swarm {
         Some(SwarmUse::Off) if !members.is_hub() => Err(usage(
-            "--swarm-members names members of a swarm, and --swarm=off takes part in none",
+            "the machine is to take no part in a swarm, and is told of members",
             "leave --swarm=off out, or --swarm-members",
         )),
         _ => Ok(()),

@@ -356,7 +356,8 @@ struct Packs {
 fn content_of(membership: &SwarmMembership, layout: &Layout) -> Result<Packs, String> {
     let (mut packs, mut ids) = (Vec::new(), Vec::new());
     for pack in &membership.packs {
-        let root = digits(&pack.root).ok_or("the hub names a pack by something else than 64 digits")?;
+        let root =
+            digits(&pack.root).ok_or("the hub names a pack by something else than 64 digits")?;
         let id = digits(&pack.id).ok_or("the hub names a pack by something else than 64 digits")?;
         ids.push(Hash(id));
         packs.push(Pack {
