@@ -133,7 +133,7 @@ impl Parks {
         }
     }
 
-    /// Refuses to park a machine that could not go on as the same machine afterwards; the error says what to do.
+    /// Refuses to park what would not be the same machine afterwards, with the way out.
     fn check(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
         if operation.waits_for_adoption() {
