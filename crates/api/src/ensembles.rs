@@ -1,5 +1,4 @@
-//! Ensembles: machines of several substrates that are activated together, in one network. Users call one a cluster of machines; this
-//! interface does not, because its clusters are of nodes.
+//! Ensembles: machines of several substrates that are activated together, in one network.
 
 use super::*;
 
@@ -31,15 +30,15 @@ pub struct EnsembleRequest {
     pub ready_s: Option<u64>,
 }
 
-/// Of which ensemble a machine is.
+/// A machine's part in an ensemble.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InEnsemble {
     /// The ensemble's name.
     pub ensemble: String,
-    /// The name of the member that it is one of.
+    /// The name of the file's member that it was made for.
     pub member: String,
-    /// By which name the others reach it.
+    /// Its host name, by which the others reach it.
     pub host: String,
 }
 
@@ -48,9 +47,9 @@ pub struct InEnsemble {
 pub struct EnsembleMachine {
     /// Its name.
     pub name: String,
-    /// The member that it is one of.
+    /// The name of the file's member that it was made for.
     pub member: String,
-    /// By which name the others reach it.
+    /// Its host name, by which the others reach it.
     pub host: String,
     /// Its address in their network.
     pub address: String,

@@ -39,7 +39,7 @@ pub enum Program {
         /// The port.
         port: u16,
     },
-    /// Let the user in over SSH with this key.
+    /// Let this user log in over SSH with this key.
     Authorize {
         /// The public key, one line.
         key: String,
@@ -83,7 +83,7 @@ pub struct ExecRequest {
 }
 
 impl ExecRequest {
-    /// Returns a request of root's, without a terminal.
+    /// Returns a request to run it as root, without a terminal.
     pub fn new(program: Program) -> ExecRequest {
         ExecRequest {
             program,

@@ -131,7 +131,8 @@ pub struct CloneRequest {
     /// The clone's resource limits: those of its parent, or its part of them if its parent's guest made it.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
-    /// If its parent's guest made it: an id of those that share these limits. The family's clones on one host share that host's disk.
+    /// If its parent's guest made it: the id of the household, the machines that share these limits. Those of a household on one host share
+    /// one part of that host's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub household: Option<String>,
     /// In how many seconds the clone is to be removed; hosts' clocks may differ.

@@ -68,7 +68,7 @@ pub enum Happened {
     /// An idle machine could not be parked.
     #[serde(rename = "machine.not-parked")]
     MachineNotParked,
-    /// The time to live of a clone was over, and it was removed.
+    /// A clone was removed because its time to live was over.
     #[serde(rename = "machine.expired")]
     MachineExpired,
     /// A machine went back to an image that was captured from it; the detail names that. It is woken next.
@@ -83,7 +83,7 @@ pub enum Happened {
     /// A machine is paused because one of its disks cannot be written.
     #[serde(rename = "machine.stopped-at-disk")]
     MachineStoppedAtDisk,
-    /// A machine is paused because a page of its memory does not come from where its image is read; it goes on by itself.
+    /// A machine is paused because its image's source does not send a page of its memory; it goes on by itself.
     #[serde(rename = "machine.waits")]
     MachineWaits,
     /// A request of a machine's guest failed, because no source gave what it needs within its limit; the detail says which, and why.
@@ -101,7 +101,7 @@ pub enum Happened {
     /// A port could not be forwarded.
     #[serde(rename = "machine.port")]
     MachinePort,
-    /// A guest's clock could not be set: it shows the time of its capture, or is late by what its machine stood still.
+    /// A guest's clock could not be set: it shows the time of its capture, or is late by the time for which its machine stood still.
     #[serde(rename = "machine.clock")]
     MachineClock,
     /// A guest's hooks failed after its machine went on as a copy, or was woken; the detail says which, and why.

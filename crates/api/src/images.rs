@@ -250,11 +250,11 @@ pub struct OptimizeReport {
     pub by: LaidOutBy,
     /// Number of traces that it is based on.
     pub traces: u64,
-    /// Clusters, that is groups of chunks that are used together, of which the image holds at least a part.
+    /// Number of groups of chunks that are used together (what vTube calls clusters) of which the image holds at least a part.
     pub clusters: u64,
-    /// Chunks in these clusters; equal content counts once.
+    /// Chunks in these groups; equal content counts once.
     pub chunks: u64,
-    /// Range requests that it took before to fetch all clusters one after the other from a server of plain files.
+    /// Range requests that it took before to fetch all groups one after the other from a server of plain files.
     pub reads_before: u64,
     /// Bytes that these requests returned.
     pub read_bytes_before: u64,
@@ -274,7 +274,7 @@ pub struct OptimizeReport {
     pub written_bytes: u64,
     /// Bytes of the packs that were removed.
     pub freed_bytes: u64,
-    /// Chunks of the clusters that are also in packs of other images.
+    /// Chunks of the groups that are also in packs of other images.
     pub shared_chunks: u64,
     /// Approximate bytes of those, compressed: these are stored twice.
     pub shared_bytes: u64,
@@ -394,7 +394,7 @@ pub struct CopyRequest {
     /// Let everybody read the image; for a hub.
     #[serde(default)]
     pub public: bool,
-    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
@@ -415,7 +415,7 @@ pub struct PullRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// How fast that is done if nobody says: leaves most of a disk and of a gigabit link to others. Raw bytes a second.
+/// Default rate, in raw bytes a second: it leaves most of a disk and of a gigabit link to others.
 pub const INDEPENDENT_RATE_DEFAULT: u64 = 50 << 20;
 /// The slowest rate that can be asked for, in bytes a second.
 pub const INDEPENDENT_RATE_MIN: u64 = 64 << 10;
 
-/// That a machine is to be made independent.
+/// A request to bring all of a machine's image to its host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Independent {

@@ -6,7 +6,7 @@ use super::*;
 pub const IO_WEIGHT_MIN: u32 = 1;
 /// Largest one.
 pub const IO_WEIGHT_MAX: u32 = 1000;
-/// The weight of a machine that none was given.
+/// The weight of a machine that was given none.
 pub const IO_WEIGHT_DEFAULT: u32 = 5;
 /// Longest limit of how long a machine's requests wait for what no source gives, in seconds: a week.
 pub const IO_TIMEOUT_S_MAX: u32 = 7 * 86_400;
@@ -52,10 +52,10 @@ pub struct IoMachine {
     pub weight: u32,
     /// The part of the disk in percent beyond which it waits until nobody else wants anything; 100 is no bound.
     pub cap_percent: u32,
-    /// How many machines have both together, this one among them; 0 from a node that does not say.
+    /// How many machines share this weight and this bound, itself included; 0 from a node that does not say.
     #[serde(default)]
     pub among: u32,
-    /// Whether it has had more than its part of that.
+    /// Whether it has had more than that part of the disk, so that it waits.
     pub capped: bool,
     /// How many of its requests are queued.
     pub queued: u32,
@@ -107,7 +107,7 @@ pub struct IoClass {
     pub wait_p99_us: u64,
 }
 
-/// By what it is known who in a guest asks.
+/// How it is known which program of a guest makes a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IoSource {
@@ -136,7 +136,7 @@ pub enum IoUrgency {
 pub struct IoProgram {
     /// The program's name, or the file's path. A guest says what it is.
     pub name: String,
-    /// By what it is known.
+    /// How it is known.
     pub source: IoSource,
     /// How urgent its last request was.
     pub class: IoUrgency,
@@ -160,15 +160,15 @@ pub struct IoListRequest {
     pub image: String,
 }
 
-/// What is said by hand of a program.
+/// What a user says of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IoSaying {
     /// A person waits for it, whatever it does.
     Allow,
-    /// Nobody does, whatever it does.
+    /// Nobody waits for it, whatever it does.
     Forbid,
-    /// Nothing is said any more, and what was learned of it is forgotten.
+    /// Takes back what was said, and forgets what was learned of it.
     Forget,
 }
 
@@ -184,13 +184,13 @@ pub struct IoSayRequest {
     pub say: IoSaying,
 }
 
-/// Which programs of an image are interactive, and of all that stand on the same disk.
+/// Which programs of an image, and of all images that stand on the same disk, are interactive: a person waits for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoList {
     /// The image's id.
     pub image: String,
-    /// The hash of the disk that the image stands on. The list is that of all images and clones that stand on it; empty from a node that
-    /// has one for each image.
+    /// The hash of the disk that the image stands on. The list holds for all images and clones on that disk. Empty from an older node,
+    /// which has a list for each image.
     #[serde(default)]
     pub disk: String,
     /// Programs that somebody has allowed.

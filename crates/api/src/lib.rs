@@ -1,6 +1,6 @@
 //! How floe's programs talk to each other: the requests, answers and events of the node's REST interface, shared by the
-//! node and its [`client`]; the types of the [`hub`]'s interface; to which hub each of the [`credentials`] may be sent and which
-//! [`authorities`] each is believed by; and the [`paths`] of a state directory, where clients find the node.
+//! node and its [`client`]; the types of the [`hub`]'s interface; to which hub each of the [`credentials`] may be sent; which
+//! certificate [`authorities`] may vouch for which server; and the [`paths`] of a state directory, where clients find the node.
 //!
 //! Short calls answer one JSON object. Long calls (`import`, `run`, `capture`, ...) answer a stream of [`Event`]s, one
 //! JSON object a line, that ends with exactly one [`Event::Done`] or [`Event::Error`]; a client that hangs up cancels the
@@ -191,7 +191,7 @@ pub struct NodeInfo {
     pub machines: u64,
     /// Number of images in the local repository.
     pub images: u64,
-    /// Number of QEMUs that wait in the standby pool.
+    /// Number of standby QEMUs: they wait with an image's state loaded, for its next run.
     pub standby: u64,
     /// Number of QEMUs that wait without an image, for clones of machines whose guests have a ticket or that were forked before.
     #[serde(default)]

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// For which sign of life `run` and `start` wait after the machine's CPUs run. The machine is there by then: it stays if the wait
-/// ends without a sign or its client hangs up.
+/// The sign of life for which `run` and `start` wait once the machine's CPUs run. The machine exists by then, and stays if the wait ends
+/// without a sign or the client hangs up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
@@ -93,7 +93,7 @@ pub struct RunRequest {
     /// When it is started again once it has ended.
     #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
     pub restart: RestartPolicy,
-    /// Park it after so many seconds in which nobody was with it and it did next to nothing,
+    /// Park it after so many seconds in which nobody has used it and it has done next to nothing,
     /// [`PARK_AFTER_S_MIN`] to [`PARK_AFTER_S_MAX`]; by default never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub park_after_s: Option<u64>,
@@ -118,30 +118,31 @@ pub struct RunRequest {
     /// Whether it takes part in its image's swarm; by default as the node's other machines do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<crate::SwarmUse>,
-    /// Who says which nodes make that swarm. Unless that is the hub, [`RunRequest::swarm`] is `on` by default.
+    /// Where the list of that swarm's nodes comes from. Unless that is the hub, [`RunRequest::swarm`] is `on` by default.
     #[serde(default, skip_serializing_if = "crate::SwarmMembers::is_hub")]
     pub swarm_members: crate::SwarmMembers,
     /// Load the image's device state whoever made it. QEMU trusts what is in it; a node that does not run as root, whose machines have
     /// no users of their own, refuses somebody else's unless this is set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
-    /// Make it a machine of its own: a host name (its machine's name), a machine id, a network address and host keys that no other
-    /// machine has. For captured machines in which floe's agent ran; it has no network until the agent has done that. Without this it goes
-    /// on as who it was.
+    /// Give it an identity of its own: a host name (the machine's name), a machine id, a network address and host keys that no other
+    /// machine has. For captured machines in which floe's agent ran; it has no network until the agent has done that. Without this it keeps
+    /// the identity that it was captured with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_identity: bool,
 }
 
-/// How much of its host a machine may use, even if more is idle, together with the clones that its guest has made of it, and those that
-/// theirs have made. A clone that a user makes ([`ForkRequest`]) has as much again, for itself and the clones that its guest makes.
+/// How much of its host a machine may use, even if more is idle. The machine shares these limits with the clones that its guest makes, and
+/// with those that these clones' guests make. A clone that a user makes ([`ForkRequest`]) gets limits of its own, as large, and shares them
+/// in the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Processor time, in thousandths of a core: 1500 is one and a half cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_millicores: Option<u32>,
-    /// Memory of its QEMU process in bytes: what the guest has touched, and QEMU's own. The kernel kills a machine
-    /// of those that together use more.
+    /// Memory of the QEMU processes that share the limit, in bytes: what the guests have touched, and QEMU's own. If they use more, the
+    /// kernel kills one of the machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_max_bytes: Option<u64>,
     /// Its share of the host's disk against those of other machines that want something: [`IO_WEIGHT_MIN`] to
@@ -267,8 +268,8 @@ pub struct MachineInfo {
     pub pid: Option<u32>,
     /// RAM in bytes that its guest has.
     pub memory_bytes: u64,
-    /// Bytes of that which its guest is not known to use: a kernel that boots may leave memory offline that was added to the machine, until
-    /// its agent brings it into use.
+    /// How many of these bytes its guest is not known to use: when it boots, its kernel may leave memory offline that was added to the
+    /// machine, until floe's agent brings it online.
     #[serde(default)]
     pub memory_unused_bytes: u64,
     /// The most RAM in bytes that it can be given while it runs; 0 from a node that does not say.
@@ -282,7 +283,7 @@ pub struct MachineInfo {
     /// Network cards that it was given while it ran: `nic1`, `nic2` ...
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cards: Vec<String>,
-    /// What its user calls the disks that it was given.
+    /// The disks that it was given, by the names that its user gave them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<String>,
     /// `kvm` or `tcg`.
@@ -332,7 +333,7 @@ pub struct MachineInfo {
     /// How far its image is brought to this host, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independence>,
-    /// Of which ensemble it is, if it was activated as a part of one.
+    /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
 }
@@ -351,20 +352,20 @@ pub enum PauseReason {
     Capture,
     /// A disk could not take what it wrote, most often because the host's disk is full.
     Disk,
-    /// A page of its memory does not come from where its image is read.
+    /// The source of its image does not send a page of its memory that it has touched.
     Source,
 }
 
 impl std::fmt::Display for PauseReason {
-    /// Writes the reason in words.
+    /// Writes the reason as a clause that "because" can stand before.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
-            PauseReason::User => "its user",
-            PauseReason::Buffering => "buffering",
-            PauseReason::Orphaned => "want of its parent's node",
-            PauseReason::Capture => "a capture or a fork",
-            PauseReason::Disk => "a disk that can't be written",
-            PauseReason::Source => "want of its source",
+            PauseReason::User => "its user paused it",
+            PauseReason::Buffering => "what it needs next has not arrived yet",
+            PauseReason::Orphaned => "its parent's node does not answer",
+            PauseReason::Capture => "its state is being captured or forked",
+            PauseReason::Disk => "a disk can't be written",
+            PauseReason::Source => "its source does not send a page of its memory",
         })
     }
 }
@@ -431,11 +432,12 @@ pub struct ConsoleInfo {
     pub socket: String,
     /// File with the last output of the guest, at most 4 MiB; earlier output is in the file with `.1` appended.
     pub log: String,
-    /// Unix socket of the screen, for VNC clients of the node's user: the node's own, which counts keys and buttons that go down and passes
-    /// them on to QEMU. That of QEMU if the node has none.
+    /// Unix socket at which VNC clients of the node's user reach the screen. It is the node's own, which counts keys and buttons that are
+    /// pressed and passes everything on to QEMU; if the node has none, it is QEMU's.
     pub vnc: Option<String>,
-    /// The process that listens at the console's socket, as the peer's credentials of a connection say; absent if it is not running. That
-    /// socket is in a directory of the user that this process runs as: a client that finds another one there speaks with somebody else.
+    /// Id of the process that listens at the console's socket; absent if the machine does not run. The socket is in a directory of the user
+    /// that this process runs as, so a client compares: if the peer's credentials of its connection name another process, it speaks with
+    /// somebody else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Where the guest shows itself; absent as long as it shows nothing, and if it is not running.

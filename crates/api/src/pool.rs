@@ -93,7 +93,7 @@ pub struct SubstrateInfo {
     pub base: Option<String>,
     /// What it is made of.
     pub made_of: MadeOf,
-    /// What was reset of its machine's identity.
+    /// What its machines forget of the identity of the machine that was docked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<String>,
     /// Whether its own chunks are in memory. If not, it is activated from its backup on the disk.
@@ -185,7 +185,7 @@ pub struct SubstrateImportRequest {
     pub name: String,
     /// Where from: the address of its image on a hub, in a bucket or in a directory, or the absolute path of a file.
     pub from: String,
-    /// Who may see it here; by default those who might where it was docked. Its owner is who imports it.
+    /// Who may see it here; by default those who might where it was docked. The user who imports it owns it.
     #[serde(default)]
     pub visibility: Option<Visibility>,
     /// For a restricted one: names or numbers of users of this host.
@@ -197,7 +197,7 @@ pub struct SubstrateImportRequest {
     /// File with the certificate authority of the hub.
     #[serde(default)]
     pub ca: Option<String>,
-    /// Whether somebody else's device state is loaded although this node has no users of their own for machines; see
+    /// Whether the image's device state is loaded even if somebody else made it and this node's machines have no users of their own; see
     /// [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
@@ -232,7 +232,7 @@ pub struct ActivateRequest {
     /// How many virtual CPUs each is brought to once its guest answers; by default as many as the machine had that was docked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// To how much RAM in bytes, whole MiB, each is brought then; by default to as much as the machine had that was docked.
+    /// How much RAM each is brought to once its guest answers, in bytes, whole MiB; by default as much as the machine had that was docked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     /// The address of a pool on another host that has the substrate, such as `https://pool.example:4500`; by default it is this node's.
@@ -244,11 +244,11 @@ pub struct ActivateRequest {
     /// File with the certificate authority of that pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
-    /// Disks that each is given then, one of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
+    /// Disks that each is given once its guest answers, of its own: at most [`ACTIVATE_DISKS_MAX`]. With `hosts` they are empty ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<NamedDisk>,
-    /// With `pool`: whether somebody else's device state is loaded although this node has no users of their own for machines; see
-    /// [`RunRequest::trust`](crate::RunRequest::trust).
+    /// With `pool`: whether the substrate's device state is loaded even if somebody else made it and this node's machines have no users of
+    /// their own; see [`RunRequest::trust`](crate::RunRequest::trust).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust: bool,
 }
@@ -295,8 +295,8 @@ pub struct ActivatedInfo {
     /// The disks that it was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<AttachedDisk>,
-    /// Why it has not reached the size or has not all disks that were asked for, or why nobody knows: its host does not answer any more.
-    /// And what helps. The machine runs nevertheless.
+    /// Why it lacks some of the size or the disks that were asked for, or that nobody knows because its host does not answer any more; and
+    /// what helps. The machine runs nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub short: Vec<ApiError>,
 }
@@ -318,7 +318,7 @@ pub struct ActivateReport {
     pub failed: Vec<CloneInfo>,
 }
 
-/// Body of `POST /v1/clones/expand`: what a node that has activated machines here wants of them once they run.
+/// Body of `POST /v1/clones/expand`: what is to be done with machines that another node has activated here, once they run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpandRequest {

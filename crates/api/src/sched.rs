@@ -15,7 +15,7 @@ pub enum CpuSched {
     Off,
 }
 
-/// Whether a node does what it is told for vCPUs, and if not, why.
+/// Whether a node does for vCPUs what its `--cpu-sched` says, and if not, why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SchedActing {
@@ -26,7 +26,7 @@ pub enum SchedActing {
     Acts,
     /// It compares: for some seconds everything is undone at times.
     Tries,
-    /// It has seen that it does not help, and has undone everything.
+    /// It has measured that it does not help, and has undone everything.
     DoesNotHelp,
     /// Looking at so many vCPUs costs too much.
     Costly,

@@ -42,8 +42,8 @@ pub struct SwarmJoin {
     /// [`SwarmMembership::content`]: they are kept for a while after the image's packs were laid out anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// Whether other users' nodes that are open, too, are told of this one, and it of them. Otherwise it meets those alone whose token is of
-    /// the same user.
+    /// Open: nodes of other users that are open too are told of this one, and it of them. Otherwise it meets only nodes whose token belongs
+    /// to the same user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
 }
@@ -54,13 +54,13 @@ pub struct SwarmMembership {
     /// Name of the packs in their order, 64 hex digits: it changes when the image's packs are laid out anew, and when nobody reads by an
     /// earlier layout any more.
     pub content: String,
-    /// What members show each other, 64 hex digits. Only those who may read the image get it.
+    /// The secret by which members know each other, 64 hex digits. Only those who may read the image get it.
     pub token: String,
     /// The packs that hold the image, and those of earlier layouts that members still read by, in the order that numbers their pieces; empty if
     /// the request named this content.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub packs: Vec<SwarmPack>,
-    /// The members that the asking node may meet: those of its own user, itself among them, and others if it is open and they are.
+    /// The members that the asking node may meet: those of its own user, itself included, and if it is open, all others that are.
     pub members: Vec<SwarmMember>,
     /// In how many milliseconds to ask again: soon while members come and go, seldom otherwise.
     pub ask_again_ms: u64,
@@ -99,7 +99,7 @@ pub struct SwarmOverview {
     pub count: u32,
     /// Bytes of pieces, with their proofs, that the hub gave to whoever reads the owner's copy, also to members that are not shown.
     pub hub_bytes: u64,
-    /// For how many seconds that was counted: since the hub started.
+    /// Over how many seconds that was counted: since the hub started.
     pub counted_s: u64,
 }
 
@@ -182,11 +182,11 @@ fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
-/// Who says which nodes make a machine's swarm.
+/// Where the list of the nodes in a machine's swarm comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SwarmMembers {
-    /// The image's hub: those who run it and may read it.
+    /// The image's hub: nodes that run the image and may read it there.
     #[default]
     Hub,
     /// The node's cluster: its members that run the image and were told the same. No hub is told of any of them.
@@ -196,7 +196,7 @@ pub enum SwarmMembers {
 }
 
 impl SwarmMembers {
-    /// Whether the hub says it.
+    /// Whether the list comes from the hub.
     pub fn is_hub(&self) -> bool {
         *self == SwarmMembers::Hub
     }
@@ -229,8 +229,8 @@ pub struct SwarmOffer {
 }
 
 impl SwarmOffer {
-    /// Reads what a member says that is at `ip`, or returns what is wrong with it. Nobody is sent to an address that is not one host's, or
-    /// that is another one's to whoever hears of it.
+    /// Reads what the member at `ip` says; the error says what is wrong with it. An unspecified address becomes `ip`. Addresses that do not
+    /// mean this one host to everybody (multicast, loopback of another host) are left out, so that nobody is sent there.
     pub fn read(bytes: &[u8], ip: IpAddr) -> Result<SwarmOffer, String> {
         let mut offer: SwarmOffer =
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
@@ -285,7 +285,7 @@ pub enum SwarmUse {
 /// Answer of `GET /v1/swarm` of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SwarmReport {
-    /// What machines do of which nothing else was said.
+    /// Whether machines take part if nothing was said when they were started.
     pub usage: SwarmUse,
     /// This node's public key, 64 hex digits; absent before its first swarm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -329,7 +329,7 @@ pub struct SwarmInfo {
     /// node is told by some fifty others what they have.
     #[serde(default)]
     pub complete: u32,
-    /// How its pieces come here now.
+    /// The way by which its pieces come here now.
     pub way: SwarmWay,
     /// Why they come that way, in words.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,4 +1,4 @@
-//! What a substrate's image says of who may see it, wherever it goes: node and hub read it.
+//! The label of a substrate's image that says who may see it. It goes with the image, and node and hub obey it.
 
 use super::{SUBSTRATE_USER_BYTES_MAX, SUBSTRATE_USERS_MAX, Visibility};
 
@@ -7,7 +7,7 @@ pub const SUBSTRATE_LABEL: &str = "floe.substrate";
 /// Label of such an image: who may see the substrate.
 pub const VISIBLE_LABEL: &str = "floe.visible";
 
-/// Returns in words who may see a substrate: what a label of its image says wherever that goes.
+/// Returns the value of [`VISIBLE_LABEL`] for a substrate.
 pub fn label_of_visibility(visibility: Visibility, users: &[String]) -> String {
     match visibility {
         Visibility::Private => "private".into(),
@@ -16,7 +16,7 @@ pub fn label_of_visibility(visibility: Visibility, users: &[String]) -> String {
     }
 }
 
-/// Returns what such words mean, or what is wrong with them.
+/// Reads the value of [`VISIBLE_LABEL`]; the error says what is wrong with it.
 pub fn visibility_of_label(label: &str) -> Result<(Visibility, Vec<String>), String> {
     let (visibility, users) = match (label, label.strip_prefix("restricted ")) {
         ("private", _) => (Visibility::Private, Vec::new()),
@@ -36,7 +36,7 @@ pub fn visibility_of_label(label: &str) -> Result<(Visibility, Vec<String>), Str
     Ok((visibility, users))
 }
 
-/// Returns what is wrong with the users that a substrate names.
+/// Checks the users who may see a substrate; the error says what is wrong with them.
 pub fn check_users(visibility: Visibility, users: &[String]) -> Result<(), String> {
     match (visibility, users.len()) {
         (Visibility::Restricted, 0) => return Err("a restricted substrate names no user".into()),

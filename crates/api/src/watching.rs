@@ -11,7 +11,7 @@ pub struct EventsQuery {
     /// events. Without it only what happens from now on is told.
     #[serde(default)]
     pub since_unix_ms: Option<u64>,
-    /// End after what has happened, all that the node still knows of if no time is given, instead of waiting for more.
+    /// Return what has happened and end, instead of waiting for more. Without a time that is all that the node still knows.
     #[serde(default)]
     pub once: bool,
 }
@@ -41,8 +41,8 @@ pub fn is_qemu_version(text: &str) -> bool {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ParkQuery {
-    /// Has the memory stored that the machine was cloned from, or that its clones were, and parks it once that is done. Without it such a
-    /// machine is refused.
+    /// If the memory of a fork that the machine was a clone or the parent of is not stored yet, it is stored at once and the machine parked
+    /// then. Without this such a machine is refused.
     #[serde(default)]
     pub wait: bool,
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
@@ -61,7 +61,7 @@ pub enum WaitFor {
     Stopped,
     /// Its CPUs run, but for moments in which floe itself makes it stand still: to buffer, or for a capture.
     Running,
-    /// It stands still until somebody does something: for its user, for a disk or for want of its parent's node.
+    /// It stands still until somebody does something: its user paused it, a disk can't be written, or its parent's node does not answer.
     Paused,
     /// floe's agent in its guest answers.
     Answers,
@@ -101,7 +101,7 @@ pub struct RestartRequest {
 pub struct RollbackRequest {
     /// An image of this node that was captured from the machine.
     pub image: String,
-    /// Has the machine, which must run, captured under this name before it goes back.
+    /// Capture the machine, which must run, under this name before it goes back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<String>,
     /// How it goes on there.

@@ -31,7 +31,7 @@ pub struct Partition {
     pub first: u64,
     /// Where it ends, in bytes: behind its last one. Nothing says that the disk is that long.
     pub end: u64,
-    /// What it is said to be for.
+    /// The type that the table gives it.
     pub kind: Kind,
 }
 

@@ -97,7 +97,7 @@ metrics_table! {
     HUB_IMAGES Gauge "floe_hub_images" "Published images.";
     HUB_WRONG_TOKENS Counter "floe_hub_wrong_tokens_total" "Requests with an unknown token.";
     NODE_MACHINES Gauge "floe_node_machines" "Machines, running or not.";
-    NODE_STANDBY Gauge "floe_node_standby" "QEMUs that wait in the standby pool.";
+    NODE_STANDBY Gauge "floe_node_standby" "Standby QEMUs: they wait with an image's state loaded, for its next run.";
     NODE_CACHE_BYTES Gauge "floe_node_cache_bytes" "Bytes of chunks and segments in the cache.";
     NODE_CACHE_HITS Counter "floe_node_cache_hits_total" "Reads that the cache answered.";
     NODE_CACHE_MISSES Counter "floe_node_cache_misses_total" "Reads that a source had to answer.";

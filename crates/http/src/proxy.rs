@@ -268,7 +268,7 @@ impl Proxy {
                 "{said} wants a user and a password; write http://USER:PASSWORD@HOST:PORT"
             )),
             status => Err(format!(
-                "{said} does not let us to {server}: it answered {status}; check the server's name, or name it in NO_PROXY"
+                "{said} refuses the way to {server}: it answered {status}; check the server's name, or name it in NO_PROXY"
             )),
         }
     }

@@ -25,7 +25,7 @@ pub fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, String> {
     to.set_fragment(None);
     let at = shown(to.as_str());
     if !matches!(to.scheme(), "http" | "https") || to.host().is_none() {
-        return Err(format!("redirects to {at}, which is not of the web"));
+        return Err(format!("redirects to {at}, which is no address of the web"));
     }
     if !to.username().is_empty() || to.password().is_some() {
         return Err(format!("redirects to {at} with a user and a password"));
@@ -109,7 +109,7 @@ mod tests {
             ("https://x.localhost/?sig=geheim", "this host"),
             ("https://169.254.169.254/?sig=geheim", "this host"),
             ("https://0.0.0.0/?sig=geheim", "this host"),
-            ("file:///etc/passwd?geheim", "not of the web"),
+            ("file:///etc/passwd?geheim", "no address of the web"),
             ("https://ann:geheim@cdn.example/", "a user and a password"),
             ("https://", "nowhere"),
             ("https://\u{fc}", "nowhere"),

@@ -1,4 +1,4 @@
-//! Substrates in memory: what a hub is more that was started as a pool (`floe pool serve`).
+//! Keeps substrates in memory, in a hub that was started as a pool (`floe pool serve`).
 //!
 //! ```text
 //! published, read, or there at the start -> waits in a queue -> one thread reads and compresses it (`substrates`) -> memory
@@ -19,7 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-/// What is shown of a substrate and not in the catalogue.
+/// What lists show of a substrate and the catalogue does not have.
 #[derive(Clone)]
 pub(super) struct Known {
     pub machine: String,

@@ -249,8 +249,9 @@ pub(crate) struct Wish<'a> {
     pub upload: Option<&'a str>,
 }
 
-/// The files of an image that is being published. If it is not, those of which the catalogue knows nothing go again: they count for nobody,
-/// so that a user who is over the quota could fill the disk with them. Whoever has it also has `publishing`.
+/// The files of an image that is being published. If it does not become visible, those of which the catalogue knows nothing are removed
+/// again when this is dropped: they count for nobody's quota, so that a user who is over it could fill the disk with them. Whoever has this
+/// also holds `publishing`.
 struct Litter<'a> {
     hub: &'a Hub,
     id: &'a Hash,
@@ -259,7 +260,7 @@ struct Litter<'a> {
 }
 
 impl Litter<'_> {
-    /// They are the files of an image that is there.
+    /// Notes that the image is visible, so that its files stay.
     fn published(mut self) {
         self.is_published = true;
     }

@@ -38,7 +38,7 @@ pub struct UserQuota {
     pub quota: Quota,
 }
 
-/// What came of the wish to begin an upload.
+/// The answer to a request to begin an upload.
 pub(crate) enum Opened {
     /// It has begun, or goes on.
     Upload(Upload),
@@ -328,8 +328,8 @@ fn too_much_staged(user: &str, staged: u64, room: &Room) -> ApiError {
 /// Longest time that a question waits for its turn; a client would give up later.
 const QUESTION_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How far ahead of its pace each user is who asks what the hub has: a time at which it will have asked no more than it may.
-/// Users who have not asked for a while are forgotten.
+/// For each user who asks what the hub has, the time from which on it has asked no more than it may: it waits until then. Users who have
+/// not asked for a while are forgotten.
 #[derive(Default)]
 pub(crate) struct Asked(Mutex<HashMap<String, Instant>>);
 

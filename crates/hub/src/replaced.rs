@@ -81,7 +81,7 @@ pub(super) fn keep(db: &Connection, new: &Publication<'_>, now_unix_s: u64) -> R
     Ok(())
 }
 
-/// Gives up what is kept of an owner's images if what the owner stores (`used_bytes`) needs the room.
+/// Stops keeping replaced layouts of an owner's images if what the owner stores (`used_bytes`) needs the room.
 pub(super) fn make_room(
     db: &Connection,
     owner: &str,
@@ -122,8 +122,9 @@ impl Catalogue {
         Ok(packs)
     }
 
-    /// Gives up layouts, of one image or of all, that were replaced and that nobody reads by (`is_used`: an image, its layout's name, and when
-    /// that was replaced, in seconds), or that were kept long enough. The files go when packs are swept.
+    /// Stops keeping layouts, of one image or of all, that were replaced and that nobody reads by, or that were kept long enough. `is_used`
+    /// says whether somebody reads by one: an image, its layout's name, and when that was replaced, in seconds. The files go when packs are
+    /// swept.
     pub fn retire(
         &self,
         image: Option<&Hash>,

@@ -79,7 +79,8 @@ fn version(db: &Connection) -> Rows<i64> {
     db.query_row("PRAGMA user_version", [], |row| row.get(0))
 }
 
-/// Makes what this version has and an older one has not. Returns the version that is there then: a later hub's is left alone.
+/// Adds to the catalogue what this version has and an older one lacks. Returns the version that it has then. The catalogue of a later hub
+/// is left alone.
 pub(super) fn bring_up(db: &mut Connection) -> Rows<i64> {
     if version(db)? < VERSION {
         let change = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;

@@ -225,7 +225,7 @@ pub(crate) async fn join(
     answer(&hub, &viewer, "application/json", body)
 }
 
-/// Returns a member as one is told of it whose request comes `from` there.
+/// Returns a member with its addresses as a host must use them whose request comes `from` there.
 fn told(
     (key, addresses): (Key, Vec<SocketAddr>),
     from: IpAddr,
@@ -275,7 +275,7 @@ pub(crate) async fn overview(
     })
 }
 
-/// Answers with bytes that are counted until they are taken, and that nobody keeps.
+/// Answers with bytes that count as the party's memory until they are taken, and that no cache may keep.
 fn answer(
     hub: &Hub,
     viewer: &Viewer,

@@ -48,8 +48,8 @@ impl Workload {
 
     /// Combines runs of several workloads of one image into one workload: what a hub learns from if its users do
     /// different things.
-    pub fn pool(name: &str, of: &[&Workload], runs: usize) -> anyhow::Result<Workload> {
-        let first = of.first().context("a pool of no workload")?;
+    pub fn merged(name: &str, of: &[&Workload], runs: usize) -> anyhow::Result<Workload> {
+        let first = of.first().context("no workload to combine")?;
         let wire: f64 = of.iter().map(|w| w.meta.wire_bytes_per_chunk).sum();
         let meta = Meta {
             workload: name.into(),

@@ -124,7 +124,7 @@ fn kvm_trouble() -> Option<String> {
     None
 }
 
-/// Whether a user who is not root can use the device, if need be as a member of its group.
+/// Returns whether a user who is not root can use the device, if need be as a member of its group.
 fn is_for_other_users(kvm: &std::fs::File) -> bool {
     kvm.metadata().is_ok_and(|device| {
         let mode = device.permissions().mode();

@@ -32,8 +32,8 @@ const TASKS_MAX: u32 = 512;
 const TRIES: u32 = 100;
 /// The period in which a group gets its share of the processor, in microseconds: the kernel's own default.
 const PERIOD_US: u64 = 100_000;
-/// Swap beside a limit of memory in version 1 of control groups, in bytes: of two equal limits the kernel looks at that of both together
-/// first, and does not count who reaches that one.
+/// Bytes by which, in version 1 of control groups, the limit of memory and swap together is above that of memory. If both were equal, the
+/// kernel would check the former first, and it does not count who reaches that one.
 const SWAP_SLACK_BYTES: u64 = 1 << 20;
 
 /// Limits of what the QEMUs of a household may use of their host, all of them together.
@@ -160,7 +160,7 @@ fn mount_of(line: &str) -> Option<(PathBuf, &str, &str)> {
     Some((mount.into(), right.next()?, right.nth(1)?))
 }
 
-/// Who the kernel ended processes of a group for (see [`Group::out_of_memory`]).
+/// Why the kernel ended processes of a group (see [`Group::out_of_memory`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutOfMemory {
     /// Its household had reached its limit.
@@ -334,8 +334,8 @@ impl Group {
         )))
     }
 
-    /// Bounds what a machine's QEMU has no use for: tasks, and more than `swap_bytes` of swap, where the host counts that by itself (in
-    /// version 2).
+    /// Bounds the number of a machine's tasks, which no QEMU needs to exceed, and its swap to `swap_bytes`, where the host counts swap by
+    /// itself (in version 2).
     pub fn bound(&self, swap_bytes: u64) -> Result<(), MachineError> {
         let tasks = TASKS_MAX.to_string();
         let bounded = match Hierarchy::of_this_host() {

@@ -1,4 +1,4 @@
-//! The guest's clock after a restore, and after a pause, in which all but the second of these stand still.
+//! The guest's clocks after a restore, and after a pause: in a pause, all of those below stand still but the one on the mainboard.
 //!
 //! A restored guest continues with the time that it had at the capture, which may be weeks ago; certificates then seem to
 //! come from the future and TLS fails. What happens to each of its clocks:
@@ -11,13 +11,13 @@
 //!   reads the RTC, or kvm-clock's wall clock, only at boot and after its own suspend. A program in the guest has to set
 //!   it.
 //!
-//! That program is the guest agent: `guest-set-time` over the virtio serial port, or `date`, run by the agent, in a guest without
-//! the program `hwclock` that this command needs. If no agent answers, the wall clock is
-//! wrong until the guest's own NTP client notices, or a program in it runs `hwclock --hctosys`, which sets the right time
-//! at once. The caller gets [`ClockSync::Stale`] and informs the user.
+//! That program is the guest agent, which is asked over the virtio serial port: by its command `guest-set-time`, or, in a guest without the
+//! program `hwclock` that this command needs, to run `date`. If no agent answers, the wall clock is wrong until the guest's own NTP client
+//! notices, or a program in it runs `hwclock --hctosys`, which sets the right time at once. The caller gets [`ClockSync::Stale`] and
+//! informs the user.
 //!
-//! That a machine was restored its guest can know without an agent: the state of `vmgenid` holds only where in memory the id is, so that each
-//! QEMU that loads it (`guid=auto`) writes an id of its own there and raises the interrupt (`vmgenid_post_load` in QEMU's
+//! A guest can know without an agent that it was restored: the state of the device `vmgenid` only says where in memory the id is, and each
+//! QEMU that loads the state (`guid=auto`) writes a new id there and raises the interrupt (`vmgenid_post_load` in QEMU's
 //! `hw/acpi/vmgenid.c`). QEMU 7.2 has no VMClock, and images fit only the devices that they were captured with.
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Disks that become larger while their machine runs: QEMU learns it, and tells the guest.
+//! Disks that become larger while their machine runs: tells QEMU the new size, which QEMU tells the guest.
 //!
 //! A file grows before QEMU hears of it, so QEMU's size is never more than the file's. Whoever adopts a machine asks QEMU what it
 //! knows, and tells it the rest.
@@ -24,7 +24,7 @@ fn device_of<'a>(config: &'a MachineConfig, disk: &str) -> Option<&'a str> {
     device.map(String::as_str)
 }
 
-/// Returns how a machine with this configuration has the disk; `None` if it is no disk that a guest writes to.
+/// Returns the model by which a machine with this configuration has the disk; `None` if it is no disk that a guest writes to.
 pub fn disk_model(config: &MachineConfig, disk: &str) -> Option<DiskModel> {
     let device = device_of(config, disk).filter(|_| !floe_image::is_special_disk(disk))?;
     let legacy = devices::property(device, "bus").is_some_and(|bus| bus.starts_with("legacy"));

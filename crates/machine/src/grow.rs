@@ -224,9 +224,9 @@ impl Machine {
         free.unwrap_or_default()
     }
 
-    /// Adds a disk, whose file must be like those of a [`Spec`](crate::Spec). Its name is the name of its region in
-    /// captures and the serial number that the guest sees; [`Machine::free_disk_name`] returns a free one. Its sectors have so many bytes,
-    /// if not the usual number.
+    /// Adds a disk, whose file must be like those of a [`Spec`](crate::Spec). Its name is the name of its region in captures and the serial
+    /// number that the guest sees; [`Machine::free_disk_name`] returns a free one. `sector` is the size in bytes of its sectors, if that is
+    /// not the usual one.
     pub fn add_disk(
         &self,
         name: &str,

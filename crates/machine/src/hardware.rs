@@ -95,9 +95,9 @@ pub fn set_size(config: &mut MachineConfig, cpus: Option<u32>, memory_bytes: Opt
     });
 }
 
-/// Gives a configuration another disk, which has a number (`disk1`), where one would be added while the machine runs: its next cold
-/// start has it, and it can be taken away again later. Its sectors have so many bytes, if not the usual number. An error says why there
-/// is no room.
+/// Gives a configuration another disk, which has a number (`disk1`), where one would be added while the machine runs: its next cold start
+/// has it, and it can be taken away again later. `sector` is the size in bytes of its sectors, if that is not the usual one. An error says
+/// why there is no room.
 pub fn give_disk(
     config: &mut MachineConfig,
     disk: &str,

@@ -242,9 +242,9 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to
-    /// it, so a QEMU that hangs can be ended this way. An error does not say that there is none, and a file that should name it and is
-    /// damaged doesn't either: then it is looked for by the directory in which it runs.
+    /// Returns the QEMU of the machine in `dir` if it is alive, even one that has not answered yet. Nothing is sent to it, so a QEMU that
+    /// hangs can be ended this way. An error does not mean that there is none. If the file that should name it is damaged, it is looked for
+    /// by the directory in which it runs.
     pub fn process_in(dir: &Path) -> Result<Option<Process>, MachineError> {
         let mut damaged = false;
         for told_in in [record::announced_in as fn(&Path) -> _, record::recorded_in] {
@@ -467,8 +467,8 @@ impl Machine {
         devices::has_floe_port(&self.config().devices).then(|| self.connect_file(files::FLOE))
     }
 
-    /// Returns whether a program in the guest has that port open, as far as QEMU has told this process: it tells of changes, within a
-    /// second; `None` if there was none since this machine was started or adopted.
+    /// Returns whether a program in the guest has that port open. QEMU reports each change within a second; `None` if it has reported none
+    /// since this process started or adopted the machine.
     pub fn floe_port_is_open(&self) -> Option<bool> {
         self.events.state.lock().floe_port_open
     }

@@ -1,6 +1,6 @@
-//! Forwarded ports whose sockets change hands: from QEMU to the node, which keeps them while a machine is parked, and back to the QEMU
-//! that wakes it. It is one socket of the kernel all the time, so no connection is refused, and those that nobody has accepted yet
-//! go along.
+//! Forwarded ports whose sockets change hands: from QEMU to the node, which keeps them while a machine is parked, and back to the QEMU that
+//! wakes it. It stays one and the same socket of the kernel, so no connection is refused, and connections that nobody has accepted yet are
+//! kept.
 //!
 //! The node fetches the socket (pidfd_getfd(2)) before QEMU closes its own descriptor. On the way back QEMU gets the descriptor before it is
 //! told to open the port, and the [guard](crate::guard) in QEMU lets `bind` find it there. Rejected: `SO_REUSEPORT` on both sides,

@@ -158,7 +158,7 @@ impl Process {
     }
 }
 
-/// Returns what was asked of a process; `None` if that has ended, or is another user's.
+/// Returns the result of reading something about a process; `None` if it has ended, or is another user's.
 fn unless_ended<T>(asked: io::Result<T>) -> io::Result<Option<T>> {
     match asked {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),

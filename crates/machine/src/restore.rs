@@ -1,8 +1,8 @@
 //! Restores a captured machine.
 //!
-//! QEMU starts with its RAM mapped privately from the image's file, loads the device state from a descriptor, and waits.
-//! This much can be done in advance and yields a [`Standby`], which then only has to be resumed. Where the state is not there
-//! yet, the first half of it can be: a [`Blank`] is a QEMU that waits for a state of its hardware.
+//! QEMU starts with its RAM mapped privately from the image's file, loads the device state from a descriptor, and waits. All of this can be
+//! done in advance; the result is a [`Standby`], which only has to be resumed. Before it is known which state will be loaded, QEMU can at
+//! least be started: the result is a [`Blank`], which waits for a state that fits its hardware.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ use crate::spec::{PortForward, Spec};
 
 /// Longest time to load the device state: it touches pages of RAM, which may first have to cross a slow link.
 pub const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often is looked whether a QEMU that says nothing has ended.
+/// How often to check whether a QEMU that says nothing has ended.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// QEMU's name of the descriptor with the device state.
 const STATE: &str = "state";
@@ -62,10 +62,10 @@ pub struct Restored {
     pub stages: Vec<Stage>,
 }
 
-/// A QEMU that was started before it is known which image it is to continue, as one of a hardware profile. It has mapped its
-/// memory's files and opened its disks, but has read nothing of its memory, and of a disk the first sector only, for the
-/// geometry that it tells its guest. What can be asked of QEMU before there is a state has been asked: each question takes a
-/// millisecond of processor time, and many clones ask at once. Dropping it ends QEMU.
+/// A QEMU that was started with the hardware of a profile, before it is known which image it is to continue. It has mapped its memory's
+/// files and opened its disks, but has read nothing of its memory, and of a disk the first sector only, for the geometry that it tells its
+/// guest. What can be asked of QEMU before there is a state has been asked: each question takes a millisecond of processor time, and many
+/// clones ask at once. Dropping it ends QEMU.
 pub struct Blank {
     standby: Standby,
     /// QEMU has this file already, still empty, and reads the device state from it.

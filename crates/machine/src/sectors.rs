@@ -4,9 +4,9 @@
 pub const SECTOR_BYTES: u32 = 512;
 /// The other size that disks have.
 pub(crate) const SECTOR_BYTES_LARGE: u32 = 4096;
-/// The devices of disks that QEMU gives other sectors than the usual ones.
+/// Devices of disks for which QEMU can be told another size of sectors than the usual one.
 const DRIVERS: [&str; 3] = ["virtio-blk-pci", "scsi-hd", "nvme"];
-/// What says so of a device.
+/// The properties by which it is told.
 const PROPERTIES: [&str; 2] = ["logical_block_size", "physical_block_size"];
 
 /// Whether a device of this driver has this property, which tells the size of sectors.

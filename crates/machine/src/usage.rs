@@ -1,4 +1,5 @@
-//! What tells whether anybody uses a machine: its processor time, what its connections carry, and who is at its screen or console.
+//! Measures by which it is known whether anybody uses a machine: its processor time, how much its connections carry, and whether somebody
+//! is at its screen or console.
 
 use std::collections::HashMap;
 use std::io;

@@ -94,7 +94,7 @@ fn take_over(mountpoint: &Path, options: &MountOptions) -> Result<Option<Connect
     let table = table.map_err(|error| MountError::Cannot {
         path: mountpoint.to_owned(),
         reason: format!(
-            "machines run on it, and which of its files are whose is not to be found out ({error})"
+            "machines run on it, and it can't be found out which of its files are whose ({error})"
         ),
         fix: "end the `floe supervisor` of this state directory; its machines lose their memory, and start again from their disks"
             .into(),

@@ -22,7 +22,7 @@ pub(crate) struct Asking {
     pub thread: u32,
 }
 
-/// What is known about who made a request.
+/// Who made a request, as far as that is known.
 pub(crate) enum Asker {
     /// A process of this machine.
     Machine(Arc<Machine>),

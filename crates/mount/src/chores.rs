@@ -1,5 +1,5 @@
-//! What the planner's thread would have to read a disk for: a thread of its own does it, and reports the outcome as an event.
-//! A disk that is slow, or stands still, delays what needs that disk and nothing else.
+//! Work for which the planner's thread would have to read a disk: another thread does it, and reports the outcome as an event. A disk that
+//! is slow, or stands still, delays what needs that disk and nothing else.
 
 use crate::core::{Core, Touches};
 use crate::image::Image;

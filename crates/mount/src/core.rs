@@ -49,7 +49,7 @@ pub(crate) struct Counters {
     pub ahead_chunks: AtomicU64,
 }
 
-/// What each machine has of disk and links, and what the machines are called that have it together.
+/// For each machine its share of the host's disk and of links, and the household with which it has that share together.
 type Limits = HashMap<MachineId, (String, Limit)>;
 
 /// What a request reads or writes.
@@ -261,10 +261,11 @@ impl Core {
         all.for_each(|(machine, (_, limit))| image.backend.limit(*machine, *limit));
     }
 
-    /// A machine has ended: nothing is kept of its requests, and those of its household have its part.
+    /// Forgets a machine that has ended, and divides its part of the household's share among the household's other machines.
     pub(crate) fn io_gone(&self, machine: MachineId) {
         let mut limits = self.limits.lock();
-        // In one step with the rest, and before it: who divides the household's limit would have the machine begin anew in the queues.
+        // First, and under one lock with the rest: a thread that divides the household's limit just now would otherwise enter the machine
+        // in the queues again.
         let before = limits.remove(&machine);
         self.waits_max.set(machine, None);
         self.queues.work.policy(|policy, _| policy.gone(machine));

@@ -10,7 +10,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Returns where a disk is shown, and as what.
+/// Returns a disk's path on the mount, and the node that stands there.
 pub(crate) fn entry(machine: &Arc<Machine>, disk: Arc<Disk>) -> (String, Option<Node>) {
     let path = format!("machines/{}/{}", machine.name, disk.name);
     let machine = machine.clone();
@@ -95,8 +95,7 @@ impl Mount {
         Mount::discard_disk(&machine.dir, disk)
     }
 
-    /// Removes what was written to a disk of a machine with this directory, whose disk is not on a mount. It is no error if there is
-    /// nothing.
+    /// Removes what was written to a disk that is on no mount; `dir` is its machine's directory. It is no error if there is nothing.
     pub fn discard_disk(dir: &Path, disk: &str) -> Result<(), MountError> {
         let dir = Disk::dir(dir, disk);
         let entries = match std::fs::read_dir(&dir) {

@@ -8,8 +8,8 @@
 //! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
 //! no map, and no harm.
 //!
-//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds it taken does without; a write that does for too
-//! long goes on, and the map is made again.
+//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds the lock taken does without the map; a write waits
+//! for it for a while, then goes on, and the map is made again.
 
 use crate::core::Core;
 use crate::image::{Extra, Image, Need, Reading};
@@ -39,18 +39,18 @@ const LIMITS: Limits = Limits {
 };
 /// Disks of a machine that get a map.
 const DISKS_MAX: usize = 4;
-/// Writes that may come while a map is made. More of them, and it is made again,
+/// Writes that are noted while a map is made. If more come, it is made again,
 const WRITTEN_MAX: usize = 4096;
-/// so many times at most. The same number of times a part is read again that is written while it is read.
+/// at most this many times. A part of the disk that is written while it is read is read again as many times.
 const TRIES_MAX: usize = 4;
 /// How often a disk's map is made: a guest may make its file systems anew again and again.
 const MADE_MAX: usize = 16;
-/// Bytes of a disk that are read to keep its map up: millions of new directories. A guest may name all of its disk a directory, again and
-/// again, and of what the host has in memory no share is taken.
+/// Bytes of a disk that are read to keep its map up: millions of new directories. The bound is needed because a guest may declare all of
+/// its disk to be directories, again and again, and reads of what the host has in memory are charged to nobody.
 const KEPT_UP_BYTES_MAX: u64 = 16 << 30;
-/// Zeros that are handed to a map at once.
+/// Bytes of zeros that are handed to a map in one call.
 const ZEROS: &[u8] = &[0; 64 << 10];
-/// Of a range of zeros no more is handed to a map: the rest says what it said before, until the guest writes there.
+/// Most of a range of zeros that is handed to a map. Of the rest the map goes on to say what it said before, until the guest writes there.
 const ZEROED_MAX: u64 = 64 << 20;
 /// How much is read at once of what was written while a map was made.
 const PART_BYTES: u64 = 256 << 10;
@@ -252,7 +252,7 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
     }
 }
 
-/// Takes what a guest has written to a disk.
+/// Notes what a guest has written to a disk.
 pub(crate) fn wrote(machine: &Machine, disk: &Arc<Disk>, offset: u64, data: &[u8]) {
     let Some(map) = machine.files.of(disk) else {
         return;
@@ -263,7 +263,7 @@ pub(crate) fn wrote(machine: &Machine, disk: &Arc<Disk>, offset: u64, data: &[u8
     }
 }
 
-/// Takes that a guest has written zeros.
+/// Notes that a guest has written zeros.
 pub(crate) fn zeroed(machine: &Machine, disk: &Arc<Disk>, offset: u64, len: u64) {
     let Some(map) = machine.files.of(disk) else {
         return;
@@ -382,7 +382,8 @@ impl DiskMap {
         }
     }
 
-    /// Notes a write to this range, of which the map is told by `tell` if it matters. Returns whether something must be read for it.
+    /// Notes a write to this range, and calls `tell` to tell the map of it if that matters to the map. Returns whether the map then needs
+    /// something read.
     fn note(&self, range: &Range<u64>, tell: impl FnOnce(&mut Map)) -> bool {
         let Some(mut state) = self.state.try_lock_for(NOTED_WITHIN) else {
             self.is_behind.store(true, Ordering::Release);

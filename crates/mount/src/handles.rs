@@ -204,8 +204,8 @@ impl MachineHandle {
         frozen.disks.iter().any(has)
     }
 
-    /// Returns what a freeze under an earlier node left, given the number of each disk's highest frozen layer, in the disks'
-    /// order; `None` if a disk has nothing of it any more.
+    /// Returns the frozen layers that an earlier node has left, given the number of each disk's highest frozen layer, in the disks' order;
+    /// `None` if any disk no longer has its layer.
     pub fn frozen(&self, last_layers: &[u32]) -> Option<FrozenLayers> {
         let disks = self.machine.disks();
         if disks.len() != last_layers.len() {

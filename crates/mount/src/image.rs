@@ -318,7 +318,7 @@ impl Image {
         }
     }
 
-    /// Copies a chunk of this hash without that it counts as touched.
+    /// Copies the chunk with this hash; it does not count as touched by that.
     fn quiet_chunk(
         &self,
         region: usize,

@@ -1,4 +1,4 @@
-//! Whose disk request goes first: what orders the queue before the host's disk, and what it tells.
+//! Decides whose disk request goes first: the policy that orders the queue before the host's disk, and what that policy reports.
 //!
 //! All disk requests of all machines pass through this mount, so the host's own scheduler can't tell the machines apart. What the
 //! host has in memory is read at once; the rest waits in one queue for the disk workers, in the order of a policy of floe-sched.
@@ -116,7 +116,7 @@ impl Classes {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// A machine is on the mount from now on; it shares the list of this base disk.
+    /// Adds a machine that is on the mount from now on; it shares the list of this base disk.
     pub(crate) fn began(&self, machine: &Machine, base: Hash) {
         let now_us = self.now_us();
         let of = owned(base);
@@ -126,7 +126,7 @@ impl Classes {
         }
     }
 
-    /// A machine is no longer on the mount.
+    /// Forgets a machine that is no longer on the mount.
     pub(crate) fn gone(&self, machine: MachineId) {
         self.classifier.lock().gone(machine);
         if let Some(verdicts) = &self.verdicts {
@@ -315,7 +315,7 @@ impl Mount {
 }
 
 impl MachineHandle {
-    /// Takes what the agent in this machine's guest tells of who has read what. It needn't be true.
+    /// Takes the report of the agent in this machine's guest about which program has read what. The report needn't be true.
     pub fn told_who_asks(&self, told: &[Told]) {
         let classes = &self.core.classes;
         let now_us = classes.now_us();
@@ -337,7 +337,7 @@ impl MachineHandle {
         files::begin(&self.core, &self.machine);
     }
 
-    /// Returns whether such was reported.
+    /// Returns whether an input to this machine was ever reported.
     pub fn had_input(&self) -> bool {
         let known = self.core.classes.classifier.lock();
         let status = known.status(self.machine.id);

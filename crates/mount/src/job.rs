@@ -23,7 +23,7 @@ pub(crate) struct Raw {
 pub(crate) enum Job {
     /// A request of the kernel's.
     Request(Raw),
-    /// Write so many bytes of the oldest of a disk's that are only in the page cache.
+    /// Write this many bytes of a disk to the host's disk: the oldest of those that are only in the page cache.
     Piece(Arc<Machine>, Arc<Disk>, u64),
     /// Read so many bytes that no guest waits for.
     Look(Box<dyn FnOnce() + Send>, u64),

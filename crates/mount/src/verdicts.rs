@@ -1,4 +1,4 @@
-//! A record of every request's verdict, for measurements: which class a request had, and by what that was known.
+//! Records each request's verdict, for measurements: which class it had, and what that was concluded from.
 //!
 //! One file for each machine, `<directory>/<machine>.csv`, made anew when the machine comes to the mount. It is written out when it is a
 //! second old, when the machine goes, and when somebody asks for the scheduler's status.
@@ -55,7 +55,7 @@ impl Verdicts {
         })
     }
 
-    /// A machine is on the mount from now on.
+    /// Begins the file of a machine that is on the mount from now on.
     pub(crate) fn began(&self, machine: MachineId, name: &str) {
         let path = self.dir.join(format!("{name}.csv"));
         let mut options = File::options();
@@ -80,7 +80,7 @@ impl Verdicts {
         }
     }
 
-    /// A machine is gone.
+    /// Ends the file of a machine that is gone.
     pub(crate) fn gone(&self, machine: MachineId) {
         // what can't be written is missing in a measurement, and nowhere else
         drop(self.records.lock().remove(&machine));

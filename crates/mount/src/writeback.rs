@@ -28,7 +28,7 @@ use std::time::Instant;
 const DIRTY_BYTES_MAX: u64 = 128 << 20;
 /// A flush with no more than this to write isn't worth a piece: the sync writes it as quickly.
 const FLUSH_WHOLE_MAX: u64 = 256 << 10;
-/// A flush for which the pieces were written waits for some more once, if so much was written meanwhile: two pieces.
+/// If more than this (two pieces) was written while a flush waited for its pieces, it waits once more, for those.
 const FLUSH_AGAIN_MIN: u64 = 8 << 20;
 /// How often a flush waits for pieces.
 const ROUNDS_MAX: u8 = 2;
@@ -151,7 +151,7 @@ impl Behind {
         self.state.lock().back.position()
     }
 
-    /// Everything that was written by then is on the disk.
+    /// Notes that everything that was written by then is on the disk.
     pub(crate) fn synced(&self, position: u64) {
         let state = &mut *self.state.lock();
         let bytes = state.back.synced(position);
@@ -164,7 +164,7 @@ fn is_on(core: &Core) -> bool {
     core.options.io == IoScheduling::Vsip
 }
 
-/// Queues jobs; returns those requests for which the caller has to do what is to be done, as there is no room.
+/// Queues jobs. Without room, returns the requests that the caller then has to do itself.
 fn submit(core: &Core, mut todo: Todo) -> Vec<(Who, Raw)> {
     let mut own = Vec::new();
     todo.reverse();
@@ -231,7 +231,7 @@ pub(crate) fn wrote(
     carry_out(core, note(core, of, written), reply);
 }
 
-/// The same on a thread without a buffer for answers.
+/// Notes the same, on a thread that has no buffer for answers.
 pub(crate) fn wrote_late(core: &Arc<Core>, of: (&Arc<Machine>, &Arc<Disk>), written: (u64, u64)) {
     carry_out_late(core, note(core, of, written));
 }
@@ -316,7 +316,7 @@ pub(crate) fn flush(
     true
 }
 
-/// Writes a piece out, and lets go on who has waited for it.
+/// Writes a piece out, and lets those requests go on that have waited for it.
 pub(crate) fn write_piece(
     core: &Arc<Core>,
     (machine, disk): (&Arc<Machine>, &Arc<Disk>),

@@ -31,7 +31,7 @@ use std::{
 
 /// The message about a clone whose memory is lost.
 const LOST: &str = "a part of its memory went with a node that ended before the fork was stored";
-/// The message about a clone whose memory may be there.
+/// The message about a clone whose memory may still exist, but can't be read now.
 const UNREAD: &str = "a part of its memory can't be read now, see the node's log";
 /// The message about a machine whose memory was lost with the mount.
 const MOUNT_LOST: &str =
@@ -153,7 +153,7 @@ impl Adoption {
             }
         });
         if let Err(error) = settled {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it needs its parent");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it needs its parent");
         }
         false
     }
@@ -290,7 +290,8 @@ impl Adoption {
         }
     }
 
-    /// Returns that a machine is to be asked again, and why, unless its QEMU has ended: an error does not say that it has.
+    /// Decides what an error of a machine's QEMU means. If the QEMU has ended, returns the error; otherwise that it is to be asked again,
+    /// and why. The error alone does not say that it has ended.
     fn unless_ended(
         &self,
         operation: &Operation,
@@ -369,20 +370,20 @@ impl Adoption {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         if let Err(error) = operation.gone(Gone::NotTakenOver(why.to_owned()), "") {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
         }
         if let Err(error) = self.machines.end_takeover() {
             tracing::warn!(machine = %operation.name, %error, "its files stay on the mount");
         }
     }
 
-    /// Returns the directories of QEMUs that waited in the pool and belong to no machine. Looked for before this node answers anybody: what
-    /// waits there from then on is its own.
+    /// Returns the directories of standby QEMUs that belong to no machine. Called before this node answers anybody, since QEMUs that wait
+    /// there from then on are its own.
     fn find_leftovers(&self) -> Vec<PathBuf> {
         let entries = self.inventory.all();
         let taken: Vec<String> = entries.iter().map(|entry| entry.record().place).collect();
-        let pool = self.core.home.root().join(machines::STANDBY_DIR);
-        let found = aside::list(&pool).unwrap_or_else(|error| {
+        let standby = self.core.home.root().join(machines::STANDBY_DIR);
+        let found = aside::list(&standby).unwrap_or_else(|error| {
             tracing::error!(%error, "QEMUs that waited under the earlier node stay");
             Vec::new()
         });
@@ -393,7 +394,7 @@ impl Adoption {
         left.map(std::fs::DirEntry::path).collect()
     }
 
-    /// Ends QEMUs that waited in the pool and belong to no machine, and removes their files. What a guest wrote is set aside; while the
+    /// Ends standby QEMUs that belong to no machine, and removes their files. What a guest wrote is set aside; while the
     /// records of some machines can't be read, it may be theirs, and stays.
     fn end_leftovers(&self, waited: &[PathBuf]) {
         let alone = self.inventory.any_left_alone();
@@ -414,8 +415,8 @@ impl Adoption {
         }
     }
 
-    /// Ends what a machine was in the directory of its record, if its files are elsewhere: a node was killed while it went back to an
-    /// image.
+    /// If a machine's files are not in its record's directory, ends the QEMU that it had there and removes what is left: a node was killed
+    /// while the machine went back to an image.
     fn end_former(&self, entry: &Entry) {
         if self.core.home.root().join(entry.record().place) == entry.dir {
             return;

@@ -63,7 +63,7 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
-    /// A request that did not come by the socket came by the page, with its token, which is the node's own user's.
+    /// A request that did not come over the socket came through the page with its token, and so from the node's own user.
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, Infallible> {
         let Some(ConnectInfo(peer)) = parts.extensions.get::<ConnectInfo<Peer>>() else {
             return Ok(Caller::Node);

@@ -117,7 +117,7 @@ pub fn oldest_first(dir: &Path) -> Vec<PathBuf> {
     files.into_iter().map(|(_, path)| path).collect()
 }
 
-/// Returns whether something may be at a path. What cannot be looked at is: whoever opens it is told why.
+/// Returns whether there may be something at a path. If that can't be found out, there may be: whoever opens it learns why it can't.
 pub(crate) fn may_be_there(path: &Path) -> bool {
     let absent = |error: io::Error| {
         use io::ErrorKind as Kind;

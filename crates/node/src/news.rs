@@ -258,7 +258,7 @@ impl News {
             News::Continued(why) => said(Happened::MachineContinued, why),
             News::ContinuedAfter(reasons) => {
                 let words: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-                let why = format!("it had been paused for {}", words.join(" and "));
+                let why = format!("it had been paused because {}", words.join(" and "));
                 (Happened::MachineContinued, why)
             }
 

@@ -73,20 +73,20 @@ pub const SWARM_UPLOAD_MIN: u64 = floe_peers::PIECE_BYTES;
 /// How a node takes part in swarms: hosts that bring one image to each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwarmOptions {
-    /// Whether machines take part of which nothing else was said.
+    /// Whether machines take part if nothing was said when they were started.
     pub usage: SwarmUse,
     /// Where to listen over UDP; `None` is all addresses of this host, at a free port that is kept.
     pub listen: Option<SocketAddr>,
     /// Most bytes a second that go to others, in all swarms together and at least [`SWARM_UPLOAD_MIN`]; `None` is all that the link carries.
     pub upload_bytes_per_s: Option<u64>,
-    /// Who is asked for what. Others than the default are for measurements.
+    /// The policy that decides who is asked for which piece. Other policies than the default are for measurements.
     pub policy: SwarmPolicy,
 }
 
 /// By which policy pieces are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwarmPolicy {
-    /// floe's: pieces have wardens, and the window adapts.
+    /// floe's own: each piece has a host that is responsible for bringing it in (its warden), and the window adapts.
     #[default]
     Ours,
     /// VMTorrent's: a fixed window in which the next piece is chosen at random.
@@ -111,8 +111,8 @@ impl SwarmPolicy {
         }
     }
 
-    /// Whether an image comes in pieces and in no other way, however late they are: what is measured of the others is the policy alone,
-    /// without what the hub's own way would add to it.
+    /// Whether an image comes in pieces alone, however late they are. With a policy that is only measured, reads from the hub beside the
+    /// swarm would blur what the policy does.
     pub(crate) fn only_pieces(self) -> bool {
         self != SwarmPolicy::Ours
     }

@@ -19,7 +19,7 @@ pub enum Step<'a> {
     Waits(&'a SourceError, Duration),
 }
 
-/// The answer of one who waits for no source.
+/// The answer of a caller that waits for no source: the error itself.
 pub(crate) fn impatient(step: Step<'_>) -> Result<(), NodeError> {
     match step {
         Step::Done(_) => Ok(()),

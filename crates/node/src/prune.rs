@@ -15,7 +15,7 @@ use std::{os::unix::fs::MetadataExt, path::Path};
 /// How deep a machine's directory is searched for what it takes of the disk.
 const DEPTH_MAX: usize = 8;
 
-/// Where is looked for what nobody uses.
+/// What is searched for things that nobody uses.
 pub(crate) struct Pruning<'a> {
     pub core: &'a Core,
     pub images: &'a Images,

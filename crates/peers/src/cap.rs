@@ -1,4 +1,4 @@
-//! What a host gives to others at most, in all of its swarms together.
+//! Bounds what a host gives to others, in all of its swarms together.
 use crate::tree::PIECE_BYTES;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// What TLS wants to call whoever is dialled. It says nothing: hosts are known by their keys.
+/// The server name that TLS asks for. It means nothing here: hosts are known by their keys.
 const NAME: &str = "floe";
 /// A member's next address is tried once the one before has failed or was silent for so long.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -29,9 +29,9 @@ const STREAM_WINDOW: u32 = 128 << 10;
 const WINDOW: u32 = 4 << 20;
 /// Bytes that wait in the kernel for this process, or for the network: what all hosts send together in some milliseconds.
 const SOCKET_BYTES: usize = 4 << 20;
-/// A host that says nothing for so long is gone, in milliseconds.
+/// A host that sends nothing for so long counts as gone, in milliseconds.
 const SILENCE_MS: u32 = 10_000;
-/// What keeps a quiet connection from being taken for a broken one.
+/// How often a quiet connection sends something, so that it is not taken for a broken one.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
 /// Where a host listens, and dials from. All clones are the same.

@@ -18,11 +18,12 @@ use std::sync::Arc;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-/// Hosts that introduce themselves at a time. Who comes then takes the place of one that has taken long.
+/// Most hosts that introduce themselves at a time. One more takes the place of one that has taken long.
 const HANDSHAKES_MAX: usize = 64;
-/// Those of them that come from one address.
+/// Most of them from one address.
 const HANDSHAKES_EACH_MAX: usize = 32;
-/// How many of them need not show first that they receive what is sent to their address, which takes a round trip.
+/// As long as fewer than so many introduce themselves, none has to show first that it receives what is sent to its address, which takes a
+/// round trip.
 const UNSEEN_MAX: usize = 16;
 /// Notes that wait for a swarm's task; those who have one wait then.
 const NOTES_MAX: usize = 256;
@@ -158,7 +159,7 @@ async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     }
 }
 
-/// Tells the swarm that is meant of who knocks, if that is a member.
+/// Passes a host that has introduced itself to the swarm that it means, if it is a member.
 async fn greet(incoming: Incoming, doors: &Doors, seat: &Seat) {
     let introduced = tokio::time::timeout(MEETING, introduce(incoming, doors, seat));
     if let Ok(Some((meeting, notes))) = introduced.await {
@@ -166,7 +167,7 @@ async fn greet(incoming: Incoming, doors: &Doors, seat: &Seat) {
     }
 }
 
-/// Hears out who knocks; refuses those who are no members before they have said anything.
+/// Hears a host that introduces itself. One that is no member is refused before it has said anything.
 async fn introduce(
     incoming: Incoming,
     doors: &Doors,

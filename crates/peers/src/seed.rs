@@ -7,7 +7,8 @@ use std::pin::Pin;
 /// An answer of a [`Seed`] that is on its way.
 pub type Fetching<'a> = Pin<Box<dyn Future<Output = io::Result<Bytes>> + Send + 'a>>;
 
-/// What has all pieces of a content. It is the last to be asked, of several one after the other, and its bytes are verified like everybody's.
+/// A place that has all pieces of a content. It is asked last (several seeds one after the other), and its bytes are verified like
+/// everybody's.
 ///
 /// At most eight requests are under way at a time. One that takes longer than half a minute is given up.
 pub trait Seed: Send + Sync + 'static {
@@ -19,8 +20,8 @@ pub trait Seed: Send + Sync + 'static {
     /// Any: the piece is asked for again if it is still wanted, of the hosts first.
     fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_>;
 
-    /// Told each time that the bytes which came of this pack were wrong: they are not kept, and are asked for again a little later, or of
-    /// another seed. It may tell whom that concerns, and must not wait for it.
+    /// Called each time that bytes of this pack were wrong. They are not kept, and are asked for again a little later, or from another
+    /// seed. The call may pass that on, and must not block.
     fn was_wrong(&self, pack: usize) {
         let _ = pack;
     }

@@ -9,11 +9,11 @@ use tokio::sync::{mpsc, oneshot};
 /// How a host takes part in a swarm.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Who is asked for what.
+    /// The policy: who is asked for which piece.
     pub config: Config,
     /// Name of what is brought, by which members find each other. They need not know the same packs of it.
     pub image: [u8; 32],
-    /// What the hub has given to all members of this swarm and to nobody else. A member of the list without it is refused.
+    /// The secret that all members of this swarm have, and nobody else. A member of the list that does not show it is refused.
     pub token: [u8; 32],
     /// Who takes part; this host may be among them. Whoever is not listed is refused.
     pub members: Vec<Member>,
@@ -31,7 +31,7 @@ pub struct Traffic {
 /// A member of the swarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Who.
+    /// The host.
     pub key: Key,
     /// Whether there is a connection.
     pub linked: bool,
@@ -41,7 +41,7 @@ pub struct Peer {
     pub traffic: Traffic,
 }
 
-/// How a swarm is.
+/// The state of a swarm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// All members but this host.
@@ -78,7 +78,7 @@ pub enum SwarmError {
     TooMany,
 }
 
-/// What can be read of a swarm at any time without asking its task.
+/// Figures of a swarm that can be read at any time without asking its task.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     /// Connections.
@@ -97,7 +97,7 @@ pub(crate) enum Command {
     Leave(oneshot::Sender<()>),
 }
 
-/// A host's part in the swarm of one image. Dropped without [`Swarm::leave`] it is gone without a word, and others find out.
+/// A host's part in the swarm of one image. If it is dropped without [`Swarm::leave`], others are not told and find out by themselves.
 #[derive(Debug)]
 pub struct Swarm {
     pub(crate) commands: mpsc::Sender<Command>,
@@ -121,19 +121,20 @@ impl Swarm {
         self.gauges.received.load(Ordering::Relaxed)
     }
 
-    /// Waits until all of these pieces are here: a machine does. Numbers that are no piece's are passed over. Given up, the pieces come
-    /// nevertheless, unless nobody gives them for half a minute. It takes for ever where nobody has them and there is no seed.
+    /// Waits until all of these pieces are here, for a machine that stands still meanwhile. Numbers of no piece are passed over. If the
+    /// caller gives up, the pieces come nevertheless, unless nobody gives them for half a minute. The wait never ends if nobody has them
+    /// and there is no seed.
     pub async fn need(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
         let (done, here) = oneshot::channel();
         self.tell(Command::Need(pieces.to_vec(), done)).await?;
         here.await.unwrap_or(Err(SwarmError::Gone))
     }
 
-    /// Waits until all of these pieces are here, of which no machine stands still for any: they are fetched as if they were predicted,
-    /// before everything that is ([`Swarm::predict`]), and whoever [`need`](Swarm::need)s one of them meanwhile hurries it. Earlier calls
-    /// go first, and within a call the first pieces. Numbers that are no piece's are passed over. Given up, pieces that were not asked
-    /// for yet and that nobody else wants don't come. It takes for ever where nobody has them and there is no seed, or where the
-    /// configuration fetches nothing ahead.
+    /// Waits until all of these pieces are here, while no machine stands still for one of them. They are fetched like predicted pieces, and
+    /// before those ([`Swarm::predict`]); a caller that [`need`](Swarm::need)s one of them meanwhile hurries it. Earlier calls go first,
+    /// and within a call the first pieces. Numbers of no piece are passed over. If the caller gives up, pieces that were not asked for yet
+    /// and that nobody else wants don't come. The wait never ends if nobody has them and there is no seed, or if the configuration fetches
+    /// nothing ahead.
     pub async fn want(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
         let (done, here) = oneshot::channel();
         self.tell(Command::Want(pieces.to_vec(), done)).await?;
@@ -160,7 +161,7 @@ impl Swarm {
         self.tell(Command::Members(members, token)).await
     }
 
-    /// Returns how the swarm is.
+    /// Returns the state of the swarm.
     pub async fn status(&self) -> Result<Status, SwarmError> {
         let (done, status) = oneshot::channel();
         self.tell(Command::Status(done)).await?;

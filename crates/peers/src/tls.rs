@@ -102,7 +102,7 @@ fn key_in(shown: &CertificateDer<'_>) -> Result<[u8; 32], Error> {
     key.ok_or(Error::InvalidCertificate(CertificateError::BadEncoding))
 }
 
-/// Lets everybody in who proves a key.
+/// Accepts everybody who proves a key.
 #[derive(Debug)]
 struct Anybody(WebPkiSupportedAlgorithms);
 

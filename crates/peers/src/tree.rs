@@ -110,7 +110,7 @@ impl Pack {
     }
 }
 
-/// Bytes that are not what their hash says.
+/// The bytes do not have the hash that they should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these are not the bytes that the hash names")]
 pub struct WrongBytes;

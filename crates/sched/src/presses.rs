@@ -1,4 +1,4 @@
-//! Which bytes of a VNC client are keys and buttons that go down: a person's inputs ([`crate::classify::Classifier::input`]).
+//! Finds in the bytes of a VNC client the keys and buttons that go down: a person's inputs ([`crate::classify::Classifier::input`]).
 //!
 //! [`Presses`] is given what a client sends (RFB, RFC 6143), from its first byte on and in pieces of any length, and looks at as much of it as
 //! it needs to find the next message: never at which key it was, nor at where the pointer is. A touch comes as a button. A

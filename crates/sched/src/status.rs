@@ -1,4 +1,4 @@
-//! What a policy tells of the machines that it serves, and what it may be told of them.
+//! What a policy reports of the machines that it serves, and the limits that can be set for them.
 
 use crate::MachineId;
 
@@ -13,12 +13,12 @@ pub struct Limit {
     /// Above this many percent of what the device can do, its requests wait until nobody else has any; 1 to 100. 100 is no
     /// bound.
     pub cap_percent: u32,
-    /// How many machines have both together, this one among them: each has an equal part of them; at least 1.
+    /// How many machines share this weight and this cap, this one among them: each has an equal part of both; at least 1.
     pub among: u32,
 }
 
 impl Limit {
-    /// What a machine has that nobody has set anything for.
+    /// The limit of a machine for which nobody has set one.
     pub const DEFAULT: Limit = Limit {
         weight: 5,
         cap_percent: 100,

@@ -155,7 +155,7 @@ impl WriteBack {
         self.wrote - self.written
     }
 
-    /// Somebody wants to write so many bytes. Waiting may make a piece necessary, so there are actions too.
+    /// Asks whether somebody may write so many bytes now. If it has to wait, a piece may become necessary, so actions are returned too.
     pub fn admit(&mut self, now_us: u64, bytes: u64) -> (Admission, Vec<Action>) {
         if self.waiting.is_empty() && self.has_room(bytes) {
             self.admitted = self.admitted.saturating_add(bytes);
@@ -170,7 +170,7 @@ impl WriteBack {
         (Admission::Wait(ticket), self.act(now_us))
     }
 
-    /// Somebody who was told to go has written so many bytes to the page cache: they are dirty.
+    /// Notes that a writer that was told to go has written so many bytes to the page cache: they are dirty.
     pub fn wrote(&mut self, now_us: u64, bytes: u64) -> Vec<Action> {
         self.admitted = self.admitted.saturating_sub(bytes);
         self.wrote = self.wrote.saturating_add(bytes);
@@ -180,13 +180,13 @@ impl WriteBack {
         self.act(now_us)
     }
 
-    /// Somebody who was told to go won't write so many bytes of it after all.
+    /// Notes that a writer that was told to go won't write so many of its bytes after all.
     pub fn abandoned(&mut self, now_us: u64, bytes: u64) -> Vec<Action> {
         self.admitted = self.admitted.saturating_sub(bytes);
         self.act(now_us)
     }
 
-    /// So many bytes of the piece under way are on the disk. More than its bytes count as all of them.
+    /// Notes that so many bytes of the piece under way are on the disk. More than its bytes count as all of them.
     pub fn written(&mut self, now_us: u64, bytes: u64) -> Vec<Action> {
         let Some((left, began_us)) = self.piece else {
             return self.act(now_us);
@@ -202,9 +202,9 @@ impl WriteBack {
         self.act(now_us)
     }
 
-    /// The disk has not written what is left of the piece under way. It stays dirty and is tried again a second later; whoever waits
-    /// now gets an error, because nobody knows how long that goes on. The caller makes sure that the next try really writes:
-    /// Linux forgets that a page is dirty when it can't be written.
+    /// Notes that the disk could not write what is left of the piece under way. It stays dirty and is tried again a second later; whoever
+    /// waits now gets an error, because nobody knows how long that goes on. The caller makes sure that the next try really writes: Linux
+    /// forgets that a page is dirty when it can't be written.
     pub fn failed(&mut self, now_us: u64) -> Vec<Action> {
         if self.piece.take().is_none() {
             return self.act(now_us);
@@ -226,8 +226,8 @@ impl WriteBack {
         self.wrote
     }
 
-    /// Everything that was dirty at this position is on the disk, because somebody synced the whole file. Returns how many of the
-    /// oldest dirty bytes the caller has to forget: none while anybody waits for a piece, which then is simply written.
+    /// Notes that everything before this position is on the disk, because somebody synced the whole file. Returns how many of the oldest
+    /// dirty bytes the caller has to forget: none while anybody waits for a piece, which then is simply written.
     pub fn synced(&mut self, position: u64) -> u64 {
         let is_busy = self.piece.is_some() || !self.flushes.is_empty() || !self.waiting.is_empty();
         if is_busy || position <= self.written {
@@ -242,8 +242,8 @@ impl WriteBack {
         bytes
     }
 
-    /// Somebody wants everything that is dirty now to be on the disk. It is when an action says so of this flush, or of a later one;
-    /// that may be among the actions returned here.
+    /// Asks for a flush: for everything that is dirty now to be on the disk. It is done once an action says so of this flush or of a later
+    /// one; that action may already be among those returned here.
     pub fn flush(&mut self, now_us: u64) -> (FlushId, Vec<Action>) {
         self.flush_ids += 1;
         let id = FlushId(self.flush_ids);
@@ -256,7 +256,7 @@ impl WriteBack {
         (id, self.act(now_us))
     }
 
-    /// The time has come that [`WriteBack::wake_us`] named.
+    /// Does what is due at the time that [`WriteBack::wake_us`] has named.
     pub fn tick(&mut self, now_us: u64) -> Vec<Action> {
         self.act(now_us)
     }

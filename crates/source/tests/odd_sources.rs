@@ -26,11 +26,11 @@ struct Case {
     elsewhere: OddServer,
 }
 
-/// The shelf on which all of them look.
-const SHELF: &str = "images";
+/// The site on which all of them look.
+const SITE: &str = "images";
 
 fn files(at: SocketAddr) -> Arc<dyn Source> {
-    let address = format!("http://{at}/{SHELF}");
+    let address = format!("http://{at}/{SITE}");
     Arc::new(Files::new(&origin(&address), &options()).unwrap())
 }
 
@@ -100,7 +100,7 @@ fn no_odd_answer_is_believed_and_each_passes() {
     let fixture = Fixture::new();
     for case in &cases(&fixture) {
         for mode in Mode::ODD {
-            case.server.set(SHELF, mode);
+            case.server.set(SITE, mode);
             // read_all has each byte verified
             let (outcome, _) = whole(&*case.source, &fixture);
             if let Err(error) = outcome {
@@ -118,7 +118,7 @@ fn no_odd_answer_is_believed_and_each_passes() {
                 );
             }
             // what passed leaves nothing behind
-            case.server.set(SHELF, Mode::Right);
+            case.server.set(SITE, Mode::Right);
             let (outcome, got) = whole(&*case.source, &fixture);
             outcome.unwrap_or_else(|e| panic!("{} after {mode:?}: {e}", case.name));
             assert_eq!(got.len(), CHUNKS + 1, "{} after {mode:?}", case.name);
@@ -137,7 +137,7 @@ fn what_is_odd_now_and_then_costs_no_more_than_another_try() {
     for case in cases(&fixture) {
         let retry = Retry::new(case.source.clone(), quick);
         for mode in [Mode::WholeNow, Mode::WholeFirst, Mode::Cut, Mode::CutFirst] {
-            case.server.set(SHELF, mode);
+            case.server.set(SITE, mode);
             let (outcome, got) = whole(&retry, &fixture);
             outcome.unwrap_or_else(|e| panic!("{} {mode:?}: {e}", case.name));
             assert_eq!(got.len(), CHUNKS + 1, "{} {mode:?}", case.name);
@@ -150,7 +150,7 @@ fn a_web_server_without_ranges_gives_the_part_of_a_small_file_and_is_named_for_a
     let fixture = Fixture::new();
     let server = OddServer::start(fixture.dir.path(), "", None).unwrap();
     let source = files(server.addr);
-    server.set(SHELF, Mode::Whole);
+    server.set(SITE, Mode::Whole);
     let (outcome, got) = whole(&*source, &fixture);
     outcome.unwrap();
     assert_eq!(got.len(), CHUNKS + 1);
@@ -193,14 +193,14 @@ fn what_came_in_place_of_data_is_named() {
         (Mode::Silent, "was reached and did not give"),
     ];
     for (mode, said) in table {
-        server.set(SHELF, mode);
+        server.set(SITE, mode);
         let text = whole(&*source, &fixture).0.unwrap_err().to_string();
         assert!(text.contains(said), "{mode:?}: {text}");
     }
     // nobody asks for compression, so who compresses only then does not
-    server.set(SHELF, Mode::GzipIfAllowed);
+    server.set(SITE, Mode::GzipIfAllowed);
     whole(&*source, &fixture).0.unwrap();
-    let asked = server.take(SHELF);
+    let asked = server.take(SITE);
     assert!(
         asked
             .iter()
@@ -213,11 +213,11 @@ fn a_redirect_is_followed_without_the_token_and_anew_each_time() {
     let fixture = Fixture::new();
     let case = cases(&fixture).remove(0);
     for mode in [Mode::Moved, Mode::Signed, Mode::SignedPacks] {
-        case.server.set(SHELF, mode);
+        case.server.set(SITE, mode);
         let (outcome, got) = whole(&*case.source, &fixture);
         outcome.unwrap_or_else(|e| panic!("{mode:?}: {e}"));
         assert_eq!(got.len(), CHUNKS + 1);
-        let (here, there) = (case.server.take(SHELF), case.elsewhere.take(SHELF));
+        let (here, there) = (case.server.take(SITE), case.elsewhere.take(SITE));
         assert!(!there.is_empty() && there.len() <= here.len(), "{mode:?}");
         assert!(here.iter().all(|asked| asked.authorization.is_some()));
         assert!(there.iter().all(|asked| asked.authorization.is_none()));
@@ -225,7 +225,7 @@ fn a_redirect_is_followed_without_the_token_and_anew_each_time() {
         assert_eq!(signed.count() > 0, mode != Mode::Moved);
     }
     // one that has expired is renewed by asking again
-    case.server.set(SHELF, Mode::SignedExpired);
+    case.server.set(SITE, Mode::SignedExpired);
     let error = whole(&*case.source, &fixture).0.unwrap_err();
     let text = format!("{error} {error:?}");
     assert!(
@@ -233,7 +233,7 @@ fn a_redirect_is_followed_without_the_token_and_anew_each_time() {
         "{text}"
     );
     assert!(!text.contains(SIGNATURE), "{text}");
-    case.server.set(SHELF, Mode::Signed);
+    case.server.set(SITE, Mode::Signed);
     whole(&*case.source, &fixture).0.unwrap();
 }
 

@@ -587,14 +587,14 @@ fn a_new_kind_of_source_is_one_entry_and_takes_only_what_is_its_own() {
     let fixture = Fixture::new();
     let repository = fixture.repository.clone();
     let registry = Registry::default().with(Scheme {
-        kind: "shelf",
-        names: &["floe", "shelf"],
-        claims: |url| url.scheme() == "shelf" || url.path() == "/shelf",
+        kind: "drawer",
+        names: &["floe", "drawer"],
+        claims: |url| url.scheme() == "drawer" || url.path() == "/drawer",
         open: Arc::new(move |_, _| Ok(Arc::new(Directory::new(repository.clone())))),
     });
     for (address, kind) in [
-        ("shelf://x", "shelf"),
-        ("floe://x/shelf", "shelf"),
+        ("drawer://x", "drawer"),
+        ("floe://x/drawer", "drawer"),
         ("floe://x", "hub"),
         ("s3://x", "bucket"),
         ("gs://x", "bucket"),
@@ -603,11 +603,11 @@ fn a_new_kind_of_source_is_one_entry_and_takes_only_what_is_its_own() {
     ] {
         assert_eq!(registry.origin(address).unwrap().kind(), kind, "{address}");
     }
-    let source = registry.open_at("shelf://x", None, None).unwrap();
+    let source = registry.open_at("drawer://x", None, None).unwrap();
     assert_eq!(source.resolve("team/web:v2").unwrap(), fixture.image);
     let error = registry.origin("swarm://x").unwrap_err().to_string();
     assert!(
-        error.contains("shelf://") && error.contains("s3://"),
+        error.contains("drawer://") && error.contains("s3://"),
         "{error}"
     );
 }

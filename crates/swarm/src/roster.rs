@@ -1,8 +1,9 @@
 //! Who belongs to the swarm, who can be reached, and who is to be dialled when. Decided without I/O and clock.
 //!
-//! A member counts as present until it turns out not to be: those without a connection are wardens, too, and are dialled when there is
-//! something to ask. To [`NEAR`] others each host keeps a connection, and so has twice as many neighbours, who tell each other what
-//! they have. Who can't be reached is gone for a while that grows with each failure.
+//! A member counts as present until it can't be reached. One without a connection is responsible for pieces like all others (it is their
+//! *warden*, see [`crate::policy`]), and is dialled when there is something to ask of it. Each host keeps connections to [`NEAR`] others
+//! and is chosen by about as many, so that it has some twice as many neighbours, who tell each other what they have. A member that can't be
+//! reached counts as gone for a time that grows with each failure.
 use crate::policy::{Fault, PEERS_MAX, PeerId};
 use std::collections::{BTreeMap, HashSet};
 
@@ -18,7 +19,7 @@ pub const TELL_EVERY_US: u64 = 150_000;
 pub const REST_US: u64 = 30_000_000;
 /// Dials under way: each is a handshake, which costs a millisecond of a processor.
 const DIALS_MAX: usize = 16;
-/// How long a member is left alone after a first failure, in microseconds. Often it only was not told of this host yet.
+/// How long a member is left alone after a first failure, in microseconds. Often it only has not heard of this host yet.
 const AWAY_US: u64 = 500_000;
 /// How long at most.
 const AWAY_US_MAX: u64 = 30_000_000;
@@ -119,7 +120,8 @@ impl<M> Roster<M> {
         self.choose_near();
     }
 
-    /// Chooses those whose number is closest to this host's in a scattered sense, so that a change of the list changes few choices.
+    /// Chooses the neighbours to keep: those whose hash together with this host's is smallest, so that a change of the list changes few
+    /// choices.
     fn choose_near(&mut self) {
         let me = self.me.0;
         let mut order: Vec<(u64, PeerId)> = self
@@ -157,7 +159,7 @@ impl<M> Roster<M> {
         self.entries.get(&id).is_some_and(|entry| entry.near)
     }
 
-    /// There is something to ask a host. Returns whether it is or will be tried to reach it.
+    /// Notes that there is something to ask a host. Returns whether it is connected, or will be dialled.
     pub fn wanted(&mut self, id: PeerId, out: &mut Vec<Move>) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else {
             return false;
@@ -181,7 +183,7 @@ impl<M> Roster<M> {
         }
     }
 
-    /// A dial was in vain. Says nothing of a host that has connected meanwhile.
+    /// Notes that a dial was in vain. Changes nothing for a host that has connected meanwhile.
     pub fn failed(&mut self, now_us: u64, id: PeerId, out: &mut Vec<Move>) {
         let dialling = |entry: &Entry<M>| entry.state == State::Dialling;
         if self.entries.get(&id).is_some_and(dialling) {

@@ -1,4 +1,4 @@
-//! The wish that something ends, in a form that wakes whoever waits.
+//! A switch that asks for an end, and wakes whoever waits.
 
 use crate::Waited;
 use crate::pulse::Pulse;

@@ -31,12 +31,12 @@ function List({ rows }: { rows: Rows }) {
 const when = (unixSeconds: number): string => `${new Date(unixSeconds * 1000).toLocaleString()} (${ago(unixSeconds)})`;
 
 const PAUSES: Record<PauseReason, string> = {
-  user: "its user",
-  buffering: "buffering",
-  orphaned: "want of its parent’s node",
-  capture: "a capture or a fork",
-  disk: "a disk that can’t be written",
-  source: "want of its source",
+  user: "its user paused it",
+  buffering: "what it needs next has not arrived yet",
+  orphaned: "its parent’s node does not answer",
+  capture: "its state is being captured or forked",
+  disk: "a disk can’t be written",
+  source: "its source does not send a page of its memory",
 };
 
 function forwardText(one: Forward): string {
@@ -75,12 +75,12 @@ function MachineDetails(props: { machine: Machine; live: Live; onSubject: (subje
   const { name, stats } = machine;
   const image = live.images?.find((one) => one.id === machine.image);
   const events = live.events.filter((one) => one.subject === name).slice(-EVENTS_SHOWN).reverse();
-  const paused = machine.paused_for?.map((reason) => PAUSES[reason]).join(", ");
+  const paused = machine.paused_for?.map((reason) => PAUSES[reason]).join(" and ");
   return (
     <>
       <List
         rows={[
-          ["State", `${machine.status}${paused ? `, stands still for ${paused}` : ""}`],
+          ["State", `${machine.status}${paused ? `, stands still because ${paused}` : ""}`],
           ["Reason", machine.detail],
           ["Last stop", machine.switched_off && "switched off: its guest did not power down in time"],
           [

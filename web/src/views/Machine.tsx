@@ -199,7 +199,7 @@ export function MachineView(props: {
             aria-label="Esc to guest"
             aria-pressed={escapeToGuest}
             onClick={toggleEscape}
-            title="Who gets the Esc key: with Shift it does the other thing"
+            title="On: Esc goes to the guest, and Shift + Esc leaves it. Off: the other way round"
           >
             <Icon name="keys" /> <span class="wide">Esc to guest</span>
           </button>

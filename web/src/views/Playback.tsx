@@ -36,18 +36,18 @@ export function Figures(props: { stream: Stream | null; machine: Machine | null;
         ["Rate", rate(stream.rate_bytes_s), "what arrives at the moment"],
         ["Misses", String(stream.misses), "touches that had to wait for the network"],
         ["Fetch ratio", stream.fetch_ratio.toFixed(2), "fetched / touched: 1 is no waste"],
-        ["Saved", bytes(stream.saved_bytes), "of the image that never had to come"],
+        ["Saved", bytes(stream.saved_bytes), "part of the image that never had to be fetched"],
       ]
     : [
         ["Misses", String(machine.stats.misses), "touches that had to wait for the network"],
         ["Fetched", bytes(machine.stats.wire_bytes), "what has arrived so far"],
       ];
   if (shares?.steal_pct !== undefined)
-    figures.push(["Steal", `${shares.steal_pct.toFixed(0)} %`, "of the time that its CPUs wanted to run, how much they waited for a core"]);
+    figures.push(["Steal", `${shares.steal_pct.toFixed(0)} %`, "part of the time that its CPUs wanted to run in which they waited for a core"]);
   if (shares?.stacking_pct !== undefined)
     figures.push(["Stacked", `${shares.stacking_pct.toFixed(0)} %`, "how often its CPUs shared a core without need"]);
   if (shares?.lag_ms !== undefined)
-    figures.push(["Lag", `${shares.lag_ms.toFixed(0)} ms`, "how much less the last of its CPUs has run than their mean"]);
+    figures.push(["Lag", `${shares.lag_ms.toFixed(0)} ms`, "how much less the CPU that is furthest behind has run than their mean"]);
   return (
     <dl class="figures">
       {figures.map(([name, value, what]) => (

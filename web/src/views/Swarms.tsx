@@ -42,9 +42,9 @@ function nameOf(swarm: Swarm, machines: Machine[], images: Image[]): string {
 /** Which way its pieces come, and why. */
 function wayOf({ way, peers }: Swarm): string {
   const linked = peers.filter((peer) => peer.linked).length;
-  if (way === "multicast") return "Its pieces come from a multicast group, and from other nodes what that misses.";
-  if (way === "swarm") return `Its pieces come from other nodes (linked: ${linked} of ${peers.length}), and from the hub what none of them has.`;
-  if (peers.length === 0) return "Its pieces come from the hub: no other node is known that has some.";
+  if (way === "multicast") return "Its pieces come from a multicast group; those that it misses come from other nodes.";
+  if (way === "swarm") return `Its pieces come from other nodes (linked: ${linked} of ${peers.length}); those that none of them has come from the hub.`;
+  if (peers.length === 0) return "Its pieces come from the hub: no other node that has any is known.";
   return `Its pieces come from the hub: of the other nodes (${peers.length}) none is linked.`;
 }
 

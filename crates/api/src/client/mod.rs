@@ -34,7 +34,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest time to connect: a node that has no room for one more connection counts as absent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a user does who may not connect to the node's socket.
+/// Advice for a user who may not connect to the node's socket.
 const DENIED_FIX: &str = "run the command as the node's user, for instance with sudo, or let the node be started with --socket-group and the number of a group that you are in";
 
 /// Why a call failed.
@@ -147,7 +147,7 @@ impl Client {
     pub fn shutdown(&self, request: &ShutdownRequest) -> Result<(), ClientError> {
         self.post_empty("/v1/shutdown", request)
     }
-    /// Streams what happens on the node from now on, after what has happened since a time if one is given; or only that.
+    /// Returns the node's events as they happen, after those since the query's time if it has one; with `once`, only what has happened.
     pub fn events(&self, query: &EventsQuery) -> Result<Lines<NodeEvent>, ClientError> {
         let since = query.since_unix_ms.map(|ms| format!("&since_unix_ms={ms}"));
         let since = since.unwrap_or_default();
@@ -302,8 +302,8 @@ impl Client {
             None => Err(at("the machine does not run".into())),
         }
     }
-    /// Starts a process in the machine's guest. Returns the connection that carries its streams, and what came on it already:
-    /// frames, see [`EXEC_PROTOCOL`].
+    /// Starts a process in the machine's guest. Returns the connection that carries its input and output as frames (see [`EXEC_PROTOCOL`]),
+    /// and the bytes that have come on it already.
     pub fn exec(
         &self,
         name: &str,
@@ -382,7 +382,7 @@ impl Client {
     pub fn cache_gc(&self) -> Result<FreedReport, ClientError> {
         self.post("/v1/cache/gc", &())
     }
-    /// Removes what nobody uses, or returns what that is.
+    /// Removes what nobody uses, or for a dry run only returns what that is.
     pub fn prune(&self, request: &PruneRequest) -> Result<PruneReport, ClientError> {
         self.post("/v1/prune", request)
     }
@@ -394,7 +394,7 @@ impl Client {
     pub fn sched(&self) -> Result<SchedReport, ClientError> {
         self.get("/v1/sched")
     }
-    /// Returns in which swarms the node takes part, and how they are.
+    /// Returns the swarms that the node takes part in, and how much each has brought.
     pub fn swarm(&self) -> Result<SwarmReport, ClientError> {
         self.get("/v1/swarm")
     }
@@ -402,7 +402,7 @@ impl Client {
     pub fn swarm_listen(&self) -> Result<SwarmReport, ClientError> {
         self.post("/v1/swarm/listen", &())
     }
-    /// Lets the node have all of an image and give it to others.
+    /// Has the node bring all of an image here and give it to others.
     pub fn swarm_seed(&self, request: &SwarmSeed) -> Result<SwarmReport, ClientError> {
         self.post("/v1/swarm/seeds", request)
     }
@@ -414,11 +414,11 @@ impl Client {
     pub fn io_list(&self, request: &IoListRequest) -> Result<IoList, ClientError> {
         self.post("/v1/io/list", request)
     }
-    /// Says by hand whether a program of an image is.
+    /// Says whether a program of an image is interactive.
     pub fn io_say(&self, request: &IoSayRequest) -> Result<IoList, ClientError> {
         self.post("/v1/io/say", request)
     }
-    /// Reports that somebody has typed on a machine's console, which doesn't lead through the node.
+    /// Tells the node that somebody has typed on a machine's console: it can't see that, since the console's bytes don't pass it.
     pub fn has_input(&self, name: &str) -> Result<(), ClientError> {
         self.post_empty(&machine_path(name, "/input"), &())
     }
@@ -606,11 +606,11 @@ impl<T: DeserializeOwned> Lines<T> {
     }
 }
 
-/// A line of a stream of this type.
+/// What one line of an answer of many lines stands for.
 pub trait Line: DeserializeOwned {
-    /// Returns the line and whether the stream ends with it; an error if the line reports one.
+    /// Returns the line and whether it is the last; an error if the line reports one.
     fn check(self) -> Result<(Self, bool), ClientError>;
-    /// Whether a stream without such a last line is an error.
+    /// Whether an answer that ends without such a last line is an error.
     const NEEDS_END: bool;
 }
 

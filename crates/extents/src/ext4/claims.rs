@@ -1,13 +1,13 @@
-//! Who uses which blocks.
+//! Keeps who uses which blocks.
 //!
 //! A *claim* is a run of blocks, and the *source* that says so: an inode, a block of an inode's extent tree, a group's descriptor. Each
 //! source's claims are replaced at once when what it says has changed. Two claims never share a block: on a sound file system that only
 //! happens while some of its writes have not been seen yet, and the later claim then waits until the earlier one is gone. What a hostile
 //! file system says twice is true once.
 //!
-//! A claim waits behind one of the pieces that have its blocks, and is looked at when that piece goes. So what somebody loses costs as much
-//! as waits for it, however much waits for others; and once many have been looked at in vain, further ones are forgotten, so
-//! that a file system in which all claim the same block pays for that once and not with each change.
+//! A claim waits behind one of the pieces that have its blocks, and is looked at again when that piece goes. So the work when a piece goes
+//! depends on how many claims wait behind that piece, not on how many wait elsewhere. Once many claims have been looked at in vain, further
+//! ones are forgotten, so that a file system in which all claim the same block costs that work once, not at each change.
 //!
 //! Both ways are needed, from a block to its source and from a source to its blocks: two maps of 20 bytes for each claim. A sorted vector
 //! would be smaller by the slack of the maps' nodes, and move half of itself for each change.
@@ -405,8 +405,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is said in whatever order: no two pieces share a block, each claim has its blocks or waits behind a piece that has some
-        /// of them, and none waits for what is free.
+        /// Whatever sources say, in whatever order: no two pieces share a block, each claim has its blocks or waits behind a piece that has
+        /// some of them, and none waits for what is free.
         #[test]
         fn a_claim_has_its_blocks_or_waits_for_who_has_them(
             steps in proptest::collection::vec(said(), 0..60),

@@ -1,9 +1,9 @@
 //! The map of an ext2, ext3 or ext4: which inode has which blocks, and what inodes are called.
 //!
 //! Whatever is known comes from blocks that were handed in by [`FileSystem::wrote`], be they written by a guest or read because they were
-//! [wanted](FileSystem::wanted). A block means what the blocks say that were seen before it: descriptors tell where inodes are, inodes where
-//! lists of blocks and directories are. What is not yet claimed by any of those is ignored, and wanted as soon as it is. So the order
-//! in which a guest's blocks come does not matter, and a map that was kept up is the same as a new one.
+//! [wanted](FileSystem::wanted). A block means what the blocks say that were seen before it: descriptors tell where inodes are, inodes
+//! where lists of blocks and directories are. A block that none of them has claimed yet is ignored, and becomes wanted as soon as one
+//! claims it. So the order in which a guest's blocks come does not matter, and a map that was kept up is the same as a new one.
 //!
 //! The superblock says how large everything is. If it says something else one day (the file system was resized, or made anew), the map
 //! is *stale* and must be made anew as well.

@@ -7,16 +7,16 @@ use super::error::CliError;
 /// Whether strangers' device states are loaded.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct TrustArgs {
-    /// Trust whoever made it: QEMU trusts its device state, so a node that does not run as root refuses somebody else's without
-    /// this
+    /// Load the image's running state whoever made it. QEMU trusts a state that it loads, so a node that does not run as root refuses
+    /// a stranger's without this
     #[arg(long)]
     pub trust: bool,
 }
 
-/// What hooks in a guest may take.
+/// How long hooks in a guest may take.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct HooksArgs {
-    /// Seconds that hooks in the guest, /etc/floe/hooks.d, may take before its state is taken: 10 by default (0: leave them out)
+    /// How many seconds the guest's hooks (/etc/floe/hooks.d in it) may take before its state is taken: 10 by default; 0 runs none
     #[arg(long, value_name = "SECONDS",
         value_parser = clap::value_parser!(u32).range(0..=i64::from(floe_api::HOOKS_S_MAX)))]
     pub hooks: Option<u32>,

@@ -128,7 +128,7 @@ fn file(path: &Path, format: Option<ImportFormat>) -> Result<AttachDiskRequest, 
     })
 }
 
-/// Take a disk or a network card away that a machine was given
+/// Take away a disk or a network card that a machine was given
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: the guest must not use the disk any more; what is on it is gone then
@@ -137,14 +137,14 @@ Example: the guest must not use the disk any more; what is on it is gone then
 Example: a network card
   floe detach web nic1
 
-The guest is asked to let it go, which takes some seconds; one that keeps it goes on with it, and that is said. A disk that is mounted
+The guest is asked to let it go, which takes some seconds; if it does not, it keeps it and the command says so. A disk that is mounted
 in the guest is not taken away. To keep what is on a disk, capture the machine first (floe capture), or copy it out (floe cp).")]
 pub struct Detach {
     /// The machine
     machine: String,
     /// The disk or the card: data, disk1, nic1 ...
     device: String,
-    /// Don't ask before what is on a disk is lost
+    /// Do not ask whether what is on the disk may be lost
     #[arg(long)]
     force: bool,
 }

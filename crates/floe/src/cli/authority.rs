@@ -13,7 +13,7 @@ use floe_api::credentials::HubAddress;
 /// The variable that names the file for all places.
 const VARIABLE: &str = "FLOE_CA";
 
-/// By which certificate authorities the places of an image are believed.
+/// The certificate authorities that may vouch for the servers which an image is read from.
 #[derive(Debug, Args)]
 pub struct AuthorityArgs {
     /// File with the certificate authority of hubs that made their own certificates. ADDRESS=FILE, such as
@@ -32,7 +32,7 @@ enum Authority {
     Of { address: String, file: PathBuf },
 }
 
-/// `FILE` or `ADDRESS=FILE`. A file's name may have a `=` in it, and only an address has `://` before its first.
+/// Parses `FILE` or `ADDRESS=FILE`. It is the latter if there is a `://` before the first `=`, since a file's name may have a `=` in it.
 fn authority(text: &str) -> Result<Authority, String> {
     match text.split_once('=') {
         _ if text.is_empty() => Err("name a PEM file".into()),
@@ -63,7 +63,7 @@ pub struct Given {
 }
 
 impl AuthorityArgs {
-    /// What was given for the places at `asked`: the addresses of an image and its further sources.
+    /// Returns what was given for the servers at the addresses `asked`: those of an image and of its further sources.
     pub fn given<'a>(&self, asked: impl IntoIterator<Item = &'a str>) -> Result<Given, CliError> {
         let (mut common, mut own) = (None, Vec::new());
         for authority in &self.ca {
@@ -99,7 +99,8 @@ impl AuthorityArgs {
     }
 }
 
-/// clap would not look at the variable where the command line gives a file for one address.
+/// Returns the file that the environment names, whatever the command line says: clap would not look at the variable if that gives a file
+/// for one address.
 fn of_environment() -> Result<Option<PathBuf>, CliError> {
     match std::env::var_os(VARIABLE) {
         Some(file) if file.is_empty() => Err(CliError::usage(

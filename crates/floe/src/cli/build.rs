@@ -304,7 +304,7 @@ impl Place {
                 prefix: format!(".{}.{PREFIX}", name.to_string_lossy()),
             }),
             _ => {
-                let text = format!("{} is in no directory that is there", output.display());
+                let text = format!("the directory of {} does not exist", output.display());
                 Err(CliError::new(ErrorCode::NotFound, text, "check the path"))
             }
         }

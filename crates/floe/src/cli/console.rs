@@ -17,7 +17,7 @@ use floe_api::{ErrorCode, LogQuery};
 const DETACH: u8 = 0x1d;
 /// Bytes of earlier output that are shown first: somewhat more than a screen of 80 x 25.
 const REPLAY_BYTES: u64 = 4096;
-/// How often the node is told that somebody types: for whom disk requests go first is decided by seconds.
+/// How often the node is told that somebody types. Whose disk requests go first changes within seconds, so more often is of no use.
 const TOLD_EVERY: Duration = Duration::from_millis(250);
 /// Most bytes that are buffered for a guest that does not read (a UART takes 16 at a time).
 const UNSENT_BYTES_MAX: usize = 64 * 1024;

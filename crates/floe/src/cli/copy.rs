@@ -34,8 +34,8 @@ Example: without a file here
   generate | floe cp - web:/tmp/data
 
 Directories are copied whole; modes, times, symbolic links and the holes in sparse files are kept, owners are not: in the guest
-everything belongs to root, or to --user. What has the target's name is replaced if it is a file; a directory never is. A file
-has its name only once it is complete. The guest needs floe's agent: floe agent install.")]
+everything belongs to root, or to --user. A file with the target's name is replaced, a directory never is. A copy gets its name
+only once it is complete. The guest needs floe's agent: floe agent install.")]
 pub struct Cp {
     /// A path, MACHINE:PATH in a guest, or - for standard input
     from: String,

@@ -66,8 +66,8 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
-    /// Most clones that a machine may have at a time by calls from inside its guest and its clones', whatever its own --clones says; 0
-    /// forbids such calls
+    /// Most clones that may be there at a time of those that a machine's guest and its clones' guests have made, whatever the machine's
+    /// own --clones says; 0 forbids guests to make any
     #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
     /// Nodes on which those clones run: members of this node's cluster by name or address, or here
@@ -77,7 +77,7 @@ struct NodeArgs {
     /// with this page's token: only on a network that nobody else is in
     #[arg(long)]
     insecure_hosts: bool,
-    /// Placement that grants room when a guest requests a ticket, as with floe fork: simple, slurm or a program of yours;
+    /// Who decides where the clones run that guests make: simple, slurm or a program of yours, as with floe fork --placement;
     /// it chooses among all known hosts, unless --guest-hosts names some
     #[arg(long, value_name = "PLUG-IN")]
     guest_placement: Option<String>,
@@ -90,7 +90,7 @@ struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     io_trace: Option<PathBuf>,
     /// Where the vCPUs of one machine run: on different cores, and close together in time (sbco); on different cores (balance); or where
-    /// the kernel places them (off). It compares by itself, and stops where that does not help; floe sched status shows it
+    /// the kernel places them (off). The node compares, and stops where nothing is gained; floe sched status shows it
     #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
     cpu_sched: CpuSched,
     /// Don't ask guests once a day to give back what they do not use of their disks; floe disk trim does

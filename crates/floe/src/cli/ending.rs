@@ -31,7 +31,7 @@ pub struct Ending {
     /// Start it again once it has ended: no, on-failure[:N] (at most N times in a row), always, unless-stopped (by you)
     #[arg(long, value_name = "POLICY", default_value_t = RestartPolicy::No)]
     pub restart: RestartPolicy,
-    /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; a connection to one of its
+    /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; a connection to one of its
     /// ports wakes it
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     pub park_after: Option<u64>,

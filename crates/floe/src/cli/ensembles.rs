@@ -1,5 +1,5 @@
-//! Clusters of machines: what `floe activate --cluster`, `floe stop --cluster` and `floe rm --cluster` do. The node's interface calls them
-//! ensembles.
+//! Ensembles, machines of several substrates that are activated together: what `--ensemble` of `floe activate`, `floe stop` and `floe rm`
+//! does.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -15,21 +15,21 @@ use floe_api::{
     InEnsemble,
 };
 
-/// The exit code of an activation after which only some machines of a cluster are ready.
+/// The exit code of an activation after which only some machines of an ensemble are ready.
 pub(super) const EXIT_HALF: u8 = 7;
 
-/// Options about activating a cluster.
+/// Options about activating an ensemble.
 #[derive(Debug, Args)]
-pub struct Cluster {
+pub struct Ensemble {
     /// Start the machines that this TOML file describes, of several substrates and in one network (see docs/pools.md). If only some of
     /// them become ready the exit code is 7
-    #[arg(long = "cluster", value_name = "FILE", conflicts_with_all = [
+    #[arg(long = "ensemble", alias = "cluster", value_name = "FILE", conflicts_with_all = [
         "substrate", "pool", "count", "name", "hosts", "network", "answer", "independent", "cpus", "memory", "disks"])]
     file: Option<PathBuf>,
-    /// With --cluster: if one machine does not become ready, remove all of them again
+    /// With --ensemble: if one machine does not become ready, remove all of them again
     #[arg(long, requires = "file")]
     all_or_nothing: bool,
-    /// With --cluster: how long to wait until all machines are ready, in seconds
+    /// With --ensemble: how long to wait until all machines are ready, in seconds
     #[arg(long, requires = "file", value_name = "SECONDS",
         default_value_t = floe_api::ENSEMBLE_READY_S_DEFAULT,
         value_parser = clap::value_parser!(u64).range(1..=floe_api::ENSEMBLE_READY_S_MAX))]
@@ -38,38 +38,43 @@ pub struct Cluster {
 
 /// A choice of machines.
 #[derive(Debug, Args)]
-pub struct OfCluster {
-    /// All machines of this cluster
-    #[arg(long = "cluster", value_name = "NAME", conflicts_with = "machines")]
-    of_cluster: Option<String>,
+pub struct OfEnsemble {
+    /// All machines of this ensemble (floe activate --ensemble)
+    #[arg(
+        long = "ensemble",
+        alias = "cluster",
+        value_name = "NAME",
+        conflicts_with = "machines"
+    )]
+    of_ensemble: Option<String>,
 }
 
-impl OfCluster {
-    /// Returns the machines that are named, or those of the cluster that is.
+impl OfEnsemble {
+    /// Returns the named machines, or those of the named ensemble. An ensemble without machines is an error (not found).
     pub(super) fn machines(
         &self,
         cx: &Context,
         named: Vec<String>,
     ) -> Result<Vec<String>, CliError> {
-        let Some(cluster) = &self.of_cluster else {
+        let Some(ensemble) = &self.of_ensemble else {
             return Ok(named);
         };
         let machines = cx.client()?.machines()?.machines.into_iter();
-        let of = |of: &InEnsemble| of.ensemble == *cluster;
+        let of = |of: &InEnsemble| of.ensemble == *ensemble;
         let machines = machines.filter(|machine| machine.ensemble.as_ref().is_some_and(of));
         let names: Vec<String> = machines.map(|machine| machine.name).collect();
         match names.is_empty() {
             true => Err(CliError::new(
                 ErrorCode::NotFound,
-                format!("there is no cluster {cluster}"),
-                "floe ps NAME says of which cluster a machine is",
+                format!("there is no ensemble {ensemble}"),
+                "floe ps NAME says of which ensemble a machine is",
             )),
             false => Ok(names),
         }
     }
 }
 
-impl Cluster {
+impl Ensemble {
     pub(super) fn run(self, cx: &Context, overcommit: bool) -> Result<ExitCode, CliError> {
         let path = self.file.unwrap_or_default();
         let mut file = String::new();
@@ -94,49 +99,49 @@ impl Cluster {
             };
             CliError::new(error.code, message, error.fix)
         })?;
-        let Some(cluster) = &done.outcome.ensemble else {
+        let Some(ensemble) = &done.outcome.ensemble else {
             return Err(CliError::failed(
                 "the activation",
                 "the node told no result",
             ));
         };
         if !cx.out.json {
-            cx.out.text(&told(cluster))?;
+            cx.out.text(&told(ensemble))?;
         }
-        ended(cx, cluster)
+        ended(cx, ensemble)
     }
 }
 
-/// Says what is wrong, if something is, and returns the exit code.
-fn ended(cx: &Context, cluster: &EnsembleReport) -> Result<ExitCode, CliError> {
-    if cluster.is_whole() {
+/// Returns the exit code; says what is wrong if not all machines are ready.
+fn ended(cx: &Context, ensemble: &EnsembleReport) -> Result<ExitCode, CliError> {
+    if ensemble.is_whole() {
         return Ok(ExitCode::SUCCESS);
     }
-    let (name, ready, all) = (&cluster.name, cluster.ready(), cluster.machines.len());
-    if cluster.taken_back {
+    let (name, ready, all) = (&ensemble.name, ensemble.ready(), ensemble.machines.len());
+    if ensemble.taken_back {
         return Err(CliError::new(
             ErrorCode::Failed,
-            format!("cluster {name} did not become ready: nothing of it is left"),
+            format!("ensemble {name} did not become ready: nothing of it is left"),
             "without --all-or-nothing the machines that run stay, to be looked at",
         ));
     }
-    if !cluster.machines.iter().any(|machine| machine.runs) {
+    if !ensemble.machines.iter().any(|machine| machine.runs) {
         return Err(CliError::new(
             ErrorCode::Failed,
-            format!("no machine of cluster {name} runs"),
+            format!("no machine of ensemble {name} runs"),
             "",
         ));
     }
     let half = CliError::new(
         ErrorCode::Failed,
-        format!("half a cluster: {ready} of {all} machines of {name} are ready"),
-        format!("use those, or remove all: floe rm --force --cluster {name}"),
+        format!("half an ensemble: {ready} of {all} machines of {name} are ready"),
+        format!("use those, or remove all: floe rm --force --ensemble {name}"),
     );
     half.print(cx.out.json);
     Ok(ExitCode::from(EXIT_HALF))
 }
 
-fn told(cluster: &EnsembleReport) -> String {
+fn told(ensemble: &EnsembleReport) -> String {
     let ms = |ms: Option<f64>| ms.map(|ms| format!("{ms:.0}")).unwrap_or_default();
     let row = |machine: &EnsembleMachine| {
         let ports = machine.forwards.iter();
@@ -153,7 +158,7 @@ fn told(cluster: &EnsembleReport) -> String {
             failed.map(|why| why.message.clone()).unwrap_or_default(),
         ]
     };
-    let rows: Vec<_> = cluster.machines.iter().map(row).collect();
+    let rows: Vec<_> = ensemble.machines.iter().map(row).collect();
     table(
         &[
             "NAME",
@@ -169,12 +174,12 @@ fn told(cluster: &EnsembleReport) -> String {
     )
 }
 
-/// Describes of which cluster a machine is.
+/// Returns the machine's name in its ensemble, and the ensemble's.
 pub(super) fn described(of: &InEnsemble) -> String {
     format!("{} of {}", of.host, of.ensemble)
 }
 
-/// Returns what is said of a machine in a list, and of which cluster it is.
+/// Returns the text of a machine's line in a list, with its ensemble before it if it is part of one.
 pub(super) fn in_detail(detail: String, of: Option<&InEnsemble>) -> String {
     match of.map(described) {
         None => detail,

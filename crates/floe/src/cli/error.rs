@@ -52,7 +52,7 @@ impl CliError {
 
     /// Returns the exit code: 0 ok, 1 failed, 2 usage, 3 not found, 4 unreachable, 5 refused or unsupported, 130
     /// interrupted. (6 and 7 are not errors': `floe stop` ends with 6 when a guest had to be switched off, `floe activate` with 7 when
-    /// half a cluster is ready.)
+    /// only some machines of an ensemble are ready.)
     pub fn exit_code(&self) -> u8 {
         self.0.code.exit_code()
     }

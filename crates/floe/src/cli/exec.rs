@@ -43,10 +43,10 @@ The exit code is the command's; 128 + n if signal n ended it, 124 if its time wa
 (its agent or the machine ended, or the node), 126 or 127 if it could not be started. A command that the guest's kernel ends because
 memory is short gives 137, as any that SIGKILL ends.
 
-Signals to this command are passed on. Ctrl-C, SIGTERM and SIGQUIT go to all that the command started, also what has a session of its
-own: what is left five seconds after the command itself has ended is killed. A second one kills all at once. --timeout does the same.
-What a command leaves running that ends by itself goes on. A command without a terminal goes on in the guest if SIGKILL ends this one
-or the node; its output is lost then. The guest needs floe's agent: floe agent install.")]
+Signals to this command are passed on. Ctrl-C, SIGTERM and SIGQUIT go to every process that the command started, also to those with a
+session of their own: what still runs five seconds after the command itself has ended is killed. A second signal kills all at once.
+--timeout does the same. If the command ends by itself, what it leaves running goes on. If SIGKILL ends this command or the node, one
+without a terminal goes on in the guest, and its output is lost. The guest needs floe's agent: floe agent install.")]
 pub struct Exec {
     /// The machine
     machine: String,

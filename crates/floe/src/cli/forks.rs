@@ -60,8 +60,8 @@ pub struct Fork {
     /// fork at once
     #[arg(long)]
     settle: bool,
-    /// Whether the other nodes get by multicast what any of them touches; what does not arrive that way is read by
-    /// unicast
+    /// Whether what one of the other nodes reads is sent to all of them by multicast; what does not arrive that way is read from this
+    /// node alone
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     multicast: floe_api::MulticastUse,
     /// Who decides which nodes take the clones: simple counts memory and CPUs, slurm asks Slurm for an allocation, other

@@ -162,7 +162,7 @@ struct Users {
     users: Vec<User>,
 }
 
-/// How much a user has of something, and may have.
+/// How much of something a user has, and may have.
 #[derive(serde::Serialize)]
 struct Share {
     used: u64,

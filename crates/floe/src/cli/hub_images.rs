@@ -11,7 +11,7 @@ use floe_api::credentials::{HubAddress, OwnHub};
 use floe_api::hub::{ImageEntry, ImageList};
 use floe_node::transfer::{Cancel, HubClient, TransferError};
 
-/// A hub, and what of it an address names.
+/// An address on a hub: the hub, and which of its images is meant.
 pub struct Named {
     /// The hub's client.
     pub client: HubClient,

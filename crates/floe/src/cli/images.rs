@@ -57,7 +57,7 @@ Example: Windows, or another system without VirtIO drivers, that a UEFI firmware
 Example: a disk that others made, in which floe exec, cp and ssh work at once
   floe image import cloud.qcow2 --agent --name cloud && floe run cloud --name web --wait agent
   floe exec -it web -- bash
-Example: bytes that no signature tells to be a disk
+Example: bytes that cannot be recognized as a disk
   floe image import database.raw --format raw --name data
 Example: a kernel that is booted directly
   floe image import --kernel vmlinuz --initrd initrd.img --cmdline 'console=ttyS0' --name tiny
@@ -436,7 +436,7 @@ fn laid_out(image: &str, report: &floe_api::OptimizeReport, took: &str) -> Strin
     let mut text = format!("laid out {image} by {by} in {took}\n");
     text += &format!(
         "  {} of {}: {} of {} before, {} of {} now\n",
-        count(report.clusters, "cluster"),
+        count(report.clusters, "group"),
         count(report.chunks, "chunk"),
         count(report.reads_before, "range read"),
         bytes(report.read_bytes_before),

@@ -34,7 +34,7 @@ pub struct Independent {
     stop: bool,
 }
 
-/// What `floe run` is told of it.
+/// Options of `floe run` about independence.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     /// Bring all of its image to this host in the background, so that it needs no other place any more (floe independent)
@@ -46,7 +46,7 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
-    /// Returns the wish, if there is one.
+    /// Returns what was asked for; `None` if nothing was.
     pub fn wish(&self) -> Option<floe_api::Independent> {
         self.independent.then_some(floe_api::Independent {
             rate_bytes_s: self.rate,
@@ -99,7 +99,7 @@ pub(super) fn described(now: &Independence) -> String {
     }
 }
 
-/// What the list of machines says of it beside the rest of a machine's detail.
+/// Returns the text of a machine's line in a list, with how far its image is here.
 pub(super) fn in_detail(detail: &str, now: Option<&Independence>) -> String {
     let now = now.filter(|now| now.state != IndependenceState::Whole);
     match (detail, now) {

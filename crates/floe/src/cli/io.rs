@@ -109,7 +109,7 @@ fn learned(list: &IoList) -> String {
         ("forbidden", by_hand(&list.forbidden)),
     ]);
     if list.learned.is_empty() {
-        return text + "Nothing was learned yet: machines teach it while somebody uses them.\n";
+        return text + "Nothing was learned yet: that happens while somebody uses its machines.\n";
     }
     let rows = list.learned.iter().map(|row| {
         let believed = match row.believed {

@@ -66,8 +66,8 @@ Example: its guest keeps the blocks that it deletes, for a disk that is to be fa
 Example: what it may take, and what it takes
   floe ps web
 
-Limits hold at once and for all later starts; what is not named stays as it is. The clones that a guest makes have the limits
-together with their parent: changed for one of them, they change for all. A clone that floe fork makes has limits of its own.")]
+Limits hold at once and for all later starts; what is not named stays as it is. A machine and the clones that its guest makes share
+their limits: changed for one of them, they change for all. A clone that floe fork makes has limits of its own.")]
 pub struct Limit {
     /// The machine
     machine: String,
@@ -90,7 +90,7 @@ pub struct Limit {
     /// How many clones its guest and theirs may have made at a time; none lets no guest make one. Those that are there stay
     #[arg(long, value_parser = clones_or_none, value_name = "N")]
     clones: Option<u32>,
-    /// Park it once nobody was with it for this long, such as 10m, and it did next to nothing; off is never
+    /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
     park_after: Option<u64>,
     /// Whether its guest is asked by itself, once a day, to give back what it deletes: on or off. floe disk trim works all the same

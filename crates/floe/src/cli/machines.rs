@@ -60,8 +60,8 @@ pub struct Run {
     /// A port of this host that is forwarded to the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
     #[arg(long = "publish", short, value_name = "PORTS")]
     publish: Vec<PortForward>,
-    /// Another place that has the image (repeatable), such as https://hub.example/NAME: all are read from at the same time,
-    /// and replace each other if one fails
+    /// Another place that has the image (repeatable), such as https://hub.example/NAME: all of them are read from at the same
+    /// time, and the others go on if one fails
     #[arg(long, value_name = "ADDRESS")]
     source: Vec<String>,
     #[command(flatten)]
@@ -76,8 +76,8 @@ pub struct Run {
     /// Boot from the disks even if the image contains a running machine
     #[arg(long)]
     cold: bool,
-    /// Make it a machine of its own, with a host name, machine id, network address and host keys that no other has: for a captured
-    /// machine with floe's agent that runs more than once. It has no network until the agent has done that
+    /// Give it a host name, machine id, network address and host keys that no other machine has: for an image of a running machine with
+    /// floe's agent that is started more than once. It has no network until the agent has done that
     #[arg(long, conflicts_with = "cold")]
     own_identity: bool,
     /// By which rule the image is fetched ahead of what the machine touches, once machines of it have run before: floe's own (floe, the
@@ -154,7 +154,7 @@ pub(super) struct WaitArgs {
     /// forwarded port answers), port=N (that of the guest's port N does), none
     #[arg(long, value_parser = sign, value_name = "SIGN", default_value = "none")]
     wait: Sign,
-    /// How long to wait for it, such as 90s or 10m; a number alone is of seconds, and 120 the default
+    /// How long to wait for it, such as 90s or 10m, by default 120s; a number alone is in seconds
     #[arg(long, value_parser = args::time_s, value_name = "TIME")]
     wait_timeout: Option<u64>,
 }

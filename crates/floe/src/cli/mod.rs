@@ -80,7 +80,7 @@ Example: from a disk to a machine that others can run
   floe push debian-booted https://hub.example
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 unreachable, 5 refused or unsupported,
-6 a machine had to be switched off, 130 interrupted.
+6 a machine had to be switched off, 7 only some machines of an ensemble are ready, 130 interrupted.
 Files: $FLOE_HOME (/var/lib/floe for root, ~/.local/share/floe for others).";
 
 /// Run virtual machines from streamed state: capture a running machine, publish it, run it anywhere at once.

@@ -30,9 +30,9 @@ Example: into a pool on a host of its own (floe pool serve --help), and out of i
   floe activate https://pool.example/shop-web
 
 The guest notices nothing, unless it is to be made small: then it runs the hooks in its /etc/floe/dock.d, drops its caches, and keeps no
-more memory than it uses. Whatever fails, the machine is as it was. Only what it needs is stored: free pages are dropped, and pages that are in the blocks of its disks or in
-its base image are references. A private substrate keeps its identity; machines of the others
-forget it before they get a network. Who may not see a substrate is told that there is none.")]
+more memory than it uses. If anything fails, the machine is as it was. Free pages are not stored, and pages that its disks or its base
+image have too are stored as references. A machine of a private substrate keeps the docked machine's identity; those of the others
+forget it before they get a network. To who may not see a substrate it does not exist.")]
 pub struct Dock {
     /// The machine
     machine: String,
@@ -116,19 +116,19 @@ Example: in a network of their own
 Example: from a pool on another host (floe pool serve --help), from which it is read while it runs
   floe activate shop-web --pool https://pool.example
   floe activate https://pool.example/shop-web --independent
-Example: a cluster, machines of several substrates that reach each other by name
-  floe activate --cluster shop.toml
+Example: an ensemble, machines of several substrates that reach each other by name
+  floe activate --ensemble shop.toml
 Example: when they executed first, and when their networks answered
   floe activate shop-web -n 3 --json | jq 'select(.event == \"done\").activated.machines'
 
-Its chunks come from memory while the machine runs already. A private substrate runs as it was, under its identity; of the others, and
-of several machines, each gets an identity of its own, and no network before that is in place. More CPUs and memory, and disks, come
-once the guest answers, as with floe resize and floe attach; if a machine does not get all of it, that is said, and the exit code is
-that of those commands. Machines on other hosts can be given empty disks only.
+A machine runs at once, and its chunks come from memory as it touches them. One machine of a private substrate keeps the identity of the
+machine that was docked. In all other cases each machine gets an identity of its own, and no network before that is in place. More CPUs,
+memory and disks come once the guest answers, as with floe resize and floe attach; if a machine does not get all of it, the command says
+so and has the exit code of those. Machines on other hosts can be given empty disks only.
 
-Other hosts read the substrate from this one while their machines run, what several of them need only once for all. floe family and
-floe kill know the machines there, as clones of the substrate. A host that cannot take its machines leaves them to the others; the
-exit code is 0 only if all machines run and all hosts say how theirs are, and 4 if one fell silent after its machines ran.")]
+Other hosts read the substrate from this one while their machines run; what several of them need is sent once. floe family and
+floe kill list and end the machines there, as clones of the substrate. If a host cannot take its machines, the others do. The exit code
+is 0 only if all machines run and all hosts report theirs, and 4 if a host fell silent after its machines ran.")]
 pub struct Activate {
     /// The substrate: its name, or its address in a pool on another host
     #[arg(required_unless_present = "file")]
@@ -136,7 +136,7 @@ pub struct Activate {
     #[command(flatten)]
     at: pool_host::At,
     #[command(flatten)]
-    cluster: ensembles::Cluster,
+    ensemble: ensembles::Ensemble,
     /// How many machines
     #[arg(long = "machines", short = 'n', default_value_t = 1, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
@@ -157,7 +157,7 @@ pub struct Activate {
     /// Start them even if this host has too little memory for them: when its memory is full, it may end machines
     #[arg(long)]
     overcommit: bool,
-    /// How long to wait until their guests answer, in seconds (0: not at all). They run before that
+    /// How long the command waits until their guests answer, in seconds (0: not at all). The machines run before that
     #[arg(long, value_name = "SECONDS", default_value_t = floe_api::ACTIVATE_ANSWER_S_DEFAULT)]
     answer: u64,
     /// Keep all of their image on this host for them, so that the substrate can go (floe independent)
@@ -182,7 +182,7 @@ pub struct Activate {
 impl Activate {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let Some(substrate) = &self.substrate else {
-            return self.cluster.run(cx, self.overcommit);
+            return self.ensemble.run(cx, self.overcommit);
         };
         let (pool, substrate) = pool_host::place_of(substrate, self.at.pool.as_deref())?;
         let asked = pool.as_deref().map(|pool| self.at.access.token_for(pool));
@@ -344,7 +344,7 @@ pub enum PoolCommand {
         /// The most memory that they may take together, such as 8G
         #[arg(value_parser = args::size)]
         size: u64,
-        /// Also if this host has less for them now: they come into memory as it gets free
+        /// Accept a size that this host has not free now: substrates come into memory as it gets free
         #[arg(long)]
         overcommit: bool,
     },

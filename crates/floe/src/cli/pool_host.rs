@@ -25,7 +25,7 @@ Example: what is in it
 
 It is a hub (floe hub serve) that holds the substrates among its images in memory as well: what was published or read last, as far as it
 fits. All of it is on the disk, in the hub's folder; if the pool is killed nothing is lost, and floe pool status says how long it took
-to be warm again. The hub's tokens decide who sees what: who docked a substrate, those whom --restricted named, or everybody.")]
+to be warm again. The hub's tokens decide who sees a substrate: its owner, the users whom --restricted named, or everybody.")]
 pub struct ServePool {
     /// The most memory that substrates may take together, such as 8G
     #[arg(long, value_parser = args::size, value_name = "SIZE")]

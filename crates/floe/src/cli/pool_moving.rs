@@ -26,8 +26,8 @@ Example: to a hub, which gets only what it lacks
   floe pool export shop-web https://hub.example
   floe pool import https://hub.example/shop-web --as shop-web      # on the other host
 
-It goes whole, with its base image's chunks and with what is known of it: who may see it, and what its machines forget. On a hub a
-public one can be read by everybody, others by you only.")]
+The whole substrate is sent: its own chunks, its base image's, who may see it, and what its machines forget. On a hub a public one can
+be read by everybody, others by you only.")]
 pub struct Export {
     /// The substrate
     pub(super) substrate: String,
@@ -48,8 +48,8 @@ Example:
 Example: from a hub; only what is not here is fetched
   floe pool import https://hub.example/shop-web --as shop-web
 
-Every chunk is checked, and nothing is here before all of it is. It is yours then. Who else may see it stays as it was, with the users of
-this host who are called as there, unless you say otherwise. Only machines that forget whom they were docked from can be shared.")]
+Every chunk is checked, and the substrate exists here only once all of it has arrived. You own it then. Who else may see it stays as it
+was (users are matched by name) unless you say otherwise. Only a substrate whose machines forget their identity can be shared.")]
 pub struct Import {
     /// A file, - for standard input, or the address of the substrate on a hub, in a bucket or in a directory
     from: String,

@@ -23,16 +23,16 @@ Example:
   floe stop web
   floe stop web db --timeout 60
   floe stop web --now
-Example: all machines of a cluster that floe activate --cluster has started
-  floe stop --cluster shop
+Example: all machines of an ensemble that floe activate --ensemble has started
+  floe stop --ensemble shop
 
 A guest that does not power down in time is switched off: it starts again as after a power cut. The exit code is 6 then.")]
 pub struct Stop {
     /// The machines
-    #[arg(required_unless_present = "of_cluster")]
+    #[arg(required_unless_present = "of_ensemble")]
     machines: Vec<String>,
     #[command(flatten)]
-    cluster: ensembles::OfCluster,
+    ensemble: ensembles::OfEnsemble,
     /// Do not ask the guest to power down, end it
     #[arg(long)]
     now: bool,
@@ -47,7 +47,7 @@ impl Stop {
             now: self.now,
             timeout_s: self.timeout,
         };
-        let names = self.cluster.machines(cx, self.machines)?;
+        let names = self.ensemble.machines(cx, self.machines)?;
         let turns = Turns::take(cx, &names, |client, name| {
             let machine = client.stop(name, &request)?;
             if machine.switched_off && !cx.out.json {
@@ -152,7 +152,7 @@ fn resumed(machine: &MachineInfo) -> String {
     }
     let reasons: Vec<String> = machine.paused_for.iter().map(ToString::to_string).collect();
     format!(
-        "{} still stands for {}\n",
+        "{} goes on later, because {}\n",
         machine.name,
         reasons.join(" and ")
     )
@@ -164,14 +164,14 @@ fn resumed(machine: &MachineInfo) -> String {
 Example:
   floe stop web && floe rm web
   floe rm --force web
-Example: all machines of a cluster that floe activate --cluster has started
-  floe rm --force --cluster shop")]
+Example: all machines of an ensemble that floe activate --ensemble has started
+  floe rm --force --ensemble shop")]
 pub struct Rm {
     /// The machines
-    #[arg(required_unless_present = "of_cluster")]
+    #[arg(required_unless_present = "of_ensemble")]
     machines: Vec<String>,
     #[command(flatten)]
-    cluster: ensembles::OfCluster,
+    ensemble: ensembles::OfEnsemble,
     /// End them first if they run
     #[arg(long, short)]
     force: bool,
@@ -179,7 +179,7 @@ pub struct Rm {
 
 impl Rm {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let names = self.cluster.machines(cx, self.machines)?;
+        let names = self.ensemble.machines(cx, self.machines)?;
         let turns = Turns::take(cx, &names, |client, name| {
             client.remove_machine(name, self.force)?;
             Ok::<_, ClientError>(name.to_owned())
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(
             resumed(&machine),
             format!(
-                "{} still stands for buffering and a disk that can't be written\n",
+                "{} goes on later, because what it needs next has not arrived yet and a disk can't be written\n",
                 machine.name
             )
         );

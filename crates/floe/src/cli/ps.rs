@@ -89,7 +89,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
         ("detail", m.detail.clone()),
         ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
         (
-            "cluster",
+            "ensemble",
             m.ensemble
                 .as_ref()
                 .map(super::ensembles::described)
@@ -215,7 +215,7 @@ fn cloned(cloned: &floe_api::Cloned) -> String {
     )
 }
 
-/// Adds to a machine's detail when it is removed, if it is a clone that is.
+/// Adds to a machine's detail when it will be removed, if it is a clone with a time to live.
 fn ends_in_detail(detail: String, cloned: Option<&floe_api::Cloned>) -> String {
     match cloned.and_then(|cloned| cloned.ends_unix_s) {
         None => detail,

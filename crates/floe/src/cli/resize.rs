@@ -16,9 +16,9 @@ Example: while it runs, and down again
 Example: what it has, and the most that it can have while it runs
   floe ps web
 
-More comes as hardware that the guest takes into use. Less is given by the guest: its agent takes CPUs offline, its balloon
-gives memory. A guest that can't give as much as is asked for keeps what it needs; that is said, and the exit code is 5.
-A stopped machine starts with the new size. A limit of its memory or processor time (floe limit) follows.")]
+A machine grows by hardware that is added to it while it runs. It shrinks by what its guest gives back: the agent takes CPUs offline,
+the balloon takes memory. If the guest can't give as much as is asked for, it keeps what it needs, and the exit code is 5. A stopped
+machine starts with the new size. Limits of its memory and processor time (floe limit) change with its size.")]
 pub struct Resize {
     /// The machine
     machine: String,

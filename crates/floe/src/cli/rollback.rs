@@ -17,17 +17,17 @@ Example: but keep what it is now
   floe rollback web web-before --keep web-after
 
 Memory, disks, devices and size are the image's again; the machine keeps its name, addresses, ports, networks and user, its limits follow
-its size, and it goes on where it was captured. It may run, be stopped or be parked before. What it has done since is lost: that is asked about unless you say
---force or --keep. An image of another machine is refused: floe run makes a machine of that.")]
+its size, and it goes on where it was captured. It may run, be stopped or be parked before. What it has done since is lost; the command
+asks before that, unless you give --force or --keep. An image of another machine is refused: floe run makes a machine of that.")]
 pub struct Rollback {
     /// The machine
     machine: String,
     /// The image, captured from it
     image: String,
-    /// Capture the machine, which must run, under this name before
+    /// Capture the machine under this name first; it must run for that
     #[arg(long, value_name = "NAME")]
     keep: Option<String>,
-    /// Don't ask before what it has done since is lost
+    /// Do not ask whether what it has done since may be lost
     #[arg(long, short)]
     force: bool,
     #[command(flatten)]

@@ -28,7 +28,7 @@ Example:
 STACKED   looks in which vCPUs at work shared a core without need   DISTANCE  places apart in run queues; - where only a kernel could tell
 LAG       how much less the last vCPU has run than their mean       STEAL     of the time that they wanted to run, how much they waited
 
-A node with --cpu-sched off looks only when it is asked: its figures are of the time since it was asked before.")]
+A node with --cpu-sched off looks only when it is asked: its figures are of the time since the last question.")]
     Status,
 }
 

@@ -55,7 +55,7 @@ impl Session {
         line.map_err(|e| CliError::failed("cannot copy a descriptor", e))
     }
 
-    /// Makes the connection one that is never waited for in a call.
+    /// Makes reads and writes of the connection return at once instead of waiting.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         self.stream.set_nonblocking(true)
     }
@@ -93,7 +93,7 @@ impl Session {
         }
     }
 
-    /// Returns the next frame, and waits for it. At the end it is that the process is lost.
+    /// Waits for the next frame and returns it. If the connection ends, that is a frame which says that the process is lost.
     fn next(&mut self) -> io::Result<Frame> {
         loop {
             if let Some(frame) = self.come() {
@@ -109,7 +109,7 @@ impl Session {
         CliError::failed(&format!("the connection to {} broke", self.machine), error)
     }
 
-    /// Reads on until the process ends. Returns an error unless it did so well, with what it said.
+    /// Reads until the process ends. Unless it ended well, returns an error with what it wrote to standard error.
     pub fn conclude(mut self, mut said: Vec<u8>) -> Result<(), CliError> {
         loop {
             match self.next().map_err(|error| self.broke(error))? {
@@ -155,7 +155,7 @@ fn lost() -> Frame {
     }
 }
 
-/// Whether a write failed because the process is over: the node takes nothing more, and what it has said is still to be read.
+/// Whether a write failed because the process has ended: the node takes nothing more then, and its last output can still be read.
 pub fn is_over(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -63,8 +63,8 @@ impl Ssh {
     }
 }
 
-/// What holds whatever else ssh is told: that a machine of this name is meant, and no host that is called the same; and that
-/// nothing of this host is lent to the guest. ssh takes the first value of each.
+/// Options that no other option of ssh changes, since ssh takes the first value of each: the connection is to the machine and not to a
+/// host of the same name, and the guest gets at none of this host's other keys and agents.
 const OPTIONS: &[&str] = &[
     "IdentitiesOnly=yes",
     "IdentityAgent=none",
@@ -99,8 +99,7 @@ fn not_there(program: &str, error: &std::io::Error) -> CliError {
     )
 }
 
-/// Returns the command that connects ssh to the guest, for a shell, in which ssh puts `exec` before it, and for ssh, to which a percent
-/// sign is special.
+/// Returns the command by which ssh connects to the guest, quoted for a shell (ssh puts `exec` before it) and for ssh (percent signs).
 fn proxy(program: &Path, socket: &Path, machine: &str, port: u16) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
     let (program, socket) = (program.to_string_lossy(), socket.to_string_lossy());

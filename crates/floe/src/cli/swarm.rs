@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Show which images this node and others bring to each other and why they come that way, and give images to others
+/// Show which images this node exchanges with other nodes, and give images to others
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example: which images come from other nodes, and how much of them
@@ -28,9 +28,10 @@ Example: give an image to all who run it, and end that
   floe swarm seed https://hub.example/team/web
   floe swarm leave https://hub.example/team/web
 
-Nodes that run the same image of a hub find each other by that hub, and bring each other its pieces over UDP; the hub sends what none
-of them has. Only who may read an image on its hub can take part. By themselves those find each other whose tokens are of one user; with
---swarm, or seeding, a node meets other users' nodes that do the same. floe run --swarm-members cluster, or FILE, names them instead: no hub is told.")]
+Nodes that run the same image of a hub find each other through that hub, and send each other its pieces over UDP; the hub sends what none
+of them has. Only nodes that may read the image on its hub can take part. By default a node meets nodes of the same user (by its token);
+with --swarm, or as a seed, it also meets nodes of other users that did the same. With floe run --swarm-members cluster, or FILE, no hub
+hears who takes part.")]
 pub enum Swarm {
     /// Show the swarms that this node is in
     #[command(after_help = "Example:\n  floe swarm status")]
@@ -51,13 +52,13 @@ pub enum Swarm {
     Seed {
         /// Address of the image on its hub
         image: String,
-        /// End that once so many other nodes have had all of it; 0, as by default, is for floe swarm leave alone
+        /// Stop once so many other nodes have had all of it; 0, the default: only floe swarm leave stops it
         #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
         until: u32,
         #[command(flatten)]
         access: Access,
     },
-    /// Take part in an image's swarm no more; machines that run it go on by the hub alone
+    /// Leave an image's swarm; machines that run it read from the hub alone from then on
     #[command(after_help = "Example:\n  floe swarm leave https://hub.example/team/web")]
     Leave {
         /// The image: its id, the beginning of it, or its address as it was given
@@ -68,9 +69,9 @@ pub enum Swarm {
 /// What `floe run` is told of it.
 #[derive(Debug, Args)]
 pub(super) struct SwarmRunArgs {
-    /// Bring the image's pieces here from other nodes, too, and give them to others: always, and with other users' nodes that do the same
-    /// (--swarm), once another node runs the image whose token is of the same user (--swarm=auto), or never (--swarm=off); by default as
-    /// the node was told
+    /// Exchange the image's pieces with other nodes that run it. --swarm: always, also with nodes of other users that said the same.
+    /// --swarm=auto: once another node of the same user (by its token) runs it. --swarm=off: never. The default is what floe node was
+    /// started with
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
     swarm: Option<SwarmUse>,
     /// Bring its pieces here from these nodes alone, and give them to these: the members of this node's cluster that run it like this
@@ -81,12 +82,12 @@ pub(super) struct SwarmRunArgs {
 }
 
 impl SwarmRunArgs {
-    /// Returns the wish, if there is one.
+    /// Returns whether the machine takes part; `None` if that was not said.
     pub fn wish(&self) -> Option<SwarmUse> {
         self.swarm
     }
 
-    /// Returns who says who takes part.
+    /// Returns where the members of the swarm are listed: by the hub, by the cluster, or in a file.
     pub fn members(&self) -> Result<SwarmMembers, CliError> {
         match &self.swarm_members {
             Some(cluster) if cluster == Path::new("cluster") => Ok(SwarmMembers::Cluster),
@@ -116,7 +117,7 @@ fn listed(file: &Path) -> Result<Vec<SwarmMember>, CliError> {
     })
 }
 
-/// Parses a cap of what goes to others: a piece a second at least, or whoever asked for one would wait for nothing.
+/// Parses the most that is sent to others, in bytes a second: at least a piece a second, or whoever asked for one would wait in vain.
 fn upload(text: &str) -> Result<u64, String> {
     match args::size(text)? {
         less if less < floe_node::SWARM_UPLOAD_MIN => Err(
@@ -126,11 +127,11 @@ fn upload(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What `floe node` and `floe up` are told of it.
+/// Options of `floe node` and `floe up` about swarms.
 #[derive(Debug, Args)]
 pub(super) struct SwarmNodeArgs {
-    /// Bring images' pieces here from other nodes, too, and give them to others: once another node runs the same image whose token is
-    /// of the same user (auto), always, and with other users' nodes that do the same (on), or never (off)
+    /// Exchange images' pieces with other nodes that run them: once another node of the same user, by its token, runs the image (auto);
+    /// always, also with nodes of other users that said the same (on); or never (off)
     #[arg(long, value_enum, num_args = 0..=1, default_value = "auto", default_missing_value = "on", value_name = "WHEN")]
     swarm: SwarmUse,
     /// UDP address and port for that; by default all addresses of this host, at a free port that is kept

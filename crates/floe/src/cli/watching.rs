@@ -34,7 +34,7 @@ pub struct Wait {
     /// The machines; all of them are waited for
     #[arg(required = true)]
     machines: Vec<String>,
-    /// For what
+    /// What to wait for
     #[arg(
         long = "for",
         value_enum,
@@ -121,7 +121,7 @@ impl Events {
     }
 }
 
-/// Whether an event is about the machine, if one is asked for. That events were missed concerns everybody.
+/// Whether an event is shown: it is about the wanted machine, no machine was named, or it says that events were missed.
 fn concerns(event: &NodeEvent, machine: Option<&str>) -> bool {
     let about = event.kind.to_string().starts_with("machine.");
     event.kind == Happened::Missed
@@ -157,8 +157,9 @@ Example: with the traffic of each guest's cards
   floe stats --network
 
 OWN is memory that nobody else uses, SHARED what clones and machines of the same image have in common. READ and WRITTEN
-are what the guest does on its disks, FETCHED what comes for it from where its image is. RECEIVED and SENT are the guest's own counts of its cards' traffic: QEMU has none, so --network
-has floe's agent start a program in each guest at each look. Where none answers there is a dash, and --json says why.
+are what the guest does on its disks, FETCHED what its image's sources have sent for it. RECEIVED and SENT are what the guest itself counts
+of its cards' traffic: QEMU does not count it, so with --network floe's agent starts a program in each guest at each look. Where none
+answers there is a dash, and --json says why.
 floe top shows how a machine streams.")]
 pub struct Stats {
     /// Only these machines

@@ -1,4 +1,4 @@
-//! Runs a program that says on standard error how far it is, and that ends with all it has started when that is wished.
+//! Runs a program of a build and hears what it writes to standard error. [`Stop`] ends the program with all processes that it started.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ const SAID_LINES_MAX: usize = 12;
 /// How much of a line is kept, bytes.
 const LINE_BYTES_MAX: usize = 400;
 
-/// The wish that a build ends.
+/// Tells a build to end. Any thread may do so while another runs the build's programs.
 #[derive(Debug, Default)]
 pub struct Stop(Mutex<Wish>);
 

@@ -90,8 +90,8 @@ fn one_disk_in_every_format_is_stored_once() {
     let verify = finish(rig.node.client().verify_image("vdi").unwrap());
     assert_eq!(verify.verify.unwrap().problems, Vec::<String>::new());
     let mut packs = 0;
-    for shelf in fs::read_dir(rig.node.home().join("repo/packs")).unwrap() {
-        for pack in fs::read_dir(shelf.unwrap().path()).unwrap() {
+    for folder in fs::read_dir(rig.node.home().join("repo/packs")).unwrap() {
+        for pack in fs::read_dir(folder.unwrap().path()).unwrap() {
             packs += pack.unwrap().metadata().unwrap().len();
         }
     }

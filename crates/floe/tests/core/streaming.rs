@@ -100,7 +100,8 @@ fn what_one_machine_touched_is_fetched_ahead_for_the_next_and_a_slow_link_pauses
     slow.start_again();
     // its socket takes connections before it has looked after its machines
     eventually("the end of the old pause", || {
-        slow.log().contains("had been paused for buffering")
+        slow.log()
+            .contains("had been paused because what it needs next has not arrived")
     });
     // and so does a user
     let go_on = || {
@@ -292,7 +293,7 @@ fn an_image_is_laid_out_by_its_traces_where_it_is_and_in_a_directory() {
     let (done, text, error) = floe(&["image", "optimize", "scattered", "--traces", &path(&trace)]);
     assert!(done, "{error}");
     // workers store side by side, so that two of the chunks may be neighbours by chance
-    let before = text.split_once("2 clusters of 80 chunks: ");
+    let before = text.split_once("2 groups of 80 chunks: ");
     let before: Option<u32> = before.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
     assert!(before.is_some_and(|reads| reads > 60), "{text}");
     assert!(text.contains("2 range reads of"), "{text}");

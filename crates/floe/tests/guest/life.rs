@@ -32,7 +32,7 @@ fn each_stop_at_a_full_disk_is_reported_and_a_user_who_resumes_learns_of_it() {
             assert!(paused.status.success(), "{}", said(&paused));
             let resumed = ends(floe(&node, &["resume", "one"]));
             assert!(resumed.status.success(), "{}", said(&resumed));
-            let what = "one still stands for a disk that can't be written";
+            let what = "one goes on later, because a disk can't be written";
             assert!(said(&resumed).contains(what), "{}", said(&resumed));
         }
         std::fs::remove_file(filler).unwrap();

@@ -259,7 +259,10 @@ fn a_guest_that_cannot_follow_keeps_what_it_has_and_the_reason_is_told() {
     // one that stands still
     floe_ends(&node, &["pause", "web"], 0);
     let said = floe_ends(&node, &["resize", "web", "--memory", "128M"], 5);
-    assert!(said.contains("stands still for its user"), "{said}");
+    assert!(
+        said.contains("stands still because its user paused it"),
+        "{said}"
+    );
     floe_ends(&node, &["resume", "web"], 0);
 
     // without the driver, and without the agent
@@ -574,7 +577,10 @@ fn a_disk_that_cannot_be_given_or_taken_is_told_and_nothing_is_left_of_it() {
     // a guest that stands still could neither take nor give one
     floe_ends(&node, &["pause", "web"], 0);
     let said = floe_ends(&node, &["attach", "web", "--disk", "more=4M"], 5);
-    assert!(said.contains("stands still for its user"), "{said}");
+    assert!(
+        said.contains("stands still because its user paused it"),
+        "{said}"
+    );
     floe_ends(&node, &["resume", "web"], 0);
     // one without the driver has it all the same, and uses it once it has the driver
     floe_ends(&node, &["detach", "web", "data", "--force"], 0);

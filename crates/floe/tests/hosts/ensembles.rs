@@ -34,16 +34,16 @@ fn sh(node: &TestNode, machine: &str, line: &str) -> String {
     }
 }
 
-/// Writes a file that describes a cluster.
+/// Writes a file that describes an ensemble.
 fn file(node: &TestNode, name: &str, text: &str) -> String {
     let path: PathBuf = node.home().join(name);
     std::fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
-/// Activates a cluster with this exit code; returns what became of it.
+/// Activates an ensemble with this exit code; returns what became of it.
 fn activate(node: &TestNode, expected: i32, file: &str, more: &[&str]) -> EnsembleReport {
-    let args = [&["activate", "--json", "--cluster", file], more].concat();
+    let args = [&["activate", "--json", "--ensemble", file], more].concat();
     let output = code(node, expected, &args);
     let text = String::from_utf8(output.stdout).unwrap();
     let last = text.lines().last().unwrap_or_default();
@@ -167,20 +167,20 @@ ready = "port 7"
     node.end(Signal::KILL);
     node.start_again();
     code(&node, 0, &["rm", "--force", "shop-db"]);
-    let again = code(&node, 1, &["activate", "--cluster", &shop]);
+    let again = code(&node, 1, &["activate", "--ensemble", &shop]);
     let told = said(&again);
     assert!(
-        told.contains("cluster shop is there: shop-app.1 ") && told.contains("missing: shop-db"),
+        told.contains("ensemble shop is there: shop-app.1 ") && told.contains("missing: shop-db"),
         "{told}"
     );
-    code(&node, 3, &["stop", "--cluster", "shopp"]);
-    code(&node, 0, &["rm", "--force", "--cluster", "shop"]);
+    code(&node, 3, &["stop", "--ensemble", "shopp"]);
+    code(&node, 0, &["rm", "--force", "--ensemble", "shop"]);
     assert_eq!((there(&node), networks(&node)), (vec!["web".to_owned()], 0));
 }
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
-fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_line() {
+fn half_an_ensemble_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_line() {
     let mut node = TestNode::start();
     boot(&node);
     code(&node, 0, &["dock", "web", "--as", "good"]);
@@ -202,7 +202,7 @@ fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_
     };
     // what cannot be is refused before anything starts
     let misspelt = with("a", "goood");
-    let told = said(&code(&node, 3, &["activate", "--cluster", &misspelt]));
+    let told = said(&code(&node, 3, &["activate", "--ensemble", &misspelt]));
     assert!(
         told.contains("a.toml, line 3, db: there is no substrate goood")
             && told.contains("did you mean good?"),
@@ -213,14 +213,14 @@ fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_
         "b.toml",
         "name = \"b\"\n[member.db]\nsubstrate = \"good\"\nmemory = \"512G\"\n",
     );
-    let told = said(&code(&node, 5, &["activate", "--cluster", &large]));
+    let told = said(&code(&node, 5, &["activate", "--ensemble", &large]));
     assert!(told.contains("b.toml, line 4, db"), "{told}");
     let circle = file(
         &node,
         "c.toml",
         "name = \"c\"\n[member.a]\nsubstrate = \"good\"\nafter = [\"b\"]\n[member.b]\nsubstrate = \"good\"\nafter = [\"a\"]\n",
     );
-    let told = said(&code(&node, 2, &["activate", "--cluster", &circle]));
+    let told = said(&code(&node, 2, &["activate", "--ensemble", &circle]));
     assert!(
         told.contains("each of these comes after the next"),
         "{told}"
@@ -248,7 +248,7 @@ fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_
     );
     assert_eq!(sh(&node, "half-other", "cat /www/joined"), "3");
     sh(&node, "half-web", "[ ! -e /www/joined ]");
-    code(&node, 0, &["rm", "--force", "--cluster", "half"]);
+    code(&node, 0, &["rm", "--force", "--ensemble", "half"]);
     let nothing = activate(&node, 1, &bad, &["--ready", "300", "--all-or-nothing"]);
     assert!(nothing.taken_back && !nothing.is_whole(), "{nothing:?}");
     assert_eq!((there(&node), networks(&node)), (Vec::new(), 0));
@@ -261,11 +261,11 @@ fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_
         "{report:?}"
     );
     assert!(report.machines[0].runs, "{report:?}");
-    code(&node, 0, &["rm", "--force", "--cluster", "deaf"]);
+    code(&node, 0, &["rm", "--force", "--ensemble", "deaf"]);
 
     // nobody waits any more
     let begin = || {
-        let mut command = floe(&node, &["activate", "--cluster", &deaf, "--ready", "600"]);
+        let mut command = floe(&node, &["activate", "--ensemble", &deaf, "--ready", "600"]);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().unwrap();
         eventually("all machines run", || {
@@ -287,8 +287,8 @@ fn half_a_cluster_is_told_and_taken_back_and_what_cannot_be_is_refused_with_its_
     node.end(Signal::KILL);
     assert!(!child.wait().unwrap().success());
     node.start_again();
-    let told = said(&code(&node, 1, &["activate", "--cluster", &deaf]));
-    assert!(told.contains("cluster deaf is there: deaf-db "), "{told}");
-    code(&node, 0, &["rm", "--force", "--cluster", "deaf"]);
+    let told = said(&code(&node, 1, &["activate", "--ensemble", &deaf]));
+    assert!(told.contains("ensemble deaf is there: deaf-db "), "{told}");
+    code(&node, 0, &["rm", "--force", "--ensemble", "deaf"]);
     assert_eq!((there(&node), networks(&node)), (Vec::new(), 0));
 }

@@ -33,7 +33,7 @@ pub enum Event<'a> {
     Placed(u64, Result<(), String>),
     /// There are hooks in the guest now, or none any more.
     Hooks(bool),
-    /// What is in place is known to the node, and hooks are owed a call.
+    /// All settings were reported to the node as in place, and hooks are owed a call.
     Owed,
     /// Time has passed.
     Tick,

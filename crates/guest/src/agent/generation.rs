@@ -16,7 +16,7 @@ const MODE: u32 = 0o644;
 /// Length of an id, `01234567-89ab-cdef-0123-456789abcdef`, in bytes.
 const ID_BYTES: usize = 36;
 
-/// Notes which generation this machine is. If it has become another one, its hooks are owed a call.
+/// Records which generation this machine is. If that is not the one that was recorded before, its hooks are owed a call.
 pub(super) fn note(id: &str) -> Result<(), String> {
     if note_in(Path::new(GENERATION_PATH), id)? && any_hooks() {
         owe(Path::new(OWED_PATH), COPIED)?;

@@ -1,12 +1,13 @@
-//! Whether there are hooks, and when that changes: the node is told beforehand, so that what it does with a machine without hooks waits
-//! for nothing in its guest.
+//! Watches whether there are hooks. The node is told in advance, so that what it does with a machine without hooks never waits for the
+//! guest.
 
 use crate::chores::{HOOKS_DIR, OWED_PATH, any_hooks};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Whether hooks are owed a call: somebody has told them that the machine will stand still, or it is another one's copy.
+/// Whether hooks are owed a call (`thaw`): because they were told that the machine will stand still, or because this machine's state was
+/// loaded, as a copy's is.
 pub(super) fn are_owed() -> bool {
     let found = std::fs::symlink_metadata(OWED_PATH);
     !found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
@@ -33,13 +34,14 @@ impl Hooks {
         self.any
     }
 
-    /// Returns what can be read once that may have become another answer; then begin anew.
+    /// Returns a descriptor that can be read once the answer may have changed; then make a new watch.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// Watches a directory, or that of those above it in which it, or one above it, would be made.
+/// Watches a directory. If it does not exist, watches the nearest directory above it that does: there it, or one on the way to it, would be
+/// made.
 fn watch(dir: &Path) -> Option<OwnedFd> {
     let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
     let what = WatchFlags::CREATE

@@ -1,8 +1,8 @@
 //! Gives this machine the identity of the clone that its node says it is.
 //!
-//! The order matters: random numbers first, since everything else may use some; then the clock; then the generation, at which programs
-//! look that want new random numbers; then the identity. The
-//! network card has no carrier until the node was informed that all of it is in place.
+//! The order matters: random numbers first, since everything else may use some; then the clock; then the generation, at whose change
+//! programs draw new random numbers; then the identity. The network card has no carrier until the node was informed that all of it is in
+//! place.
 
 use super::{generation, sys};
 use crate::files::IDENTITY_PATH;
@@ -144,7 +144,7 @@ fn card(identity: &Identity) -> Result<(), String> {
             .parse()
             .map_err(|_| format!("{text:?} is no address"))?;
         sys::set_gateway(socket, name, gateway)
-            .map_err(said(format!("the way to {text} can't be set")))?;
+            .map_err(said(format!("the route to {text} can't be set")))?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Most descriptors in one [`poll`].
 const POLL_MAX: usize = 1024;
 
-/// Waits until one of the descriptors is ready. Returns for what each is ready.
+/// Waits until one of the descriptors is ready. Returns for each the events for which it is ready.
 pub(in crate::agent) fn poll(
     fds: &[(BorrowedFd<'_>, i16)],
     limit: Option<Duration>,

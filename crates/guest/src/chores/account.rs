@@ -16,7 +16,7 @@ pub struct Account {
     pub available: u64,
     /// What nobody uses.
     pub free: u64,
-    /// Pages of files that could be read again, and those that could not (of file systems in memory).
+    /// Pages of files: those that could be read again, and those that could not (of file systems in memory).
     pub cached: u64,
     /// Memory of programs.
     pub anonymous: u64,

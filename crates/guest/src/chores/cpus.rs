@@ -7,9 +7,9 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long it is tried again while the kernel is busy: it refuses to change any CPU while a device is being probed, for example.
+/// For how long a change is retried while the kernel is busy: for example, it refuses to change any CPU while a device is being probed.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
-/// How long until it is tried again.
+/// Pause before each retry.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Which CPUs a guest has.
@@ -41,7 +41,7 @@ fn is_online(dir: &Path, number: &u32) -> bool {
     state.map_or(true, |state| state.trim() == "1")
 }
 
-/// Brings so many CPUs online, the lowest first, and takes the highest of the others offline.
+/// Brings so many CPUs online, those with the lowest numbers, and takes the others offline, the highest first.
 pub(super) fn bring(system: &Path, count: &str) -> Result<Cpus, String> {
     let wanted: u32 = match count.parse() {
         Ok(count) if count > 0 => count,

@@ -1,4 +1,4 @@
-//! Looks what a disk is used for: the kernel lets go of one that is to be taken away whatever is mounted from it.
+//! Finds what a disk is used for, before it is taken away: the kernel would release it whatever is mounted from it.
 
 use crate::files::{content, if_there};
 use serde::{Deserialize, Serialize};

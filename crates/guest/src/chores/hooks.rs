@@ -1,13 +1,14 @@
-//! Runs what this machine's owner wants done before something is done with the machine as a whole, and after it. A hook is an executable
-//! file, called as root.
+//! Runs the programs of this machine's owner before and after something happens to the machine as a whole. A hook is an executable file,
+//! called as root.
 //!
-//! Those in [`DOCK_DIR`] get the word `stop`, `start` or `joined`: before it becomes small, after it is its own size again, and once it
-//! knows the others that were activated with it. Those in [`DIR`] get `freeze` or `thaw`, as the hooks of QEMU's guest agent do, and what
-//! for: a capture, fork or park. Whatever follows, one that was frozen is thawed: in the machine itself, and in each copy of it. That is
-//! owed is noted in [`OWED_PATH`], which a copy's memory has, too.
+//! Those in [`DOCK_DIR`] get one word: `stop` before the machine is docked, while it is still its usual size; `start` after it was
+//! activated and is that size again; `joined` once it knows the machines that were activated together with it. Those in [`DIR`] get
+//! `freeze` or `thaw`, as the hooks of QEMU's guest agent do, and what for: a capture, fork or park. Whatever follows, a hook that was
+//! frozen is also thawed: in the machine itself, and in each copy of it. That a `thaw` is owed is noted in [`OWED_PATH`], a file in memory,
+//! so that copies have it, too.
 //!
-//! To stop and to freeze they are called in the order of their names, up to the first that fails, and for the others in the opposite
-//! order, all of them, also those that were never told to stop.
+//! For `stop` and `freeze` hooks are called in the order of their names, up to the first that fails. For the other words all of them are
+//! called in the opposite order, also those that were never told to stop.
 
 use crate::files::{content, if_there, replace};
 use rustix::fs::{FlockOperation, flock};
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 pub const DIR: &str = "/etc/floe/hooks.d";
 /// The file that is there while they are owed the word `thaw`.
 pub const OWED_PATH: &str = "/run/floe.thaw";
-/// What it says in a machine whose state was loaded: its node knows how that came.
+/// What that file says in a machine whose state was loaded: why it was is known to its node only.
 pub(crate) const COPIED: &str = "copied";
 /// Where the hooks of docks are.
 pub const DOCK_DIR: &str = "/etc/floe/dock.d";
@@ -37,7 +38,7 @@ pub const HOOKS_MAX: usize = 16;
 const MODE: u32 = 0o644;
 /// Mode of the file that is locked while they are called.
 const LOCK_MODE: u32 = 0o600;
-/// How much of a hook's last words is told, in bytes.
+/// How much of the end of a hook's output is reported, in bytes.
 const WORDS_BYTES: i64 = 200;
 
 /// What a hook did.
@@ -59,8 +60,8 @@ pub struct Hooks {
     pub undone: Vec<Ran>,
 }
 
-/// Whether there are hooks of captures, forks and parks. So many, or such a directory, that they can't be run counts as well: the error is
-/// told once they are to run.
+/// Whether there are hooks of captures, forks and parks. Too many of them, or a directory that can't be read, counts as well: that error is
+/// reported when they are to run.
 pub(crate) fn any() -> bool {
     !find(Path::new(DIR)).is_ok_and(|hooks| hooks.is_empty())
 }
@@ -104,8 +105,8 @@ pub(super) fn around(
     }
 }
 
-/// Waits until nobody else calls these hooks. A freeze goes on whose node was killed, and the next node has them thawed: what was frozen
-/// after that would stay so.
+/// Waits until nobody else calls these hooks. If a node is killed during a freeze, the freeze goes on here while the next node already asks
+/// for a thaw: without this lock, hooks that are frozen after the thaw would stay frozen.
 fn alone(note: &Path) -> Result<File, String> {
     let path = note.with_extension("thaw-lock");
     let said = |error: std::io::Error| format!("{}: {error}", path.display());

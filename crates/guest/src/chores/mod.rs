@@ -67,7 +67,7 @@ pub mod names {
     pub const TRIM: &str = "trim";
 }
 
-/// Something that the guest's kernel would not do.
+/// Something that the guest's kernel has refused to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// The kernel's name of it (`cpu3`, `memory40`).

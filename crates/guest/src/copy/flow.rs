@@ -2,9 +2,9 @@
 
 use super::{BUFFER_BYTES, Told};
 
-/// Counts the bytes of data that went, and tells of them.
+/// Counts the bytes of data that were copied, and reports them.
 pub(super) struct Flow<'a> {
-    /// What bytes go through.
+    /// The buffer through which the bytes go.
     pub buffer: Vec<u8>,
     done: u64,
     /// The other side's word, or a count of what may change meanwhile. 0: not known.
@@ -23,7 +23,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Notes that so many bytes more went.
+    /// Notes that so many more bytes were copied.
     pub fn went(&mut self, bytes: usize) {
         self.done = self.done.saturating_add(bytes as u64);
         let total = match self.total {

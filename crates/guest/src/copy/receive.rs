@@ -299,7 +299,7 @@ impl Tree {
         let mut at = self.root.try_clone()?;
         for part in parts {
             at = rustix::fs::openat(&at, part.as_slice(), flags, Mode::empty())
-                .map_err(|_| hostile("an entry whose directory is none"))?;
+                .map_err(|_| hostile("an entry in something that is no directory"))?;
         }
         Ok(at)
     }

@@ -64,7 +64,7 @@ impl std::error::Error for Violation {}
 struct Outgoing {
     queue: VecDeque<Vec<u8>>,
     queued: u32,
-    /// How many more bytes the receiver takes, of which `queued` are spoken for.
+    /// How many more bytes the receiver takes, those in `queued` included.
     credit: u32,
     finished: bool,
     end_sent: bool,

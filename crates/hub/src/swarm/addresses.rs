@@ -1,4 +1,4 @@
-//! Where a member may say that it can be reached.
+//! Checks the addresses at which a member says that it can be reached.
 //!
 //! Every member of the list will send packets there. So nobody may name what is no host's, and strangers name only the address that
 //! they ask from: a swarm can't be pointed at somebody else.
@@ -53,7 +53,9 @@ fn wrong(ip: IpAddr, port: u16, from: IpAddr, stranger: bool) -> Option<&'static
     } else if ip.is_loopback() && !from.is_loopback() || is_local(ip) && !is_local(from) {
         Some("can't be reached from other hosts")
     } else if stranger && ip != from {
-        Some("is not where this request comes from, which who has shown no token has to name")
+        Some(
+            "is not the address from which this request comes; without a token no other can be given",
+        )
     } else {
         None
     }

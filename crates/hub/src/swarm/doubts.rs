@@ -1,12 +1,13 @@
-//! Whose word that a pack is damaged the hub looks into, and how often: it reads all of the pack for it. No I/O, no clock.
+//! Decides whether the hub checks a pack because somebody says that it is damaged. It reads the whole pack for that, so a user or address
+//! may cause it only now and then. No I/O, no clock.
 
 use floe_front::Party;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How often it looks for one user or address.
+/// The shortest time between two checks for one user or address.
 const EACH: Duration = Duration::from_secs(60);
-/// For how many of them in that time.
+/// The most users and addresses for whom it checks in that time.
 const PARTIES_MAX: usize = 256;
 
 /// Who has doubted something of late, and when.
@@ -14,7 +15,7 @@ const PARTIES_MAX: usize = 256;
 pub(crate) struct Doubts(HashMap<Party, Duration>);
 
 impl Doubts {
-    /// Whether the hub looks now; if so, that counts.
+    /// Returns whether the hub checks now; a yes counts.
     pub fn take(&mut self, now: Duration, party: &Party) -> bool {
         self.0.retain(|_, looked| now < *looked + EACH);
         let may = !self.0.contains_key(party) && self.0.len() < PARTIES_MAX;

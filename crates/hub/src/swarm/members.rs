@@ -23,7 +23,8 @@ const SOON: Duration = Duration::from_secs(1);
 const SELDOM: Duration = Duration::from_secs(10);
 /// How long a change of the list is news.
 const NEWS: Duration = Duration::from_secs(15);
-/// All members of a swarm together ask this often: an answer names all of them, so what they cost would grow with their square.
+/// The least time between two answers that the members of one swarm are told to ask for, counted over all of them. An answer names all
+/// members: if each asked at a fixed interval, the cost would grow with the square of their number.
 const EACH: Duration = Duration::from_millis(10);
 /// Members of all swarms, 30 MB of memory.
 const ALL_MAX: usize = 1 << 16;
@@ -35,7 +36,7 @@ const ADDRESS_MAX: usize = 512;
 #[derive(Clone, Debug)]
 struct Member {
     party: Party,
-    /// Whether it may be told of to other users.
+    /// Whether other users may be told of it.
     open: bool,
     addresses: Vec<SocketAddr>,
     /// The layout by which it reads the image.
@@ -48,7 +49,7 @@ struct Swarm {
     members: BTreeMap<Key, Member>,
     strangers: usize,
     changed: Duration,
-    /// Nobody's time is over before.
+    /// No member's time is over before this.
     first_expires: Duration,
 }
 
@@ -267,8 +268,8 @@ impl Members {
     }
 }
 
-/// Whether somebody is told of a member. Users' hosts know each other; whoever else learns that one runs an image, and at which address, is
-/// somebody whom its user lets know.
+/// Whether somebody is told of a member. A user's hosts know each other. Others learn that a host runs an image, and at which address, only
+/// if its user allows that.
 fn meets(party: &Party, open: bool, member: &Member) -> bool {
     let own = *party == member.party && party.is_user();
     own || open && member.open

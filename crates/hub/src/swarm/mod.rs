@@ -10,9 +10,9 @@
 //! - `doubts`: when it looks whether a pack is damaged because somebody says so.
 //! - `given`: how much it gave of which image, for the image's owner.
 //!
-//! Nobody is told of a member who reads another copy of the image: that somebody has an image is nobody else's business. So each answer
-//! names only those who read, at that moment, the copy that the asking user reads; and at which address another user's host runs an image
-//! is told only if both of them want that, as the owner of an image does who asks who takes part.
+//! That somebody has an image is nobody else's business. So each answer names only members that read, at that moment, the same copy of the
+//! image as the asking user. The address at which another user's host runs an image is told only if both users want that; the owner of an
+//! image, who asks who takes part, counts as wanting it.
 
 pub(crate) mod addresses;
 mod doubts;
@@ -79,7 +79,7 @@ impl Swarms {
         self.members.lock().named(self.now(), *image)
     }
 
-    /// Whether those who read by a layout that was replaced at this time may not have said so yet, since the hub has just started.
+    /// Whether members that read by a layout which was replaced at this time may not have said so yet, because the hub has just started.
     pub fn waits_for_readers(&self, replaced_unix_s: u64) -> bool {
         waits_for_readers(self.began_unix_s, self.now(), replaced_unix_s)
     }
@@ -90,7 +90,7 @@ impl Swarms {
     }
 }
 
-/// The same of a hub that began at a time and has been up for so long.
+/// The same for a hub that began at a given time and has been up for so long.
 fn waits_for_readers(began_unix_s: u64, up: Duration, replaced_unix_s: u64) -> bool {
     replaced_unix_s < began_unix_s && up < RETURN
 }

@@ -84,7 +84,7 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
         };
         let outcome = node.client.activate_ensemble(&request)?.finish(|_| {})?;
         let shop = outcome.ensemble.context("a cluster is told")?;
-        ensure!(shop.is_whole(), "half a cluster: {shop:?}");
+        ensure!(shop.is_whole(), "half an ensemble: {shop:?}");
         let whole = shop.machines.iter().filter_map(|m| m.ready_ms);
         ready.push(whole.fold(0.0, f64::max));
         let web = shop.machines.last().context("it has machines")?;

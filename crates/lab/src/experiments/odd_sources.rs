@@ -85,8 +85,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Returns the name of the shelf that answers in this way: a bucket's may have small letters only.
-fn shelf(mode: Mode) -> String {
+/// Returns the name of the site that answers in this way: a bucket's may have small letters only.
+fn site(mode: Mode) -> String {
     format!("{mode:?}").to_ascii_lowercase()
 }
 
@@ -132,12 +132,12 @@ fn environment(forms: &[Form]) -> anyhow::Result<Vec<(String, String)>> {
 }
 
 impl Form {
-    /// Returns the address of an image on the shelf that answers in this way.
+    /// Returns the address of an image on the site that answers in this way.
     fn address(&self, mode: Mode, image: &str) -> String {
-        let shelf = shelf(mode);
+        let site = site(mode);
         match self.scheme {
-            "http" => format!("http://{}/{shelf}#{image}", self.server.addr),
-            scheme => format!("{scheme}://{shelf}/{image}"),
+            "http" => format!("http://{}/{site}#{image}", self.server.addr),
+            scheme => format!("{scheme}://{site}/{image}"),
         }
     }
 }
@@ -157,10 +157,10 @@ fn pull_all(context: &Context, fault: Duration, faults: &mut Faults) -> anyhow::
             let mut ingest = Ingest::new(&there, IngestOptions::default())?;
             ingest.region_bytes("disk0", &workload::noise(bytes, seed))?;
             let id = ingest.finish(MachineConfig::default())?;
-            let name = format!("{}-{}", form.name, shelf(mode));
+            let name = format!("{}-{}", form.name, site(mode));
             let tag = ImageName::parse(&name).map_err(|e| anyhow::anyhow!("{name}: {e}"))?;
             there.tag(&tag, &id)?;
-            form.server.set(&shelf(mode), mode);
+            form.server.set(&site(mode), mode);
             wanted.push((form.address(mode, &name), name, id, seed));
         }
     }
@@ -185,7 +185,7 @@ fn pull_all(context: &Context, fault: Duration, faults: &mut Faults) -> anyhow::
         std::thread::sleep(fault);
         for form in &forms {
             for mode in Mode::ODD {
-                form.server.set(&shelf(mode), Mode::Right);
+                form.server.set(&site(mode), Mode::Right);
             }
         }
         let end = |(address, pull): (&String, std::thread::ScopedJoinHandle<'_, _>)| {
@@ -276,18 +276,18 @@ fn start_all(
     drop(origin);
     let web = forms(&dir)?.swap_remove(0);
     for some in modes.chunks(STARTS_AT_ONCE) {
-        let homes = some.iter().map(|mode| context.scratch.join(shelf(*mode)));
+        let homes = some.iter().map(|mode| context.scratch.join(site(*mode)));
         let homes: Vec<PathBuf> = homes.collect();
         let ended: Vec<_> = std::thread::scope(|scope| {
             let web = &web;
             let begun = some.iter().zip(&homes).map(|(mode, home)| {
-                web.server.set(&shelf(*mode), *mode);
+                web.server.set(&site(*mode), *mode);
                 scope.spawn(move || start(home, &web.address(*mode, "booted")))
             });
             let begun: Vec<_> = begun.collect();
             std::thread::sleep(fault);
             for mode in some {
-                web.server.set(&shelf(*mode), Mode::Right);
+                web.server.set(&site(*mode), Mode::Right);
             }
             begun.into_iter().map(|start| start.join()).collect()
         });

@@ -115,7 +115,7 @@ fn everyone(workloads: &[Workload], each: usize) -> anyhow::Result<Option<Worklo
     }
     let most = by_image.into_values().max_by_key(Vec::len);
     most.filter(|of| of.len() > 1)
-        .map(|of| Workload::pool(EVERYONE, &of, each))
+        .map(|of| Workload::merged(EVERYONE, &of, each))
         .transpose()
 }
 

@@ -8,7 +8,7 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 /// The port of name servers.
 pub const DNS_PORT: u16 = 53;
-/// Metadata services of clouds, and what else answers for the host there, at IPv4 addresses that are not link-local. They reveal the
+/// IPv4 addresses, not link-local ones, at which a cloud's metadata service or another service for its hosts answers. They reveal the
 /// host's credentials, which a guest must not get. Alibaba's, Azure's, and Oracle's older one.
 pub const METADATA_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200),

@@ -1,7 +1,8 @@
-//! What QEMU says itself (`qemu.log`), which a guest can make it say without end: a log that is full loses its older half.
+//! Bounds QEMU's own output (`qemu.log`), which a guest can make endless: a log that is full loses its older half.
 //!
-//! QEMU says it with the C library's functions, most of which write to the kernel past every function that a library could replace.
-//! So they get another stream to write to, whose own function this is. What does not use that stream calls `write`.
+//! QEMU writes it with the C library's functions, most of which call the kernel directly, so that replacing `write` would not catch them.
+//! So standard output and standard error get streams whose writing function is here. What does not use that stream calls `write`, which the
+//! guard replaces.
 
 use super::{bound, is_machine, sys, syscall};
 use core::ffi::{c_char, c_int, c_long, c_void};

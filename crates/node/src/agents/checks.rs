@@ -1,4 +1,4 @@
-//! Commands in a guest of which only the end counts.
+//! Commands in a guest of which only the exit code counts.
 
 use super::Agents;
 use crate::inventory::Entry;

@@ -18,8 +18,8 @@ use floe_threads::Cancel;
 use serde::de::DeserializeOwned;
 use std::time::Duration;
 
-/// How much longer than a chore may take the node waits for the word that it is over, at most: an agent ends what is late. No longer than
-/// the chore itself, so that what is asked of many machines at once does not wait for one that hangs.
+/// How long the node waits for the end of a chore beyond the chore's own limit (the agent ends a chore that is late). At most as long as
+/// that limit itself, so that a question to many machines at once does not wait long for one that hangs.
 const LAST_WORD: Duration = Duration::from_secs(30);
 
 /// Why a chore was not done.
@@ -28,7 +28,7 @@ pub(crate) enum ChoreError {
     /// There is no agent that can do it, or it does not answer; the error says what to do.
     #[error(transparent)]
     Agent(NodeError),
-    /// It took too long or was ended before its time, or its agent went away: a part of it may be done, and more of it still be.
+    /// It took too long or was ended early, or its agent went away: a part of it may have been done, and the guest may still be doing more.
     #[error("{0}")]
     Unfinished(String),
     /// The guest could not do it; this is its reason.
@@ -53,7 +53,7 @@ impl ChoreError {
 }
 
 impl Agents {
-    /// Returns an error if no agent in a machine's guest can do chores; it says what helps.
+    /// Returns an error if no agent in a machine's guest can do chores; the error says what helps.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), NodeError> {
         let vm = entry.vm()?;
         let name = entry.name.as_str();
@@ -78,7 +78,7 @@ impl Agents {
         self.chore_unless(entry, chore, arguments, limit, &Cancel::default())
     }
 
-    /// Does the same, until nobody waits for it any more: the guest may go on with it then.
+    /// Does the same, but gives up once `cancel` is thrown. The guest may go on with the chore then.
     pub(crate) fn chore_unless<T: DeserializeOwned>(
         &self,
         entry: &Entry,

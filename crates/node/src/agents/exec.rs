@@ -46,7 +46,7 @@ const ANSWER_WAIT: Duration = Duration::from_secs(60);
 const BATCH_BYTES: usize = 32 << 10;
 /// How many bytes of a user are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// How long a user who sends more signals than the port takes has to wait.
+/// How long a user waits who sends more signals than the port takes.
 const CROWDED: Duration = Duration::from_millis(5);
 /// Longest message of an ssh connection that may be a key: what ssh sends for one has 36 to 100 bytes.
 const SSH_KEY_BYTES_MAX: usize = 128;
@@ -279,11 +279,11 @@ pub(crate) struct Process {
     frames: Arc<Queue>,
     room: Arc<Notify>,
     answered: Arc<AtomicBool>,
-    /// The machine, if a person types what is sent to the process.
+    /// The machine, if what is sent to the process may be typed by a person.
     typed: Option<Typed>,
 }
 
-/// What is taken for typed by a person.
+/// What counts as typed by a person.
 struct Typed {
     entry: Arc<Entry>,
     /// Messages up to so many bytes; longer ones are files.
@@ -291,7 +291,7 @@ struct Typed {
 }
 
 impl Typed {
-    /// Returns what of a request's input is: all on a terminal, and single keys within an encrypted connection.
+    /// Returns which part of a request's input counts as typed: all of it on a terminal; single keys in an encrypted connection (ssh).
     fn of(entry: &Arc<Entry>, program: &Program, on_terminal: bool) -> Option<Typed> {
         let bytes_max = match program {
             _ if on_terminal => usize::MAX,

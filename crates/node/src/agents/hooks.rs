@@ -1,4 +1,4 @@
-//! Hooks in guests: what a machine's owner wants done in it before it is captured, forked or parked, and once it goes on
+//! Hooks in guests: programs of a machine's owner that are called before the machine is captured, forked or parked, and once it goes on
 //! ([`floe_guest::chores::HOOKS_DIR`]).
 //!
 //! ```text
@@ -24,8 +24,8 @@ use std::{
 
 /// How long a guest may take, beside its hooks, for the program that calls them.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// How long somebody else may have the hooks that are owed a thaw: a copy's can't be frozen before that, and who tries learns so at once.
-/// Whoever has them for longer has frozen them, and thaws them.
+/// How long a thread that is to thaw hooks waits while another thread has them. Whoever has them for longer has frozen them, and thaws them
+/// itself.
 const TAKEN_WAIT: Duration = Duration::from_secs(30);
 /// How many characters of what a guest says of one hook are told.
 const TOLD_CHARS_MAX: usize = 300;
@@ -36,9 +36,9 @@ pub(super) struct Hooked {
     of: Weak<Machine>,
     /// Whether there are any.
     any: bool,
-    /// Whether they are being called, or will be by whoever had them frozen.
+    /// Whether somebody has them: they are being called, or were frozen and will be thawed by whoever froze them.
     taken: bool,
-    /// Whether somebody waits for them who is to thaw them.
+    /// Whether a thread waits for them to thaw them.
     awaited: bool,
 }
 
@@ -101,9 +101,9 @@ impl Agents {
         }
     }
 
-    /// Has the hooks in a machine's guest do what they are there for before the machine stands still for `what`. `hooks_s`: how many
-    /// seconds they may take, 0 for no hooks. If one fails, those before it are thawed, and the error says which. Nothing is done in a
-    /// guest without hooks, or without an agent that knows them.
+    /// Calls the hooks in a machine's guest with `freeze`, before the machine stands still for `what`. `hooks_s`: how many seconds they may
+    /// take, 0 for no hooks. If one fails, those before it are thawed, and the error says which. Nothing is done in a guest without hooks,
+    /// or without an agent that knows them.
     pub(crate) fn freeze(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -175,7 +175,7 @@ impl Agents {
         ))
     }
 
-    /// Thaws hooks that are owed that, unless somebody is about to do so. Returns what failed.
+    /// Thaws hooks whose thaw is owed, unless another thread is about to. Returns what failed.
     pub(crate) fn thaw_owed(&self, entry: &Entry, vm: &Arc<Machine>, what: &str) -> Vec<String> {
         // a guest may say so as often as it likes
         if !self.hooks_are_awaited(vm, true) {
@@ -204,7 +204,7 @@ impl Agents {
         }
     }
 
-    /// Calls a guest's hooks, which may take `limit`, and the guest as long as it says with all that follows.
+    /// Calls a guest's hooks, which may take `limit` together; the guest may take longer with what follows them.
     fn call_hooks(
         &self,
         entry: &Entry,
@@ -233,7 +233,8 @@ impl Agents {
         known().unwrap_or_default()
     }
 
-    /// Takes a guest's hooks, so that nobody else calls them. Waits so long for whoever has them; returns false if that was in vain.
+    /// Takes a guest's hooks, so that nobody else calls them. Waits at most `wait` while somebody else has them; returns false if that was
+    /// not long enough, or if the guest has none.
     fn take_hooks(&self, vm: &Arc<Machine>, wait: Duration) -> bool {
         let until = from_now(wait);
         let mut known = self.hooked.lock();
@@ -256,7 +257,7 @@ impl Agents {
         }
     }
 
-    /// Notes whether somebody waits for a guest's hooks who is to thaw them. Returns whether that is new.
+    /// Notes whether a thread waits for a guest's hooks to thaw them. Returns whether that is new.
     fn hooks_are_awaited(&self, vm: &Arc<Machine>, awaited: bool) -> bool {
         let mut known = self.hooked.lock();
         let its = known.iter_mut().find(|hooked| is_of(&hooked.of, vm));

@@ -26,7 +26,7 @@ pub(crate) struct Agents {
     streams: Mutex<Vec<(Weak<Machine>, Arc<Streams>)>>,
     /// What is known of hooks in guests.
     hooked: Mutex<Vec<hooks::Hooked>>,
-    /// Tells those who wait that somebody has given a guest's hooks back.
+    /// Wakes those who wait for a guest's hooks when somebody has given them back.
     hooks_given_back: Condvar,
 }
 
@@ -65,8 +65,8 @@ impl Agents {
     }
 }
 
-/// Returns what to say of an agent that is silent. If its guest's own pages are still to come it can't answer for that, and no other agent
-/// could. `waited`: how often the guest had waited for some before ([`Entry::waits`]). `error`: what else there is to say.
+/// Returns what to say of an agent that is silent. If pages that its guest needs have not arrived yet, neither it nor any other agent could
+/// answer. `waited`: how often the guest had waited for some before ([`Entry::waits`]). `error`: what else there is to say.
 fn why_silent(entry: &Entry, waited: u64, error: NodeError) -> NodeError {
     let Some(why) = entry.still_fetches(waited) else {
         return error;

@@ -53,14 +53,14 @@ pub(crate) struct Taking<'a> {
     pub stop: bool,
     /// For how many seconds a copy runs, to learn what is touched first.
     pub rehearse_s: u32,
-    /// How many seconds hooks in the guest may take beforehand; by default as many as it is for a capture, 0 for no hooks.
+    /// How many seconds hooks in the guest may take beforehand; by default a capture's default, 0 for no hooks.
     pub hooks_s: Option<u32>,
     /// Whether the image gets a picture of the machine's screen.
     pub picture: bool,
     /// The image's labels, beside those of the machine's configuration.
     pub labels: &'a BTreeMap<String, String>,
-    /// Called once the image is published and before the machine's disks stand on it, to give it a name or another hold. If it fails
-    /// the machine stays as it was, and nothing holds the image.
+    /// Called once the image is published and before the machine's disks stand on it, to keep it from being removed, by a name for
+    /// instance. If it fails the machine stays as it was, and nothing keeps the image.
     pub keep: &'a dyn Fn(&Hash, &StoredReport) -> Result<(), NodeError>,
 }
 

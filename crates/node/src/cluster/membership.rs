@@ -52,7 +52,7 @@ fn host_name() -> Option<String> {
 fn chosen_name(name: Option<&str>) -> Result<String, NodeError> {
     let name = name.map(str::to_owned).or_else(host_name).ok_or_else(|| {
         usage(
-            "this host's name is none for a member",
+            "this host's name can't be the name of a member",
             "give one by --name",
         )
     })?;

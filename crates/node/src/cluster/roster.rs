@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 
 /// Most members of a cluster.
 pub(crate) const MEMBERS_MAX: usize = 512;
-/// Of how many that were removed is remembered that they were; a list with all of them still fits a message.
+/// How many removed members a list remembers; a list with all of them still fits into a message.
 const GONE_MAX: usize = 4096;
 
 /// A node that belongs to a cluster.

@@ -301,7 +301,7 @@ impl Cluster {
                     asked = Some(Instant::now());
                     cluster.learn_roster(&place);
                     if let Err(error) = cluster.note_heard(&place) {
-                        tracing::warn!(%error, "who is this cluster's authority is not noted");
+                        tracing::warn!(%error, "which member is this cluster's authority could not be noted");
                     }
                 }
                 if place.membership.read().is_due(unix_now())

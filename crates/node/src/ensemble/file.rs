@@ -160,7 +160,7 @@ pub(crate) fn read(text: &str) -> Result<Described, Wrong> {
     let name = written.name.get_ref().parse::<MachineName>();
     let name = name.ok().filter(|name| !name.as_str().contains('.'));
     let Some(name) = name else {
-        let what = format!("{:?} can't be the cluster's name", written.name.get_ref());
+        let what = format!("{:?} can't be the ensemble's name", written.name.get_ref());
         let fix = "write small letters, digits and -";
         return Err(at.wrong(written.name.span(), what, fix));
     };
@@ -308,7 +308,7 @@ fn ports(at: &Text, written: &[Spanned<String>]) -> Result<Vec<PortForward>, Wro
         match parsed.protocol {
             Protocol::Tcp => Ok(parsed),
             Protocol::Udp => {
-                let what = format!("{parsed}: only TCP leads into the network of a cluster");
+                let what = format!("{parsed}: only TCP leads into the network of an ensemble");
                 Err(at.wrong(text.span(), what, "forward a TCP port"))
             }
         }

@@ -6,8 +6,8 @@
 //! *Greet*: wait for the guest's agent, bring the machine to its size, write the names of all into its `/etc/hosts`. *Join*: once those
 //! that it comes after are ready, run its hooks with the word `joined`, and wait for the sign that it is ready.
 //!
-//! What is kept is in the machines' own records: of which ensemble each is. So half an ensemble that a killed node has left is a few
-//! machines like all others, which say what they belong to. Lock: `under_way`, while nothing else is taken.
+//! Only the machines' own records say which ensemble each belongs to. So what a killed node has left of an ensemble is a few machines like
+//! all others, which say what they are part of. Lock: `under_way`, while nothing else is taken.
 
 mod decide;
 mod file;
@@ -92,7 +92,7 @@ struct Prepared {
 /// One activation.
 struct Running<'a> {
     prepared: &'a Prepared,
-    /// Which part each machine is of.
+    /// The part that each machine belongs to.
     part_of: &'a [usize],
     began: Instant,
     until: Instant,
@@ -171,7 +171,7 @@ impl Ensembles {
     fn take_name(&self, name: &MachineName) -> Result<Taken<'_>, NodeError> {
         let name = name.to_string();
         if !self.under_way.lock().insert(name.clone()) {
-            return Err(busy(format!("cluster {name} is being activated"), "wait"));
+            return Err(busy(format!("ensemble {name} is being activated"), "wait"));
         }
         let ensembles = self;
         Ok(Taken { ensembles, name })
@@ -212,8 +212,8 @@ impl Ensembles {
             false => format!("; missing: {}", missing.join(", ")),
         };
         Err(busy(
-            format!("cluster {name} is there: {}{missing}", known.join(", ")),
-            format!("floe rm --force --cluster {name} removes it, then activate it again"),
+            format!("ensemble {name} is there: {}{missing}", known.join(", ")),
+            format!("floe rm --force --ensemble {name} removes it, then activate it again"),
         ))
     }
 
@@ -542,7 +542,7 @@ impl Ensembles {
                         let fix = format!("floe ps {0}, floe logs {0}", planned.name);
                         Some(failed(why.clone(), fix).to_api())
                     }
-                    _ => Some(failed("another machine of the cluster was not ready", "").to_api()),
+                    _ => Some(failed("another machine of the ensemble was not ready", "").to_api()),
                 },
             }
         };
@@ -639,7 +639,7 @@ fn in_file(wrong: Wrong) -> NodeError {
     usage(format!("line {}: {}", wrong.line, wrong.what), wrong.fix)
 }
 
-/// Says of which member an error is, and where it stands.
+/// Adds to an error the member that it concerns, and its line in the file.
 fn at_line(line: usize, member: &str, error: NodeError) -> NodeError {
     let error = error.to_api();
     NodeError::Api(ApiError {

@@ -94,8 +94,8 @@ impl Forks {
         Ok(fork.granted())
     }
 
-    /// Starts QEMUs ahead for the clones that a guest has got a ticket for, on all cores, as it will soon use it. With several
-    /// hosts, this host is expected to get its part of them.
+    /// Starts QEMUs ahead for the clones of a ticket that a guest has just got, on all cores, since the guest will soon use it. If there
+    /// are several hosts, as many are started here as this host will probably get.
     pub(crate) fn prepare_for_guest(&self, parent: &Arc<Entry>, clones: u32) {
         let hosts = self.hosts(&self.guest_fork(clones)).unwrap_or_default();
         if hosts.iter().any(|(_, host)| matches!(host, Host::Here)) {

@@ -106,7 +106,7 @@ impl Layers {
         !self.used_by(parent, None).is_empty()
     }
 
-    /// Returns the layers that a machine by this name was forked for, and the one that it was cloned from.
+    /// Returns the layers of the forks of a machine by this name, and the one that the machine was cloned from.
     fn used_by(&self, name: &str, cloned_from: Option<Hash>) -> Vec<Arc<Layer>> {
         let known = self.known.read();
         let layers = known.layers.values();

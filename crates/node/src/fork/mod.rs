@@ -104,7 +104,7 @@ impl Host {
     }
 }
 
-/// What a clone is to be, where another service has decided that.
+/// A clone's name, place and ports, where the service that wants it has decided them (`ensemble`).
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     /// Its name.
@@ -117,7 +117,8 @@ pub(crate) struct Planned {
     pub ensemble: InEnsemble,
 }
 
-/// For what another service wants clones.
+/// What a service that needs clones says of them, beside a user's request: `pool`, `ensemble` and calls from inside a guest make forks
+/// for purposes of their own.
 #[derive(Default)]
 pub(crate) struct Purpose<'a> {
     /// The ticket whose id becomes the fork's, so that a clone knows for whom it was made.
@@ -264,8 +265,8 @@ impl Forks {
         self.layers.any_of(name)
     }
 
-    /// Has the memory stored that a machine was cloned from, or that its own clones were, and waits until it is; an error once `cancel` is
-    /// thrown.
+    /// Has the memory of a machine's forks stored (that of the fork that made it, and of those that it is the parent of) and waits until it
+    /// is. Returns an error once `cancel` is thrown.
     pub fn settle_all_of(&self, entry: &Entry, cancel: &Cancel) -> Result<(), NodeError> {
         let cloned_from = || {
             let record = entry.record();
@@ -274,7 +275,7 @@ impl Forks {
         self.layers.settle(entry.name.as_str(), cloned_from, cancel)
     }
 
-    /// Returns where the memory of a fork is whose machines' records say that it was not stored.
+    /// Returns where a fork's memory is, if its machines' records say that it was not stored.
     pub fn find_unstored(&self, image: &Hash) -> Unstored {
         if self.layers.get(image).is_some() {
             return Unstored::Kept;
@@ -319,7 +320,7 @@ impl Forks {
         self.fork_for(name, request, Purpose::default(), report)
     }
 
-    /// Does the same for a purpose of another service.
+    /// Does the same for another service, with what that needs beside a user's request.
     pub(crate) fn fork_for(
         self: &Arc<Self>,
         name: &str,

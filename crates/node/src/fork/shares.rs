@@ -1,14 +1,14 @@
-//! What of a household's limits its clones on other hosts have: this host's control group of the household has that much less, from before
-//! such a clone is started until it is gone. `resources::household` says how much that is.
+//! The parts of a household's limits that its clones on other hosts have. This host's control group of the household is limited to that
+//! much less, from before such a clone is started until it is gone. `resources::household` says how much a part is.
 
 use super::{Asked, Forks, Start, decide::CloneId, record::ForkRecord};
 use crate::{inventory::record::Record, resources::household};
 use floe_api::Limits;
 use std::collections::BTreeSet;
 
-/// Notes in a fork's record whose limits its clones share: those of the guest that asks for it. Clones that a user makes are machines of
-/// the user's own, with as much as their parent has for each. Returns what each clone on another host takes along, or why it can't. The
-/// node lets no guest have more than `most` clones.
+/// Notes in a fork's record whose limits its clones share: those of the guest that asks for it. (Clones that a user makes share nobody's:
+/// each gets limits as large as its parent's.) Returns the part that each clone on another host gets, or why it can't have one. `most`: how
+/// many clones the node lets a guest have.
 pub(super) fn note(
     asked: &Asked<'_>,
     record: &mut ForkRecord,
@@ -58,7 +58,7 @@ impl Forks {
         }
     }
 
-    /// Has this host's group of a household, if it is one, get what its clones on other hosts no longer have.
+    /// Gives back to this host's group of a household what its clones on other hosts no longer have.
     pub(super) fn share_again(&self, household: Option<&str>) {
         if let Some(household) = household
             && let Err(why) = self.share(household)

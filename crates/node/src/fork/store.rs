@@ -162,7 +162,7 @@ impl Forks {
                 }
             });
             if let Err(error) = settled {
-                tracing::warn!(machine = %entry.name, %error, "its record says that it needs its parent");
+                tracing::warn!(machine = %entry.name, %error, "its record still says that it needs its parent");
             }
         }
     }

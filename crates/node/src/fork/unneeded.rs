@@ -7,7 +7,7 @@ use floe_image::Hash;
 use floe_store::Repository;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-/// How often is looked for such images.
+/// How often such images are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The images of forks that are in the repository. No I/O.

@@ -1,4 +1,5 @@
-//! What agents tell of who in their guests reads from disks: for the scheduler of disk requests, which believes it of that machine alone.
+//! Passes on which programs agents say are reading from their guests' disks. The scheduler of disk requests uses that for the machine that
+//! said it, and for no other.
 
 use super::meter::Meter;
 use crate::inventory::Entry;

@@ -1,4 +1,4 @@
-//! Has the clock of a guest set that stood still with its machine.
+//! Sets a guest's clock that stood still with its machine.
 
 use super::Guests;
 use crate::{

@@ -209,7 +209,7 @@ impl Guests {
         let done: Result<Forgotten, _> = self.agents.chore(entry, chore, &[], limit);
         let done = done.map_err(|error| error.to_string())?;
         let machine = &entry.name;
-        tracing::info!(%machine, files = done.files, "it has forgotten whom it was captured from");
+        tracing::info!(%machine, files = done.files, "it has forgotten the machine that it was captured from");
         Ok(())
     }
 

@@ -1,5 +1,5 @@
-//! How many CPUs a guest has and how much memory it uses, which no QEMU knows: some may be offline. It is looked at when that may have
-//! become another without its node's doing:
+//! How many CPUs a guest has online and how much memory it uses, which QEMU does not know. The node looks when that may have changed
+//! without its doing:
 //!
 //! - its guest was reset: QEMU says so, whether an agent is there or not. It boots with all CPUs that there are, and may leave memory
 //!   offline that was added to the machine, which its balloon must not take from the rest then;
@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 /// How long a guest's agent may take to count CPUs, and to bring memory online.
 const COUNT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What may have become another in a guest that was reset, or whose size was being changed: how many of its CPUs are online.
+/// Finds out how many CPUs are online in a guest that was reset, or whose size was being changed.
 fn cpus_known(entry: &Entry) -> (Option<u32>, Option<Resizing>) {
     let record = entry.record();
     (record.given.cpus, record.resizing)

@@ -1,5 +1,5 @@
-//! Tells a guest's hooks that their machine goes on, where nobody else does: in a copy, whose memory is that of a machine which was about to
-//! stand still, and after a node was killed meanwhile. The guest's agent says so.
+//! Thaws a guest's hooks where the call that froze them can't: in a copy, whose memory was taken while they were frozen, and after the node
+//! that froze them was killed. The guest's agent says that a thaw is owed.
 
 use super::Guests;
 use crate::inventory::{Entry, record::Record};

@@ -158,10 +158,10 @@ impl Image<'_> {
     ) -> Result<(), Fault> {
         let bytes = count.saturating_mul(WIDTH as u64);
         self.within(offset, bytes, || what.to_owned())?;
-        // each is read once: those that lie across one another could be as many as the file has bytes
+        // each is read once: if they overlapped, there could be as many as the file has bytes
         let tables = self.tables.get().saturating_add(bytes);
         if tables > self.len {
-            return damaged(format!("{what} and others lie across one another"));
+            return damaged(format!("{what} and others overlap one another"));
         }
         self.tables.set(tables);
         let mut block = vec![0; BLOCK_BYTES.min(bytes) as usize];
@@ -193,7 +193,7 @@ impl Image<'_> {
         };
         self.told.set(self.told.get().saturating_add(bytes));
         if self.told.get() > self.len {
-            return damaged("its data lie across one another");
+            return damaged("parts of its data overlap one another");
         }
         on_data(guest, at, bytes)
     }
@@ -202,7 +202,7 @@ impl Image<'_> {
     fn known(&self, table: &str) -> Result<(), Fault> {
         match self.on_data {
             None => Ok(()),
-            Some(_) => damaged(format!("{table} lies where another does")),
+            Some(_) => damaged(format!("{table} overlaps another one")),
         }
     }
 
@@ -647,7 +647,7 @@ mod tests {
             reader(&image)(offset, buffer)
         };
         match check(Format::Qcow, &read, image.len() as u64, &|| true) {
-            Err(Fault::Damaged(what)) => assert!(what.contains("across one another"), "{what}"),
+            Err(Fault::Damaged(what)) => assert!(what.contains("overlap one another"), "{what}"),
             other => panic!("{other:?}"),
         }
         assert!(asked.get() < 2 * image.len(), "{} bytes", asked.get());

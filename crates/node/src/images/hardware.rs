@@ -1,4 +1,4 @@
-//! The hardware that an imported image's machines get: what its user says, and else what its first disk tells.
+//! The hardware that an imported image's machines get: what the user says, or else what the first disk suggests.
 
 use crate::{
     error::{NodeError, at, refused, usage},

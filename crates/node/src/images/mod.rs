@@ -328,7 +328,8 @@ impl Images {
             )))
     }
 
-    /// Lets an image's layout name its packs' roots, if an older version has written it. Without them it is as good as before.
+    /// Adds the roots of an image's packs to its layout, if an older version has written that without them. If this fails, the layout stays
+    /// as it is.
     fn find_roots(&self, id: &Hash) {
         if let Err(error) = self.repo.find_roots(id) {
             tracing::warn!(image = id.short(), %error, "the roots of its packs are not known");
@@ -458,7 +459,7 @@ impl Images {
         Ok(freed)
     }
 
-    /// Whether an image of that time may be one that is being stored, such as a capture that is rehearsed, and has no name only yet.
+    /// Whether an image that was made at that time may still be about to get its name: a capture that is being rehearsed, for instance.
     pub(crate) fn may_be_stored_now(&self, created_unix_s: u64) -> bool {
         let age_s = crate::unix_now().saturating_sub(created_unix_s);
         age_s < GC_AGE_WHILE_BUSY.as_secs() && self.storing.try_write().is_none()

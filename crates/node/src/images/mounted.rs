@@ -22,7 +22,7 @@ pub(crate) trait ImageUser: Send + Sync {
         Vec::new()
     }
 
-    /// Whether what [`ImageUser::user_of`] names needs the image on the mount, and not only in the repository.
+    /// Whether the user that [`ImageUser::user_of`] names needs the image on the mount, and not only in the repository.
     fn needs_shown(&self, image: &Hash) -> bool {
         self.user_of(image).is_some()
     }
@@ -32,15 +32,15 @@ pub(crate) trait ImageUser: Send + Sync {
         false
     }
 
-    /// Called when a machine has stopped using an image: one that was made for machines only may now be removed.
+    /// Called when a machine has stopped using an image. A service removes the image now if it was made for machines alone.
     fn released(&self, _image: &Hash) {}
 
     /// Called when an unused image has been removed: the service drops what it kept for it.
     fn removed(&self, _image: &Hash) {}
 }
 
-/// The mount while this node serves it. A node that fails before it has ended in an orderly way, while it starts for instance, leaves what
-/// it took over from an earlier node to the next one: unmounting it would be the end of all guests.
+/// The mount while this node serves it. A node that fails (while it starts, for instance) leaves the mount to the next node: unmounting it
+/// would end all guests.
 pub(crate) struct Serving(Option<Mount>);
 
 impl Serving {

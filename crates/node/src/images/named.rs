@@ -13,8 +13,9 @@ use floe_store::{Repository, StoreError};
 use std::path::Path;
 
 impl Images {
-    /// Returns how to ask for an image of this node's by what a user calls it who may see only some of them. For one that he may not see
-    /// there is the same error as for one that does not exist, also where it is read as a directory of static files.
+    /// Returns the reference by which this node finds the image that a user has named `image`: what the user wrote, or the image's id if
+    /// what he wrote is the beginning of several ids of which he may see one. `sees` says which images he may see. An image of this node
+    /// that he may not see gives the same error as one that does not exist, also when it is named as a directory of static files.
     pub fn asked_for(
         &self,
         image: &str,

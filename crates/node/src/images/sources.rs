@@ -1,4 +1,4 @@
-//! From an image's address to the place where its chunks come from: sources are opened here, and fetchers shared.
+//! Finds the sources of an image by its addresses, and shares one fetcher among all machines that read the same sources.
 
 use crate::{
     error::{NodeError, usage},
@@ -147,8 +147,8 @@ impl Sources {
         }
     }
 
-    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `tell` is
-    /// called after each step with its name, and waits in between where a source was reached and gives nothing usable.
+    /// Finds the id that a name or address points to, and a source that has it. `token` is for that address. `tell` is called after each
+    /// step with the step's name; where a source was reached and gives nothing usable, it is called to wait before the next try.
     pub fn find(
         &self,
         image: &str,
@@ -383,13 +383,13 @@ impl Sources {
     }
 }
 
-/// Returns whether a source was reached that may still give what it has not given.
+/// Returns whether the error is of a source that was reached and may give a usable answer later.
 fn was_reached(error: &SourceError) -> bool {
     matches!(error, SourceError::Unanswered { .. })
 }
 
-/// Asks one way after the other, until one has the image or fails. Returns that way's address and the image's id. The error is what
-/// failed, else what the first way said that denies or lacks the image; `None` if there are no ways.
+/// Tries one way of reading the address after the other, until one has the image or fails. Returns that way's address and the image's id.
+/// The error is the failure, or else what the first way said that denies or lacks the image; `None` if there are no ways.
 fn first_that_has(
     ways: &[Reference],
     open: impl Fn(&str) -> Result<Arc<dyn Source>, SourceError>,

@@ -1,7 +1,8 @@
-//! Whose device states QEMU is given. Memory and disks of an image are content, which harms only its guest; its device state is read by
-//! QEMU's loader of migrations, which trusts it. Where each machine's QEMU has a user of its own, who makes a device state that takes
-//! QEMU over has that user. Where it does not, the node asks before it takes somebody else's: any that is neither on this host nor,
-//! as its hub says, the user's own. That it is shown to this user alone says nothing: whoever made it names its readers.
+//! Which device states QEMU is given. An image's memory and disks can harm only its own guest. Its device state is read by QEMU's loader of
+//! migrations, which trusts it: whoever made it may take that QEMU over. If each machine's QEMU runs as a user of its own, no more than
+//! that user is lost. If not, the node refuses a stranger's device state unless its user says that he trusts it. A stranger's is any that
+//! is neither on this host nor, by its hub's word, the user's own; that only this user can read it proves nothing, since whoever made it
+//! chose its readers.
 
 use super::{
     Images,
@@ -25,7 +26,7 @@ impl Images {
     }
 }
 
-/// Does the same; `may` tells whether everybody's device states are loaded.
+/// Does the same; `may` says whether a stranger's device state is acceptable here.
 fn check(repo: &Repository, sources: &Sources, found: &Found, may: bool) -> Result<(), NodeError> {
     let id = &found.id;
     if may || found.manifest.region("device").is_none() || repo.contains(id)? {

@@ -26,7 +26,7 @@ pub(super) struct Wish {
 pub(super) enum How {
     /// All is here, and the machine's record says so.
     Whole,
-    /// A source failed; whether anything has come before that.
+    /// A source failed. The value says whether anything had come before that.
     Away { moved: bool },
     /// There is no room.
     Full,

@@ -341,7 +341,7 @@ impl Independence {
         Ok(())
     }
 
-    /// Writes down that a machine needs nothing from elsewhere, and lets it go on if it stood still for want of its parent's node.
+    /// Records that a machine needs nothing from other hosts any more. If it was paused because its parent's node is silent, it goes on.
     fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
         entry.update(|record| {
             // from now on this node reads the image from its own repository
@@ -439,7 +439,7 @@ fn checked_rate(rate: Option<u64>) -> Result<Option<u64>, NodeError> {
     }
 }
 
-/// Returns what the record of a machine says that is to be run.
+/// Returns what the record of a machine that is about to run says of its independence.
 pub(crate) fn asked(
     request: Option<&floe_api::Independent>,
 ) -> Result<Option<Independent>, NodeError> {

@@ -39,10 +39,12 @@ impl Asleep {
         };
         let again = match self.rests_until(now) {
             _ if !has_ports => String::new(),
-            None => "who connects has it tried again; ".into(),
+            None => "a connection to one of its ports has it tried again; ".into(),
             Some(until) => {
                 let s = until.saturating_sub(now).as_secs() + 1;
-                format!("who connects has it tried again in {s} s; ")
+                format!(
+                    "a connection to one of its ports has it tried again, but not within {s} s; "
+                )
             }
         };
         Some(format!(
@@ -71,10 +73,10 @@ mod tests {
         let told = |at, has_ports| asleep.told(s(at), "web", has_ports).unwrap();
         assert_eq!(
             told(31, true),
-            "it could not be woken, 4 times in a row: no memory is left; who connects has it tried again in 8 s; floe wake web tries at once"
+            "it could not be woken, 4 times in a row: no memory is left; a connection to one of its ports has it tried again, but not within 8 s; floe wake web tries at once"
         );
         assert!(told(99, true).contains("has it tried again; floe wake web"));
-        assert!(!told(31, false).contains("connects"));
+        assert!(!told(31, false).contains("connection"));
     }
 
     proptest! {

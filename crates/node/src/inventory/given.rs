@@ -1,5 +1,5 @@
-//! What a guest has of its machine's hardware: CPUs may be offline in it, and memory in its balloon. What it uses of that is less while
-//! memory is offline in it, too, which is so after a boot for memory that was added to the machine, until somebody in the guest takes it.
+//! What a guest has of its machine's hardware: CPUs may be offline in it, and memory in its balloon. It uses still less while memory is
+//! offline in it: after a boot, memory that was added to the machine is offline until something in the guest brings it online.
 //!
 //! A captured state has that too. So an image says it in labels, for whoever restores it.
 
@@ -91,7 +91,7 @@ impl Given {
         self.unused.map_or(0, |unused| unused.bytes)
     }
 
-    /// How many of the bytes that it has it does not use: what is in its balloon and what it does not use may be the same.
+    /// How many of the bytes that are not in its balloon it does not use. (What the balloon has may be part of what is unused.)
     pub fn idle_bytes(&self, config: &MachineConfig) -> u64 {
         let all = hardware(config).memory_bytes;
         let used = all.saturating_sub(self.unused_bytes());

@@ -98,8 +98,8 @@ impl Entry {
         disks.map_or(0, |disks| disks.stats().waits)
     }
 
-    /// Says from where what its guest needs still comes, if that may be why an agent in it is silent: its source gives nothing, or a
-    /// restored guest has waited for its own memory since it had waited `before` times, or waits now.
+    /// Says where what its guest needs still has to come from, if that may be why an agent in it is silent: the source gives nothing, or
+    /// the restored guest waits for its own memory now or has waited for it since its count of waits was `before`.
     pub fn still_fetches(&self, before: u64) -> Option<String> {
         let (fetcher, restored, from) = {
             let state = self.state();
@@ -112,7 +112,7 @@ impl Entry {
         fetches(&from, trouble, waits)
     }
 
-    /// Sets the label that says that an image is captured from this machine.
+    /// Sets the label that says that an image was captured from this machine.
     pub fn label_machine(&self, config: &mut MachineConfig) {
         config.labels.insert(MACHINE_LABEL.into(), self.mark());
     }
@@ -122,7 +122,8 @@ impl Entry {
         config.labels.get(MACHINE_LABEL) == Some(&self.mark())
     }
 
-    /// What no other machine has had or will have, and this one keeps whatever it is called and wherever its files are.
+    /// Returns what identifies the machine for ever: no other machine has had it or will have it, and a new name or another directory does
+    /// not change it.
     fn mark(&self) -> String {
         let place = self.dir.file_name().unwrap_or_default().to_string_lossy();
         let created = self.state().record.created_unix_s;

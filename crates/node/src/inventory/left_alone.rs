@@ -175,7 +175,7 @@ pub(super) fn check_free(
     }
 }
 
-/// Returns an error at whatever is in the way of removing a file or directory; what is not there is no error.
+/// Passes on an error of removing a file or directory, unless it is that there is none.
 pub(crate) fn remove_all(path: &Path) -> Result<(), NodeError> {
     let removed = fs::symlink_metadata(path).and_then(|meta| match meta.is_dir() {
         true => fs::remove_dir_all(path),

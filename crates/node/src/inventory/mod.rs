@@ -256,7 +256,7 @@ impl Entry {
         })
     }
 
-    /// Whether it should be running but this node has no QEMU of it yet: one of an earlier node's has not answered so far.
+    /// Whether it should be running but its QEMU, which an earlier node has started, has not answered this node yet.
     pub fn waits_for_adoption(&self) -> bool {
         self.life.lock().phase() == Phase::Left
     }
@@ -412,7 +412,7 @@ impl Inventory {
         entry
     }
 
-    /// Creates the entry of a machine, with the operation under way.
+    /// Makes the entry of a machine with its first operation begun. The caller puts it into the list.
     fn entry(
         &self,
         name: &MachineName,
@@ -448,7 +448,7 @@ impl Inventory {
         {
             let mut entries = self.entries.write();
             check_free(&entries, &self.left_alone.read(), to)?;
-            // nobody else gets the name meanwhile
+            // takes the new name, so that no other machine can have it meanwhile
             entries.insert(to.clone(), entry.clone());
         }
         let written = entry.update(|record| record.name = to.to_string());
@@ -528,8 +528,8 @@ fn has_place(entries: &BTreeMap<MachineName, Arc<Entry>>, place: &str) -> bool {
     })
 }
 
-/// Returns a name for a new machine's directories, here and on the mount, that no other machine uses: a machine keeps those that it
-/// has when it is renamed.
+/// Returns a name for a new machine's directories, here and on the mount, that no other machine uses. It may differ from the machine's
+/// name, since a machine that is renamed keeps its directories.
 fn free_place(name: &MachineName, used: impl Fn(&str) -> bool) -> String {
     let head: String = name.as_str().chars().take(PLACE_HEAD).collect();
     let head = head.trim_end_matches('.');

@@ -24,7 +24,7 @@ pub(crate) struct HeldPort {
     pub socket: OwnedFd,
 }
 
-/// Where a machine's files are, as whom its QEMU runs, and in whose control group.
+/// Where a machine's files are, as which user its QEMU runs, and in which household's control group.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// Directory of its QEMU and disks, relative to the state directory.
@@ -64,7 +64,7 @@ impl Entry {
         self.state.write().held = held;
     }
 
-    /// Takes those sockets out.
+    /// Takes those sockets out, for whoever is to listen at them next.
     pub fn take_ports(&self) -> Vec<HeldPort> {
         std::mem::take(&mut self.state.write().held)
     }

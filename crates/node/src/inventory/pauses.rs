@@ -89,7 +89,7 @@ impl Entry {
         self.pauses.lock().sum(now_us())
     }
 
-    /// Whether it is paused for buffering or for want of its source, or a pause for buffering is just beginning or ending.
+    /// Whether it is paused to buffer or because its source is silent, or a pause to buffer is just beginning or ending.
     pub fn stands_still(&self) -> bool {
         let pauses = self.pauses.try_lock();
         pauses.is_none_or(|pauses| pauses.since_us.is_some()) || self.hangs()

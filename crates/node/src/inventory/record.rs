@@ -54,7 +54,7 @@ pub struct Record {
     /// User id that its QEMU runs as; `None` is the node's own.
     pub uid: Option<u32>,
     /// Directory of its QEMU and disks, relative to the state directory: `machines/NAME`, or `standby/N` for a machine
-    /// that waited in the pool (its files can't move while QEMU has them open).
+    /// whose QEMU waited before the run (its files can't move while QEMU has them open).
     pub place: String,
     /// Its directory's name on the mount.
     pub mount_name: String,
@@ -82,7 +82,7 @@ pub struct Record {
     /// How much of this host's resources the QEMUs of its household may use together.
     #[serde(default, skip_serializing_if = "Limits::is_none")]
     pub limits: Limits,
-    /// With whom it shares these.
+    /// The machines with which it shares these limits.
     #[serde(default, skip_serializing_if = "Household::is_unknown")]
     pub household: Household,
     /// What becomes of it once it has ended.
@@ -92,12 +92,13 @@ pub struct Record {
     /// was given later. One that [`Record::config`] does not name is not, or no longer, a disk of the machine: what is left of it goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
-    /// The least number that its next disk may have: none is ever used again, so that nothing that was kept of a disk (in a fork's frozen
-    /// layers, in an image) is taken for another's.
+    /// The lowest number that its next disk may have. No number is used twice, so that what was kept of a disk (in a fork's frozen layers,
+    /// in an image) is never taken for another disk's.
     #[serde(default, skip_serializing_if = "is_none_yet")]
     pub next_disk: usize,
-    /// Unless this is 0, [`Record::image`] is this machine's alone: its memory of when it was parked. Its disks are not in it. The number is
-    /// how many such images, each over the one before, that one was made with, the first of them over [`Record::disk_base`].
+    /// How many images of parked memory lie above [`Record::disk_base`]. 0: [`Record::image`] is an ordinary image. Otherwise it belongs to
+    /// this machine alone, has its memory of when it was last parked and none of its disks, and is the last of a chain of so many images:
+    /// the first is a layer over [`Record::disk_base`], each further one over the one before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub own_layers: u32,
     /// After how many seconds of idleness it is parked, if ever.
@@ -109,22 +110,22 @@ pub struct Record {
     /// What was taken from it to make it small, or may have been: whoever has it gives that back.
     #[serde(default, skip_serializing_if = "Small::is_nothing")]
     pub small: Small,
-    /// If it was started from an image that forgets whom it was captured from: who it is now.
+    /// Its own identity, if it was started from an image whose machines forget whom it was captured from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fresh: Option<Fresh>,
     /// What its guest has of its hardware, where that is not all of it.
     #[serde(default, skip_serializing_if = "Given::is_all")]
     pub given: Given,
-    /// What it had before a change of its size that is under way, or in which a node was killed.
+    /// What it had before a change of its size that is under way, or that a killed node has left unfinished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resizing: Option<Resizing>,
     /// Whether, and how fast, all of its image is to be brought to this host; `None` if nobody asked for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub independence: Option<Independent>,
-    /// Of which ensemble it is, if it was activated as a part of one.
+    /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
-    /// Whether it takes part in its image's swarm; `None` means as the node says.
+    /// Whether it takes part in its image's swarm; `None` means that the node's option decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<SwarmUse>,
 }
@@ -136,10 +137,10 @@ pub struct Household {
     /// Its id: 16 hex digits, or what the mount called its first machine, if an earlier floe made that; empty in a record of such a floe
     /// ([`Record::household_id`]).
     pub id: String,
-    /// Whether a guest of it made the machine, so that it was there before.
+    /// Whether a guest of this household made the machine, so that the household existed before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joined: bool,
-    /// Of a clone that a guest on another host made: the household there. With its other clones here it shares the disk.
+    /// For a clone that a guest on another host made: the household there. Its clones on this host share one part of this host's disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }
@@ -246,12 +247,13 @@ pub struct Family {
     pub parent: String,
     /// The clone's number in the fork, from 1.
     pub number: u32,
-    /// Whether the clone no longer needs its parent's node: nothing of it is only there, on its disk or in its memory.
+    /// Whether the clone no longer needs its parent's node: all of its state is stored on its own host.
     pub settled: bool,
     /// Whether its guest knows who it is.
     #[serde(default, skip_serializing_if = "Identity::is_foreign")]
     pub identity: Identity,
-    /// The address of the cluster's member that ordered it, or the clone here that it is one of; `None` if a user of this node did.
+    /// The address of the cluster's member that ordered it, or that ordered the clone which it was cloned from; `None` if a user of this
+    /// node made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<SocketAddr>,
     /// When it is removed with its disks, Unix time in seconds; `None` is never.
@@ -327,7 +329,7 @@ pub struct Origin {
     /// Of a clone: where its parent's state comes by multicast, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multicast: Option<MulticastGroup>,
-    /// Who says which other nodes its pieces come from, too.
+    /// Where the list of the other nodes that its pieces come from is kept.
     #[serde(default, skip_serializing_if = "SwarmMembers::is_hub")]
     pub swarm: SwarmMembers,
     /// By which rule they come before a machine touches them.
@@ -336,7 +338,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The token that may be sent to one of its addresses.
+    /// Returns the token that may be sent to one of its addresses, if there is one.
     pub fn token_for(&self, url: &str) -> Option<&str> {
         let hub = HubAddress::of(url)?;
         if let Some(token) = self.tokens.get(&hub) {
@@ -346,7 +348,7 @@ impl Origin {
         self.token.as_deref().filter(|_| first == Some(hub))
     }
 
-    /// The file with the certificate authorities that one of its addresses is believed by; `None` means those of the system.
+    /// Returns the file with the certificate authorities that may vouch for one of its addresses; `None` means those of the system.
     pub fn ca_for(&self, url: &str) -> Option<&str> {
         let own = HubAddress::of(url).and_then(|hub| self.cas.get(&hub));
         own.or(self.ca.as_ref()).map(String::as_str)
@@ -378,7 +380,7 @@ impl Record {
         }
     }
 
-    /// Returns what the machines are called that share their part of this host's disk with it.
+    /// Returns the name under which the machines that share one part of this host's disk are known to the disk's scheduler.
     pub fn shares_disk_as(&self) -> &str {
         let from = self.household.from.as_deref();
         from.unwrap_or_else(|| self.household_id())

@@ -1,7 +1,8 @@
-//! Machines that were made small, and machines of images that forget whom they were captured from: what their records and the
-//! labels of their images say. No I/O.
+//! What records and images' labels say of machines that were made small, and of images whose machines forget whom they were captured from.
+//! No I/O.
 //!
-//! The labels go with an image wherever it goes, so that whoever runs it does what is to be done, pool or not.
+//! The labels go with an image wherever it goes, so that any node that runs it gives back what was taken, and has the machine forget; a
+//! pool is not needed for that.
 
 use floe_api::Identity;
 use floe_image::MachineConfig;
@@ -64,7 +65,7 @@ impl Small {
     }
 }
 
-/// Who a machine is that has forgotten whom its image was captured from.
+/// The identity of a machine that forgets whom its image was captured from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fresh {

@@ -1,5 +1,5 @@
-//! QEMUs that are started before it is known which image they are to continue: for the clones of a machine whose guest has a
-//! ticket, or that was forked before, and for runs of later states of an image that was run.
+//! QEMUs that are started before it is known which image they will load: for the clones of a machine whose guest has a ticket or that was
+//! forked before, and for runs of later states of an image that was run.
 //!
 //! Starting QEMU is most of what a clone costs, and needs only the hardware. So such a QEMU waits on blank files of the mount
 //! (`floe_mount::BlankSpec`), which get their content when it is taken. Those of one family share the blank memory file, so that
@@ -60,7 +60,7 @@ struct Inner {
 struct Files {
     image: ImageHandle,
     disks: Vec<DiskSpec>,
-    /// That of the machine that they are to become a copy of, as far as a QEMU's start needs it.
+    /// The record of the machine that they are to become copies of, as far as QEMU's start needs it.
     record: Arc<Record>,
     /// Whether each gets network addresses of its own.
     renew: bool,
@@ -97,8 +97,8 @@ impl Terms {
     }
 }
 
-/// Returns whom a QEMU must wait for to become this machine; `None` if none can: the host's end of a family's network is passed to
-/// QEMU at its start and has a member's number, and a UEFI firmware and its variables are read whole then.
+/// Returns the family whose waiting QEMUs could become this machine. `None` if no waiting QEMU could: one in a family's network gets the
+/// host's end of it, with the member's number, at its start, and a UEFI firmware and its variables are read whole then.
 fn whose(record: &Record) -> Option<Whose> {
     let special = |disk: &String| floe_image::is_special_disk(disk);
     if record.network.is_some() || record.config.disks.iter().any(special) {
@@ -380,7 +380,7 @@ impl Machines {
         })
     }
 
-    /// Ends those that a fork of a machine left over: they can become no other image than the fork's.
+    /// Ends those that a machine's fork did not use: they could only load that fork's image.
     pub(crate) fn end_left_blanks(self: &Arc<Self>, parent: &str) {
         self.close_blanks(parent, true);
     }

@@ -34,7 +34,7 @@ const ENDING_WAIT: Duration = Duration::from_secs(1);
 const KILL_WAIT: Duration = Duration::from_secs(10);
 /// How often the free space on the disk is checked.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
-/// How long nothing may come of what a guest waits for until that is said.
+/// How long a guest may wait for its source in vain until users are told.
 const SOURCE_SILENT_MIN: Duration = Duration::from_secs(3);
 /// How often the disk's reserve is refilled if there is room.
 const REFILL_EVERY: Duration = Duration::from_secs(5);
@@ -580,12 +580,12 @@ impl Machines {
             tracing::warn!(machine = %operation.name, %error, "the machine stays on the mount");
         }
         if let Err(error) = operation.gone(Gone::ByItself { bad, why: detail }, "") {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
         }
     }
 }
 
-/// Says for how long the source of a machine's image has given nothing of what is waited for, and why.
+/// Says for how long the source of a machine's image has given nothing that is waited for, and why.
 pub(super) fn source_trouble(
     fetcher: Option<&floe_source::Fetcher>,
     disks: Option<&floe_mount::MachineHandle>,

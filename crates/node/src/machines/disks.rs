@@ -99,7 +99,7 @@ impl Machines {
         if !vm.disk_tells_its_size(disk) {
             return Err(refused(
                 format!(
-                    "{disk} of {name} is of a model that does not tell a guest that runs of a new size"
+                    "{disk} of {name} is of a model that can't tell a running guest of its new size"
                 ),
                 format!("floe stop {name}, resize the disk, and floe start {name}"),
             ));

@@ -1,4 +1,4 @@
-//! Where guests show themselves whose firmware has drawn on the screen.
+//! Decides whether a guest whose firmware has drawn on the screen is used on its screen or on its serial console.
 //!
 //! A UEFI firmware and the boot loaders on it write on screen and serial console alike, in pictures that nobody can tell from a guest's by
 //! their content, and what was on the screen last stays there if the guest uses its serial line alone. So both are watched from the

@@ -1,4 +1,4 @@
-//! Which QEMUs wait for whom before it is known what they are to continue. Decisions only: no I/O, no clock.
+//! Decides which machines' clones and runs QEMUs are started ahead for, before it is known which image they will load. No I/O, no clock.
 //!
 //! ```text
 //! ask -> (begin -> enter)* -> take* -> close
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long a family waits for clones: as long as a ticket is valid.
 pub(super) const LIFE: Duration = Duration::from_secs(600);
 
-/// Whom a family waits for.
+/// What the QEMUs of a family wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     /// Clones of the machine of this name.
@@ -86,7 +86,7 @@ impl<T, F: Clone> Families<T, F> {
         self.list.iter().map(|family| family.waiting.len()).sum()
     }
 
-    /// Asks that `count` wait for someone, of at most `most` in all; older families make room. A new family gets `files`.
+    /// Asks that `count` QEMUs wait for someone, with at most `most` in all; older families make room. A new family gets `files`.
     pub fn ask(
         &mut self,
         now: Instant,

@@ -278,7 +278,7 @@ impl Machines {
         })
     }
 
-    /// Enters a QEMU that now runs for a machine, which is an event of the machine's life, and changes the machine's record.
+    /// Enters the QEMU that now runs a machine, tells the machine's life of it, and changes the machine's record.
     pub(crate) fn started(
         &self,
         entry: &Operation,

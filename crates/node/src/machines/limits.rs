@@ -1,7 +1,7 @@
 //! Changes how much of this host's resources the machines of a household may use, how long one may idle before it is parked, and whether
 //! its guest is asked by itself to give back what it deletes.
 //!
-//! Each of them has the limits in its record. What counts is the record of the first of them, which is written first.
+//! The record of each machine of a household has its limits. If they differ, that of its first machine counts, which is written first.
 
 use super::Machines;
 use crate::{
@@ -101,8 +101,8 @@ impl Machines {
         members
     }
 
-    /// Has all machines that share limits say in their records what the first of them says, after a node that may have been killed while
-    /// it changed that.
+    /// Makes the records of all machines that share limits agree with that of the first of them: an earlier node may have been killed while
+    /// it changed them.
     pub(crate) fn settle_limits(&self) {
         for entry in self.inventory.all() {
             let record = entry.record();

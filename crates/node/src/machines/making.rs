@@ -15,8 +15,8 @@ pub(crate) struct Making {
 }
 
 impl Machines {
-    /// Begins to make a machine whose name was reserved just now. That, what is promised to it, and its place in a network that its
-    /// record may name are all that it has so far.
+    /// Begins to make a machine whose name was reserved just now. So far it has no more than that name, what is promised to it, and the
+    /// place in a network that its record may name.
     pub(crate) fn making(self: &Arc<Self>, operation: Operation) -> Making {
         Making {
             machines: self.clone(),

@@ -5,7 +5,7 @@
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering`, `sources` and `stopped` (machines that stand
 //! still).
 //!
-//! Locks: that of limits, then those of the inventory. Those of the pool of waiting QEMUs, of the keyboards and of what was seen on
+//! Locks: that of limits, then those of the inventory. Those of the standby QEMUs, of the keyboards and of what was seen on
 //! screens (`faces`) are held only briefly.
 
 pub(crate) mod blanks;
@@ -76,7 +76,7 @@ pub(crate) struct Machines {
     inventory: Arc<Inventory>,
     /// How much of this host each machine has reserved.
     pub resources: Arc<Resources>,
-    standby: standby::Pool,
+    standby: standby::Standbys,
     blanks: blanks::Blanks,
     ends: Arc<ends::Ends>,
     keyboards: Keyboards,
@@ -84,7 +84,7 @@ pub(crate) struct Machines {
     faces: faces::Faces,
     /// Held while the limits of a household are changed.
     limiting: Mutex<()>,
-    /// Gets the name of each machine whose QEMU starts running, so that somebody listens to its guest.
+    /// Sends each machine whose QEMU starts running to whoever listens to its guest.
     arrivals: mpsc::Sender<Arc<Entry>>,
     kin: OnceLock<Weak<dyn Kin>>,
 }
@@ -113,7 +113,7 @@ impl Machines {
             networks,
             inventory,
             resources,
-            standby: standby::Pool::default(),
+            standby: standby::Standbys::default(),
             blanks: blanks::Blanks::default(),
             ends: Arc::new(ends),
             keyboards: Keyboards::default(),
@@ -133,7 +133,7 @@ impl Machines {
         let _ = self.kin.set(kin);
     }
 
-    /// Has the guest of a QEMU that now runs listened to.
+    /// Makes the conversation with the guest of a QEMU begin that now runs.
     pub fn attend(&self, entry: &Arc<Entry>) {
         let _ = self.arrivals.send(entry.clone()); // while the node ends nobody receives
     }

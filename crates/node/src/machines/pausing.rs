@@ -47,7 +47,7 @@ impl Machines {
         let words: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         Err(refused(
             format!(
-                "machine {name} was not paused by its user, but stands still for {}",
+                "machine {name} was not paused by its user, but stands still because {}",
                 words.join(" and ")
             ),
             format!("floe ps {name} says more"),

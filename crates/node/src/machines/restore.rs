@@ -64,8 +64,8 @@ impl Loaded {
         Ok(self.standby.machine().begin_cont()?)
     }
 
-    /// Gives its QEMU the ports that it does not have yet, those of `held` with the sockets that listen there. [`Machines::let_go`] would do that, too late for who must not lose the
-    /// machine if one can't be opened.
+    /// Gives its QEMU the ports that it does not have yet, those of `held` with the sockets that listen there. [`Machines::let_go`] would
+    /// do that as well, but a caller that can't lose the machine any more must know before whether they can be opened.
     pub fn open_ports(&mut self, held: &[HeldPort]) -> Result<(), NodeError> {
         let vm = self.standby.machine();
         for forward in self.forwards.drain(..) {
@@ -219,7 +219,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Lets the guest of a loaded machine run, and enters its QEMU. From then on the machine is there, whether its client waits or
+    /// Lets the guest of a loaded machine run, and enters its QEMU. From then on the machine exists, whether its client waits for it or
     /// not.
     pub(crate) fn let_go(
         self: &Arc<Self>,

@@ -68,7 +68,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Notes what a machine is to have once its guest uses all of its memory, if it does not yet.
+    /// Notes how much memory a machine's guest is to have once it uses all of it, if it does not yet.
     pub(crate) fn settle_then(&self, entry: &Entry, then_bytes: u64) -> Result<(), NodeError> {
         entry.update(|record| {
             if let Some(unused) = &mut record.given.unused {
@@ -77,9 +77,10 @@ impl Machines {
         })
     }
 
-    /// Lets a machine's limits follow its size, from what it had before. Its QEMU needs what its guest has, so that of memory never falls
-    /// below that. `changing`: its size may still change, so that what it had before stays in its record. Limits that its guest may share
-    /// with clones stay as they are: each of them could have them grow.
+    /// Changes a machine's limits with its size: processor time in proportion, memory by as much as it has more or less than before. The
+    /// limit of memory never falls below what its guest has, since its QEMU needs that. `changing`: its size may still change, so that what
+    /// it had before stays in its record. Limits that its guest may share with clones stay as they are, because each clone could make them
+    /// grow.
     pub(crate) fn limits_follow(
         &self,
         operation: &Operation,
@@ -103,8 +104,8 @@ impl Machines {
         }
     }
 
-    /// Notes what a machine has that an earlier node left. If that was killed while it changed the machine's size, what was reached is
-    /// kept.
+    /// Notes what a machine has that an earlier node left. If that node was killed while it changed the machine's size, the size that was
+    /// reached is kept.
     pub(crate) fn settle_left_size(&self, operation: &Operation) -> Result<(), NodeError> {
         let left = operation.record().resizing;
         let vm = operation.vm()?;

@@ -1,7 +1,7 @@
-//! QEMUs that are started ahead: each has loaded the state of a recently run image, and a run only has to let its guest go
+//! Standby QEMUs, which are started ahead: each has loaded the state of a recently run image, and a run only has to let its guest go
 //! on.
 //!
-//! Each costs some 40 MB, so the pool is small and its memory is bounded. It maps the image's own memory file, so the pages
+//! Each costs some 40 MB, so they are few and their memory is bounded. Each maps the image's own memory file, so the pages
 //! that its device state touched are shared with the image's other machines.
 
 use crate::{
@@ -35,9 +35,9 @@ pub(crate) const DIR: &str = "standby";
 /// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
 pub(super) const PREPARING_END: Duration = Duration::from_secs(10);
 
-/// The pool of waiting QEMUs.
+/// The standby QEMUs that wait.
 #[derive(Default)]
-pub(crate) struct Pool {
+pub(crate) struct Standbys {
     inner: Mutex<Inner>,
     /// Notified when a thread that prepared one is done.
     done: Condvar,
@@ -83,7 +83,7 @@ impl Waiting {
     }
 }
 
-impl Pool {
+impl Standbys {
     /// Returns how many wait.
     pub fn len(&self) -> usize {
         self.inner.lock().waiting.len()
@@ -111,7 +111,7 @@ impl Pool {
         inner.waiting.remove(index)
     }
 
-    /// Removes and returns the one that has waited longest, preferably one for another image.
+    /// Removes and returns the one that has waited longest, preferably one that waits for another image than this.
     fn take_oldest(&self, image: &Hash) -> Option<Waiting> {
         let mut inner = self.inner.lock();
         let other = inner.waiting.iter().position(|one| one.image != *image);
@@ -401,24 +401,24 @@ mod tests {
 
     #[test]
     fn one_is_prepared_at_a_time_for_an_image_and_none_where_there_is_no_room() {
-        let pool = Pool::default();
+        let standbys = Standbys::default();
         let options = StandbyOptions::default();
         let image = Hash::of(b"image");
-        assert!(pool.wants(&image, &options));
-        assert!(!pool.wants(&image, &options));
-        assert!(pool.enter(&image, None, &options).is_empty());
-        pool.leave();
-        assert!(pool.wants(&image, &options));
-        assert!(!pool.wants(
+        assert!(standbys.wants(&image, &options));
+        assert!(!standbys.wants(&image, &options));
+        assert!(standbys.enter(&image, None, &options).is_empty());
+        standbys.leave();
+        assert!(standbys.wants(&image, &options));
+        assert!(!standbys.wants(
             &Hash::of(b"other"),
             &StandbyOptions {
                 memory_bytes: 0,
                 ..options
             }
         ));
-        assert!(!pool.close(Duration::ZERO), "one is being prepared");
-        assert!(!pool.wants(&Hash::of(b"third"), &options));
-        pool.leave();
-        assert!(pool.close(Duration::ZERO));
+        assert!(!standbys.close(Duration::ZERO), "one is being prepared");
+        assert!(!standbys.wants(&Hash::of(b"third"), &options));
+        standbys.leave();
+        assert!(standbys.close(Duration::ZERO));
     }
 }

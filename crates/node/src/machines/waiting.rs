@@ -25,8 +25,8 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Returns what is to be done with a machine whose requests have waited so long. `paused`: whether it is paused for that, which it
-    /// may not be although that was to be done: then it is to be done again. `now` is the time on any clock that does not go back.
+    /// Returns what is to be done with a machine whose requests have waited so long. `paused`: whether it is paused for that. If it should
+    /// be and is not, because it could not be paused, that is to be done again. `now` is the time on any clock that does not go back.
     pub fn look(
         &mut self,
         now: Duration,
@@ -98,8 +98,8 @@ mod tests {
     }
 
     proptest! {
-        /// A guest that touches one page after the other, each of which comes after some time: it is paused exactly for those that
-        /// take longer than the bound, once each, and stands still no longer than until the next look after they came.
+        /// A guest touches one page after the other, and each comes after some time. It is paused for exactly those that take longer than
+        /// the bound, once each, and goes on at the first look after they came.
         #[test]
         fn slow_pages_pause_nobody_and_silent_sources_pause_once(
             pages in prop::collection::vec(0u64..40, 1..40),

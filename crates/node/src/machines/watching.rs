@@ -36,8 +36,8 @@ impl Machines {
         reached.then_some(info)
     }
 
-    /// Returns the error for who has waited in vain for so many seconds for something that a machine was to do. An agent that is silent
-    /// because its guest's own pages are still to come is told apart.
+    /// Returns the error for somebody who has waited so many seconds in vain for a machine to do something. An agent that is silent because
+    /// pages of its guest are still to come has an error of its own.
     pub fn not_reached(&self, name: &str, what: WaitFor, limit_s: u64) -> NodeError {
         let entry = self.inventory.get(name).ok();
         let missing = entry

@@ -73,7 +73,7 @@ impl Namespace {
         }
         if network.allow.iter().any(|_| !forwards()) {
             return Err(refused(
-                "this host passes no packets on, so that --allow would lead nowhere",
+                "this host forwards no packets, so that --allow would have no effect",
                 "sysctl -w net.ipv4.ip_forward=1 (and look at the host's own firewall), or leave --allow out",
             ));
         }

@@ -45,14 +45,14 @@ fn guarded_drop() -> String {
     format!("        ip daddr {{ 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/24, {metadata} }} drop\n")
 }
 
-/// Whether all of a destination is refused by [`guarded_drop`]: a user who names such a destination means it.
+/// Whether [`guarded_drop`] would refuse all of a destination. A user who names such a destination means it.
 fn is_guarded(allow: &Allow) -> bool {
     let link = allow.address.is_link_local() && allow.bits >= 16;
     link || METADATA_V4.contains(&allow.address) && allow.bits == 32
 }
 
-/// Returns the destinations that a family may reach from hosts that are not its parent's: what its user means by a link-local address
-/// or by the cloud's metadata service is that of the parent's host.
+/// Returns the destinations that a family may reach from hosts other than its parent's. Link-local addresses and the cloud's metadata
+/// service are left out: the user means those of the parent's host.
 pub(crate) fn allowed_elsewhere(allow: &[Allow]) -> Vec<Allow> {
     let reached = allow.iter().filter(|allow| !is_guarded(allow));
     reached.copied().collect()

@@ -1,8 +1,8 @@
 //! Decides when a machine is idle, and has been for long enough to be parked. No I/O and no clock: what was counted goes in, and whether
 //! to park comes out.
 //!
-//! A machine is idle while nobody is with it and it uses less than a floor of each thing that is counted, on the average of a window:
-//! a guest's own timers, and a service that wakes up for a moment now and then, are below it.
+//! A machine is idle while nobody uses it and its own use of processor, disks and network stays below a floor for each, on the average of a
+//! window. A guest's own timers, and a service that wakes up for a moment now and then, stay below it.
 
 use std::time::Duration;
 
@@ -39,8 +39,8 @@ pub(super) struct Idleness {
 }
 
 impl Idleness {
-    /// Takes in what was seen at a time since any beginning. Returns whether the machine is to be parked, which is asked for once: it
-    /// then has to be idle for as long again.
+    /// Takes in what was seen at a time (since any beginning). Returns whether the machine is to be parked. After a yes it has to be idle
+    /// for as long again before the next one.
     pub fn look(&mut self, now: Duration, seen: Seen, park_after: Duration) -> bool {
         let Some((began, before)) = self.window.filter(|_| !seen.accompanied) else {
             *self = Idleness {

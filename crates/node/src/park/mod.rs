@@ -43,7 +43,7 @@ use floe_image::Hash;
 use parking_lot::{Mutex, RwLock};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-/// How often is looked for stored memory that no machine needs any more.
+/// How often stored memory that no machine needs any more is looked for.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 
 /// The service that parks machines and wakes them.
@@ -60,7 +60,7 @@ pub(crate) struct Parks {
     forks: Arc<Forks>,
     /// The ports of parked machines.
     ports: Arc<ports::Ports>,
-    /// The images that are some machine's memory, or were.
+    /// The images that are the memory of a parked machine, or were.
     stored: Mutex<BTreeSet<Hash>>,
     /// Held for reading from when a machine's memory is stored until its record names it.
     unnamed: RwLock<()>,
@@ -172,7 +172,7 @@ impl Parks {
             PauseReason::Source => format!("floe wait {name} --for running, then park it"),
         };
         Err(refused(
-            format!("machine {name} stands still for {reason}"),
+            format!("machine {name} stands still because {reason}"),
             fix,
         ))
     }

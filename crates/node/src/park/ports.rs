@@ -3,9 +3,9 @@
 //! the sockets with all that waits. If the machine can't be woken, those that wait are ended, so that nobody waits for ever; who connects
 //! soon after that waits until it is tried again, later with each failure (`inventory/asleep.rs`).
 //!
-//! Sockets are watched, and taken from the watch, by whoever has the machine's operation, or watched by the thread here once a failed
-//! machine has rested. A connection that comes meanwhile, such as one that came while the machine was still being parked, waits for the
-//! end of that.
+//! Whoever has the machine's operation begins and ends the watch of its sockets; for a machine that could not be woken, the thread here
+//! begins it once the machine has rested. A connection that comes before the watch has begun (while the machine is still being parked, say)
+//! waits for it.
 
 use super::Parks;
 use crate::{
@@ -185,7 +185,7 @@ impl Parks {
             return; // the next node listens
         };
         if let Err(error) = self.wake_machine(&operation, false, &mut report) {
-            tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it is not woken");
+            tracing::warn!(machine = %entry.name, %error, "somebody connects to it, and it could not be woken");
         }
     }
 

@@ -5,7 +5,7 @@
 //! record: parked at the image, its files elsewhere -> the former QEMU ends -> woken -> the former files go
 //! ```
 //! A node that is killed before that write leaves the machine as it was, and after it one that is parked where the image was captured. What
-//! is then left of the former one the next node ends and sets aside, and so does this one if the machine can't go on at the image.
+//! is left of the former machine then is ended and set aside by the next node, or by this one if the machine can't go on at the image.
 
 use super::{Parks, store::QUIT_WAIT};
 use crate::{
@@ -87,7 +87,7 @@ impl Parks {
         self.runs.wait_for_woken(&entry, start, (0, 0), report)
     }
 
-    /// Refuses what others still need, or what is about to be something else, with the way out.
+    /// Refuses a machine that others still need, or that is about to change otherwise; the error says what to do.
     fn check_goes_back(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
         let calm = [Phase::Running, Phase::Stopped, Phase::Parked];

@@ -98,7 +98,7 @@ impl Parks {
             if operation.life().phase() != Phase::Stopped
                 && let Err(error) = operation.gone(gone, "")
             {
-                tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+                tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
             }
             return Err(error);
         }

@@ -1,4 +1,5 @@
-//! Activates substrates: a private one runs as it was, of the others clones run, which get an identity of their own.
+//! Activates substrates. One machine of a private substrate runs as the machine that was docked; in all other cases clones run, each with
+//! an identity of its own.
 
 use super::{Pool, dispatch::Away, expand::Gains, record::SubstrateRecord};
 use crate::{
@@ -27,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// An image that nobody removes while machines are started from it. Dropping this lets it go.
+/// A hold on an image: nobody removes it while machines are started from it. Dropping this ends the hold.
 struct Held<'a> {
     pool: &'a Pool,
     image: Hash,
@@ -134,7 +135,8 @@ impl Pool {
         Ok(outcome)
     }
 
-    /// Names the cold way where this host's QEMU can't load a substrate of its pool, which no trying again changes.
+    /// If this host's QEMU can't load the substrate's state, adds to the error how the machine can be booted from its disks instead: trying
+    /// again would not help.
     fn check_loads(&self, name: &str, basis: &Basis<'_>) -> Result<(), NodeError> {
         let checked = self
             .machines
@@ -206,7 +208,7 @@ impl Pool {
                 _ => self.forks.end_a_clone(&machine.name),
             };
             if let Err(error) = ended {
-                tracing::warn!(machine = machine.name, %error, "its caller has gone and it runs on");
+                tracing::warn!(machine = machine.name, %error, "it could not be ended though its caller has gone");
             }
         }
     }
@@ -269,7 +271,7 @@ impl Pool {
     ) -> Result<Basis<'_>, NodeError> {
         if !request.hosts.is_empty() {
             return Err(usage(
-                "a pool on another host, and hosts to run on",
+                "--hosts does not go with a pool on another host",
                 "activate it on those hosts, each from the pool; or bring it here first with floe pool import",
             ));
         }

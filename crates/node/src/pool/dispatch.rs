@@ -44,7 +44,8 @@ impl Away {
 }
 
 impl Pool {
-    /// Does what another node wants of the machines that it has activated here; `by` is that node, if it is a member of the cluster.
+    /// Does what another node has asked for about the machines that it has activated here; `by` is that node, if it is a member of the
+    /// cluster.
     pub fn expand(
         &self,
         request: &ExpandRequest,

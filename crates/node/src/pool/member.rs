@@ -1,4 +1,4 @@
-//! Activation for who has decided what each machine is to be: an ensemble's members.
+//! Activation of machines whose names, places and sizes are decided already: those of an ensemble.
 
 use super::{Pool, activate::has_agent, record::SubstrateRecord};
 use crate::{

@@ -408,7 +408,7 @@ impl Pool {
         Ok((record, own))
     }
 
-    /// Returns the image that a substrate's image stands on: its nearest ancestor that stays when substrates and forks go.
+    /// Returns the base of a substrate's image: its nearest ancestor that is no substrate's and no fork's, and so stays when those go.
     fn base_of(&self, id: &Hash) -> Result<Option<Hash>, NodeError> {
         let mut at = self.images.repo.manifest(id)?.parent;
         for _ in 0..ANCESTORS_MAX {

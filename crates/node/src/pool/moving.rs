@@ -86,7 +86,7 @@ fn options_of(
     let forgets = labels.contains_key(FORGETS_LABEL);
     if visibility != Visibility::Private && !forgets {
         return Err(refused(
-            "its machines do not forget whom it was docked from",
+            "its machines do not forget the machine that it was docked from",
             "import it with --private, or dock the machine again with --public",
         ));
     }

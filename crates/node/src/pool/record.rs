@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Version of a substrate's file.
 pub(super) const SUBSTRATE_VERSION: u32 = 1;
-/// Most entries of the list of what was reset.
+/// Most entries of the list of what its machines forget.
 const RESET_MAX: usize = 64;
 
 /// A substrate. Its state is an image in the repository, which is its backup.
@@ -43,7 +43,7 @@ pub(crate) struct SubstrateRecord {
     pub base: Option<Hash>,
     /// What it is made of.
     pub made_of: MadeOf,
-    /// What was reset of its machine's identity.
+    /// What its machines forget of the identity of the machine that was docked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<String>,
     /// By how many bytes the pool's memory grew for it.

@@ -6,7 +6,7 @@ use floe_api::{Happened, ImageList, NodeEvent, SUBSTRATE_LABEL, Visibility};
 use floe_image::Hash;
 
 impl Pool {
-    /// Whether an image does not exist for this caller: it is that of substrates none of which he may see, or what is left of one.
+    /// Whether an image does not exist for this caller: it belongs only to substrates that he may not see, or is what is left of one.
     /// `is_left` tells whether the image was made for a substrate and has no name.
     fn hides(&self, id: &Hash, caller: &Caller, is_left: impl FnOnce() -> bool) -> bool {
         if *caller == Caller::Node {
@@ -25,7 +25,8 @@ impl Pool {
         }
     }
 
-    /// Returns how to ask for an image by what a caller calls it. One that he may not see does not exist.
+    /// Returns the reference of the image that a caller has named, for the calls about images. One that he may not see gives the same error
+    /// as one that does not exist.
     pub fn image_for(&self, image: &str, caller: &Caller) -> Result<String, NodeError> {
         if *caller == Caller::Node {
             return Ok(image.to_owned());
@@ -41,7 +42,8 @@ impl Pool {
         self.images.asked_for(image, &sees)
     }
 
-    /// Returns how to ask for a machine or image to fork. An image that the caller may not see does not exist.
+    /// Returns the reference of the machine or image that a caller wants to fork. An image that he may not see gives the same error as one
+    /// that does not exist.
     pub fn parent_for(&self, name: &str, caller: &Caller) -> Result<String, NodeError> {
         match self.inventory.get(name) {
             Ok(_) => Ok(name.to_owned()),

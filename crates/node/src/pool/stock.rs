@@ -1,5 +1,5 @@
-//! The chunks that are in memory, as a source: every fetcher of this node asks here before it asks the repository. For each image only
-//! its own chunks are here.
+//! The chunks of substrates that are in memory, as a source: every fetcher of this node asks here before it asks the repository. Of each
+//! substrate's image only the chunks are here that its base lacks.
 
 use crate::{
     images::sources::Provide,

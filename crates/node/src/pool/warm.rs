@@ -162,7 +162,7 @@ impl Pool {
             return Ok(());
         }
         Err(failed(
-            "what it has in common with others went again and again",
+            "chunks that it has in common with others left the memory again and again",
             "make the budget larger with floe pool resize",
         ))
     }

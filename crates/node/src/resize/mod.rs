@@ -190,7 +190,7 @@ impl Resizes {
         let words: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         let why = match words.is_empty() {
             true => String::new(),
-            false => format!(" for {}", words.join(" and ")),
+            false => format!(" because {}", words.join(" and ")),
         };
         Err(refused(
             format!("machine {name} stands still{why}: its guest can't take or give anything"),

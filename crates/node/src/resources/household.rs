@@ -1,16 +1,17 @@
 //! How a household shares its limits with its clones on other hosts. No I/O.
 //!
-//! A household is the machines that share what they may use: one that a user made, the clones that its guest has made of it, and those
-//! that theirs have made. Those on one host are in one control group. A clone that a guest makes on another host takes a fixed part of
-//! processor time and memory along, that of one of as many machines as the household may have, and this host's control group has that much
-//! less until the clone is gone. So all hosts together never allow more than the household has, whether they hear of each other or not.
+//! A household is the machines that share what they may use: one that a user made, the clones that its guest has made of it, and those that
+//! theirs have made. Those on one host are in one control group. A clone that a guest makes on another host gets a fixed part of processor
+//! time and memory: the whole, divided by the number of machines that the household may have. This host's control group is limited to that
+//! much less until the clone is gone. So all hosts together never allow more than the household has, whether they hear of each other or
+//! not.
 //!
 //! Weight and cap of disk requests are parts of one host's disk, and are not divided among hosts.
 
 use floe_api::{CPU_MILLICORES_MIN, Limits, MEMORY_MAX_BYTES_MIN, size_text};
 
-/// Returns what a clone on another host takes along of its household's limits, or why that would be too little. It has no clones of its own
-/// there.
+/// Returns the part of its household's limits that a clone on another host gets, or why that would be too little. The clone can't make
+/// clones of its own there.
 pub(crate) fn share(limits: &Limits) -> Result<Limits, String> {
     let machines = limits.clones.unwrap_or(0).saturating_add(1);
     let cpu = limits.cpu_millicores.map(|all| all / machines);
@@ -35,7 +36,7 @@ pub(crate) fn share(limits: &Limits) -> Result<Limits, String> {
     })
 }
 
-/// Adds what another clone on another host has to what others have.
+/// Adds the part of one more clone on another host to the sum.
 pub(crate) fn plus(given: &Limits, more: &Limits) -> Limits {
     let cpu = [given.cpu_millicores, more.cpu_millicores];
     let memory = [given.memory_max_bytes, more.memory_max_bytes];

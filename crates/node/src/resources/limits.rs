@@ -30,7 +30,7 @@ pub(super) struct Groups {
     /// Groups of an earlier node's machines that had processes in them when this node started.
     old: Vec<Group>,
     /// What is known of households with machines here, or with clones on other hosts. Locked while a group is made, limited or removed, so
-    /// that what is known of a household is true of its group.
+    /// that it agrees with the groups.
     households: Mutex<BTreeMap<String, Shared>>,
 }
 

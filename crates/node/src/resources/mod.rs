@@ -61,7 +61,7 @@ const HOST_RESERVE_BYTES: u64 = 128 << 20;
 /// What a QEMU takes beside its guest's memory where the kernel lends none, in bytes: its data, and stacks of 8 MiB. One of 7.2 with
 /// 16 vCPUs to come has 77 MiB.
 const COMMIT_OWN_BYTES: u64 = 96 << 20;
-/// What an emulating QEMU takes more if the size of its cache is left to it, in MiB.
+/// How much more an emulating QEMU takes if the size of its cache of translated code is left to it, in MiB.
 const EMULATOR_CACHE_MIB_MAX: u32 = 1024;
 
 /// This host's resources and which machines have them.
@@ -73,7 +73,7 @@ pub(crate) struct Resources {
     groups: Groups,
     /// What the pool has.
     pool: Claim<Committed>,
-    /// Who gives memory back. It is registered once; nothing is asked of one that is gone.
+    /// Who gives memory back when a machine needs it. Registered once, and forgotten when that service is gone.
     yields: OnceLock<Weak<dyn Yields>>,
 }
 
@@ -251,8 +251,8 @@ impl Resources {
         gave
     }
 
-    /// Reserves memory for a machine. While there is too little, `give_way` ends something that can be started again, and then
-    /// substrates leave the pool, also for those who would get the memory anyway.
+    /// Reserves memory for a machine. While there is too little, `give_way` ends something that can be started again, then substrates leave
+    /// the pool. With overcommit nothing is ended, since the memory is granted anyway, but substrates leave all the same.
     fn reserve_yielding(
         &self,
         holder: &str,

@@ -1,5 +1,5 @@
-//! Starts machines again that have ended, and removes those that were to stay only while they run, and clones whose time is over. When, is
-//! decided by [`Afterwards`](crate::inventory::Afterwards) and [`Family::is_over`](crate::inventory::record::Family::is_over).
+//! Starts machines again that have ended, removes machines that were to go at their end, and clones whose time to live is over. When to do
+//! so is decided by [`Afterwards`](crate::inventory::Afterwards) and [`Family::is_over`](crate::inventory::record::Family::is_over).
 
 use super::Runs;
 use crate::{

@@ -1,10 +1,10 @@
-//! Who a machine is that is run from a captured one.
+//! The identity of a machine that is run from a captured one.
 //!
-//! It is who it was: somebody captures a machine so that it goes on as itself, here or elsewhere. So the second run of an image beside the
-//! first is the same machine twice for whoever looks at host name, machine id, host keys and network address, and `run` says so. It
-//! becomes somebody else if its user wants that, and never by itself. Which of two runs is the second one would depend on which was
-//! faster, and no node knows what runs elsewhere; and it costs what nobody should pay unasked: no network until an agent has done
-//! all of it, other host keys, and none of the QEMUs that wait, which have the image's card.
+//! It keeps the identity of the captured machine, since people capture a machine so that it goes on as itself. A second run of an image
+//! beside the first therefore has the same host name, machine id, host keys and network address, and `run` says so. It gets an identity of
+//! its own if its user asks for that, and never by itself: which of two runs is the second would depend on which was faster, no node knows
+//! what runs elsewhere, and it has a price (no network until an agent has done all of it, new host keys, and no QEMU that waits, because
+//! those have the image's card).
 
 use super::Runs;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 use floe_api::RunRequest;
 use floe_image::MachineConfig;
 
-/// How many machines are named.
+/// How many machines a message names.
 const NAMED_MAX: usize = 3;
 
 /// Refuses an identity of its own for a machine that nobody could give one.
@@ -68,8 +68,8 @@ fn told(machine: &str, others: &[String], address: &str, has_agent: bool) -> Opt
 }
 
 impl Runs {
-    /// Says what of a machine that was just restored is not as a user may take it to be: what it shares with others, what it waits for,
-    /// and its clock. `image`: the configuration that it was captured with.
+    /// Says what may surprise the user of a machine that was just restored: what it shares with others, what it waits for, and its clock.
+    /// `image`: the configuration that it was captured with.
     pub(super) fn tell_who_it_is(&self, entry: &Entry, image: &MachineConfig, report: &Report) {
         if entry.record().fresh.is_some() {
             report.note(

@@ -79,7 +79,7 @@ impl Runs {
         Ok(checked)
     }
 
-    /// Refuses to bring an image by a list of nodes that nobody can give what none of them has.
+    /// Refuses a list of nodes for the swarm of an image that is on no hub: nobody could give the pieces that none of them has.
     fn check_on_a_hub(&self, request: &RunRequest, found: &Found) -> Result<(), NodeError> {
         let mut places = found.origin.urls.iter();
         let may = places.any(|place| self.images.sources.may_be_hub(place));

@@ -366,7 +366,7 @@ impl Shrink {
     fn loosen(&mut self, actual: u64) -> In {
         let aim = actual.saturating_add(2 * self.margin).min(self.full);
         self.notes.push(format!(
-            "its guest gave memory back down to {} MiB only, and was left {} MiB: it needs more than it says, or than it did",
+            "its guest gave memory only until it had {} MiB, and was left {} MiB: it needs more than it says, or more than before",
             actual >> 20,
             aim >> 20
         ));

@@ -231,7 +231,7 @@ impl Shrinks {
             shrink.heard(began.elapsed().as_millis() as u64, heard);
         }
         if let Err(error) = operation.becomes_small(shrink.small()) {
-            tracing::warn!(machine = %operation.name, %error, "its record says that it is small");
+            tracing::warn!(machine = %operation.name, %error, "its record still says that it is small");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Asks who takes part in a swarm: the image's hub, the node's cluster, or its user's list.
+//! Finds out who takes part in a swarm: from the image's hub, the node's cluster, or a list of the user's.
 //!
 //! Nodes that know each other without the hub number the pieces by the image's layout, which is read from the hub, and whose roots prove
 //! what comes. The hub gives the pieces that none of them has, and is told nothing.
@@ -86,7 +86,8 @@ impl Swarms {
         }
     }
 
-    /// Forgets who takes part in a swarm that this node is not in: nobody is to be told any more that it is. One that it is in is left.
+    /// Forgets who takes part in a swarm that this node has not entered, so that nobody is told any more that it takes part. One that it
+    /// has entered is left.
     fn unlist_if_out(&self, key: &Key) {
         if self.active.part(key).is_none()
             && let Some(known) = self.known.lock().get_mut(key)
@@ -108,7 +109,7 @@ impl Swarms {
         let others = membership.members.iter().any(|member| member.key != me);
         let content = membership.content.clone();
         let ask_again_us = membership.ask_again_ms.saturating_mul(1000);
-        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
+        let token = digits(&membership.token).ok_or("the hub's token is not 64 digits")?;
         let now = members(&membership.members);
         let part = self.active.part(key);
         if let Some(known) = self.known.lock().get_mut(key) {
@@ -227,7 +228,7 @@ impl Swarms {
     }
 }
 
-/// A swarm as it is known without the hub.
+/// A swarm whose members are known without the hub.
 struct Told {
     members: Vec<SwarmMember>,
     /// What they show each other.
@@ -281,12 +282,13 @@ fn named(layout: &Layout) -> Result<Option<Named>, Answer> {
     }))
 }
 
-/// What the members of a list show each other. Each is known by its key, so that this need be no secret.
+/// Returns what the members of a list show each other in a secret's place. Each is known by its key, so it need not be secret.
 fn token_of_list(image: &Hash) -> Hash {
     Hash::of(&[&b"floe 2026 swarm of a list"[..], image.as_bytes()].concat())
 }
 
-/// What those members of a cluster show each other that bring each other an image. Who is none can't ask for their keys either.
+/// Returns the secret by which members of a cluster who exchange an image know each other. Who is no member can't ask for their keys
+/// either.
 fn token_of_cluster(ca: &[u8; 32], image: &Hash) -> Hash {
     let context = &b"floe 2026 swarm of a cluster"[..];
     Hash::of(&[context, ca, image.as_bytes()].concat())

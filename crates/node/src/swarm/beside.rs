@@ -51,7 +51,7 @@ impl Provide for Active {
     }
 }
 
-/// A hub, with the swarms of its images before it.
+/// A hub as a source; the swarms of its images are asked before it.
 struct Beside {
     hub_source: Arc<dyn Source>,
     hub: HubAddress,
@@ -129,8 +129,8 @@ impl Beside {
         self.active.part(&key).filter(|part| part.is_of_use())
     }
 
-    /// Reads what somebody stands still for: out of the swarm for as long as the hub would take, then from the hub, unless that is read
-    /// too much already. What is on the shelf comes from there in any case.
+    /// Reads what a machine stands still for: from the swarm for as long as the hub would take, then from the hub, unless too much was read
+    /// from the hub already. What is on the shelf is always read from there.
     fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
         part.note_demand();
         let linked = part.swarm.linked() > 0;
@@ -176,7 +176,7 @@ impl Beside {
         read
     }
 
-    /// Reads ahead of need. What does not come in time comes later, and is not to be carried twice.
+    /// Reads ahead of need. What does not arrive in time arrives later, and is not asked for anywhere else meanwhile.
     fn ahead(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
         match reading.of_swarm(part, reading.request.deadline) {
             Ok(()) => Ok(()),

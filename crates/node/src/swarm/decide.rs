@@ -1,4 +1,4 @@
-//! When a hub is asked who takes part, when pieces are exchanged, and when it is over. No I/O, no clock.
+//! Decides when a hub is asked who takes part in a swarm, when pieces are exchanged, and when that ends. No I/O, no clock.
 //!
 //! An image that somebody here wants is announced to its hub at once, and again whenever the hub said so: only then can others find
 //! this node. Pieces are exchanged as soon as another node is listed, or at once if that was asked for. A hub that does not answer is
@@ -20,9 +20,9 @@ const REFUSED_US_MAX: u64 = 900_000_000;
 const BROKEN_US: u64 = 5_000_000;
 /// The longest such wait.
 const BROKEN_US_MAX: u64 = 300_000_000;
-/// The soonest that a hub is asked again, whatever it says.
+/// The shortest time until a hub is asked again, whatever it says.
 const ASK_AGAIN_US_MIN: u64 = 100_000;
-/// The latest.
+/// The longest such time.
 const ASK_AGAIN_US_MAX: u64 = 600_000_000;
 
 /// An image, and the hub that lists who has it.

@@ -34,7 +34,7 @@ const BRING_TIMEOUT: Duration = Duration::from_secs(400);
 /// How long a few pieces may take that are brought for others.
 const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why an image has no swarm that is in no packs.
+/// Why an image that is not stored in packs has no swarm.
 pub(super) const NO_PACKS: &str = "the hub does not keep it in packs";
 
 impl Swarms {
@@ -104,7 +104,7 @@ impl Swarms {
         fill(&shelf, &dir, &ids, &self.images.repo);
         let hedge: Arc<Mutex<Hedge>> = Arc::default();
         let seeds = seeds_of(key.image, &place, &others_too, &ids, &hedge)?;
-        let token = digits(&membership.token).ok_or("the hub's token is no 64 digits")?;
+        let token = digits(&membership.token).ok_or("the hub's token is not 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
             image: key.image.0,
@@ -207,7 +207,7 @@ impl Swarms {
         }
     }
 
-    /// Tells an image's hub that what came of packs is not what the image needs.
+    /// Tells an image's hub that the bytes which came of some packs are not what the image needs.
     pub(super) fn doubt(&self, key: &Key, packs: Vec<Hash>) {
         let place = self.known.lock().get(key).map(|known| known.place.clone());
         let Some(place) = place else {
@@ -242,7 +242,7 @@ impl Swarms {
         }
     }
 
-    /// Tells a swarm what machines of the image will need next, if that may be another thing than it was told before.
+    /// Tells a swarm what machines of the image will need next, if that may have changed since it was told.
     pub(super) fn predict_if_new(&self, key: &Key) {
         if let Some(part) = self.active.part(key)
             && let Err(why) = self.predict(key, &part)
@@ -356,8 +356,9 @@ struct Packs {
 fn content_of(membership: &SwarmMembership, layout: &Layout) -> Result<Packs, String> {
     let (mut packs, mut ids) = (Vec::new(), Vec::new());
     for pack in &membership.packs {
-        let root = digits(&pack.root).ok_or("the hub names a pack by no 64 digits")?;
-        let id = digits(&pack.id).ok_or("the hub names a pack by no 64 digits")?;
+        let root =
+            digits(&pack.root).ok_or("the hub names a pack by something else than 64 digits")?;
+        let id = digits(&pack.id).ok_or("the hub names a pack by something else than 64 digits")?;
         ids.push(Hash(id));
         packs.push(Pack {
             root,

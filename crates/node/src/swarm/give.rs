@@ -43,7 +43,7 @@ impl Swarms {
             return match request.seed_until {
                 None => Ok(()),
                 Some(_) => Err(usage(
-                    "seed_until says how long an image is given, and seed that it is",
+                    "seed_until says for how long an image is given, and without seed it is not given at all",
                     "ask for both or for neither",
                 )),
             };

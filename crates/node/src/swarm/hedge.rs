@@ -1,4 +1,4 @@
-//! When something that a machine waits for is read from the hub although the swarm may bring it yet. No I/O, no clock.
+//! Decides when something that a machine waits for is read from the hub although the swarm may still bring it. No I/O, no clock.
 //!
 //! Nobody is to wait longer than with the hub alone. So a demand waits as long as the hub takes for all but a twentieth of its answers,
 //! as it was measured of late, and is then read there, while its pieces still come. Prefetch waits. If each demand were read twice the

@@ -23,12 +23,12 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(60);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long it may take to send a piece; the swarm gives it up a little later.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(25);
-/// So many pieces with wrong bytes are no accident of a moment: the hub is told.
+/// After so many pieces with wrong bytes the hub is told: fewer may be an accident.
 const WRONG_TOLD: u32 = 3;
 /// How often it is told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
-/// How a hub is reached about an image: as its machine's image was.
+/// How a hub is reached about an image: with the address, token and authority of the machine that runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub url: String,
@@ -131,7 +131,8 @@ fn failed(error: &TransferError) -> Answer {
     }
 }
 
-/// Adds what a further machine of the same image was told. Whoever names nodes goes before the hub, and several lists are one.
+/// Adds the members that a further machine of the same image was given. A list of nodes, or a cluster, takes precedence over the hub, and
+/// several lists become one.
 pub(super) fn add_members(members: &mut SwarmMembers, more: &SwarmMembers) {
     if members.is_hub() {
         return members.clone_from(more);

@@ -69,7 +69,8 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(10);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long all hubs together may take to be told that this node ends: they forget it by themselves, and the mount waits to be left.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pieces that fit and are not the image's may come of this host's disk, once: the next ones are the hub's.
+/// After how many times that pieces fit their roots and are not the image's a swarm is not entered any more. The first time it may be this
+/// host's disk; after that it is the hub.
 const SPOILT_MAX: u32 = 2;
 /// So much of the disk is left to everything else: a swarm that would take it is given up.
 const FREE_BYTES_MIN: u64 = 64 << 20;
@@ -91,7 +92,7 @@ struct Known {
     layout: Option<String>,
     /// Why it is not used, if something is wrong.
     trouble: String,
-    /// The content of which pieces were not the image's though they fit, and how often.
+    /// The content whose pieces fitted their roots and were not the image's, and how often that was so.
     spoilt: (String, u32),
 }
 
@@ -107,7 +108,7 @@ impl Known {
         !self.membership.content.is_empty()
     }
 
-    /// Forgets that, and returns the hub that is to forget this node.
+    /// Forgets who takes part, and returns the hub that is to forget this node.
     fn unlist(&mut self) -> Option<Place> {
         self.membership = SwarmMembership::default();
         self.layout = None;
@@ -140,7 +141,7 @@ struct Wanted {
     others: Vec<Place>,
     members: SwarmMembers,
     wish: Wish,
-    /// All of it is to be here, and is given to others, also without a machine.
+    /// Whether all of it is to be brought here and given to others, also without a machine.
     given: Option<Seeded>,
     machines: Vec<String>,
 }
@@ -482,7 +483,7 @@ impl Swarms {
         endpoint.as_ref().map(|host| key_text(&host.key()))
     }
 
-    /// Takes no part in a swarm any more, in order.
+    /// Leaves a swarm in an orderly way.
     fn leave_one(&self, key: &Key) {
         self.end_part(key);
         let hub = self.known.lock().get_mut(key).and_then(Known::unlist);

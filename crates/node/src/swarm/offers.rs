@@ -1,4 +1,4 @@
-//! What nodes of a cluster tell each other of their parts in swarms, at the port for members: nobody else can ask there.
+//! The requests by which nodes of a cluster learn from each other, at the port for members, who takes part in a swarm.
 
 use super::{
     Known, Swarms,
@@ -94,8 +94,8 @@ impl Swarms {
         (known.offered.values().cloned().collect(), told)
     }
 
-    /// Shows those out of the cluster's swarms who are no members of it any more. That does not wait until the others were asked again, which
-    /// takes long where some of them are silent.
+    /// Removes from the cluster's swarms those nodes that are no members of it any more, at once: asking all others again takes long where
+    /// some of them are silent.
     pub(super) fn show_out_removed(&self) {
         let mut ids = None;
         for (key, part) in self.active.all() {

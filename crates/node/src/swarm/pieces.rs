@@ -92,11 +92,11 @@ pub(super) struct Part {
     reach: Mutex<Reach>,
     /// How long a demand waits for the swarm.
     pub hedge: Arc<Mutex<Hedge>>,
-    /// What was read from the hub and is to be brought as pieces later, for others.
+    /// What was read from the hub as chunks, and is to be brought as pieces later so that others can have it.
     later: Mutex<VecDeque<(Kind, Hash)>>,
     /// Whether that is being done.
     pub follows: AtomicBool,
-    /// Why nobody reads this way any more, of which packs, and whether that was seen to.
+    /// Why this swarm is not read from any more, the packs that are to blame, and whether the node has acted on it.
     spoilt: Mutex<Option<(String, Vec<Hash>, bool)>>,
     /// When this part began, and how many milliseconds later somebody last stood still.
     since: Instant,
@@ -156,7 +156,7 @@ impl Part {
         self.reach.lock().look(self.since.elapsed(), listed, linked);
     }
 
-    /// Whether others are listed for long and none of them has ever answered.
+    /// Whether other nodes have been listed for long and none of them has ever answered.
     pub fn is_blocked(&self) -> bool {
         self.reach.lock().is_blocked(self.since.elapsed())
     }
@@ -174,7 +174,7 @@ impl Part {
         hedge.spend(true, bytes)
     }
 
-    /// Keeps what was read from the hub while nobody else was there, if it is to be passed on.
+    /// Notes what was read from the hub while no other host was linked, if it is to be brought as pieces later.
     pub fn keep_for_later(&self, wants: &[(Kind, Hash)]) {
         if self.always.load(Relaxed) {
             let mut later = self.later.lock();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Whoever is listed for so long and runs has been linked, unless something between the hosts drops what they send.
+/// A host that runs and has been listed for so long has had a connection by then, unless something between the hosts drops their packets.
 const ANSWER: Duration = Duration::from_secs(15);
 
 /// What is known of that.
@@ -21,7 +21,7 @@ impl Reach {
         self.listed_at = listed.then(|| self.listed_at.unwrap_or(now));
     }
 
-    /// Whether others are listed for long and none of them has ever answered.
+    /// Whether other nodes have been listed for long and none of them has ever answered.
     pub fn is_blocked(&self, now: Duration) -> bool {
         let long = |at: Duration| now.saturating_sub(at) >= ANSWER;
         !self.met && self.listed_at.is_some_and(long)

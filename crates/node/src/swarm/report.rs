@@ -14,9 +14,9 @@ use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 /// How long a swarm may take to say how it is.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// What is told where no other node has ever answered.
+/// What users are told if no other node has ever answered.
 const BLOCKED: &str = "no other node answers over UDP (a firewall, here or there?); the image comes from the hub alone";
-/// The same of nodes that a user has listed, of which nobody knows whether they run it.
+/// The same for nodes that a user has listed, which may not run the image at all.
 const NONE_OF_LIST: &str = "no node of its list answers over UDP: none runs the image with this one on its list, or a firewall drops it; the \
                             image comes from the hub alone";
 
@@ -30,7 +30,7 @@ struct Heard {
     listed: bool,
 }
 
-/// Who says who takes part.
+/// Where the list of members comes from.
 #[derive(Clone, Copy)]
 enum By {
     Hub,

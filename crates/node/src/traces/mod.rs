@@ -88,7 +88,8 @@ pub(crate) struct Traces {
     image_bytes: Mutex<HashMap<Hash, u64>>,
     /// On which base disk each image stands.
     bases: Bases,
-    /// Held while a list of interactive programs is stored, before it is asked for: none is written over by an earlier state of it.
+    /// Held from before a list of interactive programs is read from the mount until it is stored, so that no earlier state is written over
+    /// a later one.
     storing_programs: Mutex<()>,
 }
 

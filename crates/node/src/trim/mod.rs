@@ -40,7 +40,7 @@ impl Trims {
         })
     }
 
-    /// Starts the thread that has guests do so by itself, unless the node's options forbid it.
+    /// Starts the thread that asks guests to do so now and then, unless the node's options forbid it.
     pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         if !self.core.options.trim {
             return Ok(());
@@ -76,13 +76,13 @@ impl Trims {
         }
     }
 
-    /// Has a machine's guest do so now.
+    /// Has a machine's guest give back now what it does not use of its disks.
     pub fn trim(&self, name: &str) -> Result<TrimReport, NodeError> {
         let entry = self.inventory.get(name)?;
         entry.vm()?;
         if let Some(reason) = entry.reasons().first() {
             return Err(refused(
-                format!("machine {name} stands still for {reason}"),
+                format!("machine {name} stands still because {reason}"),
                 format!("see floe ps {name}, and try again when it runs"),
             ));
         }

@@ -1,8 +1,9 @@
 //! Where the vCPUs of machines run: those of one machine apart and abreast, by affinities and nice values (`docs/cpu-scheduling-user.md`).
 //!
-//! `floe_sched::cpu::user` decides, without I/O. Here are its eyes and hands: what the kernel tells of QEMU's threads (`threads`), and a
-//! file with what is to be undone (`kept`), which is written before anything is done. So vCPUs are as before when the node ends; after one
-//! that was killed the next node sees to that, whatever it was told to do itself. Control groups are left alone: quotas are theirs.
+//! `floe_sched::cpu::user` decides, without I/O. Here is what it sees and does: `threads` reads what the kernel tells of QEMU's threads and
+//! changes them, `kept` is a file with what is to be undone, written before anything is done. So vCPUs are as before when the node ends;
+//! after one that was killed the next node sees to that, whatever it was told to do itself. Control groups are left alone: quotas are
+//! theirs.
 //!
 //! Without `--cpu-sched` no thread runs, and nothing is looked at but when somebody asks for figures.
 //!

@@ -5,7 +5,7 @@ use crate::wire::{Malformed, Message, Numbers, PACKS_MAX, PackName, Run};
 use floe_swarm::policy::PieceId;
 use std::sync::{Arc, OnceLock};
 
-/// How the other numbers pieces: as this host does (`None`), or in a way that is known once it has named its packs.
+/// How the other host numbers pieces: as this one does (`None`), or in a way that is known once it has named its packs.
 #[derive(Clone, Debug)]
 pub(super) struct Theirs(Option<Arc<OnceLock<Numbers>>>);
 
@@ -29,13 +29,13 @@ impl Theirs {
 pub(super) enum Heard {
     /// In this host's numbers.
     Said(Message),
-    /// The other asks for a piece that this host does not know. It calls it so.
+    /// The other asks for a piece that this host does not know; this is the other's number for it.
     Unknown(PieceId),
     /// Nothing that concerns this host.
     Nothing,
 }
 
-/// Hears one host.
+/// Translates what one host says.
 #[derive(Debug)]
 pub(super) struct Ear {
     theirs: Theirs,

@@ -42,7 +42,7 @@ impl Expected {
         self.strays = self.strays.saturating_sub(1);
     }
 
-    /// A piece comes that nobody asked for. Returns whether that is one too many.
+    /// Notes a piece that nobody asked for. Returns whether that is one too many.
     pub(super) fn strayed(&mut self) -> bool {
         self.strays += 1;
         self.strays > STRAYS_MAX

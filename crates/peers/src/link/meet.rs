@@ -11,7 +11,7 @@ pub(crate) const MEETING: Duration = Duration::from_secs(5);
 /// Bytes that are read at a time: messages are small.
 pub(super) const READ_BYTES: usize = 4 << 10;
 
-/// Two hosts that have found each other. The one who was dialled has not said hello yet.
+/// A connection to a host that has introduced itself. If that host has dialled, this one has not said hello yet.
 pub(crate) struct Meeting {
     pub(crate) connection: Connection,
     pub(super) send: SendStream,
@@ -89,7 +89,7 @@ fn why(connection: &Connection) -> Unmet {
     connection.close_reason().map_or(Unmet::Failed, Unmet::from)
 }
 
-/// Hears what one wants who has dialled and proven a key. The caller has a limit for the time that this takes.
+/// Hears what a host wants that has dialled and proven a key. The caller limits the time that this takes.
 pub(crate) async fn hear(connection: Connection, key: Key) -> Option<(Hello, Meeting)> {
     let (send, mut recv) = connection.accept_bi().await.ok()?;
     let mut frames = Frames::default();

@@ -1,5 +1,5 @@
-//! A connection to one host for one image, and the tasks that read and write it. Nothing is decided here: what comes is told to the
-//! one who decides ([`Note`]), and what he wants is sent.
+//! A connection to one host for one image, and the tasks that read and write it. Nothing is decided here: what arrives is told to the
+//! swarm's task (`owner`) as a [`Note`], and what that wants is sent.
 mod ear;
 mod expected;
 mod meet;
@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Messages that wait to be written to a host. One that doesn't read so many is given up.
 const OUT_MAX: usize = 1024;
-/// Pieces that are being sent to a host: one that is slow has no more of this host's memory.
+/// Most pieces that are being sent to a host, so that a slow one takes no more of this host's memory.
 const SENDING_MAX: usize = 16;
 /// Messages go before all pieces, which are sent with 1 for a demand and 0 for prefetch.
 const MESSAGES_FIRST: i32 = 2;
@@ -147,7 +147,7 @@ impl Link {
         }
     }
 
-    /// Says something. Returns whether the other reads at all.
+    /// Sends a message. Returns false if the other host does not read.
     pub(crate) fn say(&self, message: Message) -> bool {
         let message = match message {
             Message::Refuse(piece) => match self.theirs.called(piece) {
@@ -234,7 +234,8 @@ async fn write(
     }
 }
 
-/// Reads messages. A host that says too much is not read any more until it is dropped. `out` is for what is answered without a decision.
+/// Reads messages. From a host that says too much nothing is read any more, until it is dropped. `out`: where answers go that need no
+/// decision.
 async fn read(
     link: u64,
     mut recv: RecvStream,

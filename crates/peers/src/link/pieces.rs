@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A piece that takes longer to be sent is given up by both ends: that is 3 KB/s.
+/// After this time both ends give a piece up: it has come at less than 3 KB/s.
 const SENDING: Duration = Duration::from_secs(20);
-/// A receiver that is slower than this doesn't keep others waiting any more.
+/// After this time the next piece is sent although the receiver has not acknowledged this one, so that others need not wait for a slow
+/// receiver.
 const PASSING: Duration = Duration::from_millis(500);
 
 /// What became of a piece.
@@ -206,8 +207,8 @@ async fn carry(
     }
 }
 
-/// A stream that is not whole unless all of it has arrived: dropped like others it would end in good order, and the receiver would take
-/// what it has for all.
+/// A QUIC stream that is reset when it is dropped before its end. An ordinary one would end in good order, and the receiver would take what
+/// it has for the whole.
 struct Abandoned(SendStream);
 
 impl Drop for Abandoned {

@@ -1,4 +1,4 @@
-//! What neighbours are told of this host's pieces. No I/O, no clock.
+//! Decides what neighbours are told about this host's pieces. No I/O, no clock.
 use crate::wire::{Message, Run};
 use floe_swarm::policy::PieceId;
 use floe_swarm::roster::TELL_EVERY_US;

@@ -66,7 +66,7 @@ pub(crate) struct Owner {
     endpoints: Endpoints,
     door: Door,
     shared: Shared,
-    /// The policy knows them by their places here: no member's numbers, unless a hash of a key is as small.
+    /// The policy knows seeds by their places here. No member has such a small number, unless the hash of its key is as small.
     seeds: Vec<SeedOf>,
     policy: Policy,
     roster: Roster<Member>,
@@ -152,7 +152,7 @@ impl Owner {
         owner
     }
 
-    /// Where it can be read how it goes.
+    /// Figures that can be read at any time without asking the task.
     pub(crate) fn gauges(&self) -> Arc<Gauges> {
         self.gauges.clone()
     }
@@ -346,7 +346,8 @@ impl Owner {
         }
     }
 
-    /// Takes what a link tells that has ended meanwhile: a piece that came over it is on the shelf all the same, and needs no other host.
+    /// Takes what a link says that has ended meanwhile: a piece that came over it is on the shelf all the same, and no other host need be
+    /// asked for it.
     fn late(&mut self, wire: Wire) {
         if let Wire::Got(piece, bytes) = wire {
             self.gauges.received.fetch_add(bytes, Ordering::Relaxed);

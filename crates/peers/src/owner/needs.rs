@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 /// Most pieces that are waited for at a time, 4 GiB: callers bring what they need in parts.
 pub(super) const NEEDS_MAX: usize = 1 << 16;
-/// Who waits for so many pieces at most is not held up by who waits for more: as many places are kept for such.
+/// A caller that waits for at most so many pieces is not held up by those that wait for more: as many places are kept for such callers.
 const FEW_MAX: usize = 8;
 
 /// How long a piece is still asked for that nobody waits for any more, in microseconds: as long as a seed may take.
@@ -27,7 +27,7 @@ pub(super) struct Needs {
     next: u64,
     /// Waiters by piece.
     pieces: HashMap<PieceId, Vec<u64>>,
-    /// Pieces that the policy was not told of: those of whom waits for few, and the rest.
+    /// Pieces that the policy was not told of yet: first those of callers that wait for few, then the rest.
     few: VecDeque<PieceId>,
     many: VecDeque<PieceId>,
     /// Those that it was told of, and since when nobody waits for them.
@@ -36,8 +36,8 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Tells the policy of no more pieces at a time than one host takes questions for. It may have to ask one host for all of them, who
-    /// would think that this one floods it.
+    /// Returns an empty list. It will tell the policy of no more pieces at a time than one host takes questions for: the policy may have to
+    /// ask one host for all of them, and that would drop this host for a flood.
     pub(super) fn new(config: &Config) -> Needs {
         let others = config.prefetch_per_peer_max + FEW_MAX;
         let told_max = config.waiting_per_peer_max.saturating_sub(others);
@@ -62,7 +62,7 @@ impl Needs {
         self.told.contains_key(&piece)
     }
 
-    /// Someone waits for all of `lacks`, unless these are too many.
+    /// Somebody waits for all of `lacks` from now on, unless these are too many.
     pub(super) fn add(&mut self, lacks: HashSet<PieceId>, done: Done) {
         if lacks.is_empty() {
             let _ = done.send(Ok(()));
@@ -136,8 +136,8 @@ impl Needs {
         next
     }
 
-    /// Forgets pieces that the policy was told of, that have not come, and that nobody has waited for since long: they would keep others from
-    /// being asked for. Returns them.
+    /// Forgets and returns pieces that the policy was told of, that have not arrived, and that nobody has waited for in a long time: they
+    /// would keep others from being asked for.
     pub(super) fn sweep(&mut self, now_us: u64) -> Vec<PieceId> {
         let (pieces, waiters) = (&self.pieces, &self.waiters);
         let here = |id: &u64| waiters.get(id).is_some_and(|one| !one.done.is_closed());

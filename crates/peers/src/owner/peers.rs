@@ -12,7 +12,8 @@ use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TOLD_MAX};
 use std::sync::atomic::Ordering;
 
 impl Owner {
-    /// Takes the hub's list. Who was linked with an earlier token stays so for as long as the list names it: it was proven then.
+    /// Takes the hub's list. A host that is connected since an earlier token stays connected as long as the list names it: it has proven
+    /// itself then.
     pub(super) fn set_members(&mut self, members: Vec<Member>, token: [u8; 32]) {
         self.hello.token = token;
         let keys = members.iter().map(|member| member.key).collect();
@@ -135,14 +136,14 @@ impl Owner {
         }
     }
 
-    /// A host is there, but without a connection: what it has is not known any more.
+    /// Notes that a host is still present, but without a connection, so that nothing is known any more of what it has.
     fn rested(&mut self, peer: PeerId) {
         self.roster.rested(peer);
         self.tell(Event::Left(peer));
         self.tell(Event::Joined(peer));
     }
 
-    /// A connection was of use.
+    /// Notes that a connection was used.
     pub(super) fn used(&mut self, peer: PeerId) {
         let now_us = self.now_us();
         if let Some(linked) = self.links.get_mut(&peer) {
@@ -178,7 +179,7 @@ impl Owner {
         waiting.push((piece, purpose));
     }
 
-    /// Says something to a host, if there is a connection. One that reads so slowly that its messages pile up is let go.
+    /// Sends a message to a host, if there is a connection. The connection to one that reads so slowly that messages pile up is ended.
     pub(super) fn say(&mut self, peer: PeerId, message: Message) {
         let Some(linked) = self.links.get(&peer) else {
             return;

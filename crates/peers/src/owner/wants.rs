@@ -45,7 +45,7 @@ impl Wants {
         self.changed = true;
     }
 
-    /// Someone waits for all of `lacks`, the first ones first, unless these are too many.
+    /// Somebody waits for all of `lacks` from now on, the first ones first, unless these are too many.
     pub(super) fn add(&mut self, lacks: Vec<PieceId>, done: Done) {
         if lacks.is_empty() {
             let _ = done.send(Ok(()));

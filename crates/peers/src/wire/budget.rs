@@ -1,4 +1,4 @@
-//! How much a host may say: what a message makes its reader do is paid for, so that no host can keep another busy. No clock.
+//! How much a host may say: it pays for the work that a message makes its reader do, so that no host can keep another busy. No clock.
 
 /// What may be saved up, in steps of work: listing a piece is one, and so is any message.
 const SAVED: u64 = 1 << 16;
@@ -13,7 +13,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A host that has said nothing yet. It may list what it has of so many pieces, once and some more.
+    /// Makes the budget of a host that has said nothing yet: enough to list once which of so many pieces it has, and some more.
     pub fn new(pieces: u32, now_us: u64) -> Budget {
         Budget {
             left: SAVED + 2 * u64::from(pieces),

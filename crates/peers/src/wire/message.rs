@@ -40,7 +40,7 @@ pub struct Hello {
 /// What hosts say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first word of both.
+    /// What both say first.
     Hello(Hello),
     /// The sender has these pieces, in addition to those that it had. Runs ascend.
     Has(Vec<Run>),

@@ -1,5 +1,5 @@
-//! How two hosts understand each other that number an image's pieces differently: a piece is the same if its pack is and its place in that.
-//! No I/O.
+//! Translates between two hosts that number an image's pieces differently. A piece is the same for both if it is at the same place of the
+//! same pack. No I/O.
 use super::message::{Malformed, PackName, Run};
 use floe_swarm::policy::{PIECES_MAX, PieceId};
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ impl Numbers {
         })
     }
 
-    /// Returns the own number of what the other calls so; `None` if this host does not know it.
+    /// Returns this host's number of the piece that the other calls so; `None` if this host does not know it.
     pub fn to_mine(&self, theirs: PieceId) -> Option<PieceId> {
         across(&self.theirs, theirs)
     }
@@ -52,7 +52,7 @@ impl Numbers {
         across(&self.mine, mine)
     }
 
-    /// Returns the own numbers of what the other lists, as far as this host knows it, and in how many steps they were found.
+    /// Returns this host's numbers of the pieces that the other lists, as far as it knows them, and how many steps it took to find them.
     pub fn runs_to_mine(&self, runs: &[Run]) -> (Vec<Run>, u64) {
         let (mut found, mut steps) = (Vec::new(), 0);
         for (first, count) in runs.iter().copied() {

@@ -62,11 +62,11 @@ impl Found {
 
 /// The counts of a program, or of several that are judged together.
 ///
-/// The paper counts what comes up to four seconds after an input, and what comes up to four seconds before one. It doesn't say
-/// what a request counts that is both. Here the time between two inputs is divided in the middle if it is shorter than both
-/// periods: they stay equally long, so that whoever pays no regard to inputs still has one half of its requests in each. Inputs
-/// that follow each other within [`BURST_US`] count as one; whatever comes between them is not counted. So clicking without end
-/// makes nothing interactive.
+/// The paper counts what comes up to four seconds after an input, and what comes up to four seconds before one. It doesn't say how a
+/// request counts that is both. Here, if the time between two inputs is shorter than both periods together, it is divided in the middle:
+/// the periods stay equally long, so that a program that pays no regard to inputs still has one half of its requests in each. Inputs that
+/// follow each other within [`BURST_US`] count as one; whatever comes between them is not counted. So clicking without end makes nothing
+/// interactive.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
     settled: Found,

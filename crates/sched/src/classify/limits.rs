@@ -34,9 +34,9 @@ pub(super) const RUN_WEIGHT: u64 = 16;
 pub(super) const RUNS_WEIGHT_MIN: u32 = 32;
 /// Less than this, six runs, says nothing of such as begin later than a launch does.
 pub(super) const RUNS_WEIGHT_LATE_MIN: u32 = 96;
-/// Nor if this much of all time is soon after an input.
+/// Nor do a program's runs say anything if this much of all time is soon after an input.
 pub(super) const CHANCE_PERCENT_LATE_MAX: u32 = 70;
-/// No larger share of them than this needs to begin soon after an input, however fast inputs follow each other.
+/// The largest share of a program's runs that is ever required to begin soon after an input, however fast inputs follow each other.
 pub(super) const RUNS_SHARE_PERCENT_MAX: u32 = 90;
 /// The parts of the time that are taken for soon after an input before anything is known of inputs: within [`PROMPT_US`] and [`PERIOD_US`].
 pub(super) const CHANCE_PERCENT_FIRST: [u32; 2] = [25, 60];
@@ -49,9 +49,9 @@ pub(super) const RUNS_WEIGHT_MAX: u32 = 512;
 /// A program about which nothing is known is taken for interactive for so long after it started on an input: a cold launch. A
 /// person waits ten seconds for something to begin; under load it takes half as much again.
 pub(super) const LAUNCH_US: u64 = 15 * SECOND;
-/// A launch begins to read so soon after its input, also in a guest that has much to do,
+/// A launch begins to read within this time after its input, also in a guest that has much to do,
 pub(super) const PROMPT_US: u64 = 3 * SECOND / 2;
-/// and doesn't pause for so long: what is read for the first time at any other time was not launched.
+/// and never pauses for longer than this: what is read for the first time at any other time was not launched.
 pub(super) const PROMPT_PAUSE_US: u64 = SECOND;
 /// Somebody who waits for an answer has it within this time, or has gone for a coffee.
 pub(super) const EPISODE_US: u64 = 60 * SECOND;

@@ -44,7 +44,7 @@ pub(super) enum Hand {
     Forbidden,
 }
 
-/// What somebody has said by hand of a base disk's or a machine's programs.
+/// What users have set by hand for the programs of a base disk or of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said(BTreeMap<Name, Hand>);
 

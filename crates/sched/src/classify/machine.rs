@@ -49,8 +49,9 @@ impl Default for Asker {
     }
 }
 
-/// All those together of whom too little is known by themselves: programs that have just appeared, files that are read for the
-/// first time, and requests without any name. Who they are changes all the time, so they are judged by the last input alone.
+/// The strangers, counted together: all of whom too little is known by themselves, which are programs that have just appeared, files that
+/// are read for the first time, and requests of which nobody knows who asks. Who they are changes all the time, so they are judged by the
+/// last input alone.
 #[derive(Clone, Debug, Default)]
 struct Strangers {
     counts: Counts,
@@ -238,7 +239,7 @@ impl Machine {
         }
     }
 
-    /// Returns what would be known of somebody who asked for this as well.
+    /// Returns what would be known of a program after this request, without noting it.
     fn asker_with(&self, program: &Program, step: Step) -> Asker {
         let mut asker = self.askers.get(program).cloned().unwrap_or_default();
         asker.pace.note(step);
@@ -391,7 +392,7 @@ impl Machine {
     }
 }
 
-/// Returns by what other machines of the image know a program.
+/// Returns the name by which other machines of the image know a program; `None` for a file, of which nothing is learned.
 fn name(program: &Program) -> Option<&Name> {
     match program {
         Program::Task(name) => Some(name),

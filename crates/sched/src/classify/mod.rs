@@ -8,19 +8,21 @@
 //! 2. the exception for multimedia: it started on an input and reads like a player (`pace`);
 //! 3. a long, fast sequential stream is bulk, whoever reads it (`streams`);
 //! 4. learned: several machines with the same base disk and owner found it interactive;
-//! 5. its counts before and after inputs (`counts`), and how its runs begin, as long as this run isn't longer than anybody waits;
-//! 6. too little is known of it, other machines didn't find the contrary, and it started on an input a moment ago: a launch. So that a scan, of which each file is new,
-//!    isn't taken for one, all programs (or files) of which too little is known are counted together as well, and if these
-//!    strangers asked for as much before the input none of them is believed. Of a file that was never read before, more is asked: the
-//!    strangers must have begun promptly after the input, or it lies in a directory whose files are known to be read on inputs; in one
-//!    whose files are known to be read at other times, it is none;
-//! 7. without any name: soon after an input, by the same condition.
+//! 5. its counts before and after inputs (`counts`), and how its runs begin (`runs`); not once this run has lasted longer than anybody
+//!    waits for something;
+//! 6. a launch: too little is known of it, other machines didn't find that it is not interactive, and it started on an input a moment ago.
+//!    A scan, which reads one new file after the other, must not be taken for a launch. So all programs (or files) of which too little is
+//!    known, the *strangers*, are also counted together: if they asked for as much before the input, none of them counts as launched. A
+//!    file that was never read before must pass one more test: the strangers began promptly after the input, or the files of its directory
+//!    are known to be read on inputs. If they are known to be read at other times, it is no launch;
+//! 7. a request of which nobody knows who asks: if it comes soon after an input, under the same condition about strangers.
 //!
-//! Who asks is told by the guest's agent (`told`), or else by the caller: the file that a block belongs to.
+//! Who asks is known from the guest's agent (`told`), which names the program, or else from the caller, who names the file that a block
+//! belongs to.
 //!
-//! Anything else is normal, or bulk if it has moved very much without a pause. What is wrongly taken for interactive does no harm
-//! to other machines: the class decides the order within the share that a machine has anyway. So a guest's agent may lie, a user
-//! may click without end, and neither gains; both are bounded in memory too (`limits`).
+//! Anything else is normal, or bulk if it has moved very much without a pause. A request that is wrongly taken for interactive does no harm
+//! to other machines: the class decides the order within the share that a machine has anyway. So neither an agent that lies nor a user who
+//! clicks without end gains anything; what is kept in memory because of either is bounded (`limits`).
 
 mod counts;
 mod limits;
@@ -140,7 +142,7 @@ impl Classifier {
         Classifier::default()
     }
 
-    /// A machine begins. Requests and inputs of machines that haven't begun are not noted, and such requests are normal; so are
+    /// Adds a machine that begins. Requests and inputs of machines that haven't begun are not noted, and such requests are normal; so are
     /// those of more than 1024 machines at a time.
     pub fn began(&mut self, now_us: u64, machine: MachineId, of: Owned) {
         if machine == MachineId::NONE
@@ -153,7 +155,7 @@ impl Classifier {
         self.kept(of).machines += 1;
     }
 
-    /// A machine is gone. What it has taught remains in its base disk's list.
+    /// Forgets a machine that is gone. What it has taught remains in its base disk's list.
     pub fn gone(&mut self, machine: MachineId) {
         let Some(machine) = self.machines.remove(&machine) else {
             return;
@@ -163,7 +165,7 @@ impl Classifier {
         }
     }
 
-    /// A key, a button or a touch was sent to this machine. Movements of a pointer are no inputs.
+    /// Notes that a key, a button or a touch was sent to this machine. Movements of a pointer are no inputs.
     pub fn input(&mut self, now_us: u64, machine: MachineId) {
         if let Some(machine) = self.machines.get_mut(&machine) {
             let kept = self.lists.get_mut(&machine.of);
@@ -191,7 +193,7 @@ impl Classifier {
         machine.request(now_us, seen, kept.map(|kept| &kept.list))
     }
 
-    /// A machine's agent tells who in the guest has read what. It needn't be true: it is about its own machine alone.
+    /// Notes an agent's report of who in its guest has read what. The report needn't be true: it affects its own machine alone.
     pub fn told(&mut self, now_us: u64, machine: MachineId, told: &[Told]) {
         if let Some(machine) = self.machines.get_mut(&machine) {
             machine.told(now_us, told);

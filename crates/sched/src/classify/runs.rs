@@ -1,9 +1,9 @@
 //! How a program's runs begin: soon after inputs, or at any time.
 //!
-//! What looks for updates now and then comes just after an input or just before one by chance, and the paper's counts alone take long
-//! to show that neither means anything, the longer the faster inputs follow each other. But its runs begin soon after inputs no more
-//! often than by chance. What is soon is one thing in a guest that has its processors for itself, and another in one that waits for
-//! them: the shorter time tells more by a few runs, the longer one is looked at when there are many.
+//! A program that looks for updates now and then does so just after an input, or just before one, by chance only. The paper's counts take
+//! long to show that, the longer the faster inputs follow each other; but such a program's runs begin soon after inputs no more often than
+//! by chance. How soon is soon depends on whether the guest has its processors for itself or waits for them: the shorter time says more
+//! after a few runs, the longer one is used when there are many.
 
 use super::counts::Gap;
 use super::limits::{

@@ -1,9 +1,9 @@
-//! Who in a guest asks, by what its agent tells afterwards: which program has read which blocks.
+//! Finds who in a guest asks, from its agent's later reports of which program has read which blocks.
 //!
-//! The agent's word comes some milliseconds after the request that it is about, too late to put that one in order. It is evidence of what
-//! the program does, and it says whose file that was, and who reads around there: of both, the next requests are the same program's. A directory in which one program alone has
-//! read, at several times, is that one's. And who has just begun to read at a new place will probably go on at another one. Whatever else an agent tells is dropped: it can name its own machine's requests and
-//! nothing beyond.
+//! A report comes some milliseconds after the request that it is about, too late for putting that request in order. But it helps with the
+//! next ones: requests for the same file, and for places nearby, are taken for the same program's. A directory in which one program alone
+//! has read, at several times, is taken for that program's. And a program that has just begun to read at a new place is taken for the one
+//! that reads at the next new place. A report can only name requests of the agent's own machine; everything else in it is dropped.
 
 use super::limits::{
     FOLDER_PAUSE_US, FOLDER_RUNS_MIN, FOLDER_US, NEWEST_US, OWNERS_MAX, RECENT_MAX, RECENT_US,

@@ -1,7 +1,7 @@
 //! Virtual time that one vCPU lends another: the debt lists of section 4.4.4.
 //!
-//! Who lends is changed at once, in the queue that is being decided for. Who borrows is in another core's queue, so the loan waits in
-//! that core's list until it chooses its next task: no decision changes two queues.
+//! The lender's virtual time is changed at once: it is in the queue of the core that is choosing. The borrower is in another core's queue,
+//! so the loan waits in that core's list until that core chooses its next task: no decision changes two queues.
 
 use super::base::{service_ns, virtual_ns};
 use super::queues::{Dirty, Place, Queues, TaskId};

@@ -3,7 +3,7 @@
 use super::queues::{Queues, TaskId};
 use crate::MachineId;
 
-/// What host or guest tell of a vCPU that runs. A policy does without what it isn't told.
+/// Something that host or guest report of a vCPU that runs. A policy works without reports, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tell {
     /// It spins: the processor left the guest because of a loop of pauses.
@@ -56,7 +56,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Nothing more will be said of a task, nor of its machine if this was the last one.
+    /// A task has ended: nothing more will be reported of it, nor of its machine if this was the last one.
     fn forget(&mut self, _task: TaskId, _machine: Option<MachineId>) {}
 }
 

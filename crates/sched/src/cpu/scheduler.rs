@@ -79,7 +79,7 @@ impl Scheduler {
         }
     }
 
-    /// A task that slept wants a core. `waker` is the core of the one that woke it.
+    /// Queues a task that slept and now wants a core. `waker` is the core of the one that woke it.
     pub fn wake(&mut self, now_ns: u64, id: TaskId, waker: Option<usize>) -> Option<Woken> {
         if self.queues.task(id)?.place != Place::Sleeps {
             return None;
@@ -132,7 +132,7 @@ impl Scheduler {
         Some(id)
     }
 
-    /// Something was told of a vCPU.
+    /// Passes a report about a vCPU on to the policy.
     pub fn told(&mut self, now_ns: u64, tell: Tell) -> Vec<usize> {
         self.policy.told(now_ns, &mut self.queues, tell)
     }
@@ -143,7 +143,7 @@ impl Scheduler {
         self.queues.reweigh(id, weight);
     }
 
-    /// A task has ended, wherever it was.
+    /// Forgets a task that has ended, wherever it was.
     pub fn remove(&mut self, now_ns: u64, id: TaskId) -> Vec<usize> {
         let Some(task) = self.queues.task(id) else {
             return Vec::new();

@@ -32,9 +32,9 @@ use std::fmt;
 use trial::{Bucket, Phase};
 pub use trial::{STOPPED_MAX_US, STOPPED_MIN_US};
 
-/// How often it looks at least, in microseconds: several turns of any run queue that is worth ordering.
+/// The shortest time between two looks, in microseconds: several turns of any run queue that is worth ordering.
 pub const PERIOD_MIN_US: u64 = 500_000;
-/// How often it looks at most rarely, in microseconds, whatever a look costs.
+/// The longest time between two looks, in microseconds, whatever a look costs.
 pub const PERIOD_MAX_US: u64 = 30_000_000;
 /// How often it looks while it does nothing, in microseconds: only to show figures.
 pub const PERIOD_IDLE_US: u64 = 2_000_000;
@@ -44,7 +44,7 @@ pub const BUDGET: f64 = 0.003;
 const LATEST: f64 = 0.2;
 /// How many periods a look may be late before its figures are thrown away: the host has slept, or the program has.
 const LATE_MAX: u64 = 10;
-/// The same of one that looks only when it is asked, in microseconds.
+/// The same for a user that looks only when it is asked, in microseconds.
 const LATE_OFF_US: u64 = 3_600_000_000;
 
 /// What it does.
@@ -246,7 +246,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// What comes of a sample.
+/// The answer to a sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// What is to be done, in this order.
@@ -318,7 +318,7 @@ pub struct User {
 }
 
 impl User {
-    /// Returns one that has seen nothing.
+    /// Makes one that has seen no sample.
     pub fn new(mode: Mode) -> User {
         User {
             mode,

@@ -11,7 +11,8 @@ pub(super) const CREDIT_US: f64 = 30.0 * SECOND_US;
 /// that goes first all the way.
 pub(super) const CREDIT_SHARERS_MIN: f64 = 4.0;
 
-/// The same for a machine that is new: among so many, so that those that begin together begin with the same.
+/// The same for a machine that is new: its credit is a share among at least so many machines, so that machines that begin together begin
+/// with the same credit.
 pub(super) const NEW_SHARERS_MIN: f64 = 8.0;
 
 /// How far interactive requests may take a machine without credit beyond its share, as time for which it has its share. It
@@ -25,13 +26,13 @@ pub(super) const LEAD_MIN: f64 = 2.0;
 /// others, or everybody would stand still for seconds whenever a machine begins to work.
 pub(super) const BOOST: f64 = 4.0;
 
-/// How far bulk requests and flushes let requests of other machines go first, in requests. It is a delay, not a smaller share.
+/// How many requests of other machines may go before a bulk request or a flush whose turn it is. It is a delay, not a smaller share.
 pub(super) const BULK_YIELDS: f64 = 8.0;
 
 /// The starvation guard acts once in so many requests at most, so that it costs others 6 %.
 pub(super) const GUARD_EVERY: u32 = 16;
 
-/// How often it looks for what starves in the time after which something does, while it finds nothing.
+/// While the guard finds nothing that starves, it looks this many times within the time after which something counts as starving.
 pub(super) const GUARD_LOOKS: u64 = 16;
 
 /// How many requests more than others interactive ones may have under way: they don't wait until one of those is done before
@@ -63,7 +64,7 @@ pub(super) const WRITE_BYTES_MAX: u64 = 512 << 10;
 /// stall come back earlier.
 pub(super) const LOST_US: u64 = 120_000_000;
 
-/// As many machines are remembered before those are forgotten that nobody set a limit for and that want nothing.
+/// With more machines than this, those are forgotten for which nobody has set a limit and which want nothing.
 pub(super) const MACHINES_MAX: usize = 1024;
 
 /// Most bytes that a single request is charged for.
@@ -84,10 +85,9 @@ pub struct VsipConfig {
     pub(super) bytes_per_request: f64,
     /// Longest that the device is held free for an interactive machine's next request.
     pub(super) hold_us_max: u64,
-    /// A machine that wants something counts as at work for so long after a request was done: nobody submits the next one in no
-    /// time.
+    /// For how long after a request was done its machine still counts as at work: submitting the next one takes a moment.
     pub(super) grace_us: u64,
-    /// What has waited for so long while nothing of its machine and lane was served is starving.
+    /// After how long a lane counts as starving: requests wait in it, and none of them was served meanwhile.
     pub(super) guard_us: u64,
     /// Whether the caller bounds what no guest waits for by itself: then such requests take no place of the depth.
     pub(super) ahead_apart: bool,

@@ -20,9 +20,9 @@ const STALL_FACTOR: f64 = 4.0;
 /// That many stalls in a row are no stalls: the device has become slower.
 const STALLS_MAX: u32 = 3;
 
-/// A device isn't held free for anybody for so long, in microseconds, in which it is measured if it is kept busy; and so long
-/// after it was last known how many requests it needs. Else somebody who always has it held free would keep it from ever
-/// being known.
+/// In microseconds: for how long the device is then not held free for anybody, so that it can be measured while it is kept busy; and how
+/// long after the last measurement that is done. Without this, a machine for which the device is always held free would prevent every
+/// measurement.
 const LOOK_US: u64 = 3_000_000;
 const LOOK_EVERY_US: u64 = 60_000_000;
 
@@ -123,7 +123,7 @@ impl Depth {
         }
     }
 
-    /// Records what was served together with another request, which is reported by [`Depth::served`].
+    /// Records a request that was served together with another one; only that other one is reported by [`Depth::served`].
     pub(super) fn served_with_another(&mut self, cost: f64) {
         self.second.cost += cost;
         if let Some(epoch) = &mut self.epoch

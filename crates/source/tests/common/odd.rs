@@ -1,7 +1,7 @@
 //! A web server, or one that an object store's clients take for theirs, that answers as servers, proxies and networks do that users have
 //! met: each [`Mode`] is one of their ways. It needs the standard library alone, so that the lab runs it as well.
 //!
-//! It serves one directory as several shelves, which are buckets to those who ask for them, and each of which has a mode of its own.
+//! It serves one directory as several sites, which are buckets to those who ask for them, and each of which has a mode of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -114,16 +114,16 @@ pub struct OddServer {
 
 struct Shared {
     dir: PathBuf,
-    /// What paths begin with that is neither a shelf nor in the directory: an account.
+    /// What paths begin with that is neither a site nor in the directory: an account.
     below: String,
     /// Where requests are sent.
     elsewhere: Option<SocketAddr>,
-    shelves: Mutex<HashMap<String, Shelf>>,
+    sites: Mutex<HashMap<String, Site>>,
     over: AtomicBool,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct Site {
     mode: Mode,
     asked: Vec<Asked>,
     files_asked: HashSet<String>,
@@ -132,13 +132,13 @@ struct Shelf {
 }
 
 impl Shared {
-    fn shelves(&self) -> MutexGuard<'_, HashMap<String, Shelf>> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sites(&self) -> MutexGuard<'_, HashMap<String, Site>> {
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OddServer {
-    /// Serves the files of `dir` under paths that begin with `below` and a shelf's name; requests are sent on to `elsewhere`.
+    /// Serves the files of `dir` under paths that begin with `below` and a site's name; requests are sent on to `elsewhere`.
     pub fn start(dir: &Path, below: &str, elsewhere: Option<&OddServer>) -> io::Result<OddServer> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let addr = listener.local_addr()?;
@@ -146,7 +146,7 @@ impl OddServer {
             dir: dir.to_owned(),
             below: below.to_owned(),
             elsewhere: elsewhere.map(|server| server.addr),
-            shelves: Mutex::default(),
+            sites: Mutex::default(),
             over: AtomicBool::new(false),
         });
         let served = shared.clone();
@@ -167,20 +167,20 @@ impl OddServer {
         Ok(OddServer { addr, shared })
     }
 
-    /// Sets how it answers for a shelf from now on.
-    pub fn set(&self, shelf: &str, mode: Mode) {
-        let mut shelves = self.shared.shelves();
-        let shelf = shelves.entry(shelf.to_owned()).or_default();
-        shelf.mode = mode;
-        shelf.files_asked.clear();
-        shelf.parts = 0;
+    /// Sets how it answers for a site from now on.
+    pub fn set(&self, site: &str, mode: Mode) {
+        let mut sites = self.shared.sites();
+        let site = sites.entry(site.to_owned()).or_default();
+        site.mode = mode;
+        site.files_asked.clear();
+        site.parts = 0;
     }
 
-    /// Returns what it was asked for on a shelf since the last call.
-    pub fn take(&self, shelf: &str) -> Vec<Asked> {
-        let mut shelves = self.shared.shelves();
-        let shelf = shelves.get_mut(shelf);
-        shelf.map_or_else(Vec::new, |shelf| std::mem::take(&mut shelf.asked))
+    /// Returns what it was asked for on a site since the last call.
+    pub fn take(&self, site: &str) -> Vec<Asked> {
+        let mut sites = self.shared.sites();
+        let site = sites.get_mut(site);
+        site.map_or_else(Vec::new, |site| std::mem::take(&mut site.asked))
     }
 }
 
@@ -291,16 +291,16 @@ fn answer(shared: &Shared, asked: Asked) -> Option<Answer> {
         .trim_start_matches('/');
     let (name, file) = below.split_once('/').unwrap_or((below, ""));
     let file = file.to_owned();
-    let mut shelves = shared.shelves();
-    let shelf = shelves.entry(name.to_owned()).or_default();
-    let mode = shelf.mode;
-    let is_first = shelf.files_asked.insert(file.clone());
+    let mut sites = shared.sites();
+    let site = sites.entry(name.to_owned()).or_default();
+    let mode = site.mode;
+    let is_first = site.files_asked.insert(file.clone());
     if asked.range.is_some() {
-        shelf.parts += 1;
+        site.parts += 1;
     }
-    let is_odd_turn = shelf.parts % 2 == 1;
-    shelf.asked.push(asked.clone());
-    drop(shelves);
+    let is_odd_turn = site.parts % 2 == 1;
+    site.asked.push(asked.clone());
+    drop(sites);
     let to = |query: &str| {
         let server = shared
             .elsewhere

@@ -1,11 +1,11 @@
 //! The cache of a node: what was fetched for one image is never fetched again for another.
 //!
-//! `shard` is the index in memory (which slot holds what, CLOCK, pins), `slab` the files, `shelf` the protocol between the two
-//! for items of one size. A cache has two shelves: one for chunks, and one for segments with a sixteenth of the budget.
+//! `shard` is the index in memory (which slot holds what, CLOCK, pins), `slab` the files, `tier` the protocol between the two
+//! for items of one size. A cache has two tiers: one for chunks, and one for segments with a sixteenth of the budget.
 
 mod shard;
-mod shelf;
 mod slab;
+mod tier;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use rustix::fs::FlockOperation;
 
 use crate::{StoreError, private};
-pub use shelf::Got;
-use shelf::{PinSet, Shelf};
 pub use slab::read_now;
+pub use tier::Got;
+use tier::{PinSet, Tier};
 
 /// The segments get the budget divided by this: a dense image needs 1/128, one with few non-zero chunks in each segment up to
 /// 1/10.
@@ -42,8 +42,8 @@ pub struct Cache {
 struct Inner {
     dir: PathBuf,
     budget_bytes: u64,
-    chunks: Shelf,
-    segments: Shelf,
+    chunks: Tier,
+    segments: Tier,
     decoded: Mutex<Decoded>,
     /// Locks the directory; closed, and so unlocked, after the last pin is dropped.
     _lock: File,
@@ -138,8 +138,8 @@ impl Cache {
         let inner = Inner {
             dir: dir.to_path_buf(),
             budget_bytes: chunk_bytes + segment_bytes,
-            chunks: Shelf::open(dir, "chunks", Kind::Chunk, chunk_bytes)?,
-            segments: Shelf::open(dir, "segments", Kind::Segment, segment_bytes)?,
+            chunks: Tier::open(dir, "chunks", Kind::Chunk, chunk_bytes)?,
+            segments: Tier::open(dir, "segments", Kind::Segment, segment_bytes)?,
             decoded: Mutex::new(Decoded::default()),
             _lock: lock,
         };
@@ -255,7 +255,7 @@ impl Cache {
 
     /// Returns whether the item is here, without looking at its bytes.
     pub fn contains(&self, kind: Kind, hash: &Hash) -> bool {
-        hash.is_zero() || self.shelf(kind).contains(hash)
+        hash.is_zero() || self.tier(kind).contains(hash)
     }
 
     /// Returns a new pin that holds nothing yet. It keeps the cache open.
@@ -330,7 +330,7 @@ impl Cache {
         self.inner.segments.sync()
     }
 
-    fn shelf(&self, kind: Kind) -> &Shelf {
+    fn tier(&self, kind: Kind) -> &Tier {
         match kind {
             Kind::Chunk => &self.inner.chunks,
             Kind::Segment => &self.inner.segments,

@@ -125,18 +125,18 @@ impl Repository {
             |name| !is_litter(name),
             |report| &mut report.temporary,
         )?;
-        let shelves = self.dir().join("packs");
-        for shelf in std::fs::read_dir(&shelves).map_err(|e| StoreError::io("list", &shelves, e))? {
-            let shelf = shelf.map_err(|e| StoreError::io("list", &shelves, e))?;
-            let kind = shelf.file_type();
-            let kind = kind.map_err(|e| StoreError::io("look at", shelf.path(), e))?;
+        let parent = self.dir().join("packs");
+        for folder in std::fs::read_dir(&parent).map_err(|e| StoreError::io("list", &parent, e))? {
+            let folder = folder.map_err(|e| StoreError::io("list", &parent, e))?;
+            let kind = folder.file_type();
+            let kind = kind.map_err(|e| StoreError::io("look at", folder.path(), e))?;
             let is_used =
                 |name: &str| match name.strip_suffix(".pack").and_then(|id| id.parse().ok()) {
                     Some(id) => packs.contains(&id),
                     None => true, // not one of floe's files
                 };
             if kind.is_dir() {
-                sweep.folder(&shelf.path(), is_used, |report| &mut report.packs)?;
+                sweep.folder(&folder.path(), is_used, |report| &mut report.packs)?;
             }
         }
         Ok(sweep.report)

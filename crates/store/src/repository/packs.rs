@@ -284,9 +284,9 @@ impl Repository {
     pub(crate) fn place_pack(&self, file: TempPath, pack: &PackRef) -> Result<(), StoreError> {
         let path = self.pack_path(&pack.id);
         let _lock = self.lock(rustix::fs::FlockOperation::LockShared)?;
-        let shelf = path.parent().unwrap_or(self.dir());
-        private::make_dirs_with(shelf, self.dir_mode())
-            .map_err(|e| StoreError::io("create", shelf, e))?;
+        let folder = path.parent().unwrap_or(self.dir());
+        private::make_dirs_with(folder, self.dir_mode())
+            .map_err(|e| StoreError::io("create", folder, e))?;
         durable::rename(file, &path)
     }
 

@@ -113,7 +113,7 @@ impl Curve {
     }
 }
 
-/// What a run's rate depends on besides its policy.
+/// What the rate of a run depends on besides the policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
     /// Bytes a second of each host's link.
@@ -132,8 +132,9 @@ impl Setting {
         self.rtt_s + self.service_s
     }
 
-    /// Equation 15 and the one before it: the wait in a swarm of n hosts, in seconds. Diversity, and so the chance that somebody has
-    /// a piece, declines with n if hosts fetch what they need, and with its root if they fetch ahead.
+    /// Equation 15 and the one before it: the wait in a swarm of n hosts, in seconds. The fewer hosts have a
+    /// piece, the longer an answer takes: it grows with n if hosts fetch only what they need at the moment, because all then have the same
+    /// pieces, and with the square root of n if they fetch ahead.
     pub fn swarm_wait_s(&self, hosts: usize, fetch: Fetch) -> f64 {
         let n = hosts as f64;
         match fetch {

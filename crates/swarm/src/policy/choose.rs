@@ -11,14 +11,15 @@ const DRAWS: usize = 8;
 const PREFETCH_LEAST: usize = 4;
 /// How often a demand without a host looks for one again, in microseconds.
 const AGAIN_US: u64 = 50_000;
-/// How many times its patience a demand waits before it leaves the swarm to itself, however many hosts say that they have the piece.
+/// After how many times its patience a demand goes to the seed, however many hosts say that they have the piece.
 const HOPELESS: u64 = 4;
-/// The time of which it is looked whether what is due in it comes in time, in milliseconds: some seconds, because a machine needs its
-/// pieces in bursts.
+/// How far ahead, in milliseconds, the policy checks whether what is due arrives in time: some seconds, because a machine needs its pieces
+/// in bursts.
 const SOON_MS: u32 = 5_000;
-/// What is due takes more than this share of the link, or it comes in time in any order.
+/// If what is due needs less than this share of the link, it arrives in time in any order.
 const JUST: f64 = 0.6;
-/// Patience with the swarm grows with it: a piece needs log n steps, and the seed must not hear of each of many in a hurry.
+/// Patience with the swarm grows with the logarithm of its size: a piece needs log n steps to spread, and a large swarm must not send every
+/// demand to the seed.
 const PATIENCE_PER_HOST_US: u64 = 5_000;
 
 impl Policy {
@@ -92,7 +93,7 @@ impl Policy {
         self.uploads.release(piece);
     }
 
-    /// A host owes one answer less.
+    /// Notes that a host owes one answer less.
     fn answered(&mut self, id: PeerId, flight: &Flight) {
         if let Some(peer) = self.peers.get(id) {
             peer.owes_less();
@@ -266,7 +267,7 @@ impl Policy {
         }
     }
 
-    /// Whether machines catch up, and want nothing but what they wait for.
+    /// Whether machines are catching up, so that nothing is fetched but what they wait for.
     fn is_catching_up(&self, now_us: u64) -> bool {
         !self.downloads.demands.is_empty() || now_us < self.downloads.calm_us
     }
@@ -312,7 +313,7 @@ impl Policy {
             .max(hosts * PATIENCE_PER_HOST_US)
     }
 
-    /// Whether a demand has waited so long that hosts are no longer believed to help: from now on it is the seed's.
+    /// Whether a demand has waited so long that it goes to the seed from now on.
     fn is_hopeless(&self, now_us: u64, since_us: u64) -> bool {
         let patience_us = self.seed_patience_us() * HOPELESS;
         self.peers.has_seed() && now_us.saturating_sub(since_us) >= patience_us
@@ -406,8 +407,8 @@ impl Policy {
         (peer.is_free(now_us) && peer.prefetching < most).then_some(ask)
     }
 
-    /// Whether what is due soon comes in time if nothing that is due later comes before it (section 2.2.2). Where the link is too slow
-    /// for it, machines wait in any order, and it is better if hosts have different pieces to give.
+    /// Whether what is due soon arrives in time if pieces are fetched in the order in which they are due (section 2.2.2). If the link is
+    /// too slow for that, machines wait whatever the order is, and it is better if hosts have different pieces to give.
     fn just_suffices(&self) -> bool {
         let Some(due) = self.ahead.due_within(SOON_MS) else {
             return false;
@@ -439,8 +440,8 @@ impl Policy {
         self.end_game(now_us, out);
     }
 
-    /// Takes back what was asked ahead of need and is long overdue: its answer may have been lost, and who waits for it without standing
-    /// still has no patience of its own.
+    /// Takes back prefetches that are long overdue, whose answers may have been lost. A demand has a limit of its own; a prefetch has only
+    /// this one.
     fn leave_late(&mut self, now_us: u64, out: &mut Vec<Action>) {
         let late_us = self.peers.late_us();
         let is_late = |flight: &Flight| match flight.asks[..] {
@@ -459,7 +460,7 @@ impl Policy {
         }
     }
 
-    /// Takes demands that wait too long at one host to another.
+    /// Moves demands that have waited too long at one host to another.
     fn move_demands(&mut self, now_us: u64, out: &mut Vec<Action>) {
         let demands: Vec<(PieceId, Demand)> = self
             .downloads

@@ -24,8 +24,8 @@ pub struct Config {
     /// What is under way ahead of need, in time of the link, in microseconds: a demand comes after it. 0 if only the numbers here bound it.
     /// On 20 Mbit/s, 16 pieces are 420 ms.
     pub queue_us: u64,
-    /// Whether nothing is asked ahead of need while a machine waits, nor until it has gone on for as long as it waited: one that waits most
-    /// of the time is catching up.
+    /// Whether nothing is asked for ahead of need while a machine waits, and afterwards until it has run for as long as it waited. A
+    /// machine that waits most of the time is catching up.
     pub quiet: bool,
     /// Most prefetches under way at one host.
     pub prefetch_per_peer_max: usize,
@@ -39,7 +39,7 @@ pub struct Config {
     pub held_per_piece_max: usize,
     /// Bytes of a piece: the numbers of pieces here are for this size ([`Config::of_pieces`]).
     pub piece_bytes: u64,
-    /// A demand that has waited this long at one host is taken to another that has the piece, in microseconds.
+    /// A demand that has waited this long at one host is moved to another that has the piece, in microseconds.
     pub demand_patience_us: u64,
     /// A demand that has waited this long goes to the seed, in microseconds.
     pub seed_patience_us: u64,
@@ -67,8 +67,8 @@ impl Config {
         }
     }
 
-    /// Client and server, with a profile, of which nothing is asked while the machine catches up (section 4.4.1), and no more than comes in
-    /// a moment: the server's link is everybody's. The window is the paper's, 300 pieces of 16 KiB (section 2.2.4).
+    /// Client and server, with a profile. Nothing of the profile is asked for while the machine catches up (section 4.4.1), and never more
+    /// than arrives in a moment, because the server's link is everybody's. The window is the paper's, 300 pieces of 16 KiB (section 2.2.4).
     pub fn cs_p() -> Config {
         Config {
             prefetch: true,

@@ -105,7 +105,7 @@ pub enum Fault {
 /// What happened. What comes late, of a peer that is gone or a piece that nobody asked for, does no harm.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// A host takes part. All hosts of the swarm should be told of, also those without a connection: they are wardens.
+    /// A host takes part. Tell of every host of the swarm, also of those without a connection: each is the warden of some pieces.
     Joined(PeerId),
     /// There is a seed, which has all pieces. A further one is asked while those before it fail or send wrong bytes.
     Seed(PeerId),
@@ -134,7 +134,7 @@ pub enum Event<'a> {
     Withdrawn(PeerId, PieceId),
     /// A piece was sent to a host ([`Action::Serve`]), or could not be.
     Served(PeerId, PieceId),
-    /// So many pieces may be sent now ([`Policy::sendable`]); what isn't used at once is void.
+    /// So many pieces may be sent now ([`Policy::sendable`]); what isn't used at once is lost.
     Granted(usize),
     /// Time has passed; reported every 50 ms or so.
     Tick,
@@ -220,7 +220,7 @@ impl Policy {
         self.downloads.asks()
     }
 
-    /// Returns the number of entries that this policy remembers of peers' questions: what they could make grow.
+    /// Returns how many entries this policy keeps for peers' questions, which peers could make grow: for tests of the bound.
     pub fn held(&self) -> usize {
         self.uploads.len()
     }
@@ -322,7 +322,8 @@ impl Policy {
         });
     }
 
-    /// Returns whose duty a piece is, as this host sees it: of a warden that is slow, who stands in for it; `None` without wardens.
+    /// Returns the host whose duty a piece is, as this host sees it: the warden, or the host that stands in for one that is slow. `None`
+    /// without wardens.
     fn warden(&mut self, now_us: u64, piece: PieceId) -> Option<PeerId> {
         let peers = &self.peers;
         let slow = |peer| peers.is_slow(peer, now_us);

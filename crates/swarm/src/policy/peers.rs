@@ -10,19 +10,20 @@ const FAILURES_MAX: u32 = 64;
 const PACE_WEIGHT: f64 = 0.2;
 /// How long a host is believed to take that was never asked, in microseconds: some pieces of 64 KiB at 100 Mbit/s.
 const PACE_US: f64 = 20_000.0;
-/// How often it is looked anew how long hosts take, in microseconds.
+/// How often the times that hosts take are compared anew, in microseconds.
 const TYPICAL_EVERY_US: u64 = 100_000;
-/// Fewer hosts than that tell nothing of what is typical.
+/// With fewer hosts than that, nothing is known of what is typical.
 const TYPICAL_HOSTS: usize = 3;
-/// So many times as long as is typical is slow.
+/// A host that takes so many times the typical time is slow.
 const SLOW: f64 = 4.0;
-/// Nobody is slow who takes less than that, in microseconds.
+/// A host that takes less than that is never slow, in microseconds.
 const SLOW_LEAST_US: f64 = 100_000.0;
 /// A host that was slow is tried again after so long, in microseconds.
 const SLOW_FOR_US: u64 = 30_000_000;
-/// A host that was silent for so many times as long as is typical may have stalled.
+/// A host that was silent for so many times the typical time may have stalled.
 const STALL: f64 = 8.0;
-/// So many times as long as is typical is overdue: of a dozen questions each may wait for all others, and for those of other hosts.
+/// An answer is overdue after so many times the typical time: of a dozen questions each may wait for all others, and for those of other
+/// hosts.
 const LATE: f64 = 50.0;
 /// Nothing is overdue before that, and everything is after that, in microseconds.
 const LATE_LEAST_US: u64 = 2_000_000;
@@ -33,7 +34,7 @@ const PASSED_MAX_US: u64 = 1_000_000;
 const SEEDS_MAX: usize = 8;
 /// How long a seed is left alone at most that sends wrong bytes again and again, in microseconds.
 const DISTRUST_US_MAX: u64 = 60_000_000;
-/// Silence is never forgiven for longer than so many times the patience with it.
+/// Silence is never excused for longer than so many times the patience with it.
 const STALL_TIMES_MAX: u64 = 6;
 
 #[derive(Clone, Debug)]
@@ -48,11 +49,12 @@ pub(super) struct Peer {
     pace_us: f64,
     refused_until_us: u64,
     failures: u32,
-    /// Answers in a row with wrong bytes, of a seed: others are dropped for the first; and until when it is left alone for them.
+    /// For a seed: answers in a row with wrong bytes, and until when it is left alone for them. (Other hosts are dropped for the first.)
     wrong: u32,
     distrusted_until_us: u64,
-    /// How long it has owed something since it last answered, with pauses: demands are taken back from a host that is silent before one of
-    /// them has waited for long. Prefetch counts only while nothing else is on its way, which goes first.
+    /// For how long it has owed something since it last answered, all together: demands are taken back from a silent host before one of
+    /// them has waited for long, so that no single wait shows it. Prefetch counts only while no demand is on its way, since demands go
+    /// first.
     silent_us: u64,
     /// When it was last asked or answered.
     dealt_us: u64,
@@ -360,7 +362,7 @@ impl Peer {
         self.refused_until_us = at_us;
     }
 
-    /// It owes an answer less: it has given it, or it is not wanted any more.
+    /// Notes that it owes an answer less: it has given it, or the answer is not wanted any more.
     pub(super) fn owes_less(&mut self) {
         self.asked = self.asked.saturating_sub(1);
     }
@@ -385,8 +387,8 @@ impl Peer {
         self.wrong = self.wrong.saturating_add(1);
     }
 
-    /// It does not give a piece; `sure`: although it said that it has it. A warden may refuse what it never said it had, and a host that knows
-    /// another layout of the image has to. Returns whether it has failed too often.
+    /// Notes that it does not give a piece; `sure`: although it said that it has it. (A warden may refuse a piece that it never said it
+    /// had, and a host that knows another layout of the image has to.) Returns whether it has failed too often.
     pub(super) fn has_failed(&mut self, now_us: u64, sure: bool) -> bool {
         self.was_heard(now_us);
         self.failures += u32::from(sure);

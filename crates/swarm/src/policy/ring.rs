@@ -52,8 +52,8 @@ impl Ring {
         self.places[first].1
     }
 
-    /// Returns whose duty a piece is once those are left out that `passed` says: the warden, or who stands in for it. If all of them are
-    /// left out it is the warden. The ring must have a host.
+    /// Returns the host whose duty a piece is, leaving out those for which `passed` is true: the warden, or the first that stands in for
+    /// it. If all are left out, it is the warden. The ring must have a host.
     pub(super) fn warden_but(&mut self, piece: PieceId, passed: impl Fn(PeerId) -> bool) -> PeerId {
         let warden = self.warden(piece);
         match passed(warden) {

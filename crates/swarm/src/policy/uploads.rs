@@ -1,4 +1,4 @@
-//! What others ask of this host: demand before prefetch, a few at a time, within what the caller grants.
+//! The questions of other hosts to this one: answered demand before prefetch, a few at a time, within what the caller grants.
 use super::{Action, Config, PeerId, PieceId, Purpose};
 use std::collections::{HashMap, VecDeque};
 

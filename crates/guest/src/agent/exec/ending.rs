@@ -5,7 +5,7 @@
 
 /// How long processes have between the request to end and their end, in ms.
 const GRACE_MS: u64 = 5_000;
-/// How often is looked whether all have ended, in ms. Nothing tells of the end of those that are no children of the agent.
+/// How often to check whether all have ended, in ms. Nothing tells of the end of those that are no children of the agent.
 const LOOK_MS: u64 = 20;
 /// How long killed processes are waited for, in ms. One that waits for a disk can't end before that answers.
 const KILLED_MS_MAX: u64 = 5_000;
@@ -15,8 +15,8 @@ const TERM: u8 = libc::SIGTERM as u8;
 /// The end.
 const KILL: u8 = libc::SIGKILL as u8;
 
-/// Returns whether who sends a command this signal wants all to end that it started. A terminal that was closed (SIGHUP) does not say so:
-/// what was made to outlive that goes on.
+/// Returns whether this signal means that everything the command has started is to end. A terminal that was closed (SIGHUP) does not say
+/// so: what was made to outlive that goes on.
 pub(super) fn wants_end(signal: u8) -> bool {
     [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGKILL].contains(&libc::c_int::from(signal))
 }
@@ -36,13 +36,13 @@ pub(super) struct Ending {
     killed_ms: Option<u64>,
     /// Whether the command's first process has ended.
     over: bool,
-    /// When is to be looked whether others are left.
+    /// When to check next whether others are left.
     look_ms: u64,
     done: bool,
 }
 
 impl Ending {
-    /// A command has started, whose time is over at `limit_ms`.
+    /// Begins with a command that has started; its time is over at `limit_ms`.
     pub fn new(limit_ms: Option<u64>) -> Ending {
         Ending {
             limit_ms,
@@ -57,7 +57,7 @@ impl Ending {
         }
     }
 
-    /// Its user sends a signal that [wants its end](wants_end). Returns whether all that it started gets it.
+    /// Notes that its user sends a signal that [wants its end](wants_end). Returns whether everything that it started is to get the signal.
     pub fn told(&mut self, now_ms: u64, signal: u8) -> bool {
         if self.over && !self.wanted {
             return false; // it has ended by itself
@@ -70,7 +70,7 @@ impl Ending {
         true
     }
 
-    /// Its first process has ended.
+    /// Notes that its first process has ended.
     pub fn over(&mut self, now_ms: u64) {
         self.over = true;
         if self.wanted {
@@ -115,7 +115,7 @@ impl Ending {
         [limit, look, self.kill_ms].into_iter().flatten().min()
     }
 
-    /// Returns whether it has ended, and all that was to end with it.
+    /// Returns whether it has ended, together with everything that was to end with it.
     pub fn is_done(&self) -> bool {
         self.done
     }

@@ -1,9 +1,9 @@
 //! Control groups, one for each command: what it starts is in its group, whatever sessions and parents that has by then.
 //!
-//! They are in a hierarchy of the agent's own, which has a name and no controllers (cgroups(7), "Cgroups version 1"; OpenRC keeps
-//! account of services so): it limits nothing, and nobody else looks after it. In the kernel's other hierarchy, cgroup 2, groups are
-//! systemd's, which moves a process out of its command's for `su -` and `systemd-run --scope`. To enter one there is to wait until all
-//! CPUs have passed a quiet state, with every command; a thread that moves itself to a group of this hierarchy waits for nothing.
+//! They are in a hierarchy of the agent's own, which has a name and no controllers (cgroups(7), "Cgroups version 1"; OpenRC keeps account
+//! of services so): it limits nothing, and nobody else looks after it. In the kernel's other hierarchy, cgroup 2, groups are systemd's,
+//! which moves a process out of its command's for `su -` and `systemd-run --scope`. Entering a group there waits until every CPU has passed
+//! a quiet state, once for each command; a thread that moves itself to a group of this hierarchy waits for nothing.
 
 use crate::agent::sys;
 use std::collections::VecDeque;
@@ -13,14 +13,14 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-/// Where the hierarchy is mounted for the moment that it takes to open it. As a mount that stays it would be in everybody's way.
+/// Where the hierarchy is mounted, only for the moment that it takes to open it: a lasting mount would be in everybody's way.
 const DIR: &str = "/run/floe.groups";
 /// Its options for the kernel: no controllers, and the name that `/proc/PID/cgroup` tells.
 const OPTIONS: &CStr = c"none,name=floe";
-/// How many groups are looked at when a command starts whether they have become empty.
+/// How many old groups are checked, each time that a command starts, for whether they are empty and can be removed.
 const AGAIN_MAX: usize = 8;
 
-/// Mounts the hierarchy and returns its directory, without which nothing is left of the mount.
+/// Mounts the hierarchy, opens its directory, and unmounts it again; returns the directory, the only way to it from then on.
 fn mounted(dir: &Path) -> io::Result<File> {
     match fs::create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

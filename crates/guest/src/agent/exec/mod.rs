@@ -57,14 +57,14 @@ struct Process {
     unread: VecDeque<Vec<u8>>,
     input_ends: bool,
     outputs: [Option<File>; 2],
-    /// After its end: how many more bytes of each output it had written itself.
+    /// After its end: how many bytes of each output, not read yet, it had written itself.
     left: [usize; 2],
     /// When the rest of its output is no longer waited for.
     last_words_ms: u64,
     ending: Ending,
 }
 
-/// What a descriptor that is polled belongs to.
+/// What a descriptor that is waited for belongs to.
 #[derive(Clone, Copy)]
 pub(super) enum Polled {
     ChildEnds,
@@ -404,7 +404,8 @@ impl Process {
         }
     }
 
-    /// Returns whether it runs, somebody waits for it, or pipes of its that others still hold are to be read on.
+    /// Returns whether it is still to be kept: because it runs, somebody waits for it, or others still hold its pipes, which must be read
+    /// on.
     fn is_of_use(&self) -> bool {
         let open = self.outputs.iter().any(Option::is_some);
         !self.ending.is_done() || self.stream.is_some() || open && !self.terminal

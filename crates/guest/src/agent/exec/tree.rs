@@ -10,9 +10,9 @@ use std::io;
 
 /// What a command has started, itself included.
 pub(super) enum Tree {
-    /// What is in this group.
+    /// The processes in this control group.
     Group(Group),
-    /// What comes from its first process, or has its mark.
+    /// The processes that descend from its first process, or have its mark.
     Walk {
         /// The first process.
         first: u32,
@@ -75,7 +75,7 @@ impl Trees {
         }
     }
 
-    /// Starts a process as a request wants it. Returns it with what it will have started.
+    /// Starts a process as a request wants it. Returns it with a [`Tree`], by which everything that it starts can be found.
     pub fn start(&mut self, request: &Request) -> Result<(Started, Tree), Refused> {
         let group = self.enter();
         let mark = group.is_none().then(|| self.mark());

@@ -1,7 +1,7 @@
 //! The processes of a command where the guest's kernel has no control groups: found by what it tells of all processes.
 //!
 //! To a command belong its first process, those of the session that this leads, those that have the command's mark in their environment,
-//! and what these have started. So one is missed that has a session of its own, no such variable, and a parent that has ended.
+//! and what these have started. A process is missed if it has a session of its own, lacks the variable, and its parent has ended.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! What programs have read and was not told yet, within bounds.
+//! Collects, within bounds, what programs have read and the node was not told of yet.
 
 use crate::asked::{Asked, NAME_BYTES_MAX, PARTS_MAX, SECTOR_BYTES};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl Gathered {
         }
     }
 
-    /// Takes those programs out that have read most, so many at most.
+    /// Takes the programs out that have read most, at most so many.
     pub fn take(&mut self, most: usize) -> Vec<Asked> {
         let mut names: Vec<(u64, String)> = self
             .0

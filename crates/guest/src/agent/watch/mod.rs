@@ -1,9 +1,9 @@
-//! Who in this guest reads from disks, so that the host can let those go first for whom somebody waits.
+//! Tells which programs in this guest read from disks, so that the host can serve those first for which a person waits.
 //!
-//! The kernel tells it of each request, through an instance of its tracing that is the agent's own ([`trace`]): nothing is done while
-//! nobody reads, and a request costs the guest some microseconds. A kernel without tracing tells only how much each process has
-//! read ([`amounts`]); then `/proc` is looked through, several times a second while a disk is read, and the disks' counters once a
-//! second otherwise. What comes of both is gathered by program ([`gather`]) and told a few times a second at most.
+//! The kernel reports each request, through an instance of its tracing that is the agent's own ([`trace`]): nothing is done while nobody
+//! reads, and a request costs the guest some microseconds. A kernel without tracing tells only how much each process has read
+//! ([`amounts`]); then `/proc` is looked through, several times a second while a disk is read, and the disks' counters once a second
+//! otherwise. What comes of both is gathered by program ([`gather`]) and told a few times a second at most.
 
 mod amounts;
 mod event;
@@ -22,7 +22,7 @@ const HOLD_MS: u64 = 40;
 /// Programs that are told of at once, those that read most. The others follow the next time.
 const TOLD_AT_ONCE: usize = 4;
 
-/// Where it is learnt.
+/// Where that is learned from.
 enum From {
     Trace(Trace),
     Amounts(Amounts),
@@ -33,7 +33,7 @@ pub(super) struct Watch {
     session: u64,
     from: From,
     gathered: Gathered,
-    /// Not to look again before, in ms.
+    /// The earliest time of the next look, in ms.
     held_ms: u64,
 }
 

@@ -39,10 +39,10 @@ const SERVERS: [Server; 2] = [
 const SSHD: [&str; 2] = ["etc/ssh/sshd_config", "etc/ssh/sshd_config.d"];
 /// Largest file of that, and of a public key, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
-/// Kinds that later versions of the servers know no more: such a key is of no use to them.
+/// Kinds of keys that newer versions of the servers no longer know: such a key is removed.
 const FORMER_KINDS: [&str; 2] = ["dsa", "dss"];
 
-/// Replaces all keys of servers. Without the program that makes keys there is none either that needs them; they are removed.
+/// Replaces all keys of servers. Where the program that makes keys is missing, no server is installed that needs them: they are removed.
 pub(super) fn renew(root: &Path, done: &mut Forgotten) -> Result<(), String> {
     for server in &SERVERS {
         let mut makes = None;

@@ -45,7 +45,7 @@ const SEEDS: [&str; 9] = [
     "boot/efi/loader/random-seed",
     "efi/loader/random-seed",
 ];
-/// Directories of DHCP clients, and how the names of their leases end; and the keys from which they derive who they are.
+/// Directories of DHCP clients, each with how the names of its leases end; and the files with the keys from which clients derive their ids.
 const LEASES: [(&str, &[&str]); 8] = [
     ("var/lib/dhcp", &[".leases", ".leases6", ".lease"]),
     ("var/lib/dhclient", &[".leases", ".lease"]),
@@ -56,8 +56,8 @@ const LEASES: [(&str, &[&str]); 8] = [
     ("run/systemd/netif/leases", &[""]),
     ("var/lib/systemd/network", &[""]),
 ];
-/// Files that are made anew when they are needed: the key with which systemd encrypts what services are told, and the message with the
-/// host name that those get who log in.
+/// Files that the system makes anew when they are needed: the key with which systemd encrypts the credentials of services, and the greeting
+/// that users see when they log in, which has the host name.
 const REMADE: [&str; 2] = ["var/lib/systemd/credential.secret", "run/motd.dynamic"];
 /// Who logged in, and who tried; and what was written when a cloud's keys and names were set up. Their older parts have a dot or a
 /// dash behind these names.
@@ -160,12 +160,12 @@ fn text(name: impl AsRef<std::ffi::OsStr>) -> String {
     name.as_ref().to_string_lossy().into_owned()
 }
 
-/// Whether it is a file itself, and no link to one that is somebody else's.
+/// Returns whether a path is a file itself, not a link to one.
 fn is_file(path: &Path) -> Result<bool, String> {
     Ok(if_there(path, fs::symlink_metadata(path))?.is_some_and(|found| found.is_file()))
 }
 
-/// Whether it is a file, or a link to one.
+/// Returns whether a path is a file or a link to one.
 fn leads_to_file(path: &Path) -> Result<bool, String> {
     Ok(if_there(path, fs::metadata(path))?.is_some_and(|found| found.is_file()))
 }

@@ -1,4 +1,4 @@
-//! Services that have something of the other machine in their memory: they begin anew and read what is in the files now.
+//! Restarts services that have something of the other machine in their memory, so that they read what is in the files now.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const UNITS: [&str; 6] = [
     "sshd.service",
     "dropbear.service",
 ];
-/// Those that would take away an address that is not theirs.
+/// Services that, when they restart, would take away an address that they have not set.
 const NETWORKS: [&str; 2] = ["systemd-networkd.service", "NetworkManager.service"];
 /// The program that restarts them.
 const SYSTEMCTL: [&str; 2] = ["usr/bin/systemctl", "bin/systemctl"];

@@ -85,7 +85,7 @@ fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
     let Ok(metadata) = std::fs::symlink_metadata(path) else {
         return 0;
     };
-    if is_empty_shelf(path) {
+    if is_empty_hash_folder(path) {
         return 0;
     }
     files.count += 1;
@@ -102,7 +102,7 @@ fn walk(root: &Path, path: &Path, files: &mut Kind) -> u64 {
 
 /// Returns whether this is an empty directory named after the first byte of the hashes in it: a repository keeps those,
 /// at most 256.
-fn is_empty_shelf(path: &Path) -> bool {
+fn is_empty_hash_folder(path: &Path) -> bool {
     let name = path
         .file_name()
         .and_then(|name| name.to_str())

@@ -1,4 +1,4 @@
-//! What is read of an image before anything of it runs: its device state, and other small regions.
+//! Reads the small regions of an image that are needed before its guest runs, such as the device state.
 
 use super::{Found, Sources};
 use crate::{
@@ -106,7 +106,8 @@ impl Sources {
         Ok(have)
     }
 
-    /// Reads a batch of items, again while a server that gave the manifest gives nothing usable. What comes is kept in the cache.
+    /// Reads a batch of items, and repeats that while the server, which has given the manifest, gives nothing usable. What arrives is kept
+    /// in the cache.
     fn read_patiently(
         &self,
         found: &Found,

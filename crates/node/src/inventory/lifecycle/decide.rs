@@ -26,7 +26,7 @@ pub(crate) struct Life {
     /// The operation under way.
     task: Option<Task>,
     reasons: BTreeSet<PauseReason>,
-    /// Reasons whose work stops the CPUs by itself and lets them go on.
+    /// Reasons that stop the CPUs and let them go on by themselves, as a capture does.
     itself: BTreeSet<PauseReason>,
     /// What the disk says.
     recorded: OnDisk,
@@ -109,7 +109,7 @@ pub(crate) enum Event {
     Loses(String),
     /// A reason to stand still begins.
     Begins(PauseReason),
-    /// A reason begins whose work stops the CPUs by itself.
+    /// A reason begins that stops the CPUs by itself, as a capture does.
     BeginsItself(PauseReason),
     /// It needs a node that does not answer, for this reason. `deaf` is whether its QEMU may not answer either.
     Orphaned {
@@ -126,7 +126,7 @@ pub(crate) enum Event {
     StoppedAtDisk(String),
     /// A reason is over. If its work has stopped the CPUs by itself, it has also let them go on.
     Ends(PauseReason),
-    /// Such a reason is over, but its work has left the CPUs stopped.
+    /// A reason that stopped the CPUs by itself is over, and has left them stopped.
     EndsStill(PauseReason),
     /// A reason is over; if the machine goes on therefore, users are told this.
     Over(PauseReason, String),
@@ -142,7 +142,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Whether the event is no more than a wish of this node: it can be taken back if it could not be carried out.
+    /// Whether the event is only a wish of this node, which is taken back if it could not be carried out.
     pub fn is_wish(&self) -> bool {
         matches!(
             self,
@@ -246,8 +246,8 @@ impl Life {
         self.hangs
     }
 
-    /// Whether something is still to be done that could not be done when it was due. While an operation is under way, that may be
-    /// doing it. A machine that needs another node is not meant: its QEMU may not answer for as long.
+    /// Whether something is still to be done that could not be done when it was due. An operation that is under way may be doing it. A
+    /// machine that needs another node does not count, since its QEMU may not answer until that is back.
     pub fn is_behind(&self) -> bool {
         self.task.is_none() && self.orphaned().is_none() && self.next().is_some()
     }
@@ -423,7 +423,7 @@ impl Life {
         true
     }
 
-    /// Keeps of the reasons that an earlier node has recorded those that are not over with it.
+    /// Drops the reasons of an earlier node that ended with it, and keeps the others.
     fn adopted(&mut self, still: bool) {
         let before = self.reasons();
         self.reasons.retain(|reason| !ends_with_its_node(*reason));

@@ -51,7 +51,7 @@ impl Drop for Paused<'_> {
             false => Event::Ends(reason),
         };
         if let Err(error) = self.entry.drive(event) {
-            tracing::warn!(machine = %self.entry.name, %error, "its record says that it stands still");
+            tracing::warn!(machine = %self.entry.name, %error, "its record says as before that it stands still");
         }
     }
 }

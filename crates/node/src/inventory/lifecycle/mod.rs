@@ -5,8 +5,8 @@
 //!   phase and reasons, what QEMU is told, and which events are published.
 //! - `drive`: carries the decisions out on the record and over QMP, in an order that leaves nothing standing after a kill.
 //!
-//! A machine that is parked has no QEMU that could stand still: that is a phase. One that is docked or offloaded will stand still
-//! for a reason of its own: a variant of [`floe_api::PauseReason`], with the same decisions.
+//! Why a machine stands still is a set of [`floe_api::PauseReason`]s, each of which begins and ends by itself. A machine
+//! without a QEMU has none: a parked one is in a phase of its own, and one that is docked goes on or has ended ([`Gone::Captured`]).
 //!
 //! Locks, in this order: [`crate::inventory::Entry`]'s `pauses`, `driving`, `writing`, then `life` and `state`, which are only
 //! held for a moment and never while the disk or QEMU is waited for.

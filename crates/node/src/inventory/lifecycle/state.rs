@@ -104,12 +104,12 @@ pub(crate) enum Task {
     Rollback,
     /// It was made small, and gets back what was taken from it.
     Expand,
-    /// What its guest has is noted, since that has begun anew, or its node has.
+    /// The node asks the guest what it has of its hardware, after the guest or the node began anew.
     Look,
 }
 
 impl Task {
-    /// Whether the task ends soon, or nobody has asked for it: other tasks then wait for it instead of being refused.
+    /// Whether other tasks wait for this one instead of being refused: because it ends soon, or because no user has asked for it.
     pub fn is_short(self) -> bool {
         matches!(
             self,
@@ -124,7 +124,7 @@ impl Task {
         )
     }
 
-    /// Whether it is asked for by no command of its name.
+    /// Whether no command has this task's name, so that messages name it in other words.
     pub fn is_unasked(self) -> bool {
         matches!(
             self,

@@ -10,8 +10,8 @@ use super::{Action, ThreadId};
 
 /// The part of a turn of the queue from which on a distance is too large (section 4.3.3).
 const THRESHOLD: f64 = 2.0 / 3.0;
-/// The smallest distance that is acted upon, in microseconds: what the paper allows as lag. It is also what one step makes up for from one
-/// look to the next, so that who has borrowed does not come to lend.
+/// The smallest distance that is acted upon, in microseconds: what the paper allows as lag. It is also what one step of nice values makes
+/// up for from one look to the next, so that no borrower overshoots and has to lend at the next look.
 const BEHIND_MIN_US: f64 = 25_000.0;
 /// The part of the threshold at which a loan ends: enough less that the next look does not begin it anew.
 const PAID: f64 = 0.25;

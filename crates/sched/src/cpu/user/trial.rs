@@ -1,5 +1,6 @@
-//! Whether it helps: everything is undone and done again, several times in turn, and what is seen with it is compared with what is seen
-//! without. Both are measured under the same load in the same minute; only times when machines are short of cores count.
+//! Finds out whether the scheduler helps: everything that it did is undone and done again, several times in turn, and what is seen with it
+//! is compared with what is seen without it. Both are measured under the same load in the same minute; only times when machines are short
+//! of cores count.
 
 use super::Notice;
 
@@ -13,12 +14,12 @@ const PARTS: u32 = 8;
 const LOOKS: u32 = 4;
 /// Looks without contention after which a trial is given up.
 const DULL_MAX: u32 = 16;
-/// How much less stacking or spread there must be with it than without, as a part of one.
+/// By how much stacking (siblings that share a core) or spread must be less with it than without it; 1 is all of it.
 const GAIN_MIN: f64 = 0.02;
 /// How much more machines may wait with it than without, as a part of one.
 const WAITS_MAX: f64 = 0.02;
-/// How much further from each other siblings may run, as a part of one: cores of which one is wanted by others more than another keep
-/// apart in time who is kept apart on them.
+/// How much further apart in time siblings may run with it than without it; 1 is as much again. Some of that is the price of keeping them
+/// on different cores: one core may be wanted by others more than another.
 const APART_IN_TIME_MAX: f64 = 0.05;
 /// How long it does nothing the first time that it did not help, in microseconds. Doubles from time to time.
 pub const STOPPED_MIN_US: u64 = 600_000_000;

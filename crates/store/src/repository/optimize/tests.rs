@@ -84,9 +84,9 @@ impl Fixture {
     }
 
     fn pack_files(&self) -> usize {
-        let shelves = std::fs::read_dir(self.repository.dir().join("packs")).unwrap();
-        shelves
-            .map(|shelf| std::fs::read_dir(shelf.unwrap().path()).unwrap().count())
+        let folders = std::fs::read_dir(self.repository.dir().join("packs")).unwrap();
+        folders
+            .map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap().count())
             .sum()
     }
 }

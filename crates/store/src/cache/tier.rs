@@ -37,14 +37,14 @@ pub enum Got {
     OnDisk,
 }
 
-pub(super) struct Shelf {
+pub(super) struct Tier {
     kind: Kind,
     dir: PathBuf,
     slab: Slab,
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// The slots of a shelf that a pin holds: one bit a slot, by shard; at most 1/32768 of the chunks' bytes.
+/// The slots of a tier that a pin holds: one bit a slot, by shard; at most 1/32768 of the chunks' bytes.
 pub(super) struct PinSet(Box<[Mutex<Vec<u64>>]>);
 
 impl PinSet {
@@ -61,13 +61,8 @@ impl PinSet {
     }
 }
 
-impl Shelf {
-    pub fn open(
-        dir: &Path,
-        name: &str,
-        kind: Kind,
-        budget_bytes: u64,
-    ) -> Result<Shelf, StoreError> {
+impl Tier {
+    pub fn open(dir: &Path, name: &str, kind: Kind, budget_bytes: u64) -> Result<Tier, StoreError> {
         let slot_bytes = kind.raw_size();
         let slots = (budget_bytes / slot_bytes as u64).clamp(1, u64::from(u32::MAX) / 2);
         let wanted = (slots / SLOTS_PER_SHARD_MIN).clamp(1, SHARDS_MAX);
@@ -83,7 +78,7 @@ impl Shelf {
                 all[(slot % count) as usize].recover(slot / count, &hash);
             }
         })?;
-        Ok(Shelf {
+        Ok(Tier {
             kind,
             dir: dir.to_path_buf(),
             slab,
@@ -161,7 +156,7 @@ impl Shelf {
         self.read_by(hash, out, pin, read) == Got::Here
     }
 
-    /// Copies the item to `out` as [`Shelf::read`] does, unless the disk would have to be accessed for it.
+    /// Copies the item to `out` as [`Tier::read`] does, unless the disk would have to be accessed for it.
     pub fn read_now(&self, hash: &Hash, out: &mut [u8], pin: Option<&PinSet>) -> Got {
         self.read_by(hash, out, pin, Slab::read_now)
     }
