@@ -22,7 +22,7 @@ impl Written {
 }
 
 /// The numbers of a text, in order. Three digits after a space belong to the digits before it (`1 185`); digits within a word are no
-/// number (`n8`).
+/// number (`n8`), and a minus belongs to one if nothing but a space is before it.
 fn numbers(text: &str) -> Vec<Written> {
     let letters: Vec<char> = text.chars().collect();
     let digit = |at: usize| letters.get(at).is_some_and(char::is_ascii_digit);
@@ -35,7 +35,11 @@ fn numbers(text: &str) -> Vec<Written> {
             at += 1;
             continue;
         }
+        let is_negative = at > 0 && letters[at - 1] == '-' && (at == 1 || letters[at - 2] == ' ');
         let (mut written, mut decimals) = (String::new(), 0);
+        if is_negative {
+            written.push('-');
+        }
         loop {
             while digit(at) {
                 written.push(letters[at]);
@@ -354,6 +358,7 @@ fn numbers_are_read_as_they_are_written() {
         values("0.105 ms; `n8`, q35 and 1.20 / 100.00 % / 1164.5 s"),
         [0.105, 1.2, 100.0, 1164.5]
     );
+    assert_eq!(values("-0.561 ms, 7-8, -2"), [-0.561, 7.0, 8.0, -2.0]);
     assert!(values("not measured yet").is_empty());
     assert_eq!(
         last_number("zstd -3 -T0: 1 185 MB/s").map(|n| n.value),
