@@ -27,10 +27,20 @@ pub(super) const PAPER: Paper = Paper {
                     Against("fork", "all_running_ms_n32"),
                 ),
                 row(
+                    "sent to four hosts by unicast and loaded there, 1 GB",
+                    "",
+                    Against("fork", "hosts_answer_ms_n4"),
+                ),
+                row(
+                    "clones on four hosts instead, until they answer",
+                    "",
+                    Value("fork", "hosts_answer_ms_n4"),
+                ),
+                row(
                     "to 32 hosts, by NFS and by multicast, 1 GB",
                     "hundreds of seconds, minutes",
                     NotHere(
-                        "no experiment sends a suspended image to hosts; its part on one host is in",
+                        "32 hosts with links and disks of their own are needed; one to four namespaces are in",
                         "floe-lab fork",
                     ),
                 ),
