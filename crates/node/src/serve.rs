@@ -17,6 +17,7 @@ use crate::{
     independence::Independence,
     inventory::{Entry, Inventory, Users},
     machines::{self, Machines},
+    moves::Moves,
     network,
     park::Parks,
     placement,
@@ -402,6 +403,16 @@ fn services(
         captures.clone(),
         forks.clone(),
     )?;
+    let moves = Moves::new(
+        core.clone(),
+        cluster.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+        captures.clone(),
+        forks.clone(),
+        parks.clone(),
+    );
     let guests = Guests::new(
         core.clone(),
         images.clone(),
@@ -440,6 +451,7 @@ fn services(
         pool,
         ensembles,
         parks,
+        moves,
         guests,
         adoption,
     }))
@@ -470,6 +482,7 @@ fn begin(
     node.independence.start_looking_after()?;
     node.vcpus.start_looking_after()?;
     node.parks.start_looking_after()?;
+    node.moves.start_looking_after()?;
     node.shrinks.start_giving_back()?;
     node.trims.start_looking_after()?;
     node.forks.start_watching_parents()?;

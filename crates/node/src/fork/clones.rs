@@ -317,6 +317,7 @@ impl Forks {
                 independence: None,
                 ensemble: planned.map(|planned| planned.ensemble.clone()),
                 swarm: None,
+                turn: None,
             };
             (self.core.home.machine(place), record)
         };

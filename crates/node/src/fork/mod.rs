@@ -20,6 +20,7 @@ mod kin;
 mod known;
 mod layer;
 mod layers;
+mod lent;
 mod multicast;
 mod network;
 mod orders;
@@ -42,7 +43,7 @@ pub(crate) use instant::no_parent;
 pub(crate) use kept::Keeping;
 pub(crate) use layers::Layers;
 pub(crate) use orders::is_ordered_by;
-pub(crate) use serve::{Way, router};
+pub(crate) use serve::{PATH, Way, router};
 
 use crate::{
     MachineName,
@@ -69,6 +70,7 @@ use floe_store::StoreError;
 use floe_threads::Cancel;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
+use lent::Lent;
 use parking_lot::Mutex;
 use record::ForkRecord;
 use records::Records;
@@ -171,6 +173,8 @@ pub(crate) struct Forks {
     tickets: Arc<Tickets>,
     /// The forks' images in the repository, until nobody needs them.
     unneeded: Mutex<Unneeded>,
+    /// The images of machines that move to another node, which reads them as it reads a fork's.
+    pub lent: Lent,
 }
 
 /// Where a forked image's memory is.
@@ -245,6 +249,7 @@ impl Forks {
             machines,
             captures,
             layers,
+            lent: Lent::default(),
         });
         let user: Weak<Forks> = Arc::downgrade(&forks);
         forks.images.ask_too(user.clone());

@@ -18,6 +18,7 @@ mod parts;
 mod pauses;
 pub mod record;
 pub(crate) mod small;
+pub(crate) mod turn;
 mod users;
 
 pub(crate) use clock::Setter;
@@ -543,7 +544,6 @@ fn free_place(name: &MachineName, used: impl Fn(&str) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::record::{Origin, RECORD_VERSION};
     use floe_api::ErrorCode;
     use std::path::Path;
 
@@ -553,40 +553,20 @@ mod tests {
 
     fn record(name: &MachineName, uid: Option<u32>) -> Record {
         Record {
-            version: RECORD_VERSION,
             name: name.to_string(),
             image_name: "tiny".into(),
             image: Hash::of(b"image"),
             disk_base: Hash::of(b"base"),
-            origin: Origin::default(),
+            origin: Default::default(),
             config: Default::default(),
             forwards: Vec::new(),
             restored: false,
             wanted: Wanted::Starting,
-            detail: String::new(),
             created_unix_s: 0,
             uid,
-            household: Default::default(),
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
-            traced: true,
-            pauses: Default::default(),
-            family: None,
-            network: None,
-            host_access: Default::default(),
-            limits: Default::default(),
-            afterwards: Default::default(),
-            own_disks: Vec::new(),
-            next_disk: 0,
-            own_layers: 0,
-            park_after_s: None,
-            small: Default::default(),
-            fresh: None,
-            given: Default::default(),
-            resizing: None,
-            independence: None,
-            ensemble: None,
-            swarm: None,
+            ..record::tests::record()
         }
     }
 

@@ -5,6 +5,7 @@
 
 use super::given::Given;
 use super::small::{Fresh, Small};
+use super::turn::Turn;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward,
@@ -124,6 +125,9 @@ pub struct Record {
     /// Whether it takes part in its image's swarm; `None` means as the node says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<SwarmUse>,
+    /// Where it stands between this node and another, if it moves or has moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Turn>,
 }
 
 /// The machines that share their limits: one that a user made, and the clones that its guest and theirs made of it.
@@ -412,6 +416,7 @@ impl Record {
             return Err(format!("{household:?} is no household"));
         }
         record.origin.swarm.check()?;
+        record.turn.iter().try_for_each(Turn::check)?;
         Ok(record)
     }
 
@@ -512,6 +517,7 @@ pub(crate) mod tests {
             independence: None,
             ensemble: None,
             swarm: None,
+            turn: None,
         }
     }
 

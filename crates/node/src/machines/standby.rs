@@ -324,6 +324,7 @@ impl Machines {
             independence: None,
             ensemble: None,
             swarm: None,
+            turn: None,
         };
         let attached = self.attach_record(
             &record,

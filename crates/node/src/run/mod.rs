@@ -236,6 +236,7 @@ impl Runs {
                 independence: independent,
                 ensemble: None,
                 swarm: swarm_of(request),
+                turn: None,
             };
             (self.core.home.machine(place), record)
         };

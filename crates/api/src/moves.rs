@@ -1,0 +1,34 @@
+//! Machines that move to another node of their cluster.
+
+use super::*;
+
+/// Body of `POST /v1/machines/{name}/move`. It names one of `to` and `here`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// The member of the cluster on which the machine is to run: its name, or `https://ADDRESS:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Lets the machine go on on this node, although the node that it was given to does not say that it runs there, or the one that it
+    /// comes from does not give it away. If that node has it run all the same, it runs on both until they hear of each other; what the
+    /// one did that is then too late is kept as an image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub here: bool,
+    /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks_s: Option<u32>,
+}
+
+/// How a machine has moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MoveReport {
+    /// The name of the node that has it now.
+    pub to: String,
+    /// Bytes that crossed the network for what that node lacked.
+    pub wire_bytes: u64,
+    /// For how long its guest stood still, as the node saw it that gave it away, in milliseconds.
+    pub down_ms: f64,
+    /// Why its guest does not run there yet: it is parked there. Empty if it runs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+}
