@@ -88,12 +88,10 @@ impl Moves {
                 }
                 self.bring(order, by)
             }
-            // its record may not be on the disk yet
-            (Heard::Ready, Some(entry)) if entry.task().is_some() => {
-                Ok(Reply::Bringing { done: 0, total: 0 })
-            }
-            (Heard::Ready, _) => Ok(Reply::Ready {
-                wire_bytes: self.was_brought(&order.key),
+            (Heard::Ready, Some(entry)) => Ok(match self.was_brought(&order.key) {
+                Some(wire_bytes) if entry.task().is_none() => Reply::Ready { wire_bytes },
+                // its record may not be on the disk yet
+                _ => Reply::Bringing { done: 0, total: 0 },
             }),
             (Heard::Takes(_), Some(entry)) => self.take(&entry, order.number, &from),
             (Heard::Runs, Some(entry)) => Ok(runs(&entry)),
@@ -210,11 +208,14 @@ impl Moves {
         Ok(Reply::Bringing { done: 0, total: 0 })
     }
 
-    /// Returns how many bytes crossed the network for a machine that has come, as far as this node remembers.
-    fn was_brought(&self, key: &str) -> u64 {
+    /// Returns how many bytes crossed the network for a machine that has come, as far as this node remembers; `None` if that is still under
+    /// way.
+    fn was_brought(&self, key: &str) -> Option<u64> {
         let known = self.arriving.lock().get(key).cloned();
-        let ended = known.and_then(|known| known.ended());
-        ended.and_then(Result::ok).unwrap_or_default()
+        known.map_or(Some(0), |known| {
+            let ended = known.ended()?;
+            Some(ended.unwrap_or_default())
+        })
     }
 
     /// Brings a machine's image here, and makes the machine: parked, and not to go on before it is given.
@@ -263,7 +264,12 @@ impl Moves {
         let image_name = &order.machine.image_name;
         let operation = self
             .inventory
-            .reserve(Some(name), image_name, make, Task::Move)?;
+            .reserve(Some(name), image_name, make, Task::Move);
+        // a name that was given to another machine meanwhile stays that one's
+        let operation = operation.map_err(|error| {
+            let error = error.to_api();
+            failed(error.message, error.fix)
+        })?;
         let mut making = self.machines.making(operation);
         making.make_dir()?;
         // first the record: a directory without one is nobody's
