@@ -14,6 +14,9 @@ pub struct MoveRequest {
     /// one did that is then too late is kept as an image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub here: bool,
+    /// Copies nothing ahead while the machine runs: it is less work for both nodes, and the machine stands still for longer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub still: bool,
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks_s: Option<u32>,

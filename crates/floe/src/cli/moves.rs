@@ -17,11 +17,12 @@ use floe_api::{MachineStatus, MoveReport, MoveRequest};
 #[command(after_help = "\
 Example:
   floe cluster members        # which nodes there are
-  floe move web --to beta     # web stands still, beta brings what it lacks of it, and it goes on there
+  floe move web --to beta     # beta brings what it lacks of web, and web goes on there
 Example: make a host empty before it is maintained
   floe move --all --to beta
 
-Only what the other node does not have crosses the network, encrypted: an image that both have is not sent. Programs in the guest go on where
+Only what the other node does not have crosses the network, encrypted: an image that both have is not sent. Most of it is copied ahead, while
+the machine runs, so that it stands still only for what it changes meanwhile. One that is parked is woken for it. Programs in the guest go on where
 they were; connections to its forwarded ports are cut, and new ones are answered at the other host. Whatever is killed or cut on the way, the
 machine runs on one of the two nodes: on this one until it is given away, on the other from then on. Ctrl-C before that takes it back.
 
@@ -42,6 +43,9 @@ pub struct Move {
     /// Let machines go on here that were given to a node, or come from one, that is gone for good
     #[arg(long, conflicts_with = "to")]
     here: bool,
+    /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
+    #[arg(long, conflicts_with = "here")]
+    still: bool,
     #[command(flatten)]
     hooks: args::HooksArgs,
 }
@@ -55,6 +59,7 @@ impl Move {
         let request = MoveRequest {
             to: self.to,
             here: self.here,
+            still: self.still,
             hooks_s: self.hooks.hooks,
         };
         let turns = Turns::take(cx, &names, |client, name| {

@@ -25,7 +25,11 @@ use floe_api::{ApiError, Event, Happened};
 use floe_image::{Hash, MachineConfig};
 use floe_threads::Cancel;
 use parking_lot::Mutex;
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// How many machines may be on their way here at once.
@@ -34,6 +38,7 @@ const ARRIVING_MAX: usize = 16;
 /// A machine that is being brought here.
 pub(super) struct Bringing {
     number: u64,
+    image: Hash,
     cancel: Cancel,
     /// What the pull reports.
     events: Mutex<UnboundedReceiver<Event>>,
@@ -78,6 +83,9 @@ impl Moves {
         if let Word::Asked { config } = &order.word {
             self.could_come(&order.machine, config, here.as_deref(), &from)?;
             return Ok(Reply::Could);
+        }
+        if matches!(order.word, Word::Ahead { .. }) {
+            return self.bring(order, by);
         }
         let turn = here.as_ref().and_then(|entry| entry.turn());
         let given = order.word == Word::Given;
@@ -143,22 +151,25 @@ impl Moves {
         }
     }
 
-    /// Brings a machine here, or says how far that is.
+    /// Brings a machine here, or what it was a moment ago, or says how far that is.
     fn bring(self: &Arc<Self>, order: &Order, by: &FromMember) -> Result<Reply, NodeError> {
-        let Word::Offered { image, token } = &order.word else {
+        let (Word::Ahead { image, token } | Word::Offered { image, token }) = &order.word else {
             return Ok(Reply::Stale);
         };
+        let ahead = matches!(order.word, Word::Ahead { .. });
         let mut arriving = self.arriving.lock();
         if let Some(known) = arriving.get(&order.key).cloned() {
+            let is_it = known.number == order.number && known.image == *image;
             match known.ended() {
-                None if known.number == order.number => {
+                None if is_it => {
                     let (done, total) = known.look();
                     return Ok(Reply::Bringing { done, total });
                 }
-                Some(Err(error)) if known.number == order.number => {
+                Some(Err(error)) if is_it => {
                     arriving.remove(&order.key);
                     return Err(error.into());
                 }
+                Some(Ok(wire_bytes)) if is_it && ahead => return Ok(Reply::Ready { wire_bytes }),
                 // of an earlier hand-over, or what it brought is gone again
                 _ => {
                     known.cancel.cancel();
@@ -176,6 +187,7 @@ impl Moves {
         let (report, events) = Report::new();
         let bringing = Arc::new(Bringing {
             number: order.number,
+            image: *image,
             cancel: report.cancel(),
             events: Mutex::new(events),
             state: Mutex::default(),
@@ -236,10 +248,33 @@ impl Moves {
         let found = self.images.sources.find_at(*image, origin)?;
         self.machines.check_loads(&found.manifest.config, None)?;
         let brought = self.images.bring_here(&found, report)?;
+        if matches!(order.word, Word::Ahead { .. }) {
+            self.keep_ahead(&order.key, *image);
+            return Ok(brought.wire_bytes);
+        }
         self.make(order, &found, by)?;
         // only now, or it would be taken for what no machine needs
         self.parks.is_memory(*image);
+        self.drop_ahead(|key, _| key == order.key);
         Ok(brought.wire_bytes)
+    }
+
+    /// Keeps what was brought ahead of a machine, until that has come or does not come.
+    fn keep_ahead(&self, key: &str, image: Hash) {
+        self.drop_ahead(|known, _| known == key);
+        let kept = (image, Instant::now());
+        self.ahead.lock().insert(key.to_owned(), kept);
+    }
+
+    /// Lets what was brought ahead go, where this is so of a machine's key and of how long ago that was.
+    pub(super) fn drop_ahead(&self, goes: impl Fn(&str, Duration) -> bool) {
+        self.ahead.lock().retain(|key, (image, since)| {
+            let gone = goes(key, since.elapsed());
+            if gone {
+                self.parks.is_memory(*image); // of no machine, so it is removed
+            }
+            !gone
+        });
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.

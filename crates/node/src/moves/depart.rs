@@ -5,7 +5,9 @@ use super::{
     wire::{self, Order, Reply, Travels, Word},
 };
 use crate::{
+    capture::Taking,
     error::{NodeError, busy, failed, refused, usage},
+    images::PARK_LABEL,
     inventory::{
         Operation,
         lifecycle::Task,
@@ -15,8 +17,9 @@ use crate::{
     patience::PATIENCE,
     report::{Report, millis},
 };
-use floe_api::{Happened, MoveReport, Outcome};
+use floe_api::{Happened, MoveReport, MoveRequest, Outcome};
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,7 +41,7 @@ impl Moves {
         self: &Arc<Self>,
         name: &str,
         to: &str,
-        hooks_s: Option<u32>,
+        request: &MoveRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let to = self.member(to)?;
@@ -60,21 +63,78 @@ impl Moves {
         };
         match wire::order(&self.cluster, &to, &asked)? {
             Reply::Could => {}
-            other => {
-                tracing::warn!(?other, "a node does not say whether a machine could come");
-                return Err(failed(
-                    format!("{}: it does not say whether {name} could come", to.name),
-                    "check that it is a floe node of the same version",
-                ));
-            }
+            other => return Err(no_answer(&to.name, &other)),
         }
         report.stage("ask")?;
+        if operation.is_parked() {
+            report.note(format!("{name} is parked, and woken for this"));
+            self.parks.wake_machine(&operation, false, report)?;
+            report.stage("wake")?;
+        }
+        self.parks.check(&operation)?;
+        let ahead_bytes = match request.still {
+            true => 0,
+            false => self.copy_ahead(&operation, &to, asked, report)?,
+        };
+        let hooks_s = request.hooks_s;
         let whole = self.parks.park_whole(&operation, hooks_s, turn, report)?;
         report.stage_at("qemu end", Instant::now());
         let image = whole.id;
-        let done = self.hand_over(&operation, &to, whole, report);
+        let done = self.hand_over(&operation, &to, whole, ahead_bytes, report);
         self.forks.lent.end(&image);
         done
+    }
+
+    /// Has the other node bring what the machine is while it goes on. Once it stands still, what it has changed since is left to be
+    /// brought. Returns how many bytes crossed the network for it. `order` is one about this hand-over.
+    fn copy_ahead(
+        &self,
+        operation: &Operation,
+        to: &Peer,
+        order: Order,
+        report: &mut Report,
+    ) -> Result<u64, NodeError> {
+        let labels = BTreeMap::from([(PARK_LABEL.to_owned(), "1".to_owned())]);
+        let taking = Taking {
+            stop: false,
+            rehearse_s: 0,
+            hooks_s: Some(0),
+            picture: false,
+            labels: &labels,
+            keep: &|_, _| Ok(()),
+        };
+        let taken = self.captures.take(operation, &taking, report)?;
+        // its disks stand on that now, until they stand on another
+        self.parks.is_memory(taken.id);
+        let word = Word::Ahead {
+            image: taken.id,
+            token: self.forks.lent.lend(taken.id),
+        };
+        let done = self.bring_ahead(to, &Order { word, ..order }, report);
+        self.forks.lent.end(&taken.id);
+        done
+    }
+
+    fn bring_ahead(&self, to: &Peer, order: &Order, report: &mut Report) -> Result<u64, NodeError> {
+        let (cancel, mut heard) = (report.cancel(), Instant::now());
+        loop {
+            match wire::order(&self.cluster, to, order) {
+                Ok(Reply::Ready { wire_bytes }) => {
+                    report.stage("copy ahead")?;
+                    return Ok(wire_bytes);
+                }
+                Ok(Reply::Bringing { done, total }) => {
+                    heard = Instant::now();
+                    report.progress("copy ahead", done, total, "bytes");
+                }
+                Ok(other) => return Err(no_answer(&to.name, &other)),
+                Err(silence) if silence.passes() && heard.elapsed() < PATIENCE => {}
+                Err(silence) => return Err(silence.into()),
+            }
+            if !cancel.sleep(AGAIN) {
+                return Err(NodeError::Cancelled);
+            }
+        }
     }
 
     /// Finds a member of the cluster to which a machine can move.
@@ -108,12 +168,6 @@ impl Moves {
         let name = &operation.name;
         operation.is_here()?;
         operation.answers()?;
-        if operation.is_parked() {
-            return Err(refused(
-                format!("machine {name} is parked"),
-                format!("floe wake {name}, then move it"),
-            ));
-        }
         let record = operation.record();
         if let Some(owed) = record.turn.as_ref().and_then(Turn::peer) {
             return Err(busy(
@@ -127,7 +181,9 @@ impl Moves {
                 ),
             ));
         }
-        operation.vm()?;
+        if !operation.is_parked() {
+            operation.vm()?;
+        }
         if record.network.is_some() {
             return Err(refused(
                 format!("machine {name} is in the network of its family, which stays on this host"),
@@ -156,6 +212,7 @@ impl Moves {
         operation: &Operation,
         to: &Peer,
         whole: Whole,
+        ahead_bytes: u64,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let token = self.forks.lent.lend(whole.id);
@@ -205,7 +262,7 @@ impl Moves {
                         stored: Some(whole.stored),
                         moved: Some(MoveReport {
                             to: to.name.clone(),
-                            wire_bytes,
+                            wire_bytes: ahead_bytes.saturating_add(wire_bytes),
                             down_ms,
                             trouble,
                         }),
@@ -314,6 +371,19 @@ impl Moves {
         self.core.tell(Happened::MachineMoved, &name, detail);
         Ok(())
     }
+}
+
+/// Returns the error that another node has answered something that is no answer.
+fn no_answer(node: &str, reply: &Reply) -> NodeError {
+    tracing::warn!(
+        node,
+        ?reply,
+        "a node says something else than what it was asked"
+    );
+    failed(
+        format!("{node}: it does not say whether the machine could come"),
+        "check that it is a floe node of the same version",
+    )
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! ```text
 //! here                                                    there
 //! asks whether it could come ---------------------------> host, name, ports, memory          `depart`, `arrive`
+//! captured while it runs -------------------------------> brings what it lacks of that, ahead
 //! stored with its disks as one image, parked, offered --> brings the chunks that it lacks
 //! given away (its record, durably) ---------------------> its record, then its guest goes on
 //! forgotten <-------------------------------------------- it runs
@@ -13,7 +14,7 @@
 //! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
-//! Locks: the list of machines that are being brought here, only held for a moment.
+//! Locks: the list of machines that are being brought here, and that of what was brought ahead; each is only held for a moment.
 
 mod arrive;
 mod depart;
@@ -41,10 +42,12 @@ use crate::{
 };
 use arrive::Bringing;
 use floe_api::{Happened, MoveRequest, Outcome};
+use floe_image::Hash;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Instant,
 };
 
 /// The service that moves machines.
@@ -59,6 +62,8 @@ pub(crate) struct Moves {
     parks: Arc<Parks>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
+    /// The images that were brought ahead of machines, by their keys, and when.
+    ahead: Mutex<HashMap<String, (Hash, Instant)>>,
 }
 
 impl Moves {
@@ -87,6 +92,7 @@ impl Moves {
             forks,
             parks,
             arriving: Mutex::default(),
+            ahead: Mutex::default(),
         })
     }
 
@@ -98,7 +104,7 @@ impl Moves {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         match (&request.to, request.here) {
-            (Some(to), false) => self.depart(name, to, request.hooks_s, report),
+            (Some(to), false) => self.depart(name, to, request, report),
             (None, true) => self.force(name, report),
             _ => Err(usage(
                 "a machine moves to one place",

@@ -24,6 +24,9 @@ use std::{
 /// How often the machines are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// For how long what was brought ahead of a machine is kept if the machine itself does not come.
+const AHEAD_KEPT: Duration = Duration::from_secs(600);
+
 /// How often in a row nothing came of looking after a machine, and when it is tried again.
 type Tries = HashMap<String, (u32, Instant)>;
 
@@ -38,6 +41,7 @@ impl Moves {
     }
 
     fn look(&self, tries: &mut Tries) {
+        self.drop_ahead(|_, since| since > AHEAD_KEPT);
         let mut still = Tries::new();
         for entry in self.inventory.all() {
             let Some(turn) = entry.turn().filter(Turn::is_open) else {

@@ -49,6 +49,13 @@ pub(crate) enum Word {
         /// Its configuration as it runs.
         config: Box<MachineConfig>,
     },
+    /// What it is while it goes on is to be brought, so that less is left to be brought once it stands still.
+    Ahead {
+        /// The image that is its state of a moment ago.
+        image: Hash,
+        /// What opens that at the node that says this.
+        token: String,
+    },
     /// It is offered: it is to be brought.
     Offered {
         /// The image that is all of its state.
@@ -198,7 +205,7 @@ impl Question {
 pub(super) fn order(cluster: &Cluster, to: &Peer, order: &Order) -> Result<Reply, Silence> {
     let limit = match order.word {
         Word::Given => GO_TIMEOUT,
-        Word::Asked { .. } | Word::Offered { .. } => WORD_TIMEOUT,
+        Word::Asked { .. } | Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
     };
     say(cluster, to, ORDERS, order, limit)
 }
@@ -264,10 +271,14 @@ mod tests {
             image: Hash::of(b"image"),
             token: "t".into(),
         };
+        let ahead = Word::Ahead {
+            image: Hash::of(b"earlier"),
+            token: "t".into(),
+        };
         let asked = Word::Asked {
             config: Box::default(),
         };
-        for word in [asked, offered, Word::Given] {
+        for word in [asked, ahead, offered, Word::Given] {
             let order = order(word);
             let text = serde_json::to_string(&order).unwrap();
             assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
