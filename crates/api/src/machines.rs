@@ -315,6 +315,9 @@ pub struct MachineInfo {
     /// Of which ensemble it is, if it was activated as a part of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
+    /// How it stands between this node and another, if it is not this node's to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moves: Option<MachineMove>,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.

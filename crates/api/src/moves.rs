@@ -35,3 +35,27 @@ pub struct MoveReport {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
 }
+
+/// How a machine stands that is not this node's to run, because another node has it, or may have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineMove {
+    /// How it stands.
+    pub standing: MoveStanding,
+    /// The name of the other node; absent if it does not matter any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// How a machine stands between two nodes, as one of them sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveStanding {
+    /// It stands still while the other node brings it. It goes on here if that fails.
+    Offered,
+    /// It was given to the other node, which has not said yet that it runs there.
+    Given,
+    /// It has come from the other node, and goes on here once that gives it away.
+    Arriving,
+    /// It went on on the other node without what it did here since, which is kept.
+    Fenced,
+}

@@ -66,6 +66,11 @@ fn runs(node: &TestNode) -> bool {
     web(node).is_some_and(|web| web.status == MachineStatus::Running)
 }
 
+fn is_fenced(web: &MachineInfo) -> bool {
+    let moves = web.moves.as_ref();
+    moves.is_some_and(|moves| moves.standing == MoveStanding::Fenced)
+}
+
 /// The node on which the machine runs, if it is on no other.
 fn place(nodes: &[TestNode; 2]) -> Option<usize> {
     let at = |n: usize| runs(&nodes[n]) && web(&nodes[1 - n]).is_none();
@@ -110,7 +115,7 @@ fn a_machine_moves_with_all_that_it_is_and_only_what_the_other_node_lacks_is_sen
     let write = "echo kept-on-disk | dd of=/dev/vda bs=512 seek=8 conv=sync,fsync 2>/dev/null; echo put-$((2+2))";
     nodes[0].type_and_wait("web", write, "put-4");
 
-    // to nobody, to itself, and while it is parked it does not move, and goes on
+    // to nobody, to itself and to nowhere it does not move, and goes on
     for (there, said) in [("nobody", "no member"), ("node-0", "this node")] {
         let request = MoveRequest {
             to: Some(there.into()),
@@ -240,9 +245,8 @@ fn a_machine_goes_on_here_if_the_other_node_is_gone_and_that_one_is_fenced_when_
         let mut given = false;
         eventually("what was given stays given", || {
             let web = web(&nodes[from]);
-            given = web
-                .as_ref()
-                .is_some_and(|web| web.detail.contains("was given to"));
+            let moves = web.as_ref().and_then(|web| web.moves.as_ref());
+            given = moves.is_some_and(|moves| moves.standing == MoveStanding::Given);
             given || web.is_none()
         });
         if !given {
@@ -268,8 +272,7 @@ fn a_machine_goes_on_here_if_the_other_node_is_gone_and_that_one_is_fenced_when_
         remembers(&nodes[from], 200);
         nodes[there].start_again();
         eventually("the other node hears that it is too late", || {
-            !runs(&nodes[there])
-                && web(&nodes[there]).is_none_or(|web| web.detail.contains("went on elsewhere"))
+            !runs(&nodes[there]) && web(&nodes[there]).is_none_or(|web| is_fenced(&web))
         });
         if web(&nodes[there]).is_some_and(|web| web.status == MachineStatus::Stopped) {
             let images = nodes[there].client().images().unwrap().images;

@@ -19,6 +19,7 @@
 //! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
 //! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing.
 
+use floe_api::{MachineMove, MoveStanding};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -306,6 +307,21 @@ impl Turn {
             }
             _ => Told::Waits,
         }
+    }
+
+    /// Returns how programs are told that a machine is not this node's to run; nothing if it is.
+    pub(crate) fn listed(&self) -> Option<MachineMove> {
+        let standing = match &self.side {
+            Side::Here { .. } => return None,
+            Side::Offered { .. } => MoveStanding::Offered,
+            Side::Away { .. } => MoveStanding::Given,
+            Side::Arriving { .. } => MoveStanding::Arriving,
+            Side::Fenced => MoveStanding::Fenced,
+        };
+        Some(MachineMove {
+            standing,
+            node: self.peer().map(|peer| peer.name.clone()),
+        })
     }
 
     /// Returns what users are told of a machine by this name that is not this node's to run; nothing if it is.

@@ -254,6 +254,7 @@ impl Machines {
             restart: record.afterwards.restart,
             restarts: record.afterwards.in_a_row,
             independence: entry.independence(),
+            moves: record.turn.as_ref().and_then(|turn| turn.listed()),
             ensemble: record.ensemble,
         }
     }
@@ -641,6 +642,7 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         restarts: 0,
         independence: None,
         ensemble: None,
+        moves: None,
     }
 }
 

@@ -239,6 +239,9 @@ impl Moves {
         by: &FromMember,
         report: &Report,
     ) -> Result<u64, NodeError> {
+        self.machines
+            .resources
+            .check_limits(&order.machine.limits)?;
         let mut origin = Origin {
             urls: vec![format!("floe://{}{}", by.address, fork::PATH)],
             token: Some(token),
@@ -404,8 +407,8 @@ fn arrived(
 }
 
 fn parse(name: &str) -> Result<MachineName, NodeError> {
-    let parsed = name.parse();
-    parsed.map_err(|error: crate::NameError| usage(error.to_string(), ""))
+    let parsed = name.parse::<MachineName>();
+    parsed.map_err(|error| usage(error.to_string(), ""))
 }
 
 /// Says that a machine is this node's.

@@ -21,6 +21,8 @@ use std::time::Duration;
 const ORDERS: &str = "/v1/moves";
 /// Where a member is asked about one that came from it.
 const QUESTIONS: &str = "/v1/moves/question";
+/// Most bytes of what a user called the image of a machine, which may be an address or a path.
+const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
 const WORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to let a guest go on: as long as a clone may take to start.
@@ -179,6 +181,12 @@ impl Order {
     pub fn check(&self) -> Result<(), NodeError> {
         check_key(&self.key)?;
         let machine = &self.machine;
+        if machine.image_name.len() > IMAGE_NAME_BYTES_MAX {
+            return Err(usage(
+                "the name of its image is too long",
+                format!("it has at most {IMAGE_NAME_BYTES_MAX} bytes"),
+            ));
+        }
         if machine.forwards.len() > FORWARDS_MAX {
             return Err(usage(
                 "too many port forwards",
@@ -239,7 +247,7 @@ fn say<T: DeserializeOwned>(
     let asked = cluster::ask(tls, ask);
     let (status, bytes) = asked.map_err(|fault| unheard(fault.to_string()))?;
     if (200..300).contains(&status) {
-        let read = serde_json::from_slice(&bytes);
+        let read = serde_json::from_slice::<T>(&bytes);
         return read.map_err(|error| unheard(format!("its answer makes no sense: {error}")));
     }
     let mut said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
@@ -291,6 +299,8 @@ mod tests {
         };
         assert!(refused(&|order| order.key = "../../etc".into()));
         assert!(refused(&|order| order.machine.park_after_s = Some(0)));
+        let long = "a".repeat(IMAGE_NAME_BYTES_MAX + 1);
+        assert!(refused(&|order| order.machine.image_name = long.clone()));
         let forward: PortForward = "8080:80".parse().unwrap();
         let many = vec![forward; FORWARDS_MAX + 1];
         assert!(refused(&|order| order.machine.forwards = many.clone()));

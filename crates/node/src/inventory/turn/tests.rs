@@ -347,6 +347,7 @@ fn a_turn_is_read_as_it_was_written_and_one_of_another_kind_is_refused() {
         assert_eq!(serde_json::from_str::<Turn>(&text).unwrap(), turn, "{text}");
         assert!(turn.check().is_ok());
         assert_eq!(turn.is_here(), turn.shown("web").is_none());
+        assert_eq!(turn.is_here(), turn.listed().is_none());
     }
     assert!(Turn::arrived("../../x", 7, peer(0)).check().is_err());
     assert!(serde_json::from_str::<Turn>(r#"{"key":"a","number":1,"side":"elsewhere"}"#).is_err());
