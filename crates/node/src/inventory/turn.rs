@@ -19,7 +19,7 @@
 //! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
 //! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing.
 
-use core::net::SocketAddr;
+use ::core::net::SocketAddr;
 use floe_api::{MachineMove, MoveStanding};
 use serde::{Deserialize, Serialize};
 
