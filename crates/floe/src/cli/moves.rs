@@ -18,6 +18,9 @@ use floe_api::{MachineStatus, MoveReport, MoveRequest};
 Example:
   floe cluster members        # which nodes there are
   floe move web --to beta     # beta brings what it lacks of web, and web goes on there
+Example: to a strong host for a while, and back with what it has changed there
+  floe move web --to beta --keep
+  floe move web --to alpha    # on beta
 Example: make a host empty before it is maintained
   floe move --all --to beta
 
@@ -46,6 +49,9 @@ pub struct Move {
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
     #[arg(long, conflicts_with = "here")]
     still: bool,
+    /// Keep what a machine was here for 36 hours, or until the node ends, so that less is sent when it comes back
+    #[arg(long, conflicts_with = "here")]
+    keep: bool,
     #[command(flatten)]
     hooks: args::HooksArgs,
 }
@@ -60,6 +66,7 @@ impl Move {
             to: self.to,
             here: self.here,
             still: self.still,
+            keep: self.keep,
             hooks_s: self.hooks.hooks,
         };
         let turns = Turns::take(cx, &names, |client, name| {

@@ -25,15 +25,13 @@ use floe_api::{ApiError, Event, Happened};
 use floe_image::{Hash, MachineConfig};
 use floe_threads::Cancel;
 use parking_lot::Mutex;
-use std::{
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// How many machines may be on their way here at once.
 const ARRIVING_MAX: usize = 16;
+/// For how long what was brought ahead of a machine is kept if the machine itself does not come.
+const AHEAD_KEPT: Duration = Duration::from_secs(600);
 
 /// A machine that is being brought here.
 pub(super) struct Bringing {
@@ -252,32 +250,14 @@ impl Moves {
         self.machines.check_loads(&found.manifest.config, None)?;
         let brought = self.images.bring_here(&found, report)?;
         if matches!(order.word, Word::Ahead { .. }) {
-            self.keep_ahead(&order.key, *image);
+            self.keep_copy(&order.key, *image, AHEAD_KEPT);
             return Ok(brought.wire_bytes);
         }
         self.make(order, &found, by)?;
         // only now, or it would be taken for what no machine needs
         self.parks.is_memory(*image);
-        self.drop_ahead(|key, _| key == order.key);
+        self.copies.lock().remove(&order.key);
         Ok(brought.wire_bytes)
-    }
-
-    /// Keeps what was brought ahead of a machine, until that has come or does not come.
-    fn keep_ahead(&self, key: &str, image: Hash) {
-        self.drop_ahead(|known, _| known == key);
-        let kept = (image, Instant::now());
-        self.ahead.lock().insert(key.to_owned(), kept);
-    }
-
-    /// Lets what was brought ahead go, where this is so of a machine's key and of how long ago that was.
-    pub(super) fn drop_ahead(&self, goes: impl Fn(&str, Duration) -> bool) {
-        self.ahead.lock().retain(|key, (image, since)| {
-            let gone = goes(key, since.elapsed());
-            if gone {
-                self.parks.is_memory(*image); // of no machine, so it is removed
-            }
-            !gone
-        });
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.

@@ -17,7 +17,7 @@ use crate::{
     patience::PATIENCE,
     report::{Report, millis},
 };
-use floe_api::{Happened, MoveReport, MoveRequest, Outcome};
+use floe_api::{Happened, MoveReport, MoveRequest, Outcome, StoredReport};
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -26,6 +26,15 @@ use std::{
 
 /// How often the other node is asked how far it is, and told again what it has not answered. It says nothing by itself.
 const AGAIN: Duration = Duration::from_millis(200);
+
+/// For how long what a machine was is kept, if that is wished: until it comes back in the evening of the next day.
+const COPY_KEPT: Duration = Duration::from_secs(36 * 3600);
+
+/// A machine that runs on another node now.
+struct Moved {
+    stored: StoredReport,
+    report: MoveReport,
+}
 
 /// How far a hand-over is.
 enum Step {
@@ -80,9 +89,16 @@ impl Moves {
         let whole = self.parks.park_whole(&operation, hooks_s, turn, report)?;
         report.stage_at("qemu end", Instant::now());
         let image = whole.id;
-        let done = self.hand_over(&operation, &to, whole, ahead_bytes, report);
+        let done = self.hand_over(&operation, &to, whole, request.keep, report);
         self.forks.lent.end(&image);
-        done
+        done.map(|mut moved| {
+            moved.report.wire_bytes = moved.report.wire_bytes.saturating_add(ahead_bytes);
+            Outcome {
+                stored: Some(moved.stored),
+                moved: Some(moved.report),
+                ..Default::default()
+            }
+        })
     }
 
     /// Has the other node bring what the machine is while it goes on. Once it stands still, what it has changed since is left to be
@@ -212,9 +228,9 @@ impl Moves {
         operation: &Operation,
         to: &Peer,
         whole: Whole,
-        ahead_bytes: u64,
+        keep: bool,
         report: &mut Report,
-    ) -> Result<Outcome, NodeError> {
+    ) -> Result<Moved, NodeError> {
         let token = self.forks.lent.lend(whole.id);
         let offered = Word::Offered {
             image: whole.id,
@@ -257,16 +273,16 @@ impl Moves {
                 Ok(Step::Runs(trouble)) => {
                     report.stage_at("go on there", Instant::now());
                     let down_ms = millis(whole.stopped.elapsed());
-                    self.forget(operation, to)?;
-                    return Ok(Outcome {
-                        stored: Some(whole.stored),
-                        moved: Some(MoveReport {
-                            to: to.name.clone(),
-                            wire_bytes: ahead_bytes.saturating_add(wire_bytes),
+                    self.forget(operation, to, keep)?;
+                    let to = to.name.clone();
+                    return Ok(Moved {
+                        stored: whole.stored,
+                        report: MoveReport {
+                            to,
+                            wire_bytes,
                             down_ms,
                             trouble,
-                        }),
-                        ..Default::default()
+                        },
                     });
                 }
                 Ok(Step::Again) => {
@@ -363,9 +379,17 @@ impl Moves {
         true
     }
 
-    /// Removes what is here of a machine that runs on another node.
-    pub(super) fn forget(&self, operation: &Operation, to: &Peer) -> Result<(), NodeError> {
+    /// Removes what is here of a machine that runs on another node. If it is to be kept, the image of what it was stays for a while.
+    pub(super) fn forget(
+        &self,
+        operation: &Operation,
+        to: &Peer,
+        keep: bool,
+    ) -> Result<(), NodeError> {
         let name = operation.name.to_string();
+        if let Some(turn) = operation.turn().filter(|_| keep) {
+            self.keep_copy(&turn.key, operation.record().image, COPY_KEPT);
+        }
         self.machines.remove(operation, true)?;
         let detail = format!("to {}", to.name);
         self.core.tell(Happened::MachineMoved, &name, detail);

@@ -14,7 +14,7 @@
 //! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
-//! Locks: the list of machines that are being brought here, and that of what was brought ahead; each is only held for a moment.
+//! Locks: the list of machines that are being brought here, and that of the copies that are kept; each is only held for a moment.
 
 mod arrive;
 mod depart;
@@ -30,7 +30,7 @@ use crate::{
     core::Core,
     error::{NodeError, usage},
     fork::Forks,
-    images::{Images, parse_name},
+    images::{ImageUser, Images, parse_name},
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::Task,
@@ -46,8 +46,8 @@ use floe_image::Hash;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Instant,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
 };
 
 /// The service that moves machines.
@@ -62,8 +62,28 @@ pub(crate) struct Moves {
     parks: Arc<Parks>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
-    /// The images that were brought ahead of machines, by their keys, and when.
-    ahead: Mutex<HashMap<String, (Hash, Instant)>>,
+    /// What is kept of machines that are to come, or may come back, by their keys.
+    copies: Mutex<HashMap<String, KeptCopy>>,
+}
+
+/// An image of what a machine was, which has most of what is to be brought when it comes.
+struct KeptCopy {
+    image: Hash,
+    since: Instant,
+    /// For how long it is kept.
+    long: Duration,
+}
+
+impl ImageUser for Moves {
+    fn user_of(&self, image: &Hash) -> Option<String> {
+        let copies = self.copies.lock();
+        let kept = copies.values().any(|copy| copy.image == *image);
+        kept.then(|| "a machine that is to come, or may come back".to_owned())
+    }
+
+    fn needs_shown(&self, _image: &Hash) -> bool {
+        false
+    }
 }
 
 impl Moves {
@@ -82,7 +102,7 @@ impl Moves {
         forks: Arc<Forks>,
         parks: Arc<Parks>,
     ) -> Arc<Moves> {
-        Arc::new(Moves {
+        let moves = Arc::new(Moves {
             core,
             cluster,
             images,
@@ -92,8 +112,22 @@ impl Moves {
             forks,
             parks,
             arriving: Mutex::default(),
-            ahead: Mutex::default(),
-        })
+            copies: Mutex::default(),
+        });
+        let user: Weak<Moves> = Arc::downgrade(&moves);
+        moves.images.ask_too(user);
+        moves
+    }
+
+    /// Keeps an image of what a machine was for so long, in place of an earlier one, while this node runs.
+    fn keep_copy(&self, key: &str, image: Hash, long: Duration) {
+        let copy = KeptCopy {
+            image,
+            since: Instant::now(),
+            long,
+        };
+        self.copies.lock().insert(key.to_owned(), copy);
+        self.parks.is_memory(image); // it goes once nobody names it
     }
 
     /// Moves a machine to another node, or lets it go on here although another one has it, or may have it.

@@ -24,9 +24,6 @@ use std::{
 /// How often the machines are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// For how long what was brought ahead of a machine is kept if the machine itself does not come.
-const AHEAD_KEPT: Duration = Duration::from_secs(600);
-
 /// How often in a row nothing came of looking after a machine, and when it is tried again.
 type Tries = HashMap<String, (u32, Instant)>;
 
@@ -41,7 +38,9 @@ impl Moves {
     }
 
     fn look(&self, tries: &mut Tries) {
-        self.drop_ahead(|_, since| since > AHEAD_KEPT);
+        let mut copies = self.copies.lock();
+        copies.retain(|_, copy| copy.since.elapsed() < copy.long);
+        drop(copies);
         let mut still = Tries::new();
         for entry in self.inventory.all() {
             let Some(turn) = entry.turn().filter(Turn::is_open) else {
@@ -105,7 +104,7 @@ impl Moves {
             machine: Travels::of(&operation.record()),
         };
         match wire::order(&self.cluster, to, &order)? {
-            Reply::Runs { .. } => self.forget(operation, to).map(|()| true),
+            Reply::Runs { .. } => self.forget(operation, to, false).map(|()| true),
             _ => Ok(false),
         }
     }
