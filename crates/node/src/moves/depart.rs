@@ -353,7 +353,8 @@ impl Moves {
                 to.name, why.message
             ),
             format!(
-                "this node goes on telling it so, and forgets {name} then; if {} is gone for good, floe move {name} --here lets it go on here",
+                "this node goes on telling it so, and forgets {name} then; if {} is gone for good, floe move {name} --here has it go on \
+                 here",
                 to.name
             ),
         )
