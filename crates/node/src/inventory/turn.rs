@@ -331,8 +331,8 @@ impl Turn {
             Side::Here { .. } => return None,
             Side::Offered { to } => format!("it moves to {}", to.name),
             Side::Away { to } => format!(
-                "it was given to {0}, which does not say yet that it runs there, and is asked again; if {0} is gone for good, {here} lets it \
-                 go on from where it left",
+                "it was given to {0}, which does not say yet that it runs there, and is asked again; if {0} is gone for good, {here} \
+                 lets it go on from where it left",
                 to.name
             ),
             Side::Arriving { from } => format!(
