@@ -25,6 +25,14 @@ pub struct MoveRequest {
     pub hooks_s: Option<u32>,
 }
 
+/// Body of `POST /v1/machines/{name}/recall`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecallRequest {
+    /// The member of the cluster that has the machine: its name, or `https://ADDRESS:PORT`.
+    pub from: String,
+}
+
 /// How a machine has moved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MoveReport {

@@ -1,5 +1,5 @@
-//! The command that has machines go on on another node of the cluster: move. It takes several machines, and each of those gets its turn,
-//! whatever became of the others.
+//! Commands that have machines go on on another node of the cluster, and come back: move and recall. Each takes several machines, and each
+//! of those gets its turn, whatever became of the others.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use super::output::bytes;
 use super::power::Turns;
 use super::{Context, args, progress};
 use floe_api::client::Client;
-use floe_api::{MachineStatus, MoveReport, MoveRequest};
+use floe_api::{MachineStatus, MoveReport, MoveRequest, RecallRequest};
 
 /// Move machines to another node of the cluster, where they go on with their memory, disks, names, ports and limits
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ Example:
   floe move web --to beta     # beta brings what it lacks of web, and web goes on there
 Example: to a strong host for a while, and back with what it has changed there
   floe move web --to beta --keep
-  floe move web --to alpha    # on beta
+  floe recall web --from beta
 Example: make a host empty before it is maintained
   floe move --all --to beta
 
@@ -79,6 +79,38 @@ impl Move {
                 Some(moved) => told(name, &moved),
                 None => format!("{name} is this node's again\n"),
             })
+        })?;
+        Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
+    }
+}
+
+/// Bring machines back from the node that they were moved to from here, with what they have changed there
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: to a strong host for a while, and back
+  floe move web --to beta --keep
+  floe recall web --from beta
+
+That is floe move, asked for from the node that gave the machines away; no other node can ask for them. Ctrl-C ends the wait, and
+they come all the same.")]
+pub struct Recall {
+    /// The machines
+    #[arg(required = true)]
+    machines: Vec<String>,
+    /// The node that has them, by its name in the cluster or by https://ADDRESS:PORT
+    #[arg(long, value_name = "NODE")]
+    from: String,
+}
+
+impl Recall {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let request = RecallRequest { from: self.from };
+        let turns = Turns::take(cx, &self.machines, |client, name| {
+            progress::follow(cx.out, client.recall(name, &request)?)?;
+            match cx.out.json {
+                true => Ok::<_, CliError>(()),
+                false => cx.out.text(&format!("{name} is back\n")),
+            }
         })?;
         Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
     }

@@ -178,6 +178,18 @@ fn a_machine_moves_with_all_that_it_is_and_only_what_the_other_node_lacks_is_sen
     });
     let nobody = code(&nodes[0], 0, &["move", "--all", "--to", "node-1"]);
     assert_eq!(said(&nobody), "");
+
+    // who gave it has it back, and nothing else that is there
+    nodes[1].run_named("tiny", "other");
+    let refused = code(&nodes[0], 3, &["recall", "other", "--from", "node-1"]);
+    assert!(said(&refused).contains("of yours"), "{}", said(&refused));
+    let back = code(&nodes[0], 0, &["recall", "web", "--from", "node-1"]);
+    assert!(said(&back).contains("web is back"), "{}", said(&back));
+    assert!(runs(&nodes[0]));
+    eventually("it is gone there", || place(&nodes) == Some(0));
+    remembers(&nodes[0], 40);
+    let refused = code(&nodes[1], 3, &["recall", "web", "--from", "node-0"]);
+    assert!(said(&refused).contains("of yours"), "{}", said(&refused));
 }
 
 /// Moves the machine to and fro, and kills the node that gives it, or the one that takes it, at each step of that.

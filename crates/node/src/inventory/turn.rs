@@ -46,6 +46,9 @@ pub struct Turn {
     pub number: u64,
     /// What this node has of it.
     pub side: Side,
+    /// The node that it comes from, which may ask for it back; `None` if that is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Peer>,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -181,6 +184,7 @@ impl Turn {
             key: before.map_or(key, |turn| turn.key.clone()),
             number: before.map_or(0, |turn| turn.number).saturating_add(1),
             side: Side::Offered { to },
+            home: before.and_then(|turn| turn.home.clone()),
         }
     }
 
@@ -189,6 +193,7 @@ impl Turn {
         Turn {
             key: key.to_owned(),
             number,
+            home: Some(from.clone()),
             side: Side::Arriving { from },
         }
     }
@@ -242,6 +247,12 @@ impl Turn {
     /// Whether its guest may execute here.
     pub(crate) fn is_here(&self) -> bool {
         matches!(self.side, Side::Here { .. })
+    }
+
+    /// Whether it is this node's, and comes from the node at this address.
+    pub(crate) fn came_from(&self, address: SocketAddr) -> bool {
+        let gave = |home: &Peer| home.address == address;
+        self.is_here() && self.home.as_ref().is_some_and(gave)
     }
 
     /// Whether it was given to another node, or is offered to one.

@@ -35,6 +35,7 @@ const AHEAD_KEPT: Duration = Duration::from_secs(600);
 
 /// A machine that is being brought here.
 pub(super) struct Bringing {
+    name: String,
     number: u64,
     image: Hash,
     cancel: Cancel,
@@ -184,6 +185,7 @@ impl Moves {
         }
         let (report, events) = Report::new();
         let bringing = Arc::new(Bringing {
+            name: order.machine.name.clone(),
             number: order.number,
             image: *image,
             cancel: report.cancel(),
@@ -216,6 +218,14 @@ impl Moves {
             return Err(error.into());
         }
         Ok(Reply::Bringing { done: 0, total: 0 })
+    }
+
+    /// Returns how many raw bytes of a machine by this name have come, and of how many, while it is brought here.
+    pub(super) fn progress_of(&self, name: &str) -> Option<(u64, u64)> {
+        let arriving = self.arriving.lock();
+        let mut all = arriving.values();
+        let known = all.find(|known| known.name == name && known.ended().is_none())?;
+        Some(known.look())
     }
 
     /// Returns how many bytes crossed the network for a machine that has come, as far as this node remembers; `None` if that is still under
@@ -274,7 +284,11 @@ impl Moves {
         };
         let mut config = found.manifest.config.clone();
         config.labels.remove(PARK_LABEL);
-        let turn = Turn::arrived(&order.key, order.number, from);
+        let mut turn = Turn::arrived(&order.key, order.number, from);
+        if let Some(home) = order.machine.home.clone() {
+            let is_own = self.cluster.own_address() == Some(home.address);
+            turn.home = Some(home).filter(|_| !is_own); // one that is home is not asked back
+        }
         let make = |name: &MachineName, place: &str, uid: Option<u32>| {
             let record = arrived(name, place, uid, &order.machine, found.id, config, turn);
             (self.core.home.machine(place), record)
@@ -386,7 +400,8 @@ fn arrived(
     }
 }
 
-fn parse(name: &str) -> Result<MachineName, NodeError> {
+/// Reads the name of a machine.
+pub(super) fn parse(name: &str) -> Result<MachineName, NodeError> {
     let parsed = name.parse::<MachineName>();
     parsed.map_err(|error| usage(error.to_string(), ""))
 }

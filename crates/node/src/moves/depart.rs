@@ -154,7 +154,7 @@ impl Moves {
     }
 
     /// Finds a member of the cluster to which a machine can move.
-    fn member(&self, text: &str) -> Result<Peer, NodeError> {
+    pub(super) fn member(&self, text: &str) -> Result<Peer, NodeError> {
         let own = self.cluster.own_address().ok_or_else(|| {
             refused(
                 format!("{text}: this node is in no cluster"),

@@ -14,14 +14,16 @@
 //! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
-//! Locks: the list of machines that are being brought here, and that of the copies that are kept; each is only held for a moment.
+//! Locks: the lists of machines that are being brought here, of the copies that are kept and of the machines that are asked back; each is
+//! only held for a moment.
 
 mod arrive;
 mod depart;
+mod recall;
 mod watch;
 mod wire;
 
-pub(crate) use wire::{Order, Question, Reply};
+pub(crate) use wire::{Order, Question, Recall, Recalled, Reply};
 
 use crate::{
     caller::FromMember,
@@ -44,8 +46,10 @@ use arrive::Bringing;
 use floe_api::{Happened, MoveRequest, Outcome};
 use floe_image::Hash;
 use parking_lot::Mutex;
+use recall::Ended;
 use std::{
     collections::{BTreeMap, HashMap},
+    net::SocketAddr,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
@@ -64,6 +68,8 @@ pub(crate) struct Moves {
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
     /// What is kept of machines that are to come, or may come back, by their keys.
     copies: Mutex<HashMap<String, KeptCopy>>,
+    /// The machines that go back to members that ask for them.
+    recalls: Mutex<HashMap<(String, SocketAddr), Ended>>,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -113,6 +119,7 @@ impl Moves {
             parks,
             arriving: Mutex::default(),
             copies: Mutex::default(),
+            recalls: Mutex::default(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);

@@ -21,6 +21,8 @@ use std::time::Duration;
 const ORDERS: &str = "/v1/moves";
 /// Where a member is asked about one that came from it.
 const QUESTIONS: &str = "/v1/moves/question";
+/// Where a member is asked to give one back.
+const RECALLS: &str = "/v1/moves/recall";
 /// Most bytes of what a user called the image of a machine, which may be an address or a path.
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
@@ -89,6 +91,9 @@ pub(crate) struct Travels {
     pub park_after_s: Option<u64>,
     /// When it was created, Unix time in seconds.
     pub created_unix_s: u64,
+    /// The node that it comes from, if that is not the one that gives it.
+    #[serde(default)]
+    pub home: Option<Peer>,
 }
 
 /// What the node that takes a machine answers.
@@ -126,6 +131,24 @@ pub(crate) struct Question {
     pub key: String,
     /// The number of the hand-over.
     pub number: u64,
+}
+
+/// What the node that gave a machine asks the one that has it: to give it back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recall {
+    /// The machine's name.
+    pub name: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Recalled {
+    /// It is on its way.
+    UnderWay,
+    /// It was given.
+    Given,
 }
 
 /// Why a word has no answer.
@@ -172,6 +195,7 @@ impl Travels {
             remove: record.afterwards.remove,
             park_after_s: record.park_after_s,
             created_unix_s: record.created_unix_s,
+            home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
         }
     }
 }
@@ -221,6 +245,11 @@ pub(super) fn order(cluster: &Cluster, to: &Peer, order: &Order) -> Result<Reply
 /// Asks the node that a machine comes from.
 pub(super) fn question(cluster: &Cluster, to: &Peer, asked: &Question) -> Result<Answer, Silence> {
     say(cluster, to, QUESTIONS, asked, WORD_TIMEOUT)
+}
+
+/// Asks the node that has a machine to give it back.
+pub(super) fn recall(cluster: &Cluster, from: &Peer, asked: &Recall) -> Result<Recalled, Silence> {
+    say(cluster, from, RECALLS, asked, WORD_TIMEOUT)
 }
 
 fn say<T: DeserializeOwned>(

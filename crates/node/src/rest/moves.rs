@@ -5,7 +5,7 @@ use crate::{
     Node,
     caller::FromMember,
     inventory::turn::Answer,
-    moves::{Order, Question, Reply},
+    moves::{Order, Question, Recall, Recalled, Reply},
 };
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
@@ -28,6 +28,20 @@ pub async fn move_machine(
     })
 }
 
+/// Has a machine come back from the node that it was moved to from here, and waits until it is here.
+#[utoipa::path(post, path = "/v1/machines/{name}/recall", tag = "machines", params(("name" = String, Path)),
+    request_body = RecallRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn recall(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RecallRequest>,
+) -> Response {
+    stream(node, "recall", move |node, report| {
+        node.moves.recall(&name, &request, report)
+    })
+}
+
 /// What a member of the cluster says of a machine of its own that is to come here.
 pub async fn order(
     State(node): Floe,
@@ -44,4 +58,13 @@ pub async fn question(
     Input(question): Input<Question>,
 ) -> Result<Json<Answer>, Failure> {
     answer(move || node.moves.answer(&question, &by)).await
+}
+
+/// Gives a machine back to the member that gave it to this node.
+pub async fn give_back(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<Recall>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.give_back(&asked, &by)).await
 }

@@ -312,6 +312,9 @@ fn what_is_said_of_another_hand_over_or_by_another_node_changes_nothing() {
     let taken = arriving.taken(&peer(0));
     assert_eq!(heard(Some(&taken), 3, true, &peer(0)), Heard::Runs);
     assert_eq!(heard(Some(&taken), 4, false, &peer(1)), Heard::Stale);
+    // who gave it may ask for it back once it runs here, and nobody else
+    assert!(taken.came_from(peer(0).address) && !taken.came_from(peer(1).address));
+    assert!(!arriving.came_from(peer(0).address));
     assert_eq!(taken.takes_back(), None);
     assert_eq!(taken.gives(), None);
     // while the node that gave it has its copy, that may still say so: the machine goes nowhere else before it has none
