@@ -25,6 +25,8 @@ mod store;
 mod wake;
 mod watch;
 
+pub(crate) use store::Whole;
+
 use crate::{
     agents::Agents,
     capture::Captures,
