@@ -265,6 +265,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/mount/src/patience.rs",
             "crates/node/src/inventory/afterwards.rs",
             "crates/node/src/inventory/asleep.rs",
+            "crates/node/src/inventory/turn.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
             "crates/node/src/inventory/lifecycle/state.rs",
             "crates/node/src/machines/waiting.rs",

@@ -71,6 +71,15 @@ pub enum Happened {
     /// A clone was removed because its time to live was over.
     #[serde(rename = "machine.expired")]
     MachineExpired,
+    /// A machine goes on on another node of the cluster, which the detail names.
+    #[serde(rename = "machine.moved")]
+    MachineMoved,
+    /// A machine has come from another node of the cluster, which the detail names, and goes on here.
+    #[serde(rename = "machine.arrived")]
+    MachineArrived,
+    /// A machine went on elsewhere without what it did here since; the detail names the image that has that.
+    #[serde(rename = "machine.fenced")]
+    MachineFenced,
     /// A machine went back to an image that was captured from it; the detail names that. It is woken next.
     #[serde(rename = "machine.rolled-back")]
     MachineRolledBack,

@@ -27,6 +27,7 @@ mod images;
 mod independent;
 mod io;
 mod machines;
+mod moves;
 mod network;
 pub mod paths;
 mod pool;
@@ -49,6 +50,7 @@ pub use images::*;
 pub use independent::*;
 pub use io::*;
 pub use machines::*;
+pub use moves::*;
 pub use network::*;
 pub use pool::*;
 pub use resize::*;
@@ -166,6 +168,9 @@ pub struct Outcome {
     /// The result of activating an ensemble.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<EnsembleReport>,
+    /// How a machine has moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<MoveReport>,
 }
 
 // ---------------------------------------------------------------------------------------------------------- the node

@@ -336,6 +336,9 @@ pub struct MachineInfo {
     /// Its part in an ensemble, if it was activated as one of its machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ensemble: Option<InEnsemble>,
+    /// How it stands between this node and another, if it is not this node's to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moves: Option<MachineMove>,
 }
 
 /// Why the CPUs of a machine that should run stand still. It goes on once no reason is left.

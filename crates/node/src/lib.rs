@@ -22,6 +22,7 @@
 //! independence                whole images on this host, in the background
 //! run  capture  fork  guest   what users and guests ask for
 //! pool  ensemble  park        machines that stand still, in memory or without any; activated together
+//! moves                       machines that go on on another node
 //! adopt                       what an earlier node left
 //! serve  rest  web            putting the services together, and answering
 //! ```
@@ -41,6 +42,7 @@ mod caller;
 mod capture;
 mod cluster;
 mod core;
+mod dirs;
 pub mod doctor;
 mod ensemble;
 pub mod error;
@@ -59,6 +61,7 @@ mod io_report;
 mod keyboard;
 mod logs;
 mod machines;
+mod moves;
 mod names;
 mod network;
 mod news;
@@ -149,6 +152,8 @@ pub struct Node {
     pub(crate) ensembles: Arc<ensemble::Ensembles>,
     /// Parks machines and wakes them.
     pub(crate) parks: Arc<park::Parks>,
+    /// Moves machines to other nodes of the cluster, and takes theirs.
+    pub(crate) moves: Arc<moves::Moves>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.

@@ -52,6 +52,12 @@ pub(crate) enum News {
     Expired,
     /// It could not be parked although it is idle, for this reason.
     NotParked(String),
+    /// It goes on on this other node of the cluster.
+    Moved(String),
+    /// It has come from this other node of the cluster.
+    Arrived(String),
+    /// It went on elsewhere without what it did here since, which the image of this name has; empty if it did nothing.
+    Fenced(String),
     /// It has this name now.
     Renamed(String),
     /// It has this size now; both in words.
@@ -273,6 +279,9 @@ impl News {
                 Happened::MachineNotParked,
                 format!("it is idle, and can't be parked: {why}"),
             ),
+            News::Moved(to) => (Happened::MachineMoved, format!("to {to}")),
+            News::Arrived(from) => (Happened::MachineArrived, format!("from {from}")),
+            News::Fenced(image) => said(Happened::MachineFenced, image),
             News::Renamed(to) => said(Happened::MachineRenamed, to),
             News::Resized { has, had } => {
                 (Happened::MachineResized, format!("{has}; it had {had}"))

@@ -217,6 +217,14 @@ impl Client {
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/wake"), request)
     }
+    /// Has a machine go on on another node of the cluster, and forgets it here.
+    pub fn move_machine(&self, name: &str, request: &MoveRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/move"), request)
+    }
+    /// Has a machine come back from the node that it was moved to from here.
+    pub fn recall(&self, name: &str, request: &RecallRequest) -> Result<Events, ClientError> {
+        self.stream(&machine_path(name, "/recall"), request)
+    }
     /// Has a machine go back to an image that was captured from it, and go on there.
     pub fn rollback(&self, name: &str, request: &RollbackRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/rollback"), request)

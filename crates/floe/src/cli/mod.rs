@@ -34,6 +34,7 @@ mod limits;
 mod login;
 mod machines;
 mod man;
+mod moves;
 mod outcome;
 pub(crate) mod output;
 mod park;
@@ -153,6 +154,8 @@ enum Command {
     Disk(change::DiskCommand),
     Park(park::Park),
     Wake(park::Wake),
+    Move(moves::Move),
+    Recall(moves::Recall),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -302,6 +305,8 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Disk(c) => c.run(cx)?,
         Command::Park(c) => return c.run(cx),
         Command::Wake(c) => return c.run(cx),
+        Command::Move(c) => return c.run(cx),
+        Command::Recall(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

@@ -304,6 +304,7 @@ pub(super) mod tests {
             restarts: 0,
             independence: None,
             ensemble: None,
+            moves: None,
         }
     }
 

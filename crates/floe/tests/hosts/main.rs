@@ -15,6 +15,7 @@ mod guests;
 mod households;
 mod independence;
 mod members;
+mod moves;
 mod mpi;
 mod networks;
 mod placement;

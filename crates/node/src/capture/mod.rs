@@ -45,7 +45,8 @@ use std::{borrow::Cow, collections::BTreeMap, io, sync::Arc};
 /// Regions that a capture or a fork copies unchanged from its parent: a machine that resets starts cold with them.
 pub(crate) const KEPT_REGIONS: [&str; 2] = ["kernel", "initrd"];
 
-type Captured = Capture<FrozenLayers>;
+/// A machine's state, its disks among it.
+pub(crate) type Captured = Capture<FrozenLayers>;
 
 /// How a machine is saved as an image.
 pub(crate) struct Taking<'a> {
@@ -230,7 +231,7 @@ impl Captures {
     }
 
     /// Stores what was captured as an image over its parent.
-    fn store(
+    pub(crate) fn store(
         &self,
         operation: &Operation,
         captured: &Captured,

@@ -22,6 +22,7 @@ mod kin;
 mod known;
 mod layer;
 mod layers;
+mod lent;
 mod multicast;
 mod network;
 mod orders;
@@ -43,7 +44,7 @@ pub(crate) use instant::no_parent;
 pub(crate) use kept::Keeping;
 pub(crate) use layers::Layers;
 pub(crate) use orders::is_ordered_by;
-pub(crate) use serve::{Way, router};
+pub(crate) use serve::{PATH, Way, router};
 
 use crate::{
     MachineName,
@@ -71,6 +72,7 @@ use floe_store::StoreError;
 use floe_threads::Cancel;
 use hosts::no_room;
 use instant::{Instant, descriptor_bytes};
+use lent::Lent;
 use parking_lot::Mutex;
 use record::ForkRecord;
 use records::Records;
@@ -166,6 +168,8 @@ pub(crate) struct Forks {
     tickets: Arc<Tickets>,
     /// The forks' images in the repository, until nobody needs them.
     unneeded: Mutex<Unneeded>,
+    /// The images of machines that move to another node, which reads them as it reads a fork's.
+    pub lent: Lent,
 }
 
 /// Where a forked image's memory is.
@@ -241,6 +245,7 @@ impl Forks {
             machines,
             captures,
             layers,
+            lent: Lent::default(),
         });
         let user: Weak<Forks> = Arc::downgrade(&forks);
         forks.images.ask_too(user.clone());

@@ -20,9 +20,9 @@ pub(crate) fn is_ordered_by(record: &Record, member: &FromMember) -> bool {
 }
 
 impl Forks {
-    /// Checks from where a member's clone is to be read: from that member, by unicast and by multicast. A member that only knows the
-    /// id of an image that is here gets nothing of it.
-    pub(super) fn check_source(
+    /// Checks from where a member's clone, or a machine that comes from it, is to be read: from that member, by unicast and by multicast. A
+    /// member that only knows the id of an image that is here gets nothing of it.
+    pub(crate) fn check_source(
         &self,
         member: &FromMember,
         image: &Hash,

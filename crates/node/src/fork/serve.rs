@@ -1,5 +1,6 @@
 //! The interface through which clones on other hosts read their parent's state: the hub's interface for reading, for one
-//! image per fork, with the fork's own token. That token opens nothing else on this node.
+//! image per fork, with the fork's own token. That token opens nothing else on this node. What a machine is that moves to another node is
+//! read in the same way, with a token of its own (`lent`).
 
 use super::Forks;
 use crate::inventory::record::Origin;
@@ -87,6 +88,7 @@ fn allowed(forks: &Forks, way: Way, headers: &HeaderMap, id: &str) -> Result<Has
     let id: Hash = id.parse().map_err(|_| absent())?;
     match token {
         Some(token) if forks.records.opens(token.trim(), &id, way == Way::Clear) => Ok(id),
+        Some(token) if way == Way::Sealed && forks.lent.opens(token.trim(), &id) => Ok(id),
         Some(_) => Err(absent()),
         None => Err(refusal(
             StatusCode::UNAUTHORIZED,

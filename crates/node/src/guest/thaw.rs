@@ -27,9 +27,10 @@ impl Guests {
 
 /// Returns the word for how a machine's state came to be loaded.
 fn came_by(record: &Record) -> &'static str {
-    match (record.own_layers, &record.family) {
-        (1.., _) => "wake",
-        (0, Some(_)) => "clone",
-        (0, None) => "restore",
+    match (record.own_layers, &record.turn, &record.family) {
+        (1.., _, _) => "wake",
+        (0, Some(_), _) => "move",
+        (0, None, Some(_)) => "clone",
+        (0, None, None) => "restore",
     }
 }

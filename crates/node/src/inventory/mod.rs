@@ -20,6 +20,7 @@ mod parts;
 mod pauses;
 pub mod record;
 pub(crate) mod small;
+pub(crate) mod turn;
 mod users;
 
 pub(crate) use clock::Setter;
@@ -543,7 +544,6 @@ fn free_place(name: &MachineName, used: impl Fn(&str) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::record::Origin;
     use floe_api::ErrorCode;
     use std::path::Path;
 
@@ -557,14 +557,14 @@ mod tests {
             image_name: "tiny".into(),
             image: Hash::of(b"image"),
             disk_base: Hash::of(b"base"),
-            origin: Origin::default(),
+            origin: Default::default(),
             forwards: Vec::new(),
             restored: false,
             wanted: Wanted::Starting,
             uid,
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
-            ..crate::inventory::record::tests::record()
+            ..record::tests::record()
         }
     }
 

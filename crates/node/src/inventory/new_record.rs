@@ -75,6 +75,7 @@ impl Record {
             independence: None,
             ensemble: None,
             swarm: None,
+            turn: None,
         }
     }
 }

@@ -5,7 +5,9 @@ use super::{
     Entry, GuestState,
     asleep::Asleep,
     record::{Household, Record},
+    turn::Turn,
 };
+use crate::error::{NodeError, refused};
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
@@ -50,6 +52,28 @@ impl Place {
 }
 
 impl Entry {
+    /// Returns where it stands between this node and another, if it moves or has moved.
+    pub fn turn(&self) -> Option<Turn> {
+        self.state().record.turn.clone()
+    }
+
+    /// Whether its guest may execute on this node, as far as other nodes are concerned.
+    pub fn may_run(&self) -> bool {
+        self.state().record.turn.as_ref().is_none_or(Turn::is_here)
+    }
+
+    /// Returns an error if another node has it, or may have it, with what can be done.
+    pub fn is_here(&self) -> Result<(), NodeError> {
+        let name = &self.name;
+        let elsewhere = self.turn().and_then(|turn| turn.shown(name.as_str()));
+        elsewhere.map_or(Ok(()), |why| {
+            Err(refused(
+                format!("machine {name} is not to run on this node: {why}"),
+                format!("floe ps {name} shows how it stands"),
+            ))
+        })
+    }
+
     /// Changes where the machine's files and its QEMU are, in memory only; it is written down with the next [`Entry::update`].
     pub fn moves_to(&self, to: Place) {
         let _writing = self.writing.lock();

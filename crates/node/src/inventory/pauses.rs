@@ -100,9 +100,12 @@ impl Entry {
         self.life.lock().hangs()
     }
 
-    /// Returns an error if an operation that has begun needs a QEMU that answers and this one hangs. It does not begin to do so while the
-    /// operation lasts.
+    /// Returns an error if another node has the machine, or if an operation that has begun needs a QEMU that answers and this one hangs. It
+    /// does not begin to do so while the operation lasts.
     pub(super) fn can_do(&self, what: Task) -> Result<(), NodeError> {
+        if !what.is_for_any_side() {
+            self.is_here()?;
+        }
         match what.needs_answers() {
             true => self.answers(),
             false => Ok(()),

@@ -5,6 +5,7 @@
 
 use super::given::Given;
 use super::small::{Fresh, Small};
+use super::turn::Turn;
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward, Prefetch,
@@ -128,6 +129,9 @@ pub struct Record {
     /// Whether it takes part in its image's swarm; `None` means that the node's option decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swarm: Option<SwarmUse>,
+    /// Where it stands between this node and another, if it moves or has moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Turn>,
 }
 
 /// The machines that share their limits: one that a user made, and the clones that its guest and theirs made of it.
@@ -423,6 +427,7 @@ impl Record {
             return Err(format!("{household:?} is no household"));
         }
         record.origin.swarm.check()?;
+        record.turn.iter().try_for_each(Turn::check)?;
         Ok(record)
     }
 
@@ -525,6 +530,7 @@ pub(crate) mod tests {
             independence: None,
             ensemble: None,
             swarm: None,
+            turn: None,
         }
     }
 

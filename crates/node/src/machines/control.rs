@@ -181,6 +181,10 @@ impl Machines {
             let told = asleep.told(now, &record.name, !record.forwards.is_empty());
             detail = told.unwrap_or(detail);
         }
+        let elsewhere = record.turn.as_ref();
+        if let Some(why) = elsewhere.and_then(|turn| turn.shown(&record.name)) {
+            detail = why;
+        }
         if let Some(wait) = record.afterwards.wait().filter(|_| vm.is_none()) {
             let s = wait.as_secs();
             detail = format!("{detail}; it is started again {s} s after that");
@@ -256,6 +260,7 @@ impl Machines {
             restart: record.afterwards.restart,
             restarts: record.afterwards.in_a_row,
             independence: entry.independence(),
+            moves: record.turn.as_ref().and_then(|turn| turn.listed()),
             ensemble: record.ensemble,
         }
     }
@@ -319,6 +324,12 @@ impl Machines {
             return self.remove_left_alone(&left, force);
         }
         let operation = self.inventory.get(name)?.begin(Task::Remove)?;
+        if operation
+            .turn()
+            .is_some_and(|turn| turn.is_given_or_offered())
+        {
+            operation.is_here()?; // it may be the only copy
+        }
         self.remove(&operation, force)
     }
 
@@ -332,7 +343,8 @@ impl Machines {
         self.remove(&operation, force).map(|()| true)
     }
 
-    fn remove(&self, operation: &Operation, force: bool) -> Result<(), NodeError> {
+    /// Removes the machine of an operation with its disks.
+    pub(crate) fn remove(&self, operation: &Operation, force: bool) -> Result<(), NodeError> {
         let name = operation.name.as_str();
         if operation.state().vm.is_some() && !force {
             return Err(busy(
@@ -640,6 +652,7 @@ fn info_left_alone(left: &LeftAlone) -> MachineInfo {
         restarts: 0,
         independence: None,
         ensemble: None,
+        moves: None,
     }
 }
 

@@ -25,6 +25,8 @@ mod store;
 mod wake;
 mod watch;
 
+pub(crate) use store::Whole;
+
 use crate::{
     agents::Agents,
     capture::Captures,
@@ -134,7 +136,7 @@ impl Parks {
     }
 
     /// Refuses to park what would not be the same machine afterwards, with the way out.
-    fn check(&self, operation: &Operation) -> Result<(), NodeError> {
+    pub(crate) fn check(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
         if operation.waits_for_adoption() {
             return Err(busy(

@@ -258,8 +258,12 @@ impl Parks {
         }
     }
 
-    /// Listens at the ports of a parked machine, under an operation: those that were taken from its QEMU, and the others anew.
+    /// Listens at the ports of a parked machine, under an operation: those that were taken from its QEMU, and the others anew. What another
+    /// node has, or may have, is not woken here, so that nobody waits for that.
     pub(super) fn hold_ports(&self, entry: &Arc<Entry>, mut held: Vec<HeldPort>) {
+        if !entry.may_run() {
+            return;
+        }
         for forward in entry.record().forwards {
             if held.iter().any(|port| port.forward == forward) {
                 continue;

@@ -266,7 +266,7 @@ impl Parks {
     }
 
     /// Lets go of the images that it stood on and no longer does.
-    fn leave_images(&self, operation: &Operation, former: &Record, now: &Hash) {
+    pub(super) fn leave_images(&self, operation: &Operation, former: &Record, now: &Hash) {
         let mut images = vec![former.image, former.disk_base];
         images.dedup();
         for image in images.into_iter().filter(|image| image != now) {

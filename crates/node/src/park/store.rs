@@ -3,27 +3,41 @@
 use super::Parks;
 use crate::{
     capture::KEPT_REGIONS,
-    error::NodeError,
+    error::{NodeError, busy},
     images::{FORK_LABEL, PARK_LABEL, finish},
     inventory::{
         Operation,
         lifecycle::{Event, Task},
         record::{Origin, Record},
+        turn::Turn,
     },
     report::{Report, millis},
 };
-use floe_api::{Outcome, ParkQuery, PauseReason, StoredReport};
+use floe_api::{Outcome, ParkQuery, PauseReason, SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL};
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{Hash, MachineConfig, memory_region};
 use floe_machine::{Capture, CaptureOptions, Machine};
 use floe_store::{Ingest, IngestOptions};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// How long QEMU may take to end.
 pub(super) const QUIT_WAIT: Duration = Duration::from_secs(10);
 /// After how many times in a row a machine's memory is stored anew, without what was stored before. In between only what has changed is
 /// stored, in a fraction of the time; but what has changed since stays beside it.
 const OWN_LAYERS_MAX: u32 = 4;
+
+/// A machine that was stored with its disks.
+pub(crate) struct Whole {
+    /// The image that has all of it.
+    pub id: Hash,
+    /// What was stored for it.
+    pub stored: StoredReport,
+    /// From when on its guest stood still.
+    pub stopped: Instant,
+}
 
 impl Parks {
     /// Stores a machine's memory and ends its QEMU, for its user. One that is parked already stays so. If the query says so, the memory of
@@ -124,6 +138,81 @@ impl Parks {
         paused.ended();
         hooks.gone();
         Ok((stored, pause_ms))
+    }
+
+    /// Stores a machine with its disks as one image, which no list shows, and ends its QEMU: it is parked there, and goes on there, here or
+    /// on a node that has the image. Its record gets this turn with it. After an error it goes on as it was.
+    // Long: as in `store_machine`.
+    pub(crate) fn park_whole(
+        &self,
+        operation: &Operation,
+        hooks_s: Option<u32>,
+        turn: Turn,
+        report: &mut Report,
+    ) -> Result<Whole, NodeError> {
+        self.check(operation)?;
+        // what its own image does not have comes from the one under its disks, which must be here whole
+        self.captures.bring_parent(operation, report)?;
+        let vm = operation.vm()?;
+        let disks = operation.mounted()?;
+        let hooks = self
+            .agents
+            .freeze(&operation.entry, "move", hooks_s, report)?;
+        let _unnamed = self.unnamed.read();
+        let _storing = self.images.storing.read();
+        let thumb = self.images.take_thumbnail(&vm);
+        let options = CaptureOptions {
+            stay_paused: true,
+            bytes_max: self.machines.resources.capture_bytes_max(),
+            ..Default::default()
+        };
+        operation.stop_buffering()?;
+        let paused = operation.pausing(&vm, PauseReason::Capture)?;
+        let stopped = Instant::now();
+        let mut captured = vm.capture(options, || disks.freeze())?;
+        let paused = paused.stands();
+        report.stage("capture")?;
+        for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL] {
+            captured.config.labels.remove(label);
+        }
+        operation.label_guest(&mut captured.config);
+        let config = captured.config.clone();
+        captured.config.labels.insert(PARK_LABEL.into(), "1".into());
+        let thumb = thumb.as_deref();
+        let (id, stored) = self.captures.store(operation, &captured, thumb, report)?;
+        self.stored.lock().insert(id);
+        report.stage("store")?;
+        self.captures
+            .rebase(operation, &disks, &captured.frozen, &id)?;
+        drop((captured, disks));
+        self.traces.take_trace(operation);
+        let former = operation.record();
+        // from here on it is parked: whatever is killed, the next node ends its QEMU
+        let parked = operation.drive_with(Event::Parks, |record| {
+            becomes_parked(record, id, config);
+            record.own_layers = 0; // its disks are in that image, too
+            record.turn = Some(turn);
+        })?;
+        if !parked {
+            return Err(busy(
+                format!("machine {} has just ended", operation.name),
+                "see `floe ps`",
+            ));
+        }
+        paused.ended();
+        hooks.gone();
+        self.end_stored(operation, vm);
+        self.leave_images(operation, &former, &id);
+        Ok(Whole {
+            id,
+            stored,
+            stopped,
+        })
+    }
+
+    /// Notes that an image is some machine's memory: it goes once no machine needs it.
+    pub(crate) fn is_memory(&self, image: Hash) {
+        self.stored.lock().insert(image);
     }
 
     /// Ends the QEMU of a machine that is stored.

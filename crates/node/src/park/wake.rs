@@ -56,7 +56,7 @@ impl Parks {
 
     /// Wakes the parked machine of an operation; returns false if it is not parked. If it can't be woken, those who have connected to
     /// it are turned away, and those who connect then wait for a while before it is tried for them.
-    pub(super) fn wake_machine(
+    pub(crate) fn wake_machine(
         self: &Arc<Self>,
         operation: &Operation,
         overcommit: bool,
@@ -65,6 +65,7 @@ impl Parks {
         if !operation.is_parked() {
             return Ok(false);
         }
+        operation.is_here()?;
         // whatever comes of it, these sockets listen on
         let mut held = self.ports.take(&operation.entry);
         let woken = self.load(operation, overcommit, &held, report);

@@ -9,6 +9,7 @@ mod images;
 mod independent;
 mod io;
 mod machines;
+mod moves;
 mod pool;
 mod resize;
 mod sched;
@@ -32,8 +33,8 @@ use utoipa::OpenApi;
 /// Largest request body in bytes: labels and command lines are small.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Returns the routes for the members of a cluster: to run clones, to ask about them, and who takes part in an image's swarm. The rest of
-/// the interface is not for members.
+/// Returns the routes for the members of a cluster: to run clones, to ask about them, to give machines away, and who takes part in an
+/// image's swarm. The rest of the interface is not for members.
 pub fn members_router(node: Arc<Node>) -> Router {
     Router::new()
         .route("/v1/clones", post(forks::receive))
@@ -42,6 +43,9 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/family", get(forks::family))
         .route("/v1/machines/{name}/kill", post(forks::kill))
         .route("/v1/networks/{id}/hosts", post(forks::network_hosts))
+        .route("/v1/moves", post(moves::order))
+        .route("/v1/moves/question", post(moves::question))
+        .route("/v1/moves/recall", post(moves::give_back))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -122,6 +126,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/usage", get(system::usage))
         .route("/v1/machines/{name}/park", post(machines::park))
         .route("/v1/machines/{name}/wake", post(machines::wake))
+        .route("/v1/machines/{name}/move", post(moves::move_machine))
+        .route("/v1/machines/{name}/recall", post(moves::recall))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -238,6 +244,8 @@ pub fn router(node: Arc<Node>) -> Router {
         system::prune,
         machines::park,
         machines::wake,
+        moves::move_machine,
+        moves::recall,
         machines::pause,
         machines::resume,
         machines::capture,
@@ -325,6 +333,9 @@ mod tests {
         let unlisted = [
             "/metrics",
             "/v1/openapi.json",
+            "/v1/moves",
+            "/v1/moves/question",
+            "/v1/moves/recall",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

@@ -102,6 +102,8 @@ pub(crate) enum Task {
     Wake,
     /// It goes back to an image that was captured from it.
     Rollback,
+    /// It moves to another node, or comes from one.
+    Move,
     /// It was made small, and gets back what was taken from it.
     Expand,
     /// The node asks the guest what it has of its hardware, after the guest or the node began anew.
@@ -130,6 +132,11 @@ impl Task {
             self,
             Task::End | Task::Adopt | Task::Expand | Task::Look | Task::ParkIdle
         )
+    }
+
+    /// Whether it can be done with what a node has of a machine that another node has, or may have.
+    pub fn is_for_any_side(self) -> bool {
+        matches!(self, Task::Move | Task::Remove | Task::Adopt | Task::End)
     }
 
     /// Whether it can't be done while the machine's QEMU does not answer.
@@ -192,6 +199,7 @@ impl Display for Task {
             Task::Park | Task::ParkIdle => "park",
             Task::Wake => "wake",
             Task::Rollback => "rollback",
+            Task::Move => "move",
             Task::Expand => "expansion",
             Task::Look => "a look at its size",
         })

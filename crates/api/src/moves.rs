@@ -1,0 +1,72 @@
+//! Machines that move to another node of their cluster.
+
+use super::*;
+
+/// Body of `POST /v1/machines/{name}/move`. It names one of `to` and `here`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// The member of the cluster on which the machine is to run: its name, or `https://ADDRESS:PORT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Lets the machine go on on this node, although the node that it was given to does not say that it runs there, or the one that it
+    /// comes from does not give it away. If that node has it run all the same, it runs on both until they hear of each other; what the
+    /// one did that is then too late is kept as an image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub here: bool,
+    /// Copies nothing ahead while the machine runs: it is less work for both nodes, and the machine stands still for longer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub still: bool,
+    /// Keeps what the machine was on this node for 36 hours, or until the node ends, so that less has to be sent when it comes back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep: bool,
+    /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks_s: Option<u32>,
+}
+
+/// Body of `POST /v1/machines/{name}/recall`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RecallRequest {
+    /// The member of the cluster that has the machine: its name, or `https://ADDRESS:PORT`.
+    pub from: String,
+}
+
+/// How a machine has moved.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MoveReport {
+    /// The name of the node that has it now.
+    pub to: String,
+    /// Bytes that crossed the network for what that node lacked.
+    pub wire_bytes: u64,
+    /// For how long its guest stood still, as the node saw it that gave it away, in milliseconds.
+    pub down_ms: f64,
+    /// Why its guest does not run there yet: it is parked there. Empty if it runs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+}
+
+/// How a machine stands that is not this node's to run, because another node has it, or may have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineMove {
+    /// How it stands.
+    pub standing: MoveStanding,
+    /// The name of the other node; absent if it does not matter any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+}
+
+/// How a machine stands between two nodes, as one of them sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveStanding {
+    /// It stands still while the other node brings it. It goes on here if that fails.
+    Offered,
+    /// It was given to the other node, which has not said yet that it runs there.
+    Given,
+    /// It has come from the other node, and goes on here once that gives it away.
+    Arriving,
+    /// It went on on the other node without what it did here since, which is kept.
+    Fenced,
+}

@@ -1,0 +1,367 @@
+//! Decides on which of two nodes a machine runs that moves from one to the other. No I/O and no clock.
+//!
+//! ```text
+//! the node that gives                                  the node that takes
+//! Here -> stored, record: Offered ------- offer -----> brings what it lacks, record: Arriving
+//!         record: Away            <------ ready -------
+//!                                 ------- given -----> record: Here, and then its guest goes on
+//!         forgets it              <------ runs --------
+//! ```
+//! Each side's record is its memory: it is written before the other side is told, and before a guest goes on. So whatever is killed or cut
+//! at any step, at most one of them lets the guest go on: the one that gives may take the machine back while it is *Offered* and not any
+//! more once it is *Away*; the one that takes has a copy that does not go on before it has heard that it is given. Each asks the other
+//! again until it knows: who gives says its last word again ([`heard`] is what comes of it), and who takes asks where the machine is
+//! ([`Turn::answer`] and [`Turn::told`]).
+//!
+//! Each hand-over has a number of its own, greater than all before, so that nothing that is said late is taken for another's.
+//!
+//! A node that is gone for good leaves the other one waiting. Its user may then *force* the machine here. That is the one way in which
+//! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
+//! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing.
+
+use ::core::net::SocketAddr;
+use floe_api::{MachineMove, MoveStanding};
+use serde::{Deserialize, Serialize};
+
+/// Hex digits of a machine's key.
+const KEY_DIGITS: usize = 16;
+
+/// Another node that has a machine, or is to have it: a member of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its name for people.
+    pub name: String,
+    /// The address at which members reach it, by which it is known again.
+    pub address: SocketAddr,
+}
+
+/// Where a machine stands between this node and another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Turn {
+    /// What all nodes call the machine, whatever its name is: 16 hex digits.
+    pub key: String,
+    /// The number of the latest hand-over that this node has taken part in.
+    pub number: u64,
+    /// What this node has of it.
+    pub side: Side,
+    /// The node that it comes from, which may ask for it back; `None` if that is this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Peer>,
+}
+
+/// What a node has of a machine that moves, or that has moved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Side {
+    /// The machine: its guest may execute here.
+    Here {
+        /// Who gave it, and has not been heard to have forgotten it.
+        owes: Option<Peer>,
+        /// Whether its guest is still to be let go on.
+        due: bool,
+    },
+    /// The machine, whose guest stands still while the other side brings it. It may be taken back.
+    Offered {
+        /// Who is to have it.
+        to: Peer,
+    },
+    /// A copy that is not to go on: it was given away, and the other side has not been heard to run it yet.
+    Away {
+        /// Who has it.
+        to: Peer,
+    },
+    /// A copy that is not to go on yet: it is offered.
+    Arriving {
+        /// Who offers it.
+        from: Peer,
+    },
+    /// What the guest did here after the machine had gone on elsewhere. It is kept, and never goes on.
+    Fenced,
+}
+
+/// What the side that takes a machine does when it hears of a hand-over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// It brings the machine. The copy of an earlier hand-over, if there is one, is of no use any more.
+    Bring,
+    /// It says that it has all of it.
+    Ready,
+    /// It writes this down, lets the guest go on, and says that it runs.
+    Takes(Turn),
+    /// It says that it runs.
+    Runs,
+    /// The machine went on elsewhere without what was done here since: it writes this down, and keeps that.
+    Fence(Turn),
+    /// It has nothing that is meant.
+    Stale,
+}
+
+/// What the side that gives a machine answers to one that asks where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// That is not decided.
+    Wait,
+    /// It is the asking side's.
+    Given,
+    /// The hand-over is void: the machine went on here.
+    Void,
+    /// No such machine is here any more.
+    Gone,
+}
+
+/// What the side that takes a machine does with an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It writes this down, and lets the guest go on if that is due.
+    Becomes(Turn),
+    /// It removes its copy, which never went on.
+    Drop,
+    /// As in [`Heard::Fence`].
+    Fence(Turn),
+    /// It asks again later.
+    Waits,
+}
+
+/// Whether two sides mean the same node.
+fn is(one: &Peer, other: &Peer) -> bool {
+    one.address == other.address
+}
+
+/// Returns what comes of hearing of a hand-over from another node: that the machine is offered, or that it is `given`. `here` is what is
+/// here of it.
+pub(crate) fn heard(here: Option<&Turn>, number: u64, given: bool, from: &Peer) -> Heard {
+    let Some(turn) = here else {
+        return match given {
+            true => Heard::Stale,
+            false => Heard::Bring,
+        };
+    };
+    match &turn.side {
+        Side::Arriving { from: known } if is(known, from) => match number.cmp(&turn.number) {
+            std::cmp::Ordering::Equal if given => Heard::Takes(turn.taken(from)),
+            std::cmp::Ordering::Equal => Heard::Ready,
+            std::cmp::Ordering::Greater if !given => Heard::Bring,
+            _ => Heard::Stale,
+        },
+        // whoever gave it went on without it
+        Side::Here {
+            owes: Some(owed), ..
+        } if is(owed, from) && number > turn.number => Heard::Fence(turn.with(Side::Fenced)),
+        Side::Here { .. } if number == turn.number => Heard::Runs,
+        _ => Heard::Stale,
+    }
+}
+
+impl Turn {
+    /// Returns why this is no turn, if it is none.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match is_key(&self.key) {
+            true => Ok(()),
+            false => Err(format!("{:?} is no machine's key", self.key)),
+        }
+    }
+
+    fn with(&self, side: Side) -> Turn {
+        Turn {
+            side,
+            ..self.clone()
+        }
+    }
+
+    fn taken(&self, from: &Peer) -> Turn {
+        self.with(Side::Here {
+            owes: Some(from.clone()),
+            due: true,
+        })
+    }
+
+    /// Returns the turn of a machine that is offered now. `key` is what it is called from now on if it has no key yet.
+    pub(crate) fn offered(before: Option<&Turn>, key: String, to: Peer) -> Turn {
+        Turn {
+            key: before.map_or(key, |turn| turn.key.clone()),
+            number: before.map_or(0, |turn| turn.number).saturating_add(1),
+            side: Side::Offered { to },
+            home: before.and_then(|turn| turn.home.clone()),
+        }
+    }
+
+    /// Returns the turn of a copy that has come whole.
+    pub(crate) fn arrived(key: &str, number: u64, from: Peer) -> Turn {
+        Turn {
+            key: key.to_owned(),
+            number,
+            home: Some(from.clone()),
+            side: Side::Arriving { from },
+        }
+    }
+
+    /// The other side has all of it: returns what is written before it is told that the machine is its own. `None` if it was not offered.
+    pub(crate) fn gives(&self) -> Option<Turn> {
+        match &self.side {
+            Side::Offered { to } => Some(self.with(Side::Away { to: to.clone() })),
+            _ => None,
+        }
+    }
+
+    /// It is not given away after all. `None` if it is too late for that.
+    pub(crate) fn takes_back(&self) -> Option<Turn> {
+        let here = Side::Here {
+            owes: None,
+            due: true,
+        };
+        matches!(self.side, Side::Offered { .. }).then(|| self.with(here))
+    }
+
+    /// Its user has it go on here, although the other side was not heard to give it, or to have taken it. `None` if there is nothing to
+    /// force.
+    pub(crate) fn forces(&self) -> Option<Turn> {
+        match &self.side {
+            // the other side may run by this number, and knows by the next one that it is too late
+            Side::Away { .. } => Some(Turn {
+                number: self.number.saturating_add(1),
+                ..self.with(Side::Here {
+                    owes: None,
+                    due: true,
+                })
+            }),
+            // if the other side took it back instead, that stands
+            Side::Arriving { from } => Some(self.taken(from)),
+            _ => None,
+        }
+    }
+
+    /// Its guest was let go on, or could not be, which is its user's to see.
+    pub(crate) fn has_gone_on(&self) -> Turn {
+        match &self.side {
+            Side::Here { owes, .. } => self.with(Side::Here {
+                owes: owes.clone(),
+                due: false,
+            }),
+            _ => self.clone(),
+        }
+    }
+
+    /// Whether its guest may execute here.
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self.side, Side::Here { .. })
+    }
+
+    /// Whether it is this node's, and comes from the node at this address.
+    pub(crate) fn came_from(&self, address: SocketAddr) -> bool {
+        let gave = |home: &Peer| home.address == address;
+        self.is_here() && self.home.as_ref().is_some_and(gave)
+    }
+
+    /// Whether it was given to another node, or is offered to one.
+    pub(crate) fn is_given_or_offered(&self) -> bool {
+        matches!(self.side, Side::Offered { .. } | Side::Away { .. })
+    }
+
+    /// Whether its guest is to be let go on.
+    pub(crate) fn is_due(&self) -> bool {
+        matches!(self.side, Side::Here { due: true, .. })
+    }
+
+    /// Whether anything is to be done for it that nobody may be doing.
+    pub(crate) fn is_open(&self) -> bool {
+        match &self.side {
+            Side::Here { owes, due } => owes.is_some() || *due,
+            Side::Fenced => false,
+            Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. } => true,
+        }
+    }
+
+    /// Returns the node that is asked, or told, until this side knows more.
+    pub(crate) fn peer(&self) -> Option<&Peer> {
+        match &self.side {
+            Side::Here { owes, .. } => owes.as_ref(),
+            Side::Offered { to } | Side::Away { to } => Some(to),
+            Side::Arriving { from } => Some(from),
+            Side::Fenced => None,
+        }
+    }
+
+    /// Returns what is answered to the other side, which has taken part in the hand-over of this number. `here` is what is here of it.
+    pub(crate) fn answer(here: Option<&Turn>, number: u64) -> Answer {
+        let Some(turn) = here else {
+            return Answer::Gone;
+        };
+        match (&turn.side, turn.number.cmp(&number)) {
+            (_, std::cmp::Ordering::Greater) => Answer::Void,
+            (_, std::cmp::Ordering::Less) => Answer::Wait,
+            (Side::Away { .. }, _) => Answer::Given,
+            (Side::Here { .. }, _) => Answer::Void,
+            (Side::Offered { .. } | Side::Arriving { .. } | Side::Fenced, _) => Answer::Wait,
+        }
+    }
+
+    /// Returns what comes of an answer to a question that named this number.
+    pub(crate) fn told(&self, number: u64, answer: Answer) -> Told {
+        if number != self.number {
+            return Told::Waits; // it is about an earlier hand-over
+        }
+        match (&self.side, answer) {
+            (Side::Arriving { from }, Answer::Given) => Told::Becomes(self.taken(from)),
+            (Side::Arriving { .. }, Answer::Void) => Told::Drop,
+            // only now has the other side nothing left that it could say to anybody
+            (Side::Here { owes: Some(_), due }, Answer::Gone) => {
+                Told::Becomes(self.with(Side::Here {
+                    owes: None,
+                    due: *due,
+                }))
+            }
+            (Side::Here { owes: Some(_), .. }, Answer::Void) => {
+                Told::Fence(self.with(Side::Fenced))
+            }
+            _ => Told::Waits,
+        }
+    }
+
+    /// Returns how programs are told that a machine is not this node's to run; nothing if it is.
+    pub(crate) fn listed(&self) -> Option<MachineMove> {
+        let standing = match &self.side {
+            Side::Here { .. } => return None,
+            Side::Offered { .. } => MoveStanding::Offered,
+            Side::Away { .. } => MoveStanding::Given,
+            Side::Arriving { .. } => MoveStanding::Arriving,
+            Side::Fenced => MoveStanding::Fenced,
+        };
+        Some(MachineMove {
+            standing,
+            node: self.peer().map(|peer| peer.name.clone()),
+        })
+    }
+
+    /// Returns what users are told of a machine by this name that is not this node's to run; nothing if it is.
+    pub(crate) fn shown(&self, name: &str) -> Option<String> {
+        let here = format!("floe move {name} --here");
+        Some(match &self.side {
+            Side::Here { .. } => return None,
+            Side::Offered { to } => format!("it moves to {}", to.name),
+            Side::Away { to } => format!(
+                "it was given to {0}, which does not say yet that it runs there, and is asked again; if {0} is gone for good, {here} \
+                 lets it go on from where it left",
+                to.name
+            ),
+            Side::Arriving { from } => format!(
+                "it comes from {0}, and goes on here once {0} gives it away; if {0} is gone for good, {here} lets it go on",
+                from.name
+            ),
+            Side::Fenced => format!(
+                "it went on elsewhere without what it did here since: that is kept as an image (floe image ls), and floe rm {name} removes \
+                 the rest"
+            ),
+        })
+    }
+}
+
+/// Whether this can be a machine's key.
+pub(crate) fn is_key(text: &str) -> bool {
+    text.len() == KEY_DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,357 @@
+//! Two nodes with one machine, whose words are lost and who are killed between any two of their steps.
+
+use super::*;
+use proptest::prelude::*;
+
+const KEY: &str = "00112233445566aa";
+/// How often each side is heard and asked until nothing is left to be done: more than the longest way through a hand-over.
+const ROUNDS: usize = 8;
+
+/// What a node has of the machine. All of it but `runs` is on its disk; a guest that runs goes on when its node is killed.
+#[derive(Clone, Debug)]
+struct Has {
+    turn: Option<Turn>,
+    runs: bool,
+    /// The last write of the guest that is in what this node has.
+    wrote: u64,
+}
+
+/// Where a step of a node is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    /// Nowhere.
+    None,
+    /// The other side hears nothing.
+    Word,
+    /// The other side is killed once it has written down what it does.
+    Work,
+    /// Its answer is lost.
+    Answer,
+}
+
+/// What happens next, to the node of this number.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Moves(usize),
+    Says(usize, Cut),
+    Asks(usize, Cut),
+    Killed(usize),
+    Back(usize),
+    Forced(usize),
+    Writes,
+}
+
+struct World {
+    nodes: [Option<Has>; 2],
+    latest: u64,
+    /// Whether a user has forced anything: only then may both run.
+    forced: bool,
+}
+
+fn peer(number: usize) -> Peer {
+    Peer {
+        name: format!("node-{number}"),
+        address: format!("10.0.0.{}:7071", number + 1).parse().unwrap(),
+    }
+}
+
+impl World {
+    fn new() -> World {
+        let machine = Has {
+            turn: None,
+            runs: true,
+            wrote: 0,
+        };
+        World {
+            nodes: [Some(machine), None],
+            latest: 0,
+            forced: false,
+        }
+    }
+
+    fn turn(&self, at: usize) -> Option<Turn> {
+        self.nodes[at].as_ref().and_then(|has| has.turn.clone())
+    }
+
+    fn writes_down(&mut self, at: usize, turn: Turn) {
+        self.nodes[at].as_mut().unwrap().turn = Some(turn);
+    }
+
+    /// Lets a guest go on if that is due.
+    fn goes_on(&mut self, at: usize) {
+        let forced = self.forced;
+        let other_runs = self.runs(1 - at);
+        let latest = self.latest;
+        let Some(has) = &mut self.nodes[at] else {
+            return;
+        };
+        let Some(turn) = has.turn.clone().filter(Turn::is_due) else {
+            return;
+        };
+        assert!(forced || !other_runs, "both run");
+        assert!(forced || has.wrote == latest, "a write is lost");
+        has.runs = true;
+        has.turn = Some(turn.has_gone_on());
+    }
+
+    fn runs(&self, at: usize) -> bool {
+        self.nodes[at].as_ref().is_some_and(|has| has.runs)
+    }
+
+    fn fences(&mut self, at: usize, turn: Turn) {
+        assert!(self.forced, "nobody is fenced unless a user has forced");
+        let has = self.nodes[at].as_mut().unwrap();
+        has.runs = false;
+        has.turn = Some(turn);
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Moves(at) => self.moves(at),
+            Step::Says(at, cut) => self.says(at, cut),
+            Step::Asks(at, cut) => self.asks(at, cut),
+            Step::Killed(at) | Step::Back(at) => {
+                // a node that starts takes back what it had offered, as its user may; then it does what is due
+                if let Some(turn) = self.turn(at).and_then(|turn| turn.takes_back()) {
+                    self.writes_down(at, turn);
+                }
+                self.goes_on(at);
+            }
+            Step::Forced(at) => {
+                if let Some(turn) = self.turn(at).and_then(|turn| turn.forces()) {
+                    self.forced = true;
+                    self.writes_down(at, turn);
+                    self.goes_on(at);
+                }
+            }
+            Step::Writes => {
+                for has in self.nodes.iter_mut().flatten().filter(|has| has.runs) {
+                    self.latest += 1;
+                    has.wrote = self.latest;
+                }
+            }
+        }
+        assert!(
+            self.forced || !(self.runs(0) && self.runs(1)),
+            "{:?}",
+            self.nodes
+        );
+        let newest = self.nodes.iter().flatten().map(|has| has.wrote).max();
+        assert_eq!(
+            newest,
+            Some(self.latest),
+            "what was written last is nowhere"
+        );
+    }
+
+    fn moves(&mut self, at: usize) {
+        let Some(has) = &mut self.nodes[at] else {
+            return;
+        };
+        let calm = has.turn.as_ref().is_none_or(|turn| !turn.is_open());
+        if has.runs && calm {
+            has.runs = false;
+            let offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(1 - at));
+            has.turn = Some(offered);
+        }
+    }
+
+    /// The side that gives says its last word, again perhaps.
+    fn says(&mut self, at: usize, cut: Cut) {
+        let Some(turn) = self.turn(at) else { return };
+        let given = matches!(turn.side, Side::Away { .. });
+        if !(given || matches!(turn.side, Side::Offered { .. })) || cut == Cut::Word {
+            return;
+        }
+        let there = 1 - at;
+        let heard = heard(self.turn(there).as_ref(), turn.number, given, &peer(at));
+        let (mut ready, mut runs, mut stale) = (false, false, false);
+        match heard {
+            // a name that another machine has is refused
+            Heard::Bring
+                if self.nodes[there]
+                    .as_ref()
+                    .is_some_and(|has| has.turn.is_none()) =>
+            {
+                stale = true;
+            }
+            Heard::Bring if cut == Cut::Work => {}
+            Heard::Bring => {
+                let wrote = self.nodes[at].as_ref().unwrap().wrote;
+                self.nodes[there] = Some(Has {
+                    turn: Some(Turn::arrived(KEY, turn.number, peer(at))),
+                    runs: false,
+                    wrote,
+                });
+            }
+            Heard::Ready => ready = true,
+            Heard::Takes(taken) => {
+                self.writes_down(there, taken);
+                if cut == Cut::Work {
+                    return;
+                }
+                self.goes_on(there);
+                runs = true;
+            }
+            Heard::Runs => runs = true,
+            Heard::Fence(turn) => self.fences(there, turn),
+            Heard::Stale => stale = true,
+        }
+        if cut == Cut::Answer {
+            return;
+        }
+        if let Some(given) = turn.gives().filter(|_| ready || runs) {
+            self.writes_down(at, given);
+        } else if runs {
+            self.nodes[at] = None;
+        } else if let Some(back) = turn.takes_back().filter(|_| stale) {
+            self.writes_down(at, back);
+            self.goes_on(at);
+        }
+    }
+
+    /// The side that takes asks where the machine is.
+    fn asks(&mut self, at: usize, cut: Cut) {
+        self.goes_on(at);
+        let Some(turn) = self.turn(at) else { return };
+        let takes = matches!(
+            turn.side,
+            Side::Arriving { .. } | Side::Here { owes: Some(_), .. }
+        );
+        if !takes || cut != Cut::None {
+            return;
+        }
+        let answer = Turn::answer(self.turn(1 - at).as_ref(), turn.number);
+        match turn.told(turn.number, answer) {
+            Told::Becomes(turn) => {
+                self.writes_down(at, turn);
+                self.goes_on(at);
+            }
+            Told::Drop => self.nodes[at] = None,
+            Told::Fence(turn) => self.fences(at, turn),
+            Told::Waits => {}
+        }
+    }
+
+    /// Has both sides speak until they have nothing more to say. Nothing is cut any more, and nodes that were killed are back.
+    fn settles(&mut self) {
+        for _ in 0..ROUNDS {
+            for at in [0, 1] {
+                self.step(Step::Says(at, Cut::None));
+                self.step(Step::Asks(at, Cut::None));
+            }
+        }
+    }
+}
+
+fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
+    let cut = prop_oneof![
+        3 => Just(Cut::None),
+        1 => Just(Cut::Word),
+        1 => Just(Cut::Work),
+        1 => Just(Cut::Answer),
+    ];
+    let step = (0..if forcing { 9u8 } else { 8 }, 0..2usize, cut);
+    let step = step.prop_map(|(kind, at, cut)| match kind {
+        0 => Step::Moves(at),
+        1..=3 => Step::Says(at, cut),
+        4 => Step::Asks(at, cut),
+        5 => Step::Killed(at),
+        6 => Step::Back(at),
+        7 => Step::Writes,
+        _ => Step::Forced(at),
+    });
+    proptest::collection::vec(step, 1..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    /// However often it moves to and fro, and whatever is cut or killed in between.
+    #[test]
+    fn at_most_one_side_runs_and_no_write_is_lost_whatever_is_cut(steps in steps(false)) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step);
+        }
+        world.settles();
+        prop_assert!(world.runs(0) != world.runs(1), "{:?}", world.nodes);
+        let left: Vec<&Has> = world.nodes.iter().flatten().collect();
+        prop_assert_eq!(left.len(), 1, "{:?}", left);
+        prop_assert_eq!(left[0].wrote, world.latest);
+        prop_assert!(left[0].turn.as_ref().is_none_or(|turn| !turn.is_open()));
+    }
+
+    /// Users force what they like, also while both nodes are well. Once these have spoken, one runs, and what the other did is kept.
+    #[test]
+    fn whatever_users_force_one_side_runs_in_the_end_and_the_others_work_is_kept(steps in steps(true)) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step);
+        }
+        world.settles();
+        prop_assert!(world.runs(0) != world.runs(1), "{:?}", world.nodes);
+        for has in world.nodes.iter().flatten().filter(|has| !has.runs) {
+            prop_assert_eq!(&has.turn.as_ref().unwrap().side, &Side::Fenced);
+        }
+    }
+}
+
+#[test]
+fn what_is_said_of_another_hand_over_or_by_another_node_changes_nothing() {
+    let arriving = Turn::arrived(KEY, 3, peer(0));
+    assert_eq!(heard(Some(&arriving), 2, true, &peer(0)), Heard::Stale);
+    assert_eq!(heard(Some(&arriving), 4, true, &peer(0)), Heard::Stale);
+    assert_eq!(heard(Some(&arriving), 3, true, &peer(1)), Heard::Stale);
+    assert_eq!(heard(None, 3, true, &peer(0)), Heard::Stale);
+    // a void that was said of the offer before this one
+    assert_eq!(arriving.told(2, Answer::Void), Told::Waits);
+    assert_eq!(arriving.told(3, Answer::Void), Told::Drop);
+    // that nobody knows of it any more is no word for it to go on, nor to go
+    assert_eq!(arriving.told(3, Answer::Gone), Told::Waits);
+    let taken = arriving.taken(&peer(0));
+    assert_eq!(heard(Some(&taken), 3, true, &peer(0)), Heard::Runs);
+    assert_eq!(heard(Some(&taken), 4, false, &peer(1)), Heard::Stale);
+    // who gave it may ask for it back once it runs here, and nobody else
+    assert!(taken.came_from(peer(0).address) && !taken.came_from(peer(1).address));
+    assert!(!arriving.came_from(peer(0).address));
+    assert_eq!(taken.takes_back(), None);
+    assert_eq!(taken.gives(), None);
+    // while the node that gave it has its copy, that may still say so: the machine goes nowhere else before it has none
+    assert_eq!(taken.told(3, Answer::Given), Told::Waits);
+    assert!(taken.is_open());
+}
+
+#[test]
+fn a_side_that_was_given_the_machine_and_comes_back_late_is_fenced() {
+    let offered = Turn::offered(None, KEY.into(), peer(1));
+    let away = offered.gives().unwrap();
+    let taken = Turn::arrived(KEY, away.number, peer(0)).taken(&peer(0));
+    let forced = away.forces().unwrap();
+    assert!(forced.is_here() && forced.is_due());
+    let answer = Turn::answer(Some(&forced), taken.number);
+    assert_eq!(answer, Answer::Void);
+    let told = taken.told(taken.number, answer);
+    assert_eq!(told, Told::Fence(taken.with(Side::Fenced)));
+    assert!(taken.with(Side::Fenced).shown("web").is_some());
+}
+
+#[test]
+fn a_turn_is_read_as_it_was_written_and_one_of_another_kind_is_refused() {
+    let offered = Turn::offered(None, KEY.into(), peer(1));
+    for turn in [
+        offered.clone(),
+        offered.gives().unwrap(),
+        offered.takes_back().unwrap(),
+        Turn::arrived(KEY, 7, peer(0)),
+        offered.with(Side::Fenced),
+    ] {
+        let text = serde_json::to_string(&turn).unwrap();
+        assert_eq!(serde_json::from_str::<Turn>(&text).unwrap(), turn, "{text}");
+        assert!(turn.check().is_ok());
+        assert_eq!(turn.is_here(), turn.shown("web").is_none());
+        assert_eq!(turn.is_here(), turn.listed().is_none());
+    }
+    assert!(Turn::arrived("../../x", 7, peer(0)).check().is_err());
+    assert!(serde_json::from_str::<Turn>(r#"{"key":"a","number":1,"side":"elsewhere"}"#).is_err());
+}

@@ -1,0 +1,263 @@
+//! `move`: a machine goes on on another node of the cluster, with its memory, disks, name, ports and limits, and is forgotten here.
+//!
+//! ```text
+//! here                                                    there
+//! asks whether it could come ---------------------------> host, name, ports, memory          `depart`, `arrive`
+//! captured while it runs -------------------------------> brings what it lacks of that, ahead
+//! stored with its disks as one image, parked, offered --> brings the chunks that it lacks
+//! given away (its record, durably) ---------------------> its record, then its guest goes on
+//! forgotten <-------------------------------------------- it runs
+//! ```
+//! Who may let the guest go on, whatever is killed or cut in between, is decided without I/O in [`turn`](crate::inventory::turn), from
+//! what is in both records. What a call cannot finish is finished by a thread (`watch`), here or by the next node.
+//!
+//! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
+//! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
+//!
+//! Locks: the lists of machines that are being brought here, of the copies that are kept and of the machines that are asked back; each is
+//! only held for a moment.
+
+mod arrive;
+mod depart;
+mod recall;
+mod watch;
+mod wire;
+
+pub(crate) use wire::{Order, Question, Recall, Recalled, Reply};
+
+use crate::{
+    caller::FromMember,
+    capture::{Captures, Taking},
+    cluster::Cluster,
+    core::Core,
+    error::{NodeError, usage},
+    fork::Forks,
+    images::{ImageUser, Images, parse_name},
+    inventory::{
+        Entry, Inventory, Operation,
+        lifecycle::Task,
+        turn::{Answer, Turn, is_key},
+    },
+    machines::Machines,
+    news::News,
+    park::Parks,
+    report::Report,
+};
+use arrive::Bringing;
+use floe_api::{MoveRequest, Outcome};
+use floe_image::Hash;
+use parking_lot::Mutex;
+use recall::Ended;
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+/// The service that moves machines.
+pub(crate) struct Moves {
+    core: Arc<Core>,
+    cluster: Arc<Cluster>,
+    images: Arc<Images>,
+    inventory: Arc<Inventory>,
+    machines: Arc<Machines>,
+    captures: Arc<Captures>,
+    forks: Arc<Forks>,
+    parks: Arc<Parks>,
+    /// What is being brought here, by the machines' keys.
+    arriving: Mutex<HashMap<String, Arc<Bringing>>>,
+    /// What is kept of machines that are to come, or may come back, by their keys.
+    copies: Mutex<HashMap<String, KeptCopy>>,
+    /// The machines that go back to members that ask for them.
+    recalls: Mutex<HashMap<(String, SocketAddr), Ended>>,
+}
+
+/// An image of what a machine was, which has most of what is to be brought when it comes.
+struct KeptCopy {
+    image: Hash,
+    since: Instant,
+    /// For how long it is kept.
+    long: Duration,
+}
+
+impl ImageUser for Moves {
+    fn user_of(&self, image: &Hash) -> Option<String> {
+        let copies = self.copies.lock();
+        let kept = copies.values().any(|copy| copy.image == *image);
+        kept.then(|| "a machine that is to come, or may come back".to_owned())
+    }
+
+    fn needs_shown(&self, _image: &Hash) -> bool {
+        false
+    }
+}
+
+impl Moves {
+    /// Returns the service. What an earlier node has left is looked after by [`Moves::start_looking_after`].
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a handle for each service that a move needs"
+    )]
+    pub fn new(
+        core: Arc<Core>,
+        cluster: Arc<Cluster>,
+        images: Arc<Images>,
+        inventory: Arc<Inventory>,
+        machines: Arc<Machines>,
+        captures: Arc<Captures>,
+        forks: Arc<Forks>,
+        parks: Arc<Parks>,
+    ) -> Arc<Moves> {
+        let moves = Arc::new(Moves {
+            core,
+            cluster,
+            images,
+            inventory,
+            machines,
+            captures,
+            forks,
+            parks,
+            arriving: Mutex::default(),
+            copies: Mutex::default(),
+            recalls: Mutex::default(),
+        });
+        let user: Weak<Moves> = Arc::downgrade(&moves);
+        moves.images.ask_too(user);
+        moves
+    }
+
+    /// Keeps an image of what a machine was for so long, in place of an earlier one, while this node runs.
+    fn keep_copy(&self, key: &str, image: Hash, long: Duration) {
+        let copy = KeptCopy {
+            image,
+            since: Instant::now(),
+            long,
+        };
+        self.copies.lock().insert(key.to_owned(), copy);
+        self.parks.is_memory(image); // it goes once nobody names it
+    }
+
+    /// Moves a machine to another node, or lets it go on here although another one has it, or may have it.
+    pub fn move_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: &MoveRequest,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        match (&request.to, request.here) {
+            (Some(to), false) => self.depart(name, to, request, report),
+            (None, true) => self.force(name, report),
+            _ => Err(usage(
+                "a machine moves to one place",
+                format!("floe move {name} --to NODE, or floe move {name} --here"),
+            )),
+        }
+    }
+
+    /// Lets a machine go on here, since the other node is gone for good.
+    fn force(&self, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
+        let operation = self.inventory.get(name)?.begin(Task::Move)?;
+        let turn = operation.turn();
+        let Some(forced) = turn.as_ref().and_then(Turn::forces) else {
+            return Err(usage(
+                format!("machine {name} is neither given away nor on its way here"),
+                format!("floe ps {name} shows how it stands"),
+            ));
+        };
+        if let Some(peer) = turn.as_ref().and_then(Turn::peer) {
+            report.note(format!(
+                "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \
+                 kept as an image",
+                peer.name
+            ));
+        }
+        operation.update(|record| record.turn = Some(forced))?;
+        let trouble = self.go_on(&operation);
+        report.stage("wake")?;
+        if !trouble.is_empty() {
+            report.note(format!("{name} does not run yet: {trouble}"));
+        }
+        Ok(Outcome {
+            machine: Some(self.machines.info_of(&operation)),
+            ..Default::default()
+        })
+    }
+
+    /// Lets a machine go on whose turn says that this is due. Returns why it could not; it is parked then, and its user sees that.
+    fn go_on(&self, operation: &Operation) -> String {
+        // whoever asked may have hung up, and it goes on all the same
+        let (mut report, _events) = Report::new();
+        let woken = self.parks.wake_machine(operation, false, &mut report);
+        if let Some(turn) = operation.turn().filter(Turn::is_due) {
+            let noted = operation.update(|record| record.turn = Some(turn.has_gone_on()));
+            if let Err(error) = noted {
+                tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
+            }
+        }
+        let trouble = woken.err().map(|error| error.to_api().to_string());
+        trouble.unwrap_or_default()
+    }
+
+    /// Keeps what a machine did here after it had gone on elsewhere, as an image, and ends it. It never goes on here.
+    fn fence(&self, operation: &Operation, turn: Turn) -> Result<(), NodeError> {
+        let (mut report, _events) = Report::new();
+        let never_went_on = operation.turn().is_some_and(|turn| turn.is_due());
+        if operation.is_parked() && !never_went_on {
+            self.parks.wake_machine(operation, false, &mut report)?;
+        }
+        let mut kept = String::new();
+        if operation.state().vm.is_some() {
+            kept = format!("{}-late-{}", operation.name, turn.number);
+            let name = parse_name(&kept)?;
+            let labels = BTreeMap::new();
+            let taking = Taking {
+                stop: true,
+                rehearse_s: 0,
+                hooks_s: None,
+                picture: true,
+                labels: &labels,
+                keep: &|id, _| Ok(self.images.repo.tag(&name, id)?),
+            };
+            self.captures.take(operation, &taking, &mut report)?;
+        }
+        operation.update(|record| record.turn = Some(turn))?;
+        self.core.tell(operation.name.as_str(), &News::Fenced(kept));
+        Ok(())
+    }
+
+    /// Answers a member that asks where a machine is that comes from here.
+    pub fn answer(&self, question: &Question, by: &FromMember) -> Result<Answer, NodeError> {
+        question.check()?;
+        let found = self.find(&question.key);
+        if found.is_none() && self.inventory.any_left_alone() {
+            return Ok(Answer::Wait); // it may be one of those whose records can't be read
+        }
+        let turn = found.and_then(|entry| entry.turn());
+        let answer = Turn::answer(turn.as_ref(), question.number);
+        tracing::debug!(
+            member = by.name,
+            key = question.key,
+            ?answer,
+            "asks where a machine is"
+        );
+        Ok(answer)
+    }
+
+    /// Finds a machine by its key.
+    fn find(&self, key: &str) -> Option<Arc<Entry>> {
+        let mut all = self.inventory.all().into_iter();
+        all.find(|entry| entry.turn().is_some_and(|turn| turn.key == key))
+    }
+}
+
+/// Returns an error unless this can be a machine's key.
+fn check_key(key: &str) -> Result<(), NodeError> {
+    match is_key(key) {
+        true => Ok(()),
+        false => Err(usage(
+            format!("{key:?} is no machine's key"),
+            "it has 16 hex digits",
+        )),
+    }
+}

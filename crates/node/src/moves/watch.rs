@@ -1,0 +1,142 @@
+//! Finishes what a call, or an earlier node, could not: tells the node that a machine was given to, asks the one that it comes from, takes
+//! back what was offered and not given.
+
+use super::{
+    Moves,
+    wire::{self, Order, Question, Reply, Travels, Word},
+};
+use crate::{
+    cluster::Member,
+    error::NodeError,
+    inventory::{
+        Entry, Operation,
+        afterwards::wait_after,
+        lifecycle::Task,
+        turn::{Answer, Peer, Side, Told, Turn},
+    },
+};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How often the machines are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often in a row nothing came of looking after a machine, and when it is tried again.
+type Tries = HashMap<String, (u32, Instant)>;
+
+impl Moves {
+    /// Starts the thread that finishes moves.
+    pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
+        let mut tries = Tries::new();
+        let threads = &self.core.threads;
+        Ok(threads.keep("moves", self, LOOK_EVERY, move |moves| {
+            moves.look(&mut tries);
+        })?)
+    }
+
+    fn look(&self, tries: &mut Tries) {
+        let mut copies = self.copies.lock();
+        copies.retain(|_, copy| copy.since.elapsed() < copy.long);
+        drop(copies);
+        let mut still = Tries::new();
+        for entry in self.inventory.all() {
+            let Some(turn) = entry.turn().filter(Turn::is_open) else {
+                continue;
+            };
+            let now = Instant::now();
+            let (failed, at) = tries.get(&turn.key).copied().unwrap_or((0, now));
+            // while an operation is under way, that may be doing it
+            if at > now || entry.task().is_some() {
+                still.insert(turn.key, (failed, at));
+                continue;
+            }
+            if self.core.threads.over().is_cancelled() {
+                return;
+            }
+            let failed = match self.look_after(&entry) {
+                Ok(true) => 0,
+                Ok(false) => failed.saturating_add(1),
+                Err(error) => {
+                    tracing::warn!(machine = %entry.name, %error, "its move is not finished yet");
+                    failed.saturating_add(1)
+                }
+            };
+            still.insert(turn.key, (failed, now + wait_after(failed)));
+        }
+        *tries = still;
+    }
+
+    /// Does the next step for a machine. Returns whether anything came of it.
+    fn look_after(&self, entry: &Arc<Entry>) -> Result<bool, NodeError> {
+        let operation = entry.begin(Task::Move)?;
+        let Some(turn) = operation.turn() else {
+            return Ok(false);
+        };
+        match &turn.side {
+            // the call that offered it is over, and has not given it away
+            Side::Offered { .. } => Ok(self.take_back(&operation)),
+            Side::Away { to } => self.says_given(&operation, &turn, to),
+            Side::Here { owes, .. } if turn.is_due() => {
+                // a node was killed between its record and its guest
+                match owes {
+                    Some(from) => drop(self.comes(&operation, from)),
+                    None => drop(self.go_on(&operation)),
+                }
+                Ok(true)
+            }
+            Side::Here {
+                owes: Some(from), ..
+            }
+            | Side::Arriving { from } => self.asks(&operation, &turn, from),
+            Side::Here { owes: None, .. } | Side::Fenced => Ok(false),
+        }
+    }
+
+    /// Says again that a machine is given.
+    fn says_given(&self, operation: &Operation, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
+        let order = Order {
+            key: turn.key.clone(),
+            number: turn.number,
+            word: Word::Given,
+            machine: Travels::of(&operation.record()),
+        };
+        match wire::order(&self.cluster, to, &order)? {
+            Reply::Runs { .. } => self.forget(operation, to, false).map(|()| true),
+            _ => Ok(false),
+        }
+    }
+
+    /// Asks where a machine is that comes from another node, and does what follows.
+    fn asks(&self, operation: &Operation, turn: &Turn, from: &Peer) -> Result<bool, NodeError> {
+        let question = Question {
+            key: turn.key.clone(),
+            number: turn.number,
+        };
+        let answer = match self.was_removed(from) {
+            true => Answer::Gone, // it is heard no more
+            false => wire::question(&self.cluster, from, &question)?,
+        };
+        match turn.told(question.number, answer) {
+            Told::Becomes(next) => {
+                let due = next.is_due();
+                operation.update(|record| record.turn = Some(next))?;
+                if due {
+                    drop(self.comes(operation, from));
+                }
+            }
+            Told::Drop => self.machines.remove(operation, true)?,
+            Told::Fence(next) => self.fence(operation, next)?,
+            Told::Waits => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Whether a node that was a member of this node's cluster is none any more.
+    fn was_removed(&self, peer: &Peer) -> bool {
+        let is_peer = |member: &Member| member.address == peer.address;
+        self.cluster.own_address().is_some() && !self.cluster.others().iter().any(is_peer)
+    }
+}

@@ -1,0 +1,351 @@
+//! What two members of a cluster say to each other about a machine that moves, over the port for members.
+
+use super::check_key;
+use crate::{
+    cluster::{self, Ask, Cluster},
+    error::{NodeError, usage},
+    inventory::{
+        record::Record,
+        turn::{Answer, Peer},
+    },
+    machines::limits::check_park_after,
+    plan::FORWARDS_MAX,
+};
+use floe_api::{ApiError, ErrorCode, Limits, PortForward, RestartPolicy};
+use floe_http::Method;
+use floe_image::{Hash, MachineConfig};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::time::Duration;
+
+/// Where a member is told of a machine that is to come.
+const ORDERS: &str = "/v1/moves";
+/// Where a member is asked about one that came from it.
+const QUESTIONS: &str = "/v1/moves/question";
+/// Where a member is asked to give one back.
+const RECALLS: &str = "/v1/moves/recall";
+/// Most bytes of what a user called the image of a machine, which may be an address or a path.
+const IMAGE_NAME_BYTES_MAX: usize = 4096;
+/// How long a simple word may take to be answered.
+const WORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to let a guest go on: as long as a clone may take to start.
+const GO_TIMEOUT: Duration = Duration::from_secs(130);
+
+/// What the node that gives a machine says to the one that takes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Order {
+    /// The machine's key.
+    pub key: String,
+    /// The number of the hand-over.
+    pub number: u64,
+    /// What is said.
+    pub word: Word,
+    /// What the machine is there beside its state.
+    pub machine: Travels,
+}
+
+/// What is said of a machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Word {
+    /// Could it come? Nothing is kept of that.
+    Asked {
+        /// Its configuration as it runs.
+        config: Box<MachineConfig>,
+    },
+    /// What it is while it goes on is to be brought, so that less is left to be brought once it stands still.
+    Ahead {
+        /// The image that is its state of a moment ago.
+        image: Hash,
+        /// What opens that at the node that says this.
+        token: String,
+    },
+    /// It is offered: it is to be brought.
+    Offered {
+        /// The image that is all of its state.
+        image: Hash,
+        /// What opens that at the node that says this.
+        token: String,
+    },
+    /// It is given.
+    Given,
+}
+
+/// What goes with a machine and is not in its image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Travels {
+    /// Its name.
+    pub name: String,
+    /// The image that its user made it from, as that was named.
+    pub image_name: String,
+    /// Ports of its host that lead to it.
+    pub forwards: Vec<PortForward>,
+    /// How much of its host it may use.
+    pub limits: Limits,
+    /// When it is started again once it has ended.
+    pub restart: RestartPolicy,
+    /// Whether it is removed then.
+    pub remove: bool,
+    /// After how many seconds of idleness it is parked, if ever.
+    pub park_after_s: Option<u64>,
+    /// Whether its guest is left alone with what it deletes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_trim: bool,
+    /// When it was created, Unix time in seconds.
+    pub created_unix_s: u64,
+    /// The node that it comes from, if that is not the one that gives it.
+    #[serde(default)]
+    pub home: Option<Peer>,
+}
+
+/// What the node that takes a machine answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Reply {
+    /// It could come.
+    Could,
+    /// It is being brought.
+    Bringing {
+        /// Raw bytes that are there.
+        done: u64,
+        /// Raw bytes of all of it; 0 while that is not known.
+        total: u64,
+    },
+    /// All of it is there.
+    Ready {
+        /// Bytes that crossed the network for it, as far as is known.
+        wire_bytes: u64,
+    },
+    /// It is that node's, and runs there.
+    Runs {
+        /// Why its guest could not go on; empty if it does.
+        trouble: String,
+    },
+    /// There is nothing there that is meant.
+    Stale,
+}
+
+/// What the node that takes a machine asks the one that it comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Question {
+    /// The machine's key.
+    pub key: String,
+    /// The number of the hand-over.
+    pub number: u64,
+}
+
+/// What the node that gave a machine asks the one that has it: to give it back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Recall {
+    /// The machine's name.
+    pub name: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Recalled {
+    /// It is on its way.
+    UnderWay,
+    /// It was given.
+    Given,
+}
+
+/// Why a word has no answer.
+#[derive(Debug)]
+pub(super) enum Silence {
+    /// The other node refused, and said why.
+    Refused(ApiError),
+    /// It was not reached, or nobody knows what it did.
+    Unheard(String),
+}
+
+impl Silence {
+    /// Whether the same word may be answered in a moment.
+    pub fn passes(&self) -> bool {
+        match self {
+            Silence::Refused(error) => error.code == ErrorCode::Busy,
+            Silence::Unheard(_) => true,
+        }
+    }
+}
+
+impl From<Silence> for NodeError {
+    fn from(silence: Silence) -> NodeError {
+        NodeError::Api(match silence {
+            Silence::Refused(error) => error,
+            Silence::Unheard(message) => ApiError {
+                code: ErrorCode::Unreachable,
+                message,
+                fix: "check that its node runs and can be reached: floe cluster members".into(),
+            },
+        })
+    }
+}
+
+impl Travels {
+    /// Returns what goes with a machine.
+    pub fn of(record: &Record) -> Travels {
+        Travels {
+            name: record.name.clone(),
+            image_name: record.image_name.clone(),
+            forwards: record.forwards.clone(),
+            limits: record.limits,
+            restart: record.afterwards.restart,
+            remove: record.afterwards.remove,
+            park_after_s: record.park_after_s,
+            no_trim: record.no_trim,
+            created_unix_s: record.created_unix_s,
+            home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
+        }
+    }
+}
+
+impl Order {
+    /// Returns an error unless this could be an order: it comes from another host.
+    pub fn check(&self) -> Result<(), NodeError> {
+        check_key(&self.key)?;
+        let machine = &self.machine;
+        if machine.image_name.len() > IMAGE_NAME_BYTES_MAX {
+            return Err(usage(
+                "the name of its image is too long",
+                format!("it has at most {IMAGE_NAME_BYTES_MAX} bytes"),
+            ));
+        }
+        if machine.forwards.len() > FORWARDS_MAX {
+            return Err(usage(
+                "too many port forwards",
+                format!("a machine has at most {FORWARDS_MAX}"),
+            ));
+        }
+        for forward in &machine.forwards {
+            forward
+                .check()
+                .map_err(|error| usage(error.to_string(), ""))?;
+        }
+        check_park_after(machine.park_after_s)
+    }
+}
+
+impl Question {
+    /// Returns an error unless this could be a question.
+    pub fn check(&self) -> Result<(), NodeError> {
+        check_key(&self.key)
+    }
+}
+
+/// Says something to the node that is to have a machine.
+pub(super) fn order(cluster: &Cluster, to: &Peer, order: &Order) -> Result<Reply, Silence> {
+    let limit = match order.word {
+        Word::Given => GO_TIMEOUT,
+        Word::Asked { .. } | Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
+    };
+    say(cluster, to, ORDERS, order, limit)
+}
+
+/// Asks the node that a machine comes from.
+pub(super) fn question(cluster: &Cluster, to: &Peer, asked: &Question) -> Result<Answer, Silence> {
+    say(cluster, to, QUESTIONS, asked, WORD_TIMEOUT)
+}
+
+/// Asks the node that has a machine to give it back.
+pub(super) fn recall(cluster: &Cluster, from: &Peer, asked: &Recall) -> Result<Recalled, Silence> {
+    say(cluster, from, RECALLS, asked, WORD_TIMEOUT)
+}
+
+fn say<T: DeserializeOwned>(
+    cluster: &Cluster,
+    to: &Peer,
+    path: &str,
+    body: &impl Serialize,
+    limit: Duration,
+) -> Result<T, Silence> {
+    let name = &to.name;
+    let unheard = |why: String| Silence::Unheard(format!("{name}: {why}"));
+    let Some(tls) = cluster.tls() else {
+        return Err(unheard("this node is in no cluster any more".into()));
+    };
+    let body = serde_json::to_vec(body).map_err(|error| unheard(error.to_string()))?;
+    let address = to.address.to_string();
+    let ask = Ask {
+        to: &address,
+        method: Method::POST,
+        path,
+        body,
+        limit,
+    };
+    let asked = cluster::ask(tls, ask);
+    let (status, bytes) = asked.map_err(|fault| unheard(fault.to_string()))?;
+    if (200..300).contains(&status) {
+        let read = serde_json::from_slice::<T>(&bytes);
+        return read.map_err(|error| unheard(format!("its answer makes no sense: {error}")));
+    }
+    let mut said = serde_json::from_slice(&bytes).unwrap_or_else(|_| ApiError {
+        code: ErrorCode::Refused,
+        message: format!("it answered {status}"),
+        fix: "check that it is a floe node of the same version".into(),
+    });
+    said.message = format!("{name}: {}", said.message);
+    Err(Silence::Refused(said))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::record::tests::record;
+
+    fn order(word: Word) -> Order {
+        Order {
+            key: "00112233445566aa".into(),
+            number: 1,
+            word,
+            machine: Travels::of(&record()),
+        }
+    }
+
+    #[test]
+    fn an_order_is_read_as_it_was_written_and_a_strange_one_is_refused() {
+        let offered = Word::Offered {
+            image: Hash::of(b"image"),
+            token: "t".into(),
+        };
+        let ahead = Word::Ahead {
+            image: Hash::of(b"earlier"),
+            token: "t".into(),
+        };
+        let asked = Word::Asked {
+            config: Box::default(),
+        };
+        for word in [asked, ahead, offered, Word::Given] {
+            let order = order(word);
+            let text = serde_json::to_string(&order).unwrap();
+            assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
+            order.check().unwrap();
+        }
+        let refused = |change: &dyn Fn(&mut Order)| {
+            let mut order = order(Word::Given);
+            change(&mut order);
+            order.check().is_err()
+        };
+        assert!(refused(&|order| order.key = "../../etc".into()));
+        assert!(refused(&|order| order.machine.park_after_s = Some(0)));
+        let long = "a".repeat(IMAGE_NAME_BYTES_MAX + 1);
+        assert!(refused(&|order| order.machine.image_name = long.clone()));
+        let forward: PortForward = "8080:80".parse().unwrap();
+        let many = vec![forward; FORWARDS_MAX + 1];
+        assert!(refused(&|order| order.machine.forwards = many.clone()));
+        let more = r#"{"key":"00112233445566aa","number":1,"more":1}"#;
+        assert!(serde_json::from_str::<Question>(more).is_err());
+    }
+
+    #[test]
+    fn an_answer_is_one_word() {
+        let text = serde_json::to_string(&Answer::Given).unwrap();
+        assert_eq!(text, r#""given""#);
+        let text = serde_json::to_string(&Reply::Stale).unwrap();
+        assert_eq!(text, r#""stale""#);
+    }
+}

@@ -1,0 +1,70 @@
+//! Machines that move to another node of the cluster.
+
+use super::answer::{Failure, Input, Path, answer, stream};
+use crate::{
+    Node,
+    caller::FromMember,
+    inventory::turn::Answer,
+    moves::{Order, Question, Recall, Recalled, Reply},
+};
+use axum::{Extension, Json, extract::State, response::Response};
+use floe_api::*;
+use std::sync::Arc;
+
+type Floe = State<Arc<Node>>;
+
+/// Has a machine go on on another node of the cluster, which brings what it lacks of it, and forgets it here; or lets one go on here that
+/// another node has, or may have.
+#[utoipa::path(post, path = "/v1/machines/{name}/move", tag = "machines", params(("name" = String, Path)),
+    request_body = MoveRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn move_machine(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<MoveRequest>,
+) -> Response {
+    stream(node, "move", move |node, report| {
+        node.moves.move_machine(&name, &request, report)
+    })
+}
+
+/// Has a machine come back from the node that it was moved to from here, and waits until it is here.
+#[utoipa::path(post, path = "/v1/machines/{name}/recall", tag = "machines", params(("name" = String, Path)),
+    request_body = RecallRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn recall(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<RecallRequest>,
+) -> Response {
+    stream(node, "recall", move |node, report| {
+        node.moves.recall(&name, &request, report)
+    })
+}
+
+/// What a member of the cluster says of a machine of its own that is to come here.
+pub async fn order(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(order): Input<Order>,
+) -> Result<Json<Reply>, Failure> {
+    answer(move || node.moves.receive(&order, &by)).await
+}
+
+/// Where a machine is that came from here, for the member that has it.
+pub async fn question(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(question): Input<Question>,
+) -> Result<Json<Answer>, Failure> {
+    answer(move || node.moves.answer(&question, &by)).await
+}
+
+/// Gives a machine back to the member that gave it to this node.
+pub async fn give_back(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<Recall>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.give_back(&asked, &by)).await
+}
