@@ -64,6 +64,8 @@ mod api {
     mod independent;
     #[path = "machines.rs"]
     mod machines;
+    #[path = "moves.rs"]
+    mod moves;
     #[path = "network.rs"]
     mod network;
     #[path = "pool.rs"]
@@ -83,6 +85,7 @@ mod api {
     pub use images::*;
     pub use independent::*;
     pub use machines::*;
+    pub use moves::*;
     pub use network::*;
     pub use pool::*;
     pub use resize::*;
@@ -127,6 +130,8 @@ mod node {
         pub mod record;
         #[path = "small.rs"]
         pub mod small;
+        #[path = "turn.rs"]
+        pub mod turn;
     }
     pub mod cluster {
         #[path = "invitation.rs"]

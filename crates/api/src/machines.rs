@@ -72,8 +72,8 @@ pub struct RunRequest {
     #[serde(default)]
     pub no_trace: bool,
     /// By which rule the image is fetched ahead of what the machine touches.
-    #[serde(default, skip_serializing_if = "crate::Prefetch::is_usual")]
-    pub prefetch: crate::Prefetch,
+    #[serde(default, skip_serializing_if = "Prefetch::is_usual")]
+    pub prefetch: Prefetch,
     /// Put the machine into a network of its own, which its clones join, instead of QEMU's user network.
     #[serde(default)]
     pub network: Option<NetworkRequest>,
@@ -130,6 +130,28 @@ pub struct RunRequest {
     /// the identity that it was captured with.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_identity: bool,
+}
+
+/// By which rule an image is fetched ahead of what its machines touch, once there is a model of earlier runs. Machines of one image on a
+/// host share the rule: that of the one that was started last.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Prefetch {
+    /// floe's own: what is likely to be needed soon, with short pauses.
+    #[default]
+    Floe,
+    /// vTube's, as published: what followed in earlier runs within a quarter of an hour, with pauses until the link can keep up with all of
+    /// that.
+    Vtube,
+}
+
+impl Prefetch {
+    /// Returns whether it is the one that is followed if nobody says anything.
+    pub fn is_usual(&self) -> bool {
+        *self == Prefetch::default()
+    }
 }
 
 /// How much of its host a machine may use, even if more is idle. The machine shares these limits with the clones that its guest makes, and

@@ -80,28 +80,6 @@ pub struct TraceMoved {
     pub known: bool,
 }
 
-/// By which rule an image is fetched ahead of what its machines touch, once there is a model of earlier runs. Machines of one image on a
-/// host share the rule: that of the one that was started last.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Prefetch {
-    /// floe's own: what is likely to be needed soon, with short pauses.
-    #[default]
-    Floe,
-    /// vTube's, as published: what followed in earlier runs within a quarter of an hour, with pauses until the link can keep up with all of
-    /// that.
-    Vtube,
-}
-
-impl Prefetch {
-    /// Returns whether it is the one that is followed if nobody says anything.
-    pub fn is_usual(&self) -> bool {
-        *self == Prefetch::default()
-    }
-}
-
 /// How a machine's image is streamed (`GET /v1/machines/{name}/stream`). A chunk has 4096 bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StreamInfo {
