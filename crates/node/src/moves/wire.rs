@@ -94,6 +94,9 @@ pub(crate) struct Travels {
     /// The node that it comes from, if that is not the one that gives it.
     #[serde(default)]
     pub home: Option<Peer>,
+    /// Whether it was parked, and is to be.
+    #[serde(default)]
+    pub parked: bool,
 }
 
 /// What the node that takes a machine answers.
@@ -196,6 +199,7 @@ impl Travels {
             park_after_s: record.park_after_s,
             created_unix_s: record.created_unix_s,
             home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
+            parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
         }
     }
 }
