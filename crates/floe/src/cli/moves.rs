@@ -25,10 +25,10 @@ Example: make a host empty before it is maintained
   floe move --all --to beta
 
 Only what the other node does not have crosses the network, encrypted: an image that both have is not sent. Most of it is copied
-ahead, while the machine runs, so that it stands still only for what it changes meanwhile. One that is parked is woken for it.
-Programs in the guest go on where they were; connections to its forwarded ports are cut, and new ones are answered at the other
-host. Whatever is killed or cut on the way, the machine runs on one of the two nodes: on this one until it is given away, on the
-other from then on. Ctrl-C before that takes it back.
+ahead, while the machine runs, so that it stands still only for what it changes meanwhile. One that is parked is woken for it,
+and parked there. Programs in the guest go on where they were; connections to its forwarded ports are cut, and new ones are
+answered at the other host. Whatever is killed or cut on the way, the machine runs on one of the two nodes: on this one until it
+is given away, on the other from then on. Ctrl-C before that takes it back.
 
 A node that is gone for good leaves the other one waiting for its word; floe ps says so, and
   floe move web --here        # lets it go on on this node all the same

@@ -166,12 +166,17 @@ fn a_machine_moves_with_all_that_it_is_and_only_what_the_other_node_lacks_is_sen
     eventually("it moves away", || {
         let done = run(&nodes[0], &["move", "web", "--to", "node-1", "--still"]);
         let told = said(&done);
-        let moved = told.contains("web runs on node-1");
+        let moved = told.contains("web is on node-1") && told.contains("it is parked there");
         assert!(moved || told.contains("has not forgotten it yet"), "{told}");
         assert_eq!(moved, done.status.success(), "{told}");
         moved
     });
-    assert_eq!(place(&nodes), Some(1));
+    let status = web(&nodes[1]).map(|web| web.status);
+    assert_eq!(
+        (status, web(&nodes[0])),
+        (Some(MachineStatus::Parked), None)
+    );
+    code(&nodes[1], 0, &["wake", "web"]);
     remembers(&nodes[1], 30);
     eventually("the images of its memory are gone here", || {
         nodes[0].images_stored() == 1

@@ -49,6 +49,9 @@ pub struct Turn {
     /// The node that it comes from, which may ask for it back; `None` if that is this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Peer>,
+    /// Whether it was parked before this hand-over: it is parked after it, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parked: bool,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -174,7 +177,7 @@ impl Turn {
     fn taken(&self, from: &Peer) -> Turn {
         self.with(Side::Here {
             owes: Some(from.clone()),
-            due: true,
+            due: !self.parked,
         })
     }
 
@@ -185,6 +188,7 @@ impl Turn {
             number: before.map_or(0, |turn| turn.number).saturating_add(1),
             side: Side::Offered { to },
             home: before.and_then(|turn| turn.home.clone()),
+            parked: false,
         }
     }
 
@@ -195,6 +199,7 @@ impl Turn {
             number,
             home: Some(from.clone()),
             side: Side::Arriving { from },
+            parked: false,
         }
     }
 
@@ -210,7 +215,7 @@ impl Turn {
     pub(crate) fn takes_back(&self) -> Option<Turn> {
         let here = Side::Here {
             owes: None,
-            due: true,
+            due: !self.parked,
         };
         matches!(self.side, Side::Offered { .. }).then(|| self.with(here))
     }
@@ -224,7 +229,7 @@ impl Turn {
                 number: self.number.saturating_add(1),
                 ..self.with(Side::Here {
                     owes: None,
-                    due: true,
+                    due: !self.parked,
                 })
             }),
             // if the other side took it back instead, that stands

@@ -286,6 +286,7 @@ impl Moves {
         let mut config = found.manifest.config.clone();
         config.labels.remove(PARK_LABEL);
         let mut turn = Turn::arrived(&order.key, order.number, from);
+        turn.parked = order.machine.parked;
         if let Some(home) = order.machine.home.clone() {
             let is_own = self.cluster.own_address() == Some(home.address);
             turn.home = Some(home).filter(|_| !is_own); // one that is home is not asked back
@@ -319,7 +320,10 @@ impl Moves {
             Heard::Takes(turn) => {
                 operation.update(|record| record.turn = Some(turn))?;
                 let trouble = self.comes(&operation, from);
-                Ok(Reply::Runs { trouble })
+                Ok(match trouble.is_empty() {
+                    true => runs(entry),
+                    false => Reply::Runs { trouble },
+                })
             }
             Heard::Runs => Ok(runs(entry)),
             _ => Ok(Reply::Stale),
@@ -396,7 +400,10 @@ pub(super) fn parse(name: &str) -> Result<MachineName, NodeError> {
 /// Says that a machine is this node's.
 fn runs(entry: &Entry) -> Reply {
     let trouble = match entry.is_parked() {
-        true => format!("it is parked there; floe wake {} there", entry.name),
+        true => format!(
+            "it is parked there; floe wake {} there lets it go on",
+            entry.name
+        ),
         false => String::new(),
     };
     Reply::Runs { trouble }

@@ -61,7 +61,8 @@ impl Moves {
         self.check_goes(&operation, report)?;
         let record = operation.record();
         let key = format!("{:016x}", rand::random::<u64>());
-        let turn = Turn::offered(record.turn.as_ref(), key, to.clone());
+        let mut turn = Turn::offered(record.turn.as_ref(), key, to.clone());
+        turn.parked = operation.is_parked();
         // before its guest stands still for nothing
         let asked = Order {
             key: turn.key.clone(),
@@ -76,13 +77,13 @@ impl Moves {
             other => return Err(no_answer(&to.name, &other)),
         }
         report.stage("ask")?;
-        if operation.is_parked() {
-            report.note(format!("{name} is parked, and woken for this"));
+        if turn.parked {
+            report.note(format!("{name} is woken for this, and parked there"));
             self.parks.wake_machine(&operation, false, report)?;
             report.stage("wake")?;
         }
         self.parks.check(&operation)?;
-        let ahead_bytes = match request.still {
+        let ahead_bytes = match request.still || turn.parked {
             true => 0,
             false => self.copy_ahead(&operation, &to, asked, report)?,
         };

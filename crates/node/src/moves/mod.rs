@@ -184,8 +184,13 @@ impl Moves {
         })
     }
 
-    /// Lets a machine go on whose turn says that this is due. Returns why it could not; it is parked then, and its user sees that.
+    /// Lets a machine go on whose turn says that this is due. Returns why it could not; it is parked then, and its user sees that. One that
+    /// is to stay parked listens at its ports.
     fn go_on(&self, operation: &Operation) -> String {
+        if operation.is_parked() && !operation.turn().is_some_and(|turn| turn.is_due()) {
+            self.parks.hold_again(&operation.entry);
+            return String::new();
+        }
         // whoever asked may have hung up, and it goes on all the same
         let (mut report, _events) = Report::new();
         let woken = self.parks.wake_machine(operation, false, &mut report);

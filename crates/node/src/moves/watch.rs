@@ -121,9 +121,9 @@ impl Moves {
         };
         match turn.told(question.number, answer) {
             Told::Becomes(next) => {
-                let due = next.is_due();
+                let comes = !turn.is_here();
                 operation.update(|record| record.turn = Some(next))?;
-                if due {
+                if comes {
                     drop(self.comes(operation, from));
                 }
             }

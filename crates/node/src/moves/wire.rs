@@ -97,6 +97,9 @@ pub(crate) struct Travels {
     /// The node that it comes from, if that is not the one that gives it.
     #[serde(default)]
     pub home: Option<Peer>,
+    /// Whether it was parked, and is to be.
+    #[serde(default)]
+    pub parked: bool,
 }
 
 /// What the node that takes a machine answers.
@@ -200,6 +203,7 @@ impl Travels {
             no_trim: record.no_trim,
             created_unix_s: record.created_unix_s,
             home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
+            parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
         }
     }
 }

@@ -337,6 +337,23 @@ fn a_side_that_was_given_the_machine_and_comes_back_late_is_fenced() {
 }
 
 #[test]
+fn what_was_parked_goes_on_nowhere_by_itself() {
+    let mut offered = Turn::offered(None, KEY.into(), peer(1));
+    offered.parked = true;
+    let mut arriving = Turn::arrived(KEY, offered.number, peer(0));
+    arriving.parked = true;
+    let away = offered.gives().unwrap();
+    let sides = [
+        offered.takes_back().unwrap(),
+        away.forces().unwrap(),
+        arriving.taken(&peer(0)),
+    ];
+    for side in sides {
+        assert!(side.is_here() && !side.is_due());
+    }
+}
+
+#[test]
 fn a_turn_is_read_as_it_was_written_and_one_of_another_kind_is_refused() {
     let offered = Turn::offered(None, KEY.into(), peer(1));
     for turn in [
