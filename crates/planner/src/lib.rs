@@ -400,7 +400,7 @@ impl Default for Config {
             patience: 0.5,
             pause_us_min: 200_000,
             reserve_us: 500_000,
-            reserve_us_max: 2_000_000,
+            reserve_us_max: 4_000_000,
             pauses_apart_us: 20_000_000,
             pause_idle_us_max: 5_000_000,
             pause_us_max: 10 * 60 * 1_000_000,
