@@ -353,12 +353,9 @@ pub struct Config {
     pub patience: f64,
     /// By our own rule, a pause shorter than this isn't worth the interruption, in microseconds.
     pub pause_us_min: u64,
-    /// How much our own rule buffers beyond the point from which the link can keep up, in microseconds of the machine's time.
+    /// How much the default policy buffers beyond the point from which the link can keep up, in microseconds of the machine's
+    /// time.
     pub reserve_us: u64,
-    /// The most that it buffers so where pauses follow each other.
-    pub reserve_us_max: u64,
-    /// Pauses follow each other if the machine has run for less than this between them, in microseconds.
-    pub pauses_apart_us: u64,
     /// A pause in which nothing arrives for this many microseconds ends: the link is down, and the guest may run on what it
     /// has.
     pub pause_idle_us_max: u64,
@@ -400,8 +397,6 @@ impl Default for Config {
             patience: 0.5,
             pause_us_min: 200_000,
             reserve_us: 500_000,
-            reserve_us_max: 4_000_000,
-            pauses_apart_us: 20_000_000,
             pause_idle_us_max: 5_000_000,
             pause_us_max: 10 * 60 * 1_000_000,
             run_us_min: 250_000,

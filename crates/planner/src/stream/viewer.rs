@@ -10,9 +10,6 @@ use crate::model::Model;
 use crate::{Action, Config, Link, Policy};
 use floe_sched::Who;
 
-/// Factor by which the reserve grows with each pause that follows soon after another.
-const RESERVE_GROWTH: u64 = 4;
-
 /// What all machines of an image share of the rule by which groups are chosen.
 #[derive(Debug)]
 pub(crate) enum Rule {
@@ -54,10 +51,6 @@ pub(crate) struct Viewer {
     pause: Option<Pause>,
     /// No pause begins before this time: the machine must make progress between two pauses.
     no_pause_before_us: u64,
-    /// When the last pause ended.
-    went_on_us: Option<u64>,
-    /// How much is buffered, by our own rule, beyond the point from which the link can keep up, in microseconds of the machine's time.
-    reserve_us: u64,
     /// Set at the start and at a miss, until it is decided whether to pause.
     stalled: bool,
     /// Whether the miss was of a chunk that the model knows.
@@ -120,8 +113,6 @@ impl Viewer {
             paused_us: 0,
             pause: None,
             no_pause_before_us: 0,
-            went_on_us: None,
-            reserve_us: config.reserve_us,
             stalled: !running,
             late: false,
             last_group: None,
@@ -241,11 +232,9 @@ impl Viewer {
     /// Returns what is planned, and the time by which it is judged whether that comes too late.
     pub(crate) fn ahead(&self, lent: &Lent<'_>) -> Ahead<'_> {
         // A machine that has overtaken its plan will do so again: it goes on only with a reserve.
-        let reserve_us = match (&self.own, &self.pause) {
-            (Own::Floe(_), Some(_)) => self.reserve_us,
-            (Own::Floe(_), None) if self.late => lent.config.reserve_us,
-            _ => 0,
-        };
+        let foreseen = self.pause.is_some() || self.late;
+        let reserve = matches!(self.own, Own::Floe(_)) && foreseen;
+        let reserve_us = if reserve { lent.config.reserve_us } else { 0 };
         Ahead {
             plan: &self.plan,
             run_us: self.run_us(lent.now_us) + reserve_us,
@@ -258,20 +247,6 @@ impl Viewer {
         match self.own {
             Own::Floe(_) => (config.pause_us_min, config.run_us_min),
             Own::VTube(_) | Own::VmTorrent => (vtube::PAUSE_US_MIN, vtube::RUN_US_MIN),
-        }
-    }
-
-    /// Returns the reserve of a pause that begins now. One that follows soon after another says that the other was too short: a longer one
-    /// is one interruption instead of several.
-    fn next_reserve_us(&self, lent: &Lent<'_>) -> u64 {
-        let apart_us = lent.config.pauses_apart_us;
-        let soon = |at: u64| lent.now_us.saturating_sub(at) < apart_us;
-        match self.went_on_us.is_some_and(soon) {
-            true => {
-                let longer_us = self.reserve_us.saturating_mul(RESERVE_GROWTH);
-                longer_us.min(lent.config.reserve_us_max)
-            }
-            false => lent.config.reserve_us,
         }
     }
 
@@ -288,7 +263,6 @@ impl Viewer {
             if late.us < pause_us_min {
                 return None;
             }
-            self.reserve_us = self.next_reserve_us(lent);
             self.pause = Some(Pause {
                 since_us: lent.now_us,
                 progress_us: lent.now_us,
@@ -307,7 +281,6 @@ impl Viewer {
         }
         self.paused_us += long_us;
         self.pause = None;
-        self.went_on_us = Some(lent.now_us);
         self.no_pause_before_us = lent.now_us + run_us_min;
         Some(self.buffer(false, told))
     }
@@ -325,78 +298,5 @@ impl Viewer {
             missing_bytes: told.missing_bytes,
             eta_us: told.eta_us,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{Body, Method};
-    use crate::tables::Tables;
-    use floe_image::Hash;
-    use std::collections::HashMap;
-
-    const SECOND: u64 = 1_000_000;
-
-    /// A machine of an image with an empty model.
-    fn viewer(policy: Policy, method: Method) -> Viewer {
-        let model = Model {
-            method,
-            image: Hash::of(b"image"),
-            traces: 1,
-            body: Body::Clusters(Vec::new()),
-        };
-        let mut rule = Rule::new(policy, &model);
-        let now = (0, &Config::default());
-        Viewer::new(Who::default(), false, &model, &mut rule, now)
-    }
-
-    /// Pauses the machine at one second and lets it go on at another. Returns the reserve without which it doesn't, in microseconds.
-    fn pause(viewer: &mut Viewer, from_s: u64, to_s: u64) -> u64 {
-        let (config, mut tables, mut regions) =
-            (Config::default(), Tables::default(), HashMap::new());
-        let mut lent = Lent {
-            now_us: from_s * SECOND,
-            config: &config,
-            link: None,
-            window: 0,
-            tables: &mut tables,
-            regions: &mut regions,
-        };
-        let late = |us| Lateness { us, bytes: 1 };
-        let buffers = |action: Option<Action>| match action {
-            Some(Action::Buffer { pause, .. }) => Some(pause),
-            _ => None,
-        };
-        assert_eq!(buffers(viewer.decide(late(SECOND), &lent)), Some(true));
-        let reserve_us = viewer.ahead(&lent).run_us - viewer.run_us(lent.now_us);
-        assert_eq!(buffers(viewer.decide(late(SECOND), &lent)), None);
-        lent.now_us = to_s * SECOND;
-        assert_eq!(buffers(viewer.decide(late(0), &lent)), Some(false));
-        reserve_us
-    }
-
-    #[test]
-    fn a_pause_that_follows_soon_after_another_buffers_more() {
-        let mut machine = viewer(Policy::Floe, Method::Floe);
-        let Config {
-            reserve_us,
-            reserve_us_max,
-            pauses_apart_us,
-            ..
-        } = Config::default();
-        assert_eq!(pause(&mut machine, 0, 2), reserve_us);
-        assert_eq!(pause(&mut machine, 3, 5), 4 * reserve_us);
-        assert_eq!(pause(&mut machine, 6, 7), reserve_us_max);
-        assert_eq!(pause(&mut machine, 8, 9), reserve_us_max);
-        let later_s = 9 + pauses_apart_us / SECOND;
-        assert_eq!(pause(&mut machine, later_s, later_s + 1), reserve_us);
-    }
-
-    #[test]
-    fn vtubes_rule_knows_no_reserve() {
-        let mut machine = viewer(Policy::VTube, Method::VTube);
-        assert_eq!(pause(&mut machine, 0, 2), 0);
-        assert_eq!(pause(&mut machine, 3, 5), 0);
     }
 }
