@@ -179,7 +179,7 @@ pub struct Limits {
     /// after 90 s at most. By default as the node was started: for ever, unless it was told otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_timeout_s: Option<u32>,
-    /// How many clones there may be at a time that its guest and theirs have made, at most [`CLONES_MAX`]; by default none.
+    /// How many clones that its guest and its clones' guests have made may exist at a time, at most [`CLONES_MAX`]; by default none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clones: Option<u32>,
 }

@@ -50,7 +50,7 @@ pub struct ParkQuery {
     pub hooks_s: Option<u32>,
 }
 
-/// What a machine is waited to do.
+/// What a caller waits for a machine to do.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum,
 )]

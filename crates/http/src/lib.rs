@@ -1,7 +1,7 @@
 //! The HTTP client: HTTP/1.1 on the calling thread, over TCP, TLS or a unix socket.
 //!
 //! A [`Server`] is where requests go: it is made from a URL, or from the path of a unix socket. [`Server::connect`] returns a
-//! [`Connection`] for one request after another; a [`Pool`] keeps connections open and limits their number. `exchange` sends a
+//! [`Connection`] for one request after another; [`Connections`] keeps some open and limits their number. `exchange` sends a
 //! request and passes the answer's body on as it arrives; [`Connection::open`] returns the answer as an [`Answer`] to read
 //! from, for streams that a caller pulls.
 //!
@@ -24,7 +24,7 @@ mod address;
 mod connection;
 mod dial;
 mod fault;
-mod pool;
+mod kept;
 mod proxy;
 mod redirect;
 mod server;
@@ -33,7 +33,7 @@ mod tls;
 pub use address::{escape, escape_path, shown, socket_address, web};
 pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
 pub use fault::Fault;
-pub use pool::Pool;
+pub use kept::Connections;
 pub use proxy::{Proxies, Proxy};
 pub use redirect::redirected;
 pub use server::Server;

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use floe_http::{
-    Bytes, Ended, Fault, Limits, Method, Parts, Pool, Proxies, Request, Server, StatusCode, Url,
+    Bytes, Connections, Ended, Fault, Limits, Method, Parts, Proxies, Request, Server, StatusCode,
+    Url,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -57,9 +58,9 @@ fn limits() -> Limits {
 
 type Outcome = Result<(Parts, Vec<u8>), Ended<String>>;
 
-fn ask(pool: &Pool, server: &Server) -> Outcome {
+fn ask(kept: &Connections, server: &Server) -> Outcome {
     let mut body = Vec::new();
-    let parts = pool.exchange(&limits(), &|| Ok(get(server)), None, &mut |_, data| {
+    let parts = kept.exchange(&limits(), &|| Ok(get(server)), None, &mut |_, data| {
         body.extend_from_slice(data);
         Ok(())
     })?;
@@ -78,9 +79,9 @@ fn a_kept_connection_that_the_server_closed_is_replaced() {
         }
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     for _ in 0..6 {
-        let (parts, body) = ask(&pool, &server).unwrap();
+        let (parts, body) = ask(&kept, &server).unwrap();
         assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hello"[..]));
     }
     assert_eq!(connections.load(SeqCst), 3);
@@ -155,7 +156,7 @@ fn a_large_body_is_watched_and_can_be_stopped() {
         tcp.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap();
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     let body = Bytes::from(vec![7; 5_000_001]);
     let put = || {
         Ok(server
@@ -173,7 +174,7 @@ fn a_large_body_is_watched_and_can_be_stopped() {
         seen += bytes;
         Ok::<(), String>(())
     };
-    let parts = pool
+    let parts = kept
         .exchange(&limits, &put, Some(&mut count), &mut |_, _| Ok(()))
         .unwrap();
     assert_eq!((parts.status, seen), (StatusCode::NO_CONTENT, 5_000_001));
@@ -183,7 +184,7 @@ fn a_large_body_is_watched_and_can_be_stopped() {
         seen += bytes;
         Err("enough".to_owned())
     };
-    let stopped = pool.exchange(&limits, &put, Some(&mut stop), &mut |_, _| Ok(()));
+    let stopped = kept.exchange(&limits, &put, Some(&mut stop), &mut |_, _| Ok(()));
     assert!(matches!(stopped, Err(Ended::Caller(why)) if why == "enough"));
     assert!(seen < 5_000_001, "{seen}");
 }
@@ -197,11 +198,11 @@ fn a_watched_request_without_a_body_leaves_its_connection_to_the_next() {
         }
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     let make = || Ok::<_, String>(get(&server));
     for _ in 0..3 {
         let mut sent = |_| Ok(());
-        let parts = pool.exchange(&limits(), &make, Some(&mut sent), &mut |_, _| Ok(()));
+        let parts = kept.exchange(&limits(), &make, Some(&mut sent), &mut |_, _| Ok(()));
         assert_eq!(parts.unwrap().status, StatusCode::OK);
     }
     assert_eq!(connections.load(SeqCst), 1);
@@ -215,9 +216,9 @@ fn who_watches_a_request_can_end_the_wait_for_an_answer_that_does_not_come() {
         let _ = tcp.read(&mut [0]);
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     let mut sent = |_| Err("enough".to_owned());
-    let ended = pool.exchange(
+    let ended = kept.exchange(
         &limits(),
         &|| Ok(get(&server)),
         Some(&mut sent),
@@ -236,7 +237,7 @@ fn an_answer_that_comes_before_the_body_was_sent_is_read() {
         let _ = std::io::copy(&mut tcp, &mut std::io::sink());
     });
     let server = Arc::new(Server::new(&url, None).unwrap());
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     let put = || {
         let body = Bytes::from(vec![7; 64 << 20]);
         Ok::<_, String>(server.request(Method::PUT, "/x").body(body).unwrap())
@@ -244,7 +245,7 @@ fn an_answer_that_comes_before_the_body_was_sent_is_read() {
     for _ in 0..2 {
         let mut body = Vec::new();
         let mut sent = |_| Ok(());
-        let parts = pool.exchange(&limits(), &put, Some(&mut sent), &mut |_, data| {
+        let parts = kept.exchange(&limits(), &put, Some(&mut sent), &mut |_, data| {
             body.extend_from_slice(data);
             Ok(())
         });
@@ -317,9 +318,9 @@ fn a_proxy_passes_on_what_is_asked_over_http() {
         }
     });
     let server = behind("http://hub.example:4500/base", &at, None);
-    let pool = Pool::new(server.clone(), 1);
+    let kept = Connections::new(server.clone(), 1);
     for _ in 0..2 {
-        let (parts, body) = ask(&pool, &server).unwrap();
+        let (parts, body) = ask(&kept, &server).unwrap();
         assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hi"[..]));
     }
     assert_eq!(connections.load(SeqCst), 1);
@@ -364,7 +365,7 @@ fn a_proxy_is_asked_for_a_connection_to_an_https_server_and_sees_nothing_of_the_
     ca.write_all(certificate.cert.pem().as_bytes()).unwrap();
     let tls = floe_http::trusting(Some(ca.path())).unwrap();
     let server = behind("https://hub.example/secret", &at, Some(tls));
-    let (parts, body) = ask(&Pool::new(server.clone(), 1), &server).unwrap();
+    let (parts, body) = ask(&Connections::new(server.clone(), 1), &server).unwrap();
     assert_eq!((parts.status, &body[..]), (StatusCode::OK, &b"hi"[..]));
 }
 

@@ -11,7 +11,7 @@
 use super::access::Viewer;
 use super::disk::is_damage;
 use super::error::{ApiError, ApiResult};
-use super::shelf::{Frame, Pack, Scope};
+use super::packs::{Frame, Pack, Scope};
 use super::state::{Hub, blocking};
 use super::visible::VisibleImage;
 use super::wire::{collect_body, counted};
@@ -158,7 +158,7 @@ fn ready(hub: &Hub, pack: &Pack, group: &Group) -> Option<Ready> {
             return Some(Ready::Items(wanted, items));
         }
     }
-    hub.shelf.cached(pack, group.frame).map(Ready::Frame)
+    hub.packs.cached(pack, group.frame).map(Ready::Frame)
 }
 
 fn write_ready<W: Write>(
@@ -261,7 +261,7 @@ impl Sending {
                 write_ready(&mut out, pack, group, &ready, self.plan.encoding)?;
                 continue;
             }
-            match self.hub.shelf.frame(pack, group.frame, &mut self.open.1) {
+            match self.hub.packs.frame(pack, group.frame, &mut self.open.1) {
                 Ok(frame) => write_group(&mut out, pack, group, &frame, self.plan.encoding)?,
                 // A damaged pack: another source may have its items, and the answer continues.
                 Err(error) if is_damage(&error) => {
@@ -350,7 +350,7 @@ pub(crate) async fn read(
         pool.used(image.id());
     }
 
-    let plan = match hub.shelf.scope(&image) {
+    let plan = match hub.packs.scope(&image) {
         Some(scope) => {
             let busy = || ApiError::busy("this read did not get its turn for a minute");
             let turn = hub.gate.enter(viewer.party()).await.ok_or_else(busy)?;

@@ -228,7 +228,7 @@ async fn send_pack(
         Ok(name.is_none() || hub.catalogue.is_public_pack(&id)?)
     })
     .await?;
-    let path = hub.shelf.pack_path(&id);
+    let path = hub.packs.pack_path(&id);
     immutable_file(hub, viewer, path, &id, public, headers).await
 }
 

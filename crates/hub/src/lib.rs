@@ -3,11 +3,11 @@
 //! A request passes `front` (connection, TLS, fair shares) -> `routes` -> `access` (who sends it) -> `seen` (may they see the
 //! image) -> one of `batch` (many chunks at once, the hot path), `files` (immutable files by range), `uploads` -> `publish` (packs
 //! become an image), `traces` (what machines touched, and the models made of it), `swarm` (hosts that bring an image to each other).
-//! These use the `catalogue` (SQLite: who may read what, and what `names` mean) and the `shelf` (packs on disk, frames in memory); a
+//! These use the `catalogue` (SQLite: who may read what, and what `names` mean) and `packs` (on disk, their frames in memory); a
 //! hub that is a pool has substrates in memory (`pool`). [`serve`] starts all of it on its own threads.
 //!
 //! `state` is in the middle: what all requests share stands below it and does not know it (the catalogue and what is entered there,
-//! `visible`, `quota`, `shelf`, `tokens`, `pool`, `swarm`), what answers requests stands above it (`access`, `wire`, `seen`, `allowed`,
+//! `visible`, `quota`, `packs`, `tokens`, `pool`, `swarm`), what answers requests stands above it (`access`, `wire`, `seen`, `allowed`,
 //! and all that have routes).
 //!
 //! Nothing that clients send is trusted. Packs are checked item by item as they arrive, and an image's whole tree before
@@ -25,6 +25,7 @@ mod lock;
 mod login;
 mod names;
 mod options;
+mod packs;
 mod pool;
 mod proofs;
 mod publication;
@@ -35,7 +36,6 @@ mod replaced;
 mod routes;
 mod schema;
 mod seen;
-mod shelf;
 mod state;
 mod substrates;
 mod swarm;
@@ -51,9 +51,9 @@ mod wire;
 
 pub use error::HubError;
 pub use options::*;
+pub use packs::verify_pack;
 pub use quota::{Used, UserQuota};
 pub use routes::openapi_json;
-pub use shelf::verify_pack;
 pub use uploads::{ApiErrorText, decode_questions};
 
 use catalogue::Catalogue;

@@ -3,7 +3,7 @@
 use super::access::Viewer;
 use super::disk::{is_damage, write_durably};
 use super::error::{ApiError, ApiResult};
-use super::shelf::verify_pack;
+use super::packs::verify_pack;
 use super::state::{Hub, blocking, blocking_long};
 use super::swarm::tree_file;
 use axum::http::StatusCode;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The code of the error for a pack that is damaged.
 const DAMAGED: &str = "damaged";
 
-/// Returns root and length of a pack. Whose turn it is to find them out is the viewer's.
+/// Returns root and length of a pack. If they have to be found out first, that counts as the viewer's work.
 pub(super) async fn root_of(hub: &Arc<Hub>, viewer: &Viewer, pack: PackRef) -> ApiResult<Pack> {
     let root = hub.swarms.trees.root(&pack.id);
     let found = root.get_or_try_init(|| async {
@@ -55,7 +55,7 @@ fn whole(hub: &Hub, pack: &PackRef) -> ApiResult<Vec<u8>> {
             "push the image again: what is damaged is replaced",
         )
     };
-    let bytes = std::fs::read(hub.shelf.pack_path(&pack.id));
+    let bytes = std::fs::read(hub.packs.pack_path(&pack.id));
     let bytes = bytes.map_err(|error| match is_damage(&error) {
         true => damaged(&error),
         false => error.into(),
@@ -126,7 +126,7 @@ pub(super) async fn prove(
 }
 
 fn prove_now(hub: &Hub, id: &Hash, pack: Pack, range: &Range<u64>) -> io::Result<Bytes> {
-    let bytes = File::open(hub.shelf.pack_path(id))?;
+    let bytes = File::open(hub.packs.pack_path(id))?;
     let hashes = File::open(hub.swarms.trees.path(id))?;
     pack.prove(range, &bytes, hashes)
 }

@@ -11,8 +11,8 @@ use super::allowed;
 use super::catalogue::Publication;
 use super::disk::{is_damage, remove_file, sync_folder};
 use super::error::{ApiError, ApiResult};
+use super::packs::{Place, Scope};
 use super::quota;
-use super::shelf::{Place, Scope};
 use super::state::Hub;
 use super::visible::OwnImage;
 use floe_image::{
@@ -151,7 +151,7 @@ pub(crate) fn read_segment(
         hub.found_damaged(&pack.reference.id, error);
         ApiError::invalid(format!("segment {id}: {error}"))
     };
-    let frame = hub.shelf.frame_uncached(pack, place.at.frame, &mut None);
+    let frame = hub.packs.frame_uncached(pack, place.at.frame, &mut None);
     let frame = frame.map_err(|error| match is_damage(&error) {
         true => damaged(&error),
         false => error.into(),
@@ -206,12 +206,12 @@ fn assemble(
 }
 
 /// Writes a pack with the marked items of another pack.
-fn strip(hub: &Hub, pack: &super::shelf::Pack, masks: &[u16], folder: &Path) -> ApiResult<PackRef> {
+fn strip(hub: &Hub, pack: &super::packs::Pack, masks: &[u16], folder: &Path) -> ApiResult<PackRef> {
     let out = tempfile::NamedTempFile::new_in(folder)?;
     let mut writer = PackWriter::new(io::BufWriter::new(out))?;
     let mut file = None;
     for (number, mask) in masks.iter().enumerate().filter(|(_, mask)| **mask != 0) {
-        let frame = hub.shelf.frame_uncached(pack, number as u32, &mut file)?;
+        let frame = hub.packs.frame_uncached(pack, number as u32, &mut file)?;
         let marked = |slot: &u16| mask & (1 << slot) != 0;
         let slots: Vec<u16> = (0..frame.info.items).filter(marked).collect();
         let all = pack.index.frame_hashes(number as u32);
@@ -275,7 +275,7 @@ impl Drop for Litter<'_> {
         for pack in self.packs {
             // an error does not say that it knows nothing of it
             if matches!(catalogue.knows_pack(&pack.id), Ok(false)) {
-                remove_file(&self.hub.shelf.pack_path(&pack.id));
+                remove_file(&self.hub.packs.pack_path(&pack.id));
             }
         }
         if matches!(catalogue.knows_image(self.id), Ok(false))
@@ -290,10 +290,10 @@ impl Drop for Litter<'_> {
 fn put_in(hub: &Hub, pack: &PackRef, folder: &Path) -> ApiResult<()> {
     let (from, to) = (
         folder.join(format!("{}.pack", pack.id)),
-        hub.shelf.pack_path(&pack.id),
+        hub.packs.pack_path(&pack.id),
     );
     let is_sent = from.try_exists()?;
-    let mut is_mended = is_sent && hub.shelf.is_damaged(&pack.id);
+    let mut is_mended = is_sent && hub.packs.is_damaged(&pack.id);
     if !to.try_exists()? {
         move_in(&from, &to)?;
     } else if is_sent && !is_whole(&to, &pack.id) {
@@ -352,7 +352,7 @@ pub(crate) fn publish(
         named: &hub.swarms.named(id),
     })?;
     published.map_err(|used| quota::exceeded(wish.owner, &used, &quota))?;
-    hub.shelf.forget_scope(id, wish.owner);
+    hub.packs.forget_scope(id, wish.owner);
     litter.published();
     drop(publishing);
     if let Some(pool) = &hub.pool {
@@ -407,7 +407,7 @@ pub(crate) fn set_visibility(hub: &Hub, image: &OwnImage, public: bool) -> ApiRe
 pub(crate) fn remove(hub: &Hub, image: &OwnImage) -> ApiResult<bool> {
     let (id, owner) = (image.id(), &**image.owner());
     let removed = hub.catalogue.remove(id, owner)?;
-    hub.shelf.forget_scope(id, owner);
+    hub.packs.forget_scope(id, owner);
     hub.forget_uploads();
     {
         let _publishing = hub.publishing.lock();
@@ -455,14 +455,14 @@ mod tests {
         hub.catalogue.need_packs(&upload.key, &[known]).unwrap();
         let packs = [known, unknown];
         for pack in &packs {
-            let path = hub.shelf.pack_path(&pack.id);
+            let path = hub.packs.pack_path(&pack.id);
             floe_store::private::make_dirs(path.parent().unwrap()).unwrap();
             std::fs::write(path, b"a pack").unwrap();
         }
         hub.put_files(&id, b"a manifest", b"a layout").unwrap();
         let there = || {
             let manifest = dir.path().join("repo/images").join(id.to_string());
-            let packs = packs.map(|pack| hub.shelf.pack_path(&pack.id));
+            let packs = packs.map(|pack| hub.packs.pack_path(&pack.id));
             let files = packs.into_iter().chain([manifest]);
             files
                 .map(|file| file.try_exists().unwrap())
@@ -501,15 +501,15 @@ mod tests {
             panic!("there is room");
         };
         hub.found_damaged(&pack.id, &"nobody knows it");
-        assert!(!hub.shelf.is_damaged(&pack.id), "it was removed");
+        assert!(!hub.packs.is_damaged(&pack.id), "it was removed");
         hub.catalogue.need_packs(&upload.key, &[pack]).unwrap();
         hub.found_damaged(&pack.id, &"its file is gone");
-        assert!(hub.shelf.is_damaged(&pack.id));
+        assert!(hub.packs.is_damaged(&pack.id));
         std::fs::write(folder.join(format!("{}.pack", pack.id)), &bytes).unwrap();
         put_in(&hub, &pack, &folder).unwrap();
-        assert!(!hub.shelf.is_damaged(&pack.id));
+        assert!(!hub.packs.is_damaged(&pack.id));
         assert_eq!(hub.catalogue.damaged_packs().unwrap(), []);
-        let there = std::fs::read(hub.shelf.pack_path(&pack.id)).unwrap();
+        let there = std::fs::read(hub.packs.pack_path(&pack.id)).unwrap();
         assert_eq!(there, bytes);
     }
 }

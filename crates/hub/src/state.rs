@@ -3,9 +3,9 @@
 use super::catalogue::{Catalogue, now_unix_s};
 use super::disk::{entries, is_damage, on_disk, remove_file, remove_folder, write_durably};
 use super::error::{ApiError, ApiResult, HubError};
+use super::packs::{Packs, Scope};
 use super::pool::Pool;
 use super::quota::Asked;
-use super::shelf::{Scope, Shelf};
 use super::swarm::Swarms;
 use super::tokens::Tokens;
 use super::visible::VisibleImage;
@@ -51,7 +51,7 @@ pub(crate) struct Hub {
     pub limits: Limits,
     pub anonymous: super::Anonymous,
     pub catalogue: Catalogue,
-    pub shelf: Shelf,
+    pub packs: Packs,
     pub tokens: Tokens,
     pub asked: Asked,
     /// Which images have a thumbnail: that never changes for an id, and finding out may mean reading megabytes of manifest.
@@ -116,7 +116,7 @@ impl Hub {
             trainer,
             pool: options.pool_bytes.map(Pool::new),
             swarms: Swarms::open(&dir)?,
-            shelf: Shelf::new(
+            packs: Packs::new(
                 dir.join("repo/packs"),
                 limits.cache_bytes,
                 limits.index_items_max,
@@ -141,7 +141,7 @@ impl Hub {
             .damaged_packs()
             .map_err(hub.catalogue.failed())?
         {
-            hub.shelf.mark_damaged(&pack);
+            hub.packs.mark_damaged(&pack);
         }
         hub.clear_litter()?;
         hub.measure_files()?;
@@ -192,7 +192,7 @@ impl Hub {
         let staged = self.staging(key).join(format!("{pack}.pack"));
         Ok(match staged.try_exists()? {
             true => staged,
-            false => self.shelf.pack_path(pack),
+            false => self.packs.pack_path(pack),
         })
     }
 
@@ -202,7 +202,7 @@ impl Hub {
     pub fn scope_of(&self, packs: &[PackRef]) -> Result<Scope, HubError> {
         let mut whole = Vec::with_capacity(packs.len());
         for pack in packs {
-            match self.shelf.pack(pack, self.shelf.pack_path(&pack.id)) {
+            match self.packs.pack(pack, self.packs.pack_path(&pack.id)) {
                 Ok(pack) => whole.push(pack),
                 Err(HubError::File { source, .. }) if is_damage(&source) => {
                     self.found_damaged(&pack.id, &source);
@@ -216,12 +216,12 @@ impl Hub {
     /// Records that a stored pack is damaged: from now on nobody is told that the hub has its items, until it is sent
     /// again.
     pub fn found_damaged(&self, pack: &Hash, error: &dyn std::fmt::Display) {
-        let is_known = self.shelf.is_damaged(pack);
+        let is_known = self.packs.is_damaged(pack);
         // one that was removed is gone, not damaged: who still reads by an earlier layout finds that
         if is_known || matches!(self.catalogue.knows_pack(pack), Ok(false)) {
             return;
         }
-        if !self.shelf.mark_damaged(pack) {
+        if !self.packs.mark_damaged(pack) {
             return;
         }
         tracing::error!(%pack, %error, "a stored pack is damaged; it is replaced when an image with it is pushed again");
@@ -237,7 +237,7 @@ impl Hub {
         self.catalogue
             .note_damaged(pack, false)
             .map_err(self.catalogue.failed())?;
-        self.shelf.forget_damage(pack);
+        self.packs.forget_damage(pack);
         Ok(())
     }
 
@@ -250,19 +250,19 @@ impl Hub {
 
     /// Returns the scope of an image; loads it if it is not in memory. Blocks.
     pub fn load_scope(&self, image: &VisibleImage) -> ApiResult<Arc<Scope>> {
-        let _one = self.shelf.loading.lock();
-        if let Some(scope) = self.shelf.scope(image) {
+        let _one = self.packs.loading.lock();
+        if let Some(scope) = self.packs.scope(image) {
             return Ok(scope);
         }
         loop {
             let packs = self.catalogue.packs(image)?;
             let scope = Arc::new(self.scope_of(&packs)?);
-            self.shelf.keep_scope(image, scope.clone());
+            self.packs.keep_scope(image, scope.clone());
             // who publishes an image anew has its scope forgotten after that, which this one may have missed
             if self.catalogue.packs(image)? == packs {
                 return Ok(scope);
             }
-            self.shelf.forget_scope(image.id(), image.owner());
+            self.packs.forget_scope(image.id(), image.owner());
         }
     }
 
@@ -304,7 +304,7 @@ impl Hub {
             self.forget_uploads();
         }
         for pack in unused {
-            remove_file(&self.shelf.pack_path(&pack));
+            remove_file(&self.packs.pack_path(&pack));
             self.swarms.forget_pack(&pack);
         }
         Ok(())

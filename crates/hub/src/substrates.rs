@@ -3,9 +3,9 @@
 use super::access::Viewer;
 use super::disk::is_damage;
 use super::error::{ApiError, ApiResult};
+use super::packs::{Pack, Scope};
 use super::pool::{Known, Pool};
 use super::publish::{Used, read_segment, walk};
-use super::shelf::{Pack, Scope};
 use super::state::{Hub, apart, blocking};
 use super::visible::VisibleImage;
 use axum::Json;
@@ -20,7 +20,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often an admission is tried when chunks that it counted on go meanwhile.
+/// How often taking a substrate into memory is tried anew, because chunks that it has in common with others left meanwhile.
 const TRIES_MAX: usize = 4;
 /// How long until the substrates that could not be looked at when the hub started are looked for again; twice as long each time, up to
 /// the second.
@@ -69,7 +69,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Takes a substrate into memory if it fits. `in_free_room`: only into what no other substrate takes.
+    /// Takes a substrate into memory if it fits. `in_free_room`: only if no other substrate has to leave for it.
     fn take_in(&self, hub: &Hub, id: &Hash, in_free_room: bool) -> ApiResult<bool> {
         let is_known = self.known.read().contains_key(id);
         if !is_known || self.stock.lock().touch(id) {
@@ -262,7 +262,7 @@ fn push_frame(
         hub.found_damaged(&pack.reference.id, error);
         ApiError::invalid(format!("pack {}: {error}", pack.reference.id))
     };
-    let frame = hub.shelf.frame_uncached(pack, number, file);
+    let frame = hub.packs.frame_uncached(pack, number, file);
     let frame = frame.map_err(|error| match is_damage(&error) {
         true => damaged(&error),
         false => error.into(),

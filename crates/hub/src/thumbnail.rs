@@ -2,7 +2,7 @@
 
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};
-use super::shelf::Scope;
+use super::packs::Scope;
 use super::state::{Hub, blocking};
 use super::visible::VisibleImage;
 use axum::extract::State;
@@ -51,7 +51,7 @@ pub(crate) async fn thumbnail(
         Keep::Private
     };
     let png = blocking(&hub, viewer.party(), move |hub| {
-        let scope = match hub.shelf.scope(&image) {
+        let scope = match hub.packs.scope(&image) {
             Some(scope) => scope,
             None => hub.load_scope(&image)?,
         };
@@ -92,6 +92,6 @@ fn read(hub: &Hub, scope: &Scope, image: &VisibleImage) -> Option<Vec<u8>> {
 fn item(hub: &Hub, scope: &Scope, kind: Kind, hash: &Hash) -> Option<Vec<u8>> {
     let place = scope.find(kind, hash)?;
     let pack = scope.packs.get(place.pack as usize)?;
-    let frame = hub.shelf.frame(pack, place.at.frame, &mut None).ok()?;
+    let frame = hub.packs.frame(pack, place.at.frame, &mut None).ok()?;
     Some(frame.item(place.at.slot).ok()?.to_vec())
 }

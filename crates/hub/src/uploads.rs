@@ -10,10 +10,10 @@ use super::allowed;
 use super::catalogue::Upload;
 use super::disk::{put_in_place, write_aside, write_durably};
 use super::error::{ApiError, ApiResult};
+use super::packs::{Scope, verify_pack};
 use super::publish::{self, Wish};
 use super::quota::{self, Opened};
 use super::readers;
-use super::shelf::{Scope, verify_pack};
 use super::state::{Hub, Remembered, blocking, blocking_long};
 use super::wire::{Path, collect_body, json, parse_id, parse_name};
 use super::{HAVE_INDEX_ITEMS_MAX, MANIFEST_BYTES_MAX};
@@ -199,7 +199,7 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
                 .visible_packs(&upload.owner, parent.as_ref())?
             {
                 // Damaged packs must be sent again, so they do not count as present.
-                let readable = match hub.shelf.is_damaged(&reference.id) {
+                let readable = match hub.packs.is_damaged(&reference.id) {
                     true => continue,
                     false => hub.scope_of(&[reference])?,
                 };
@@ -230,7 +230,7 @@ fn candidates(hub: &Hub, upload: &Upload) -> ApiResult<Vec<Arc<Scope>>> {
 fn staged_scope(hub: &Hub, key: &str, packs: &[PackRef]) -> ApiResult<Scope> {
     let packs = packs.iter().map(|pack| {
         let path = hub.staged_pack_path(key, &pack.id)?;
-        Ok(hub.shelf.pack(pack, path)?)
+        Ok(hub.packs.pack(pack, path)?)
     });
     Ok(Scope::new(packs.collect::<ApiResult<_>>()?))
 }
@@ -255,7 +255,7 @@ fn holds(
     if kind == Kind::Segment {
         let pack = scope.packs[place.pack as usize].reference.id;
         let segment = match publish::read_segment(hub, scope, place, hash) {
-            Err(_) if hub.shelf.is_damaged(&pack) => return Ok(false),
+            Err(_) if hub.packs.is_damaged(&pack) => return Ok(false),
             segment => segment?,
         };
         for chunk in segment.hashes().iter().filter(|chunk| !chunk.is_zero()) {
@@ -329,9 +329,9 @@ pub(crate) async fn commit(
         let mut whole = Vec::with_capacity(packs.len());
         for pack in packs.into_iter().map(|staged| staged.pack) {
             let path = hub.staged_pack_path(&upload.key, &pack.id)?;
-            let damaged = hub.shelf.is_damaged(&pack.id) && !path.starts_with(&folder);
+            let damaged = hub.packs.is_damaged(&pack.id) && !path.starts_with(&folder);
             if path.try_exists()? && !damaged {
-                whole.push(hub.shelf.pack(&pack, path)?);
+                whole.push(hub.packs.pack(&pack, path)?);
             }
         }
         let scope = Scope::new(whole);

@@ -1,6 +1,6 @@
 //! What all threads of the mount share, and the requests that wait.
 //!
-//! A request that needs chunks that aren't here is *parked*: its needs go to the fetcher, and the thread that brings the last
+//! A request that needs chunks that aren't here is *held*: its needs go to the fetcher, and the thread that brings the last
 //! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers that
 //! were frozen, tables that were loaded and writes that were completed in the meantime, as a later request would.
 
@@ -98,7 +98,7 @@ pub(crate) struct Touches {
 }
 
 /// A request that waits for chunks.
-pub(crate) struct Parked {
+pub(crate) struct Held {
     pub op: Op,
     pub asker: Asker,
     /// For whom its chunks are fetched.
@@ -122,7 +122,7 @@ pub(crate) struct Core {
     pub queues: Queues,
     /// How urgent each machine's disk requests are.
     pub classes: Classes,
-    pub waiting: Mutex<HashMap<u64, Arc<Parked>>>,
+    pub waiting: Mutex<HashMap<u64, Arc<Held>>>,
     /// Requests that came before the image or machine that they are for was added; `None` once the takeover is done.
     pub early: Mutex<Option<Vec<Raw>>>,
     pub images: RwLock<HashMap<floe_image::Hash, Arc<Image>>>,
@@ -168,7 +168,7 @@ impl Op {
     }
 }
 
-impl Parked {
+impl Held {
     /// Notes that a chunk is not to be had. Of several reasons the one counts that does not pass by itself.
     fn lacks(&self, error: SourceError) {
         let mut failed = self.failed.lock();
@@ -301,8 +301,8 @@ impl Core {
     }
 
     /// Lets a request wait for what it needs.
-    pub(crate) fn park(self: &Arc<Self>, op: Op, asker: Asker, who: Who, reading: Reading<'_>) {
-        let parked = Arc::new(Parked {
+    pub(crate) fn hold(self: &Arc<Self>, op: Op, asker: Asker, who: Who, reading: Reading<'_>) {
+        let held = Arc::new(Held {
             op,
             asker,
             who,
@@ -315,107 +315,105 @@ impl Core {
             firsts: Mutex::new(Vec::new()),
         });
         machine::add(&self.counters.waits, 1);
-        self.waiting.lock().insert(asker.unique, parked.clone());
+        self.waiting.lock().insert(asker.unique, held.clone());
         // One missing chunk: the thread may fetch it itself if the link is fast, which saves two thread switches. The fetcher
         // lets two threads do so at a time, for 50 ms at most; the others go on serving.
         let here = reading.needs.len() == 1 && self.devices.len() > FETCHERS_HERE_MAX;
-        self.wait_for(&parked, reading, here);
+        self.wait_for(&held, reading, here);
     }
 
-    fn wait_for(self: &Arc<Self>, parked: &Arc<Parked>, reading: Reading<'_>, here: bool) {
-        let target = parked.op.target();
-        let who = parked.who;
+    fn wait_for(self: &Arc<Self>, held: &Arc<Held>, reading: Reading<'_>, here: bool) {
+        let target = held.op.target();
+        let who = held.who;
         self.tell_misses(&target, &reading.firsts, who);
-        parked.firsts.lock().extend(reading.firsts);
+        held.firsts.lock().extend(reading.firsts);
         let Some(image) = reading.image.or_else(|| image_of(&target)) else {
             // Can't happen: when a base is dropped, another one takes its place.
-            return self.answer_errno(parked, libc::EIO);
+            return self.answer_errno(held, libc::EIO);
         };
         // One more than the needs, so that the count can't reach zero before all of them were demanded.
-        parked
-            .left
-            .store(reading.needs.len() + 1, Ordering::Release);
+        held.left.store(reading.needs.len() + 1, Ordering::Release);
         for need in reading.needs {
-            let (core, parked, owner) = (self.clone(), parked.clone(), image.clone());
+            let (core, held, owner) = (self.clone(), held.clone(), image.clone());
             let done = move |result: Result<&[u8], SourceError>| {
-                let accepted = result.and_then(|bytes| owner.accept(&need, bytes, &parked.extra));
+                let accepted = result.and_then(|bytes| owner.accept(&need, bytes, &held.extra));
                 if let Err(error) = accepted {
-                    parked.lacks(error);
+                    held.lacks(error);
                 }
-                core.one_less(&parked);
+                core.one_less(&held);
             };
             image
                 .backend
                 .demand(who, need.kind, &need.hash, here, Box::new(done));
         }
-        self.one_less(parked);
+        self.one_less(held);
     }
 
-    fn one_less(self: &Arc<Self>, parked: &Arc<Parked>) {
-        if parked.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+    fn one_less(self: &Arc<Self>, held: &Arc<Held>) {
+        if held.left.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        let failed = parked.failed.lock().take();
+        let failed = held.failed.lock().take();
         let Some(error) = failed else {
-            return self.resume(parked);
+            return self.resume(held);
         };
-        let waited = parked.since.elapsed();
-        let limit = self.waits_max.of(parked.who.machine);
+        let waited = held.since.elapsed();
+        let limit = self.waits_max.of(held.who.machine);
         let (act, is_news) = {
-            let mut patience = parked.patience.lock();
+            let mut patience = held.patience.lock();
             let act = patience.failed(waited, limit, error.clone());
             (act, patience.is_news())
         };
         match act {
-            Act::Fail(errno) => self.give_up(parked, errno, Some(&error)),
+            Act::Fail(errno) => self.give_up(held, errno, Some(&error)),
             Act::Again(pause) => {
                 if is_news {
-                    tracing::warn!(%error, "a chunk is not to be had now; the request waits");
+                    tracing::warn!(%error, "a chunk can't be had now; the request waits");
                 }
                 let retries = &self.queues.retries;
-                retries.add(floe_threads::from_now(pause), parked.clone());
+                retries.add(floe_threads::from_now(pause), held.clone());
             }
         }
     }
 
-    /// Ends a parked request that has waited for too long.
-    pub(crate) fn end_late(&self, parked: &Arc<Parked>) {
-        let own = parked.patience.lock().why().cloned();
+    /// Ends a held request that has waited for too long.
+    pub(crate) fn end_late(&self, held: &Arc<Held>) {
+        let own = held.patience.lock().why().cloned();
         // what the fetcher still tries has not failed for this request yet
-        let of_link = || image_of(&parked.op.target())?.backend.trouble();
+        let of_link = || image_of(&held.op.target())?.backend.trouble();
         let error = own.or_else(of_link);
         let errno = error.as_ref().map_or(Errno::IO, patience::errno);
-        self.give_up(parked, errno, error.as_ref());
+        self.give_up(held, errno, error.as_ref());
     }
 
-    /// Ends a parked request whose chunks its source does not give, and notes why.
-    fn give_up(&self, parked: &Arc<Parked>, errno: Errno, error: Option<&SourceError>) {
-        if parked.answered.load(Ordering::Acquire) {
+    /// Ends a held request whose chunks its source does not give, and notes why.
+    fn give_up(&self, held: &Arc<Held>, errno: Errno, error: Option<&SourceError>) {
+        if held.answered.load(Ordering::Acquire) {
             return;
         }
-        let machine = self.machine_of(&parked.op.target(), parked.asker.asking);
-        let waited_s = parked.since.elapsed().as_secs();
-        let what = parked.op.what();
+        let machine = self.machine_of(&held.op.target(), held.asker.asking);
+        let waited_s = held.since.elapsed().as_secs();
+        let what = held.op.what();
         let why = error.map_or_else(|| "nothing has come".to_owned(), SourceError::to_string);
         let name = machine.as_ref().map(|machine| machine.name.as_str());
         tracing::error!(machine = name, waited_s, %errno, why, "{what} fails");
         if let Some(machine) = machine {
             machine.gives_up(format!("{what} failed after {waited_s} s: {why}"));
         }
-        self.answer_errno(parked, errno.raw_os_error());
+        self.answer_errno(held, errno.raw_os_error());
     }
 
-    /// Tries a parked request again.
-    pub(crate) fn resume(self: &Arc<Self>, parked: &Arc<Parked>) {
-        if parked.answered.load(Ordering::Acquire) {
+    /// Tries a held request again.
+    pub(crate) fn resume(self: &Arc<Self>, held: &Arc<Held>) {
+        if held.answered.load(Ordering::Acquire) {
             return;
         }
         let mut reading = Reading {
-            extra: Some(&parked.extra),
+            extra: Some(&held.extra),
             ..Reading::default()
         };
         let mut buf = Vec::new();
-        let result = match &parked.op {
+        let result = match &held.op {
             Op::Read {
                 target,
                 offset,
@@ -443,21 +441,21 @@ impl Core {
             } => disk.zero(*offset, *len, &mut reading),
         };
         match result {
-            Ok(()) => self.answer(parked, &mut buf, reading),
-            Err(Stop::Errno(errno)) => self.answer_errno(parked, errno),
+            Ok(()) => self.answer(held, &mut buf, reading),
+            Err(Stop::Errno(errno)) => self.answer_errno(held, errno),
             // The disk is accessed here, so nothing is left to be read from it.
-            Err(Stop::Needs | Stop::OnDisk) => self.wait_for(parked, reading, false),
+            Err(Stop::Needs | Stop::OnDisk) => self.wait_for(held, reading, false),
         }
     }
 
-    fn answer(&self, parked: &Arc<Parked>, buf: &mut [u8], reading: Reading<'_>) {
-        if parked.answered.swap(true, Ordering::AcqRel) {
+    fn answer(&self, held: &Arc<Held>, buf: &mut [u8], reading: Reading<'_>) {
+        if held.answered.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.waiting.lock().remove(&parked.asker.unique);
-        let device = &self.devices[parked.asker.device];
-        let unique = parked.asker.unique;
-        match &parked.op {
+        self.waiting.lock().remove(&held.asker.unique);
+        let device = &self.devices[held.asker.device];
+        let unique = held.asker.unique;
+        match &held.op {
             Op::Read { .. } => device.reply_in_place(unique, buf),
             Op::Write {
                 machine,
@@ -478,26 +476,26 @@ impl Core {
                 device.reply_errno(unique, 0)
             }
         }
-        let wait_us = parked.since.elapsed().as_micros() as u64;
+        let wait_us = held.since.elapsed().as_micros() as u64;
         machine::add(&self.counters.wait_us, wait_us);
-        let mut firsts = std::mem::take(&mut *parked.firsts.lock());
+        let mut firsts = std::mem::take(&mut *held.firsts.lock());
         firsts.extend(reading.firsts);
         self.account(Touches {
-            target: parked.op.target(),
-            asking: parked.asker.asking,
+            target: held.op.target(),
+            asking: held.asker.asking,
             firsts,
             waited_us: Some(wait_us),
         });
     }
 
-    /// Ends a parked request with an error.
-    pub(crate) fn answer_errno(&self, parked: &Arc<Parked>, errno: i32) {
-        if parked.answered.swap(true, Ordering::AcqRel) {
+    /// Ends a held request with an error.
+    pub(crate) fn answer_errno(&self, held: &Arc<Held>, errno: i32) {
+        if held.answered.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.waiting.lock().remove(&parked.asker.unique);
+        self.waiting.lock().remove(&held.asker.unique);
         machine::add(&self.counters.errors, 1);
-        self.devices[parked.asker.device].reply_errno(parked.asker.unique, errno);
+        self.devices[held.asker.device].reply_errno(held.asker.unique, errno);
     }
 
     /// Accounts for an answered request: at once if it is known who made it, else on a thread that finds that out.
@@ -600,10 +598,10 @@ impl Core {
 
     /// Returns how long the requests of a machine have waited. May read `/proc`, so no thread that serves the kernel may call it.
     pub(crate) fn waits(&self, machine: &Arc<Machine>) -> Waits {
-        let waiting: Vec<Arc<Parked>> = self.waiting.lock().values().cloned().collect();
+        let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
         let mut waits = Waits::default();
-        for parked in waiting {
-            let (target, asking) = (parked.op.target(), parked.asker.asking);
+        for held in waiting {
+            let (target, asking) = (held.op.target(), held.asker.asking);
             let memory = matches!(target, Target::Region(..));
             if memory && matches!(self.askers.find(asking), askers::Asker::Unknown) {
                 self.askers.look_up(asking.thread);
@@ -616,16 +614,16 @@ impl Core {
                 true => &mut waits.memory,
                 false => &mut waits.disks,
             };
-            *oldest = (*oldest).max(Some(parked.since.elapsed()));
+            *oldest = (*oldest).max(Some(held.since.elapsed()));
         }
         waits
     }
 
     /// Returns why the requests of a machine wait, if their source has said anything.
     pub(crate) fn why_waits(&self, machine: MachineId) -> Option<SourceError> {
-        let waiting: Vec<Arc<Parked>> = self.waiting.lock().values().cloned().collect();
+        let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
         let mut of = waiting.iter().filter(|p| p.who.machine == machine);
-        of.find_map(|parked| parked.patience.lock().why().cloned())
+        of.find_map(|held| held.patience.lock().why().cloned())
     }
 
     fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {

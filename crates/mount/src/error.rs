@@ -98,7 +98,7 @@ pub enum MountError {
         source: SourceError,
     },
     /// A chunk that is needed could not be read.
-    #[error("{what} is not to be had: {reason}")]
+    #[error("{what} can't be had: {reason}")]
     Chunk {
         /// Which chunk of which disk.
         what: String,

@@ -4,7 +4,7 @@
 //! Each waiting request is in here once at most, and the kernel bounds those: one for each thread that waits for a page, and
 //! `BACKGROUND_MAX` others.
 
-use crate::core::{Core, Parked};
+use crate::core::{Core, Held};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ const CHECK_MAX: Duration = Duration::from_millis(250);
 #[derive(Default)]
 struct State {
     /// By the time at which they are tried again, and their number.
-    due: BTreeMap<(Instant, u64), Arc<Parked>>,
+    due: BTreeMap<(Instant, u64), Arc<Held>>,
     /// Whether limits have changed.
     changed: bool,
     closed: bool,
@@ -32,10 +32,10 @@ pub(crate) struct Retries {
 
 impl Retries {
     /// Has a request tried again at this time.
-    pub(crate) fn add(&self, at: Instant, parked: Arc<Parked>) {
+    pub(crate) fn add(&self, at: Instant, held: Arc<Held>) {
         let mut state = self.state.lock();
         if !state.closed {
-            state.due.insert((at, parked.asker.unique), parked);
+            state.due.insert((at, held.asker.unique), held);
             self.added.notify_one();
         }
     }
@@ -47,7 +47,7 @@ impl Retries {
     }
 
     /// Waits for a request that is to be tried now, until `until` at most; `None` once this is closed.
-    fn next(&self, until: Option<Instant>) -> Option<Option<Arc<Parked>>> {
+    fn next(&self, until: Option<Instant>) -> Option<Option<Arc<Held>>> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -56,7 +56,7 @@ impl Retries {
             let now = Instant::now();
             let first = state.due.first_key_value().map(|((at, _), _)| *at);
             if first.is_some_and(|at| at <= now) {
-                return Some(state.due.pop_first().map(|(_, parked)| parked));
+                return Some(state.due.pop_first().map(|(_, held)| held));
             }
             let changed = std::mem::take(&mut state.changed);
             if changed || until.is_some_and(|until| until <= now) {
@@ -88,8 +88,8 @@ pub(crate) fn run(core: &Weak<Core>, retries: &Retries) {
         let Some(core) = core.upgrade() else {
             return;
         };
-        if let Some(parked) = due {
-            core.resume(&parked);
+        if let Some(held) = due {
+            core.resume(&held);
         }
         let shortest = core.waits_max.shortest();
         let every = shortest.map(|limit| (limit / 4).clamp(CHECK_MIN, CHECK_MAX));
@@ -106,13 +106,11 @@ pub(crate) fn run(core: &Weak<Core>, retries: &Retries) {
 /// Fails requests past their deadline.
 fn end_late(core: &Core) {
     let waiting = core.waiting.lock();
-    let is_late = |parked: &&Arc<Parked>| {
-        let limit = core.waits_max.of(parked.who.machine);
-        limit
-            .wait
-            .is_some_and(|most| parked.since.elapsed() >= most)
+    let is_late = |held: &&Arc<Held>| {
+        let limit = core.waits_max.of(held.who.machine);
+        limit.wait.is_some_and(|most| held.since.elapsed() >= most)
     };
     let late: Vec<_> = waiting.values().filter(is_late).cloned().collect();
     drop(waiting);
-    late.iter().for_each(|parked| core.end_late(parked));
+    late.iter().for_each(|held| core.end_late(held));
 }

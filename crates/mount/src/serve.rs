@@ -396,7 +396,7 @@ impl Call<'_> {
                     offset,
                     len,
                 };
-                self.core.park(op, self.asker(), who, reading);
+                self.core.hold(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => self.fail(errno),
         }
@@ -479,7 +479,7 @@ impl Call<'_> {
                     offset,
                     data: data.to_vec(),
                 };
-                self.core.park(op, self.asker(), who, reading);
+                self.core.hold(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => {
                 tracing::error!(
@@ -581,7 +581,7 @@ impl Call<'_> {
                     len,
                 };
                 let who = self.who(machine, disk, work);
-                self.core.park(op, self.asker(), who, reading);
+                self.core.hold(op, self.asker(), who, reading);
             }
             Err(Stop::Errno(errno)) => self.fail(errno),
         }
@@ -592,8 +592,8 @@ impl Call<'_> {
     fn interrupt(&self) {
         let waits =
             abi::parse_interrupt(self.body).and_then(|u| self.core.waiting.lock().get(&u).cloned());
-        if let Some(parked) = waits.filter(|p| is_killed(p.asker.asking.thread)) {
-            self.core.answer_errno(&parked, libc::EINTR);
+        if let Some(held) = waits.filter(|p| is_killed(p.asker.asking.thread)) {
+            self.core.answer_errno(&held, libc::EINTR);
         }
     }
 }

@@ -310,7 +310,7 @@ impl News {
             News::Answers => said(Happened::MachineAnswers, "floe's agent"),
             News::Garbage => said(
                 Happened::MachineGarbage,
-                "its guest sends what nobody understands; it is not heard for a while",
+                "its guest sends what can't be understood; it is ignored for a while",
             ),
             News::Hooks(failed) => (Happened::MachineHooks, failed.join("; ")),
             News::ClockNotSet(why) => (

@@ -1,7 +1,7 @@
 //! Why a connection is closed: the codes by which QUIC tells the other host.
 use quinn::VarInt;
 
-/// The host ended without a word.
+/// The host ended without giving a reason.
 pub(crate) const CLOSED_RUDELY: VarInt = VarInt::from_u32(0);
 /// The host leaves the swarm.
 pub(crate) const CLOSED_LEAVING: VarInt = VarInt::from_u32(1);

@@ -1,4 +1,4 @@
-//! What a host of a swarm brings: the packs of one image that it knows, cut into numbered pieces.
+//! The packs of one image that a host of a swarm knows, cut into numbered pieces.
 use crate::tree::{PIECE_BYTES, Pack};
 use floe_swarm::policy::{PIECES_MAX, PieceId};
 use std::collections::HashSet;

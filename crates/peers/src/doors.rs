@@ -17,7 +17,7 @@ struct Inside {
     notes: mpsc::Sender<Note>,
 }
 
-/// One swarm's place among the doors; closed when dropped.
+/// One swarm's entry there; removed when this is dropped.
 pub(crate) struct Door {
     doors: Arc<Doors>,
     image: [u8; 32],
@@ -52,7 +52,7 @@ impl Doors {
         all.values().any(|inside| inside.members.contains(&key))
     }
 
-    /// Returns whom to tell of a host that wants in, if it may.
+    /// Returns the swarm's channel for a host that wants to join, if that host may.
     pub(crate) fn let_in(&self, key: Key, hello: &Hello) -> Option<mpsc::Sender<Note>> {
         let all = self.all();
         let inside = all.get(&hello.image)?;

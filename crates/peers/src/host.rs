@@ -135,7 +135,7 @@ impl Host {
     }
 }
 
-/// Takes in who knocks at one of the host's sockets, all of which share a table.
+/// Accepts connections at one of the host's sockets; all of them share a table of those that introduce themselves.
 async fn accept(endpoint: Endpoint, doors: Arc<Doors>, table: Table) {
     while let Some(incoming) = endpoint.accept().await {
         if table.taken() >= UNSEEN_MAX && !incoming.remote_address_validated() {

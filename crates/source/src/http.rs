@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use floe_http::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderValue};
-use floe_http::{Ended, Fault, Limits, Method, Parts, Pool, Proxies, Server, StatusCode};
+use floe_http::{Connections, Ended, Fault, Limits, Method, Parts, Proxies, Server, StatusCode};
 use parking_lot::Mutex;
 
 use crate::link::{Answer, LinkEstimate, LinkMeter};
@@ -46,8 +46,8 @@ const HOPS_MAX: usize = 5;
 pub(crate) struct Http {
     server: Arc<Server>,
     authorization: Option<HeaderValue>,
-    demand: Pool,
-    bulk: Pool,
+    demand: Connections,
+    bulk: Connections,
     /// Where the server has sent us; `None` if nobody goes where it says.
     elsewhere: Option<Elsewhere>,
     meter: LinkMeter,
@@ -136,8 +136,8 @@ impl Http {
         Ok(Http {
             elsewhere: (!is_own).then_some(elsewhere),
             authorization,
-            demand: Pool::new(server.clone(), DEMAND_CONNECTIONS_MAX),
-            bulk: Pool::new(server.clone(), BULK_CONNECTIONS_MAX),
+            demand: Connections::new(server.clone(), DEMAND_CONNECTIONS_MAX),
+            bulk: Connections::new(server.clone(), BULK_CONNECTIONS_MAX),
             server,
             meter: LinkMeter::default(),
             not_before: Mutex::default(),
@@ -198,8 +198,8 @@ impl Http {
             true => LOOKS_FOR,
             false => Duration::ZERO,
         };
-        let pool = match (place, request.is_demand()) {
-            (Some(place), _) => place.pool(),
+        let kept = match (place, request.is_demand()) {
+            (Some(place), _) => place.kept(),
             (None, true) => &self.demand,
             (None, false) => &self.bulk,
         };
@@ -222,7 +222,7 @@ impl Http {
             }
         };
         let mut body = Body::new(self, ask, place);
-        let outcome = pool.exchange(
+        let outcome = kept.exchange(
             &limits,
             &make,
             None,

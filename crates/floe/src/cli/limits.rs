@@ -9,8 +9,8 @@ use super::{Context, args};
 /// Limits of a new machine.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Most processor time, in cores: 1.5 is one and a half. It has this limit and the next four together with the clones that its guest
-    /// makes; a clone that floe fork makes has as much again
+    /// Most processor time, in cores: 1.5 is one and a half. The machine and the clones that its guest makes share this limit and the next
+    /// four; a clone that floe fork makes has limits of its own, as large
     #[arg(long, value_parser = cores, value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G: what the guest has touched, and 50 to 100M of QEMU's own. A machine that uses
@@ -28,7 +28,7 @@ pub struct LimitArgs {
     /// machine. Without it they wait as long as floe node --io-timeout says, which is for ever by default
     #[arg(long, value_parser = io_timeout, value_name = "TIME")]
     io_timeout: Option<u32>,
-    /// Let its guest clone it: at most N clones that it and they have made can be there at a time. Without this a guest makes none
+    /// Let its guest clone it: at most N clones that it and its clones have made can be there at a time. Without this a guest makes none
     #[arg(long, value_parser = clones, value_name = "N")]
     clones: Option<u32>,
 }
@@ -57,7 +57,7 @@ Example: twice the share of the disk that others have (floe io status shows what
   floe limit web --io-weight 10
 Example: an I/O error in its guest, instead of waiting, for what no source gives within five minutes
   floe limit web --io-timeout 5m
-Example: its guest may have eight clones of it, or of them, at a time (floe-guest, libfloe, floe-mpirun)
+Example: programs in its guest may make clones of it, eight at a time (floe-guest, libfloe, floe-mpirun)
   floe limit web --clones 8
 Example: parked when nobody has used it for half an hour (floe park tells what that is)
   floe limit web --park-after 30m
@@ -87,7 +87,8 @@ pub struct Limit {
     /// was started
     #[arg(long, value_parser = io_timeout_or_none, value_name = "TIME")]
     io_timeout: Option<u32>,
-    /// How many clones its guest and theirs may have made at a time; none lets no guest make one. Those that are there stay
+    /// How many clones that its guest and its clones' guests have made can be there at a time; none lets no guest make one. Those that are
+    /// there stay
     #[arg(long, value_parser = clones_or_none, value_name = "N")]
     clones: Option<u32>,
     /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; off is never

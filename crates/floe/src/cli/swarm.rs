@@ -66,7 +66,7 @@ pub enum Swarm {
     },
 }
 
-/// What `floe run` is told of it.
+/// Options of `floe run` about swarms.
 #[derive(Debug, Args)]
 pub(super) struct SwarmRunArgs {
     /// Exchange the image's pieces with other nodes that run it. --swarm: always, also with nodes of other users that said the same.
@@ -74,9 +74,8 @@ pub(super) struct SwarmRunArgs {
     /// started with
     #[arg(long, value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "on", value_name = "WHEN")]
     swarm: Option<SwarmUse>,
-    /// Bring its pieces here from these nodes alone, and give them to these: the members of this node's cluster that run it like this
-    /// (cluster), or those in a FILE, which has on each line a node's key and its addresses, as floe swarm listen prints them there. No hub
-    /// is told of any
+    /// Exchange its pieces with these nodes alone: members of this node's cluster that run it with the same option (cluster), or the nodes
+    /// in a FILE, one a line, as floe swarm listen prints it on each of them. No hub hears who takes part
     #[arg(long, value_name = "cluster|FILE")]
     swarm_members: Option<PathBuf>,
 }

@@ -1,7 +1,7 @@
 //! What happens to machines' traces, and to those who send bad ones.
 
 use crate::support::*;
-use floe_http::{Limits, Pool, Server, Url};
+use floe_http::{Connections, Limits, Server, Url};
 use floe_image::{Access, Hash, TraceHeader, TraceWriter};
 use std::time::{Duration, Instant};
 
@@ -272,7 +272,7 @@ fn a_hub_that_is_stopped_while_traces_come_keeps_whole_ones_and_trains_after() {
             std::thread::spawn(move || {
                 let server = Server::new(&Url::parse(&url).unwrap(), None).unwrap();
                 let server = std::sync::Arc::new(server);
-                let pool = Pool::new(server.clone(), 1);
+                let kept = Connections::new(server.clone(), 1);
                 let mut sent = Vec::new();
                 for seed in 0..200 {
                     let bytes = trace(&id, sender * 1000 + seed);
@@ -281,7 +281,7 @@ fn a_hub_that_is_stopped_while_traces_come_keeps_whole_ones_and_trains_after() {
                         server.request(floe_http::Method::POST, &path).body(body)
                     };
                     let limits = Limits::within(ASK_TIMEOUT, ASK_TIMEOUT);
-                    match pool.exchange(&limits, &make, None, &mut |_, _| Ok(())) {
+                    match kept.exchange(&limits, &make, None, &mut |_, _| Ok(())) {
                         Ok(head) if head.status.is_success() => sent.push(Hash::of(&bytes)),
                         _ => break, // the hub has gone
                     }

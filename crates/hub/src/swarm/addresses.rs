@@ -61,8 +61,8 @@ fn wrong(ip: IpAddr, port: u16, from: IpAddr, stranger: bool) -> Option<&'static
     }
 }
 
-/// Returns a member's address as one who asks `from` there sees it: a host that told the hub its loopback address is the hub's own, which
-/// others know by the address at which they have `reached` the hub.
+/// Returns a member's address for a host that asks `from` there. A member that told the hub a loopback address is on the hub's own host,
+/// which others know by the address at which they have `reached` the hub.
 pub(crate) fn seen(address: SocketAddr, from: IpAddr, reached: Option<IpAddr>) -> SocketAddr {
     let from_here = from.to_canonical().is_loopback();
     match reached.map(|ip| ip.to_canonical()) {

@@ -36,7 +36,7 @@ pub(super) struct Start<'a> {
     pub places: &'a [Attachment],
     /// The clones of this host that are loaded and stand still.
     pub loaded: &'a Mutex<HashMap<CloneId, LoadedClone>>,
-    /// If a guest asked for the fork: what each clone on another host takes along of its limits, or why it can't.
+    /// If a guest asked for the fork: the part of the household's limits that each clone on another host gets, or why it can't have one.
     pub share: Option<&'a Result<Limits, String>>,
 }
 

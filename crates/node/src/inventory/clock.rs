@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 /// How late a guest's clock may be until it is set: most pauses take a moment, and asking a guest costs it something.
 const LATE_MAX: Duration = Duration::from_secs(2);
-/// How far a clock is behind at least that is told of, in seconds: that of a clone stands for as long as its fork takes.
+/// From how many seconds on users are told that a clock is behind. A clone's is always a little behind, by the time that its fork took.
 const CLOCK_BEHIND_MIN_S: u64 = 5;
-/// How the detail of a machine begins whose clock nobody has set.
+/// The first words of a machine's detail that says that nobody has set its clock.
 const CLOCK_STALE: &str = "its clock shows the time of the capture";
 
 /// What is known of a guest's clock.

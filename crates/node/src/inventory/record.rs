@@ -108,7 +108,7 @@ pub struct Record {
     /// Whether the node leaves it alone with what its guest deletes: it is not asked by itself to give that back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_trim: bool,
-    /// What was taken from it to make it small, or may have been: whoever has it gives that back.
+    /// What was taken from it to make it small, or may have been. A node that has the machine gives that back.
     #[serde(default, skip_serializing_if = "Small::is_nothing")]
     pub small: Small,
     /// Its own identity, if it was started from an image whose machines forget whom it was captured from.

@@ -344,7 +344,8 @@ fn tell_stages(stages: &[Stage], began: Instant, report: &mut Report) {
     }
 }
 
-/// Has QEMU's agent in a guest set its clock, in the background. `then` hears how that went, unless the machine has another QEMU by then.
+/// Has QEMU's agent in a guest set its clock, in the background. `then` is called with the result, unless the machine has another QEMU by
+/// then.
 fn set_clock_then(entry: &Arc<Entry>, then: impl FnOnce(&Entry, ClockSync) + Send + 'static) {
     let Some(vm) = entry.state().vm.clone() else {
         return;

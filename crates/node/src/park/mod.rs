@@ -135,7 +135,7 @@ impl Parks {
         }
     }
 
-    /// Refuses to park what would not be the same machine afterwards, with the way out.
+    /// Refuses to park a machine that could not go on as the same machine afterwards; the error says what to do.
     pub(crate) fn check(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
         if operation.waits_for_adoption() {

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often an admission is tried when chunks that it counted on go meanwhile.
+/// How often taking a substrate into memory is tried anew, because chunks that it has in common with others left meanwhile.
 const TRIES_MAX: usize = 4;
 
 /// How far substrates are back in memory.

@@ -80,7 +80,7 @@ fn check_swarm(request: &RunRequest) -> Result<(), NodeError> {
     checked.map_err(|why| usage(why, "floe swarm listen prints the line of a node"))?;
     match request.swarm {
         Some(SwarmUse::Off) if !members.is_hub() => Err(usage(
-            "the machine is to take no part in a swarm, and is told of members",
+            "--swarm-members names members of a swarm, and --swarm=off takes part in none",
             "leave --swarm=off out, or --swarm-members",
         )),
         _ => Ok(()),

@@ -87,7 +87,7 @@ impl Runs {
             true => Ok(()),
             false => Err(usage(
                 format!(
-                    "{:?} is on no hub, from which comes what no member of a swarm has",
+                    "{:?} is on no hub, and only a hub gives what no member of a swarm has",
                     request.image
                 ),
                 "name the image on a hub, or leave --swarm-members out",
@@ -440,7 +440,7 @@ impl Runs {
         if let Err(error) = start() {
             self.machines.end_quietly(operation);
             if let Err(error) = operation.gone(Gone::NotStarted, "") {
-                tracing::warn!(machine = %operation.name, %error, "its record says that it runs");
+                tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");
             }
             return Err(error);
         }

@@ -8,7 +8,7 @@ use floe_api::hub::{
     Visibility,
 };
 use floe_api::{PackCheck, PoolStatus, SwarmJoin, SwarmMembership};
-use floe_http::{Ended, Limits, Parts, Pool, Proxies, Server, Url, escape, header};
+use floe_http::{Connections, Ended, Limits, Parts, Proxies, Server, Url, escape, header};
 use floe_image::{Hash, Kind};
 use floe_traces::{Method, TraceList};
 use serde::Serialize;
@@ -33,7 +33,7 @@ const CONNECTIONS_MAX: usize = 16;
 #[derive(Clone)]
 pub struct HubClient {
     server: Arc<Server>,
-    connections: Arc<Pool>,
+    connections: Arc<Connections>,
     authorization: Option<Arc<str>>,
     cancel: Cancel,
     /// If set, each request is tried only once, and takes at most this long.
@@ -99,7 +99,7 @@ impl HubClient {
         let proxy = Proxies::of_environment().before(&base).map_err(no_hub)?;
         let server = Arc::new(server.through(proxy));
         Ok(HubClient {
-            connections: Arc::new(Pool::new(server.clone(), CONNECTIONS_MAX)),
+            connections: Arc::new(Connections::new(server.clone(), CONNECTIONS_MAX)),
             server,
             authorization: token.map(|token| format!("Bearer {token}").into()),
             cancel: cancel.clone(),

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Messages that wait to be written to a host. One that doesn't read so many is given up.
+/// Most messages that wait to be written to a host. One that reads so slowly that there are more is given up.
 const OUT_MAX: usize = 1024;
 /// Most pieces that are being sent to a host, so that a slow one takes no more of this host's memory.
 const SENDING_MAX: usize = 16;

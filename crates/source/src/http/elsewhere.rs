@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use floe_http::header::HeaderMap;
-use floe_http::{Builder, Method, Pool, Position, Proxies, Server, Url, redirected};
+use floe_http::{Builder, Connections, Method, Position, Proxies, Server, Url, redirected};
 use parking_lot::Mutex;
 
 /// Most connections to one place.
@@ -28,7 +28,7 @@ pub(super) struct Elsewhere {
 #[derive(Clone)]
 struct Known {
     server: Arc<Server>,
-    pool: Arc<Pool>,
+    kept: Arc<Connections>,
 }
 
 /// Where a request goes that was sent elsewhere.
@@ -40,8 +40,8 @@ pub(super) struct Place {
 
 impl Place {
     /// Returns its connections.
-    pub fn pool(&self) -> &Pool {
-        &self.known.pool
+    pub fn kept(&self) -> &Connections {
+        &self.known.kept
     }
 
     /// Returns whether it is on the server that was named, which may have the token.
@@ -121,7 +121,7 @@ impl Elsewhere {
         let server = Server::new(&root, tls)?.through(self.proxies.before(&root)?);
         let server = Arc::new(server);
         let known = Known {
-            pool: Arc::new(Pool::new(server.clone(), CONNECTIONS_MAX)),
+            kept: Arc::new(Connections::new(server.clone(), CONNECTIONS_MAX)),
             server,
         };
         if all.len() >= SERVERS_MAX {

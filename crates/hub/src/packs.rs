@@ -231,7 +231,7 @@ struct Scopes {
 }
 
 /// The packs and their cache: see the module's documentation.
-pub(crate) struct Shelf {
+pub(crate) struct Packs {
     folder: PathBuf,
     frames: FrameCache,
     scopes: Mutex<Scopes>,
@@ -244,10 +244,10 @@ pub(crate) struct Shelf {
     pub loading: Mutex<()>,
 }
 
-impl Shelf {
+impl Packs {
     /// Uses the packs below `folder` (`xx/<id>.pack`).
-    pub fn new(folder: PathBuf, cache_bytes: u64, index_items_max: usize) -> Shelf {
-        Shelf {
+    pub fn new(folder: PathBuf, cache_bytes: u64, index_items_max: usize) -> Packs {
+        Packs {
             folder,
             frames: FrameCache::new(cache_bytes),
             scopes: Mutex::default(),

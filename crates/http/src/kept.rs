@@ -14,17 +14,17 @@ use crate::server::Server;
 
 /// Connections to one server.
 #[derive(Debug)]
-pub struct Pool {
+pub struct Connections {
     server: Arc<Server>,
     idle: Mutex<Vec<Connection>>,
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-impl Pool {
-    /// Makes a pool of at most `max` connections to `server`; each is made when it is first needed.
-    pub fn new(server: Arc<Server>, max: usize) -> Pool {
-        Pool {
+impl Connections {
+    /// Makes room for at most `max` connections to `server`; each is made when it is first needed.
+    pub fn new(server: Arc<Server>, max: usize) -> Connections {
+        Connections {
             server,
             idle: Mutex::default(),
             free: Mutex::new(max),
@@ -107,7 +107,7 @@ impl Pool {
     }
 }
 
-struct Place<'a>(&'a Pool);
+struct Place<'a>(&'a Connections);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
