@@ -369,4 +369,5 @@ pub(crate) fn is_key(text: &str) -> bool {
 }
 
 #[cfg(test)]
+#[path = "turn/tests.rs"] // also where the fuzz targets include this file
 mod tests;
