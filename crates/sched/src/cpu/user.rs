@@ -10,7 +10,7 @@
 //!   furthest ahead: its nice value is lowered and the other's raised by as much weight, until it has caught up. Within a control group
 //!   that moves the group's share between two cores, and takes nothing from other groups.
 //!
-//! **It stops by itself.** Now and then it takes everything back for some seconds, several times in turn ([`trial`]), and compares
+//! **It stops by itself.** Now and then it takes everything back for some seconds, several times in turn (`trial`), and compares
 //! what it sees with and without: if siblings are no further apart and no closer abreast by it, or if machines wait longer, it stops,
 //! says so, and tries again much later. How often it looks follows from what a look costs ([`BUDGET`]).
 //!
