@@ -34,8 +34,8 @@ fn measured(parts: &str) -> Measured {
 
 #[test]
 #[ignore = "needs root, FUSE and loop devices: make test-all"]
-fn launches_pages_and_commands_are_replayed_alone_and_beside_noise() {
-    let measured = measured("launches,pages,echo");
+fn launches_are_replayed_alone_and_beside_noise() {
+    let measured = measured("launches");
     for name in [
         "launch_alone_s",
         "launch_reader1",
@@ -44,17 +44,22 @@ fn launches_pages_and_commands_are_replayed_alone_and_beside_noise() {
         "launch_reader7_others_ms",
         "none.launch_reader7",
         "worst_over_best_peer",
-        "page_alone_s",
-        "page_reader7",
-        "echo_sync7_over_alone",
     ] {
         measured.holds(name, |value| value > 0.0);
     }
-    for name in [
-        "drops_alone_pct",
-        "drops_reader7_pct",
-        "launch_reader1_taken_pct",
-    ] {
+    measured.holds("launch_reader1_taken_pct", |value| {
+        (0.0..=100.0).contains(&value)
+    });
+}
+
+#[test]
+#[ignore = "needs root, FUSE and loop devices: make test-all"]
+fn pages_films_and_commands_are_replayed_alone_and_beside_noise() {
+    let measured = measured("pages,echo");
+    for name in ["page_alone_s", "page_reader7", "echo_sync7_over_alone"] {
+        measured.holds(name, |value| value > 0.0);
+    }
+    for name in ["drops_alone_pct", "drops_reader7_pct"] {
         measured.holds(name, |value| (0.0..=100.0).contains(&value));
     }
 }
