@@ -361,7 +361,8 @@ mod tests {
                 let refused = all[kind].outlook() == Outlook::Refused;
                 match patience.failed(ms(now), limit, all[kind].clone()) {
                     Act::Again(pause) => {
-                        prop_assert!(pause <= if refused { REFUSED_MAX } else { PASSES_MAX });
+                        let most = if refused { REFUSED_MAX } else { PASSES_MAX };
+                        prop_assert!(pause <= most);
                         prop_assert!(wait.is_none_or(|wait| now < wait));
                         now += pause.as_millis() as u64;
                     }
