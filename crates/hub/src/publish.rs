@@ -429,15 +429,30 @@ pub(crate) fn remove(hub: &Hub, image: &OwnImage) -> ApiResult<bool> {
 #[cfg(test)]
 mod tests {
     use super::super::Quota;
-    use super::super::quota::Opened;
+    use super::super::quota::{Opened, Upload};
     use super::*;
 
-    #[test]
-    fn what_is_not_published_leaves_no_files_that_count_for_nobody() {
+    fn hub_of_ann() -> (tempfile::TempDir, Hub) {
         let dir = tempfile::tempdir().unwrap();
         let options = crate::HubOptions::new(dir.path(), ([127, 0, 0, 1], 0).into());
         let hub = Hub::open(&options).unwrap();
         hub.catalogue.ensure_user("ann").unwrap();
+        (dir, hub)
+    }
+
+    fn opened_upload(hub: &Hub, id: &Hash) -> Upload {
+        let opened = hub
+            .catalogue
+            .open_upload("ann", (id, 100), 8, &Quota::default());
+        match opened.unwrap() {
+            Opened::Upload(upload) => upload,
+            _ => panic!("there is room"),
+        }
+    }
+
+    #[test]
+    fn what_is_not_published_leaves_no_files_that_count_for_nobody() {
+        let (dir, hub) = hub_of_ann();
         let [known, unknown] = [1, 2].map(|name| PackRef {
             id: Hash([name; 32]),
             file_bytes: 1 << 20,
@@ -446,12 +461,7 @@ mod tests {
             root: None,
         });
         let id = Hash([9; 32]);
-        let opened = hub
-            .catalogue
-            .open_upload("ann", (&id, 100), 8, &Quota::default());
-        let Opened::Upload(upload) = opened.unwrap() else {
-            panic!("there is room");
-        };
+        let upload = opened_upload(&hub, &id);
         hub.catalogue.need_packs(&upload.key, &[known]).unwrap();
         let packs = [known, unknown];
         for pack in &packs {
@@ -482,10 +492,7 @@ mod tests {
 
     #[test]
     fn a_pack_that_was_lost_is_damaged_no_longer_once_it_was_sent_again() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = crate::HubOptions::new(dir.path(), ([127, 0, 0, 1], 0).into());
-        let hub = Hub::open(&options).unwrap();
-        hub.catalogue.ensure_user("ann").unwrap();
+        let (_dir, hub) = hub_of_ann();
         let folder = hub.staging("one");
         floe_store::private::make_dirs(&folder).unwrap();
         let mut writer = PackWriter::new(Vec::<u8>::new()).unwrap();
@@ -494,12 +501,7 @@ mod tests {
         let hash = floe_image::chunk_hash(&chunk);
         writer.push_frame(Kind::Chunk, &[hash], &frame).unwrap();
         let (bytes, pack) = writer.finish().unwrap();
-        let opened = hub
-            .catalogue
-            .open_upload("ann", (&pack.id, 100), 8, &Quota::default());
-        let Opened::Upload(upload) = opened.unwrap() else {
-            panic!("there is room");
-        };
+        let upload = opened_upload(&hub, &pack.id);
         hub.found_damaged(&pack.id, &"nobody knows it");
         assert!(!hub.packs.is_damaged(&pack.id), "it was removed");
         hub.catalogue.need_packs(&upload.key, &[pack]).unwrap();

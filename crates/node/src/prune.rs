@@ -60,9 +60,7 @@ impl Pruning<'_> {
         report.freed_bytes += removed.iter().map(|machine| machine.bytes).sum::<u64>();
         report.machines = removed;
         for (id, mut image) in images {
-            let tags = self.images.repo.all_tags();
-            let named = tags.map(|tags| tags.iter().any(|tag| tag.id == id));
-            if self.images.user_of(&id).is_some() || named.unwrap_or(true) {
+            if self.images.user_of(&id).is_some() || self.images.may_have_name(&id) {
                 continue; // somebody has begun to use it, or has named it
             }
             match self.images.discard(&id) {

@@ -489,13 +489,13 @@ fn an_operators_own_certificate_is_served() {
 #[test]
 fn the_checked_in_description_of_the_interface_is_current() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi-hub.json");
-    if std::env::var_os("FLOE_UPDATE_OPENAPI").is_some() {
+    if std::env::var_os("FLOE_BLESS").is_some() {
         std::fs::write(&path, floe_hub::openapi_json()).unwrap();
     }
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         checked_in == floe_hub::openapi_json(),
-        "run the tests once with FLOE_UPDATE_OPENAPI=1 and look at the difference"
+        "docs/openapi-hub.json is not current: FLOE_BLESS=1 cargo test -p floe --test hub description"
     );
 }
 

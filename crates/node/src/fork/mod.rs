@@ -535,12 +535,7 @@ impl Forks {
         let Ok(manifest) = self.images.repo.manifest(id) else {
             return;
         };
-        let tagged = self
-            .images
-            .repo
-            .all_tags()
-            .map(|tags| tags.iter().any(|tag| tag.id == *id));
-        if !manifest.config.labels.contains_key(FORK_LABEL) || tagged.unwrap_or(true) {
+        if !manifest.config.labels.contains_key(FORK_LABEL) || self.images.may_have_name(id) {
             return;
         }
         match self.images.discard(id) {

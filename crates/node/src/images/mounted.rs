@@ -169,6 +169,12 @@ impl Images {
         self.users().iter().find_map(|user| user.user_of(id))
     }
 
+    /// Whether an image has a name. True also while there is a name that can't be read: it may be this image's.
+    pub(crate) fn may_have_name(&self, id: &Hash) -> bool {
+        let tags = self.repo.all_tags();
+        tags.map_or(true, |tags| tags.iter().any(|tag| tag.id == *id))
+    }
+
     /// Returns the images that garbage collection must keep.
     pub(super) fn images_in_use(&self) -> Vec<Hash> {
         self.users().iter().flat_map(|user| user.images()).collect()

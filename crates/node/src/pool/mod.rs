@@ -549,10 +549,7 @@ impl Pool {
         self.stock.with(|stock| stock.release(&record.image));
         self.stock.settle();
         self.core.tell(name, &News::Undocked);
-        let tags = self.images.repo.all_tags();
-        let named = tags.map(|tags| tags.iter().any(|tag| tag.id == record.image));
-        // whether it has a name that can't be read is no reason to remove it
-        let named = named.unwrap_or(true);
+        let named = self.images.may_have_name(&record.image);
         // a machine that stands on it keeps it; it goes with the next prune after that machine
         let freed_bytes = match named || self.images.user_of(&record.image).is_some() {
             true => 0,
