@@ -237,8 +237,10 @@ test("a second run of a captured machine says whose name it has, or is a machine
   const first = await launch(page);
   await page.keyboard.press("Escape");
   await page.keyboard.press("Escape");
+  // it goes by itself, perhaps before the screen is there
+  const notice = page.locator(".notice").filter({ hasText: `goes on as the same machine as ${first}:` }).innerText();
   const second = await launch(page);
-  await expect(page.locator(".notice").filter({ hasText: `${second} goes on as the same machine as ${first}` })).toBeVisible();
+  expect(await notice).toContain(`${second} goes on`);
   await page.keyboard.press("Escape");
   await page.keyboard.press("Escape");
   await page.getByRole("heading", { name: "tiny-live:shell" }).click();

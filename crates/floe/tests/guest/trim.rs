@@ -2,6 +2,7 @@
 
 use crate::support::node::{TestNode, eventually};
 use crate::support::park::{machine, refused, succeeds};
+use floe_api::RunRequest;
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
@@ -9,7 +10,12 @@ fn what_a_guest_deletes_comes_back_to_the_host() {
     const DELETED: u64 = 16 << 20;
     let node = TestNode::start();
     node.import_tiny("tiny", Some(&node.blank_disk()));
-    node.run_named("tiny", "web");
+    node.run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        no_trim: true,
+        ..Default::default()
+    });
     node.wait_console("web", "floe-guest ready");
     let inside = |command: &str| succeeds(&node, &["exec", "web", "--", "sh", "-c", command]);
     let takes = || machine(&node, "web").stats.overlay_bytes;
@@ -25,16 +31,16 @@ fn what_a_guest_deletes_comes_back_to_the_host() {
     assert_eq!(report.places, 1, "{report:?}");
     assert!(report.refused.is_empty(), "{report:?}");
 
-    // left alone by the node, it still does it when somebody asks
-    let said = succeeds(&node, &["limit", "web", "--trim", "off"]);
-    assert!(said.contains("is not asked by itself"), "{said}");
-    assert!(machine(&node, "web").no_trim);
+    // the node has left it alone from its start on: it does it when somebody asks
     let shown = succeeds(&node, &["ps", "web"]);
     assert!(shown.contains("only when asked"), "{shown}");
-    assert_eq!(node.client().trim("web").unwrap().places, 1);
     let said = succeeds(&node, &["limit", "web", "--trim", "on"]);
     assert!(!said.contains("by itself"), "{said}");
     assert!(!machine(&node, "web").no_trim);
+    let said = succeeds(&node, &["limit", "web", "--trim", "off"]);
+    assert!(said.contains("is not asked by itself"), "{said}");
+    assert!(machine(&node, "web").no_trim);
+    assert_eq!(node.client().trim("web").unwrap().places, 1);
 
     inside("umount /disk");
     let none = succeeds(&node, &["disk", "trim", "web"]);
