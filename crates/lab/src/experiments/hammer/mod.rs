@@ -103,7 +103,15 @@ fn storm(context: &Context, options: &Options) -> anyhow::Result<Record> {
     let mut driver = Driver::start(context, options, seed)?;
     let outcome = driver.run();
     driver.keep_logs();
-    outcome.map_err(|error| error.context(format!("seed {seed}")))
+    match outcome {
+        // those of other sittings must not hide it
+        Err(error) if options.kept.is_some() => Ok(Record {
+            seeds: vec![seed],
+            not_up: vec![format!("seed {seed}: {error:#}")],
+            ..Record::default()
+        }),
+        outcome => outcome.map_err(|error| error.context(format!("seed {seed}"))),
+    }
 }
 
 /// Makes the report: figures, violations, and the table of what was hit.
