@@ -1,5 +1,6 @@
 //! Rules for functions and threads: none is longer than a reader can hold in mind, none starts behind the back of those who look
-//! after threads, none looks again and again for what it could wait for, and none tells users what happened in words of its own.
+//! after threads, none looks again and again for what it could wait for, none takes a file that can't be read for an empty one, and none
+//! tells users what happened in words of its own.
 //!
 //! Tests and the lab are excepted, which tell a story from its beginning to its end, and the crate of what runs inside guests: a
 //! program there stays as small as it can be.
@@ -160,6 +161,45 @@ fn nobody_sleeps_without_a_reason_beside_it() {
     assert!(
         found.is_empty(),
         "wait for the event (floe_threads), or say why nothing tells of it: {found:#?}"
+    );
+    assert!(reasons > 0, "the rule finds nothing");
+}
+
+/// The lines in which a file or directory that can't be read is taken for an empty one.
+fn takes_errors_for_nothing(lines: &[String]) -> Vec<usize> {
+    let accesses = ["fs::", "File::", "metadata(", "read_dir("];
+    let (mut statement, mut found) = (String::new(), Vec::new());
+    for (number, line) in lines.iter().enumerate() {
+        let code = code(line).trim();
+        statement += code;
+        let accesses_files = accesses.iter().any(|access| statement.contains(access));
+        if accesses_files && code.contains("unwrap_or_default()") {
+            found.push(number);
+        }
+        if code.ends_with([';', '{', '}', ',']) {
+            statement.clear();
+        }
+    }
+    found
+}
+
+#[test]
+fn an_error_is_taken_for_nothing_only_with_a_reason_beside_it() {
+    let text = "let a = fs::read(path)\n    .unwrap_or_default();\nlet b = fs::read(path)?;\nlet c = b.first().unwrap_or_default();\n";
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert_eq!(takes_errors_for_nothing(&lines), [1]);
+    let (mut found, mut reasons) = (Vec::new(), 0);
+    for (file, lines) in product() {
+        for number in takes_errors_for_nothing(&lines) {
+            match has_reason(&lines, number) {
+                true => reasons += 1,
+                false => found.push(format!("{file}:{}: {}", number + 1, lines[number])),
+            }
+        }
+    }
+    assert!(
+        found.is_empty(),
+        "only NotFound means that nothing is there: return the error, or say why it does no harm: {found:#?}"
     );
     assert!(reasons > 0, "the rule finds nothing");
 }

@@ -366,6 +366,7 @@ impl Group {
     }
 
     fn read(&self, root: &Path, file: &str) -> String {
+        // these are figures: without the group, or where it can't be read, there are none
         fs::read_to_string(root.join(&self.path).join(file)).unwrap_or_default()
     }
 
@@ -412,12 +413,13 @@ impl Group {
         }
     }
 
-    /// Returns whether a process is in the group.
+    /// Returns whether a process is in the group; where that can't be read, one is.
     pub fn is_in_use(&self) -> bool {
-        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
-        self.entrances()
-            .into_iter()
-            .any(|path| !read(path).is_empty())
+        let is_empty = |path: PathBuf| match fs::read(path) {
+            Ok(processes) => processes.is_empty(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        !self.entrances().into_iter().all(is_empty)
     }
 
     /// Removes a machine's group once no process is in it, and its household's with the last machine. It is no error if the group does

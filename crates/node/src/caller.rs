@@ -1,12 +1,19 @@
 //! Who asks: the kernel says which user has opened a connection to the socket, and a certificate which member of the cluster one to the
-//! port for members.
+//! port for members. And what was asked for by somebody who may see it: whatever does something with an image for a caller takes its
+//! request as [`Visible`], which nobody has without the check.
 
+use crate::error::NodeError;
 use axum::{
     extract::{ConnectInfo, FromRequestParts, connect_info::Connected},
     http::request::Parts,
     serve::IncomingStream,
 };
-use std::{convert::Infallible, net::SocketAddr};
+use floe_api::{
+    CopyRequest, ExportRequest, ImageQuery, MountRequest, OptimizeRequest, PullRequest,
+    PushRequest, RemoveImageRequest, RollbackRequest, RunRequest, SubstrateImportRequest,
+    SwarmSeed, TagRequest, TraceImportRequest, TraceRequest, TracesRequest,
+};
+use std::{convert::Infallible, net::SocketAddr, ops::Deref};
 use tokio::net::UnixListener;
 
 /// The host's list of users.
@@ -42,6 +49,73 @@ impl Caller {
             Caller::Node => rustix::process::geteuid().as_raw(),
             Caller::User { uid, .. } => *uid,
         }
+    }
+
+    /// Returns a request of this caller as one about an image that he may see. For everybody but the node's own user, who sees all,
+    /// `asked_for` checks that: it returns the reference of the image that he has named, or an error.
+    pub fn visible<R: NamesImage>(
+        &self,
+        mut request: R,
+        asked_for: impl FnOnce(&str) -> Result<String, NodeError>,
+    ) -> Result<Visible<R>, NodeError> {
+        if *self != Caller::Node {
+            let image = request.image();
+            *image = asked_for(image.as_str())?;
+        }
+        Ok(Visible(request))
+    }
+}
+
+/// A request about an image that its caller may see, or that image's name alone. Only a caller's check makes one.
+#[derive(Debug)]
+pub struct Visible<R>(R);
+
+impl<R> Deref for Visible<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.0
+    }
+}
+
+/// A request that names an image.
+pub trait NamesImage {
+    /// Returns the name: that, an id or an address.
+    fn image(&mut self) -> &mut String;
+}
+
+macro_rules! names_image {
+    ($($request:ty => $($field:ident).+),* $(,)?) => {$(
+        impl NamesImage for $request {
+            fn image(&mut self) -> &mut String {
+                &mut self.$($field).+
+            }
+        }
+    )*};
+}
+
+names_image! {
+    CopyRequest => from,
+    ExportRequest => image,
+    ImageQuery => image,
+    MountRequest => image,
+    OptimizeRequest => image,
+    PullRequest => from,
+    PushRequest => image,
+    RemoveImageRequest => image,
+    RollbackRequest => image,
+    RunRequest => image,
+    SubstrateImportRequest => from,
+    SwarmSeed => image,
+    TagRequest => image,
+    TraceImportRequest => to.image,
+    TraceRequest => of.image,
+    TracesRequest => image,
+}
+
+impl NamesImage for String {
+    fn image(&mut self) -> &mut String {
+        self
     }
 }
 
@@ -97,6 +171,28 @@ fn user_name(passwd: &str, uid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::not_found;
+    use floe_api::ErrorCode;
+
+    #[test]
+    fn everybody_but_the_nodes_own_user_gets_an_image_by_a_check_alone() {
+        let request = || PullRequest {
+            from: "web".into(),
+            name: None,
+            token: None,
+            ca: None,
+            trust: false,
+        };
+        let hidden = |name: &str| Err(not_found(format!("there is no image {name}"), ""));
+        let own = Caller::Node.visible(request(), hidden).unwrap();
+        assert_eq!(own.from, "web");
+        let user = of_user(u32::MAX - 1);
+        let refused = user.visible(request(), hidden).unwrap_err().to_api();
+        assert_eq!(refused.code, ErrorCode::NotFound);
+        assert_eq!(refused.message, "there is no image web");
+        let shown = user.visible(request(), |name| Ok(format!("{name}:latest")));
+        assert_eq!(shown.unwrap().from, "web:latest");
+    }
 
     #[test]
     fn a_users_name_is_found_by_his_number() {

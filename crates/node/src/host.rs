@@ -290,6 +290,7 @@ fn user(home: &Path) -> Check {
 }
 
 fn kernel() -> Check {
+    // the kernel's own text: it can always be read
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let release = release.trim();
     if major_minor(release).is_some_and(|found| found < KERNEL_TAKEOVER) {

@@ -213,7 +213,7 @@ impl Node {
     /// Sends an image to another place, and gives it from here to others if that is asked for.
     pub(crate) fn push(
         &self,
-        request: &PushRequest,
+        request: &caller::Visible<PushRequest>,
         report: &mut report::Report,
     ) -> Result<Outcome, NodeError> {
         self.swarms.check_seed(request)?;

@@ -9,6 +9,7 @@
 
 use crate::{
     aside,
+    caller::Visible,
     core::Core,
     error::{NodeError, at, at_named, busy, failed, not_found, refused, usage},
     files::{load_manifest, make_private_dir, read_bounded, replace_file, save_manifest},
@@ -131,7 +132,7 @@ impl Views {
     }
 
     /// Mounts an image's view on a directory.
-    pub fn mount_view(&self, request: &MountRequest) -> Result<MountInfo, NodeError> {
+    pub fn mount_view(&self, request: &Visible<MountRequest>) -> Result<MountInfo, NodeError> {
         let path = PathBuf::from(&request.path);
         if !path.is_absolute() {
             return Err(usage(

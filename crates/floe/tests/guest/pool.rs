@@ -234,6 +234,7 @@ fn told_of(client: &Client, image: &str) -> Vec<String> {
             .remove_image(&asks(json!({"image": image, "force": true})))
             .map(drop),
         client.traces(&asks(json!({"image": image}))).map(drop),
+        client.swarm_seed(&asks(json!({"image": image}))).map(drop),
         done(client.run(&asks(json!({"image": image, "name": "stolen"})))),
         done(client.fork(image, &asks(json!({"clones": 1})))),
     ];

@@ -1,19 +1,22 @@
 //! `ways`: a guest with a file system goes from one way in which a machine comes to run to the next, in every ordered pair of them. Between
 //! two ways it writes, also into the middle of a file, and syncs; after each way its caches are dropped and all that it wrote is compared.
+//!
+//! A full run takes long, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
 use super::live::{Hub, Node, import_request, tell_console};
 use crate::guest::Guest;
-use crate::harness::{Context, Report};
+use crate::harness::{Context, Kept, Report};
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{
     ActivateRequest, DockRequest, Event, ForkRequest, IndependentRequest, Limits, ResizeRequest,
     RestartRequest, RunRequest, StartRequest, StopRequest, Wait,
 };
-use std::collections::BTreeSet;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time for a guest to boot and do what it is told, under emulation on a busy host.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -36,10 +39,16 @@ pub struct Options {
     /// Goes only so many ways, each once before any comes again [default: all ordered pairs of ways]
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
+    /// Keep what came of each way in FILE, and take from there what this very code has gone on this machine: one that was cut goes on
+    #[arg(long, value_name = "FILE", conflicts_with = "steps")]
+    kept: Option<PathBuf>,
+    /// Go no further way after so many minutes
+    #[arg(long, value_name = "N", requires = "kept")]
+    minutes: Option<u64>,
 }
 
 /// A way in which a machine comes to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 enum Way {
     /// An image's running state, in a QEMU of its own.
     Run,
@@ -89,38 +98,53 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         Some(steps) => WAYS.into_iter().cycle().take(steps).collect(),
         None => all_pairs(),
     };
-    let mut world = World::new(&context.scratch)?;
     let mut report = Report::new("ways", context.quick || steps.is_some());
-    let (mut pairs, mut lost, mut wrong) = (BTreeSet::new(), 0, 0);
-    let mut before = None;
-    for (number, way) in walk.into_iter().enumerate() {
-        let from = before.map_or("boot".to_owned(), |way| format!("{way:?}"));
-        eprintln!("{number}: {from} -> {way:?}");
-        let went = world.go(way).and_then(|()| world.ask_whether_it_lives());
-        let compared = went.and_then(|()| world.wrong_bytes());
-        match compared {
-            Ok(0) => {
-                pairs.extend(before.map(|before| (before, way)));
-                before = Some(way);
-                world.write()?;
-                continue;
-            }
-            Ok(bytes) => {
-                wrong += bytes;
-                report.fail(format!("{from} -> {way:?}: {bytes} bytes are wrong"));
-            }
-            Err(error) => {
-                lost += 1;
-                report.fail(format!("{from} -> {way:?}: {error:#}"));
-            }
+    let mut kept: Kept<usize, Told> = Kept::open(options.kept.as_deref(), "ways", context.quick)?;
+    let until = options
+        .minutes
+        .map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
+    let mut world = None;
+    for (number, way) in walk.iter().enumerate() {
+        if kept.told.contains_key(&number) || until.is_some_and(|until| Instant::now() >= until) {
+            continue;
         }
-        before = None;
-        world.begin_anew()?;
+        let world = match &mut world {
+            Some(world) => world,
+            None => world.insert(World::new(&context.scratch)?),
+        };
+        eprint!("{number}: ");
+        let before = number.checked_sub(1).map(|number| walk[number]);
+        let told = world.come_after(before, *way)?;
+        kept.put(&number, &told)?;
+        kept.told.insert(number, told);
     }
+    tell(&kept.told, &mut report);
+    report.lacks(walk.len() - kept.told.len(), walk.len(), "ways");
+    Ok(report)
+}
+
+/// What came of a way.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Told {
+    /// The way before it and this one, if the machine went both and nothing is wrong.
+    pair: Option<(Way, Way)>,
+    wrong_bytes: u64,
+    lost_machines: u64,
+    /// What went wrong.
+    wrong: Option<String>,
+}
+
+/// Adds the figures, and the promises that were broken.
+fn tell(told: &BTreeMap<usize, Told>, report: &mut Report) {
+    let pairs: BTreeSet<_> = told.values().filter_map(|told| told.pair).collect();
+    let wrong: u64 = told.values().map(|told| told.wrong_bytes).sum();
+    let lost: u64 = told.values().map(|told| told.lost_machines).sum();
     report.add_value("pairs", "count", pairs.len() as f64);
     report.add_value("wrong_bytes", "B", wrong as f64);
-    report.add_value("lost_machines", "count", f64::from(lost));
-    Ok(report)
+    report.add_value("lost_machines", "count", lost as f64);
+    for wrong in told.values().filter_map(|told| told.wrong.as_ref()) {
+        report.fail(wrong);
+    }
 }
 
 /// A walk in which each way follows each one, itself included: an Eulerian circuit of the complete graph.
@@ -144,6 +168,8 @@ struct World {
     /// Which of the nodes has the machine.
     here: usize,
     machine: String,
+    /// By which way it came to run; `None` if it has begun anew.
+    by: Option<Way>,
     disk_bytes: u64,
     /// Names for machines, images and substrates so far.
     names: usize,
@@ -180,6 +206,7 @@ impl World {
             hub,
             here: 0,
             machine: String::new(),
+            by: None,
             disk_bytes: DISK_BYTES,
             names: 0,
             writes: 0,
@@ -199,6 +226,47 @@ impl World {
         format!("{kind}{}", self.names)
     }
 
+    /// Lets the machine come to run in a way after another one, which it goes first if it has begun anew.
+    fn come_after(&mut self, before: Option<Way>, way: Way) -> anyhow::Result<Told> {
+        if let (None, Some(before)) = (self.by, before) {
+            let told = self.come(before)?;
+            if told.wrong.is_some() {
+                return Ok(told);
+            }
+        }
+        self.come(way)
+    }
+
+    /// Lets the machine come to run in a way, compares its disk, and writes to it. It begins anew if anything is wrong.
+    fn come(&mut self, way: Way) -> anyhow::Result<Told> {
+        let from = self.by.map_or("boot".to_owned(), |way| format!("{way:?}"));
+        let step = format!("{from} -> {way:?}");
+        eprintln!("{step}");
+        let went = self.go(way).and_then(|()| self.ask_whether_it_lives());
+        let mut compared = went.and_then(|()| self.wrong_bytes());
+        if matches!(compared, Ok(0)) {
+            compared = self.write().map(|()| 0);
+        }
+        let mut told = Told::default();
+        match compared {
+            Ok(0) => {
+                told.pair = self.by.map(|before| (before, way));
+                self.by = Some(way);
+                return Ok(told);
+            }
+            Ok(bytes) => {
+                told.wrong_bytes = bytes;
+                told.wrong = Some(format!("{step}: {bytes} bytes are wrong"));
+            }
+            Err(error) => {
+                told.lost_machines = 1;
+                told.wrong = Some(format!("{step}: {error:#}"));
+            }
+        }
+        self.begin_anew()?;
+        Ok(told)
+    }
+
     /// Boots a new machine with an empty disk, in place of all that there are.
     fn begin_anew(&mut self) -> anyhow::Result<()> {
         for node in &self.nodes {
@@ -207,6 +275,7 @@ impl World {
             }
         }
         self.machine = self.name("m");
+        self.by = None;
         self.disk_bytes = DISK_BYTES;
         self.node().boot("first", &self.machine)?;
         self.mount()?;
@@ -478,7 +547,7 @@ impl World {
     }
 
     fn until(&self, not: &str, is: impl Fn(&Node) -> anyhow::Result<bool>) -> anyhow::Result<()> {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         while !is(self.node())? {
             ensure!(began.elapsed() < PATIENCE, "{not}");
             std::thread::sleep(Duration::from_millis(50));
@@ -526,6 +595,34 @@ mod tests {
         let pairs: BTreeSet<_> = walk.windows(2).map(|two| (two[0], two[1])).collect();
         assert_eq!(pairs.len(), WAYS.len() * WAYS.len());
         assert_eq!(walk.len(), pairs.len() + 1);
+    }
+
+    #[test]
+    fn ways_of_several_sittings_are_told_together() {
+        let right = Told {
+            pair: Some((Way::Run, Way::Wake)),
+            ..Told::default()
+        };
+        let wrong = Told {
+            wrong_bytes: 7,
+            wrong: Some("Wake -> Run: 7 bytes are wrong".into()),
+            ..Told::default()
+        };
+        let lost = Told {
+            lost_machines: 1,
+            wrong: Some("boot -> Adopt: it does not answer".into()),
+            ..Told::default()
+        };
+        let told = [Told::default(), right, wrong, lost]
+            .into_iter()
+            .enumerate();
+        let line = serde_json::to_string(&told.collect::<BTreeMap<_, _>>()).unwrap();
+        let mut report = Report::new("ways", true);
+        tell(&serde_json::from_str(&line).unwrap(), &mut report);
+        for (name, value) in [("pairs", 1.0), ("wrong_bytes", 7.0), ("lost_machines", 1.0)] {
+            assert_eq!(report.figures[name].value, value, "{name}");
+        }
+        assert_eq!(report.violations.len(), 2);
     }
 
     #[test]

@@ -29,8 +29,8 @@ use crate::{
     traces::Traces,
 };
 use floe_api::{
-    CaptureRequest, ImageSummary, Outcome, PauseReason, REHEARSE_S_DEFAULT, REHEARSE_S_MAX,
-    SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL,
+    CaptureRequest, Outcome, PauseReason, REHEARSE_S_DEFAULT, REHEARSE_S_MAX, SUBSTRATE_LABEL,
+    StoredReport, VISIBLE_LABEL,
 };
 use floe_front::page::thumbnail::THUMB_REGION;
 use floe_image::{
@@ -116,7 +116,7 @@ impl Captures {
             },
         };
         let taken = self.take(&operation, &taking, report)?;
-        let image: ImageSummary = self.images.image(&taken.id.to_string())?.summary;
+        let image = self.images.summary(&taken.id)?;
         Ok(Outcome {
             image: Some(image),
             machine: Some(self.machines.info_of(&operation)),

@@ -48,6 +48,7 @@ pub(crate) use serve::{PATH, Way, router};
 
 use crate::{
     MachineName,
+    caller::Visible,
     capture::Captures,
     cluster::{Cluster, Remote},
     core::Core,
@@ -318,7 +319,7 @@ impl Forks {
     /// Forks a running machine, or starts clones of an image that holds one.
     pub fn fork(
         self: &Arc<Self>,
-        name: &str,
+        name: &Visible<String>,
         request: &ForkRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {

@@ -177,6 +177,7 @@ fn wait(
     hurry: &Cancel,
 ) -> Option<Next> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    // without it nobody knows how busy the host is, and the layer is stored in time
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let mut times = CpuTimes::read(&read("/proc/stat"));
     loop {

@@ -58,6 +58,7 @@ fn may_nice(status: &str) -> bool {
 /// What `floe node --cpu-sched` can do here.
 pub(super) fn vcpus() -> Check {
     let told = read(Path::new("/proc/self/schedstat"));
+    // the kernel's own text of this process: it can always be read
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ext = Ext::at(Path::new(SCHED_EXT));
     told_of(&ext, &told, may_nice(&status))

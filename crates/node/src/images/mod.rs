@@ -36,6 +36,7 @@ pub(crate) use mounted::{ImageUser, Serving, WISHES_QUEUED_MAX, Wish};
 pub(crate) use starts::Starts;
 
 use crate::{
+    caller::Visible,
     core::Core,
     error::{NodeError, at, busy, refused, usage},
     files::{beside, put_in_place},
@@ -151,9 +152,12 @@ impl Images {
     }
 
     /// Returns everything known of one image.
-    pub fn image(&self, image: &str) -> Result<ImageDetail, NodeError> {
-        let id = named(&self.repo, image)?;
-        let inspection = self.repo.inspect(&id)?;
+    pub fn image(&self, query: &Visible<ImageQuery>) -> Result<ImageDetail, NodeError> {
+        self.detail(&named(&self.repo, &query.image)?)
+    }
+
+    fn detail(&self, id: &Hash) -> Result<ImageDetail, NodeError> {
+        let inspection = self.repo.inspect(id)?;
         let manifest = &inspection.manifest;
         let config = &manifest.config;
         Ok(ImageDetail {
@@ -165,9 +169,9 @@ impl Images {
                 live: plan::is_live(manifest),
                 virtual_bytes: manifest.regions.iter().map(|region| region.size).sum(),
                 stored_bytes: inspection.pack_bytes,
-                shared_bytes: self.repo.shared_bytes(&id)?,
+                shared_bytes: self.repo.shared_bytes(id)?,
                 thumbnail: manifest.region(THUMB_REGION).is_some(),
-                start_ms: self.starts.typical_ms(&id),
+                start_ms: self.starts.typical_ms(id),
                 labels: config.labels.clone(),
             },
             regions: manifest
@@ -199,7 +203,7 @@ impl Images {
     }
 
     pub(crate) fn summary(&self, id: &Hash) -> Result<ImageSummary, NodeError> {
-        Ok(self.image(&id.to_string())?.summary)
+        Ok(self.detail(id)?.summary)
     }
 
     /// Imports disks and kernels as one image.
@@ -337,8 +341,12 @@ impl Images {
     }
 
     /// Reads and hashes all of an image.
-    pub fn verify_image(&self, image: &str, report: &mut Report) -> Result<Outcome, NodeError> {
-        let id = named(&self.repo, image)?;
+    pub fn verify_image(
+        &self,
+        query: &Visible<ImageQuery>,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let id = named(&self.repo, &query.image)?;
         let line = report.progress_line("verify", "bytes");
         let found = self
             .repo
@@ -374,7 +382,7 @@ impl Images {
     }
 
     /// Gives an image an additional name.
-    pub fn tag(&self, request: &TagRequest) -> Result<(), NodeError> {
+    pub fn tag(&self, request: &Visible<TagRequest>) -> Result<(), NodeError> {
         let name = parse_name(&request.name)?;
         let id = named(&self.repo, &request.image)?;
         self.repo.tag(&name, &id)?;
@@ -384,15 +392,18 @@ impl Images {
     }
 
     /// Removes a name from an image.
-    pub fn untag(&self, name: &str) -> Result<(), NodeError> {
+    pub fn untag(&self, name: &Visible<String>) -> Result<(), NodeError> {
         let id = self.repo.untag(&parse_name(name)?)?;
-        let news = News::ImageUntagged(name.to_owned());
+        let news = News::ImageUntagged(String::clone(name));
         self.core.tell(&id.short(), &news);
         Ok(())
     }
 
     /// Removes a name. With the last name, or with `force`, the image is removed, and all data that only it needed.
-    pub fn remove_image(&self, request: &RemoveImageRequest) -> Result<FreedReport, NodeError> {
+    pub fn remove_image(
+        &self,
+        request: &Visible<RemoveImageRequest>,
+    ) -> Result<FreedReport, NodeError> {
         let id = named(&self.repo, &request.image)?;
         let names = self.repo.inspect(&id)?.names;
         let given = ImageName::parse(&request.image)
@@ -482,7 +493,7 @@ impl Images {
     /// Writes a region of an image to a file.
     pub fn export(
         &self,
-        request: &ExportRequest,
+        request: &Visible<ExportRequest>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let to = PathBuf::from(&request.path);

@@ -1,6 +1,7 @@
 //! An image's thumbnail, and a machine's screen as the source of one.
 
 use crate::{
+    caller::Visible,
     error::{NodeError, at, not_found},
     images::{Images, named::named},
 };
@@ -10,7 +11,7 @@ use floe_machine::Machine;
 
 impl Images {
     /// Returns an image's id and its thumbnail as PNG.
-    pub fn thumbnail(&self, image: &str) -> Result<(Hash, Vec<u8>), NodeError> {
+    pub fn thumbnail(&self, image: &Visible<String>) -> Result<(Hash, Vec<u8>), NodeError> {
         let id = named(&self.repo, image)?;
         let none = || not_found(format!("image {} has no thumbnail", id.short()), "");
         if self.repo.manifest(&id)?.region(THUMB_REGION).is_none() {

@@ -1,6 +1,7 @@
 //! Copies whole images between this node and other places.
 
 use crate::{
+    caller::Visible,
     error::{NodeError, usage},
     images::{
         Images,
@@ -25,7 +26,11 @@ use std::path::{Path, PathBuf};
 
 impl Images {
     /// Sends an image to a hub or a bucket, or writes it into a directory of static files.
-    pub fn push(&self, request: &PushRequest, report: &mut Report) -> Result<Outcome, NodeError> {
+    pub fn push(
+        &self,
+        request: &Visible<PushRequest>,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         let id = named(&self.repo, &request.image)?;
         let name = match &request.name {
             Some(name) => Some(parse_name(name)?),
@@ -74,7 +79,11 @@ impl Images {
     }
 
     /// Copies an image from any place to any other.
-    pub fn copy(&self, request: &CopyRequest, report: &mut Report) -> Result<Outcome, NodeError> {
+    pub fn copy(
+        &self,
+        request: &Visible<CopyRequest>,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         let to = Target::of(&request.to);
         if matches!(to, Target::Here) && !is_address(&request.from) {
             return Err(usage(
@@ -252,7 +261,11 @@ impl Images {
     }
 
     /// Copies a whole image to this node.
-    pub fn pull(&self, request: &PullRequest, report: &mut Report) -> Result<Outcome, NodeError> {
+    pub fn pull(
+        &self,
+        request: &Visible<PullRequest>,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
         if !is_address(&request.from) {
             return Err(usage(
                 format!("{:?} is no image's address", request.from),

@@ -9,6 +9,7 @@
 
 use super::{Parks, store::QUIT_WAIT};
 use crate::{
+    caller::Visible,
     capture::Taking,
     error::{NodeError, busy, refused, usage},
     files::save_manifest,
@@ -43,7 +44,7 @@ impl Parks {
     pub fn rollback(
         self: &Arc<Self>,
         name: &str,
-        request: &RollbackRequest,
+        request: &Visible<RollbackRequest>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let keep = request.keep.as_deref().map(parse_name).transpose()?;

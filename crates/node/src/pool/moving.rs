@@ -8,7 +8,7 @@
 use super::{DockOptions, Pool};
 use crate::{
     MachineName,
-    caller::Caller,
+    caller::{Caller, Visible},
     error::{NodeError, at, at_named, busy, refused, usage},
     files::{beside, put_in_place},
     inventory::small::{FORGETS_LABEL, Fresh},
@@ -127,6 +127,7 @@ impl Pool {
         };
         let path = Path::new(&request.to);
         if path.extension().is_none_or(|ending| ending != FILE_ENDING) || !path.is_absolute() {
+            let push = self.visible_image(push, caller)?;
             let outcome = self.images.push(&push, report)?;
             return Ok(Outcome {
                 substrate: Some(self.info(&record)),
@@ -154,7 +155,7 @@ impl Pool {
     /// Brings a substrate here, from a hub, a bucket, a directory or a file. If that fails, nothing of it is left.
     pub fn import(
         &self,
-        request: &SubstrateImportRequest,
+        request: &Visible<SubstrateImportRequest>,
         caller: &Caller,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {

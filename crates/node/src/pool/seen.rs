@@ -1,7 +1,11 @@
 //! Who may see a substrate with its image, and remove it.
 
 use super::{Pool, record::SubstrateRecord};
-use crate::{caller::Caller, error::NodeError, fork::no_parent};
+use crate::{
+    caller::{Caller, NamesImage, Visible},
+    error::NodeError,
+    fork::no_parent,
+};
 use floe_api::{Happened, ImageList, NodeEvent, SUBSTRATE_LABEL, Visibility};
 use floe_image::Hash;
 
@@ -25,9 +29,18 @@ impl Pool {
         }
     }
 
-    /// Returns the reference of the image that a caller has named, for the calls about images. One that he may not see gives the same error
-    /// as one that does not exist.
-    pub fn image_for(&self, image: &str, caller: &Caller) -> Result<String, NodeError> {
+    /// Returns a request as the calls about images take it. An image that the caller may not see gives the same error as one that does not
+    /// exist.
+    pub fn visible_image<R: NamesImage>(
+        &self,
+        request: R,
+        caller: &Caller,
+    ) -> Result<Visible<R>, NodeError> {
+        caller.visible(request, |image| self.image_for(image, caller))
+    }
+
+    /// Returns the reference of the image that a caller has named.
+    fn image_for(&self, image: &str, caller: &Caller) -> Result<String, NodeError> {
         if *caller == Caller::Node {
             return Ok(image.to_owned());
         }
@@ -42,13 +55,13 @@ impl Pool {
         self.images.asked_for(image, &sees)
     }
 
-    /// Returns the reference of the machine or image that a caller wants to fork. An image that he may not see gives the same error as one
-    /// that does not exist.
-    pub fn parent_for(&self, name: &str, caller: &Caller) -> Result<String, NodeError> {
-        match self.inventory.get(name) {
+    /// Returns the name of the machine, or the reference of the image, that a caller wants to fork. An image that he may not see gives the
+    /// same error as one that does not exist.
+    pub fn parent_for(&self, name: String, caller: &Caller) -> Result<Visible<String>, NodeError> {
+        caller.visible(name, |name| match self.inventory.get(name) {
             Ok(_) => Ok(name.to_owned()),
             Err(_) => self.image_for(name, caller).map_err(|_| no_parent(name)),
-        }
+        })
     }
 
     /// Returns the images that exist for this caller, newest first.

@@ -20,11 +20,11 @@ pub(super) type By = Option<Extension<FromMember>>;
 pub async fn fork(
     State(node): Floe,
     caller: Caller,
-    Path(mut name): Path<String>,
+    Path(name): Path<String>,
     Input(request): Input<ForkRequest>,
 ) -> Response {
     stream(node, "fork", move |node, report| {
-        name = node.pool.parent_for(&name, &caller)?;
+        let name = node.pool.parent_for(name, &caller)?;
         node.forks.fork(&name, &request, report)
     })
 }

@@ -20,11 +20,11 @@ pub async fn list(State(node): Floe, caller: Caller) -> Result<Json<ImageList>, 
 pub async fn inspect(
     State(node): Floe,
     caller: Caller,
-    Args(mut query): Args<ImageQuery>,
+    Args(query): Args<ImageQuery>,
 ) -> Result<Json<ImageDetail>, Failure> {
     answer(move || {
-        query.image = node.pool.image_for(&query.image, &caller)?;
-        node.images.image(&query.image)
+        let query = node.pool.visible_image(query, &caller)?;
+        node.images.image(&query)
     })
     .await
 }
@@ -44,11 +44,11 @@ pub async fn import(State(node): Floe, Input(request): Input<ImportRequest>) -> 
 pub async fn verify(
     State(node): Floe,
     caller: Caller,
-    Input(mut query): Input<ImageQuery>,
+    Input(query): Input<ImageQuery>,
 ) -> Response {
     stream(node, "verify", move |node, report| {
-        query.image = node.pool.image_for(&query.image, &caller)?;
-        node.images.verify_image(&query.image, report)
+        let query = node.pool.visible_image(query, &caller)?;
+        node.images.verify_image(&query, report)
     })
 }
 
@@ -58,10 +58,10 @@ pub async fn verify(
 pub async fn optimize(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<OptimizeRequest>,
+    Input(request): Input<OptimizeRequest>,
 ) -> Response {
     stream(node, "optimize", move |node, report| {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.traces.optimize(&request, report)
     })
 }
@@ -71,10 +71,10 @@ pub async fn optimize(
 pub async fn tag(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TagRequest>,
+    Input(request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
     answer(move || {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.images.tag(&request)
     })
     .await
@@ -85,11 +85,11 @@ pub async fn tag(
 pub async fn untag(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TagRequest>,
+    Input(request): Input<TagRequest>,
 ) -> Result<Json<()>, Failure> {
     answer(move || {
-        request.name = node.pool.image_for(&request.name, &caller)?;
-        node.images.untag(&request.name)
+        let name = node.pool.visible_image(request.name, &caller)?;
+        node.images.untag(&name)
     })
     .await
 }
@@ -100,10 +100,10 @@ pub async fn untag(
 pub async fn remove(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<RemoveImageRequest>,
+    Input(request): Input<RemoveImageRequest>,
 ) -> Result<Json<FreedReport>, Failure> {
     answer(move || {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.images.remove_image(&request)
     })
     .await
@@ -115,10 +115,10 @@ pub async fn remove(
 pub async fn export(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<ExportRequest>,
+    Input(request): Input<ExportRequest>,
 ) -> Response {
     stream(node, "export", move |node, report| {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.images.export(&request, report)
     })
 }
@@ -129,10 +129,10 @@ pub async fn export(
 pub async fn push(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<PushRequest>,
+    Input(request): Input<PushRequest>,
 ) -> Response {
     stream(node, "push", move |node, report| {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.push(&request, report)
     })
 }
@@ -143,10 +143,10 @@ pub async fn push(
 pub async fn copy(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<CopyRequest>,
+    Input(request): Input<CopyRequest>,
 ) -> Response {
     stream(node, "copy", move |node, report| {
-        request.from = node.pool.image_for(&request.from, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.images.copy(&request, report)
     })
 }
@@ -157,10 +157,10 @@ pub async fn copy(
 pub async fn pull(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<PullRequest>,
+    Input(request): Input<PullRequest>,
 ) -> Response {
     stream(node, "pull", move |node, report| {
-        request.from = node.pool.image_for(&request.from, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.images.pull(&request, report)
     })
 }
@@ -177,10 +177,10 @@ pub async fn mounts(State(node): Floe) -> Result<Json<MountList>, Failure> {
 pub async fn mount(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<MountRequest>,
+    Input(request): Input<MountRequest>,
 ) -> Result<Json<MountInfo>, Failure> {
     answer(move || {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.views.mount_view(&request)
     })
     .await

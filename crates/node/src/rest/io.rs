@@ -23,7 +23,7 @@ pub async fn list(
     Input(request): Input<IoListRequest>,
 ) -> Result<Json<IoList>, Failure> {
     answer(move || {
-        let image = node.pool.image_for(&request.image, &caller)?;
+        let image = node.pool.visible_image(request.image, &caller)?;
         node.traces.list_programs(&image)
     })
     .await
@@ -38,7 +38,7 @@ pub async fn say(
     Input(request): Input<IoSayRequest>,
 ) -> Result<Json<IoList>, Failure> {
     answer(move || {
-        let image = node.pool.image_for(&request.image, &caller)?;
+        let image = node.pool.visible_image(request.image, &caller)?;
         node.traces
             .say_of_program(&image, &request.program, request.say)
     })

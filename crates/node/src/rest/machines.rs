@@ -23,13 +23,9 @@ pub async fn list(State(node): Floe) -> Result<Json<MachineList>, Failure> {
 /// Creates a machine from an image and starts it.
 #[utoipa::path(post, path = "/v1/machines", tag = "machines", request_body = RunRequest,
     responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
-pub async fn run(
-    State(node): Floe,
-    caller: Caller,
-    Input(mut request): Input<RunRequest>,
-) -> Response {
+pub async fn run(State(node): Floe, caller: Caller, Input(request): Input<RunRequest>) -> Response {
     stream(node, "run", move |node, report| {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.runs.run(&request, report)
     })
 }
@@ -105,10 +101,10 @@ pub async fn rollback(
     State(node): Floe,
     caller: Caller,
     Path(name): Path<String>,
-    Input(mut request): Input<RollbackRequest>,
+    Input(request): Input<RollbackRequest>,
 ) -> Response {
     stream(node, "rollback", move |node, report| {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.parks.rollback(&name, &request, report)
     })
 }

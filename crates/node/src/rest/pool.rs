@@ -105,10 +105,10 @@ pub async fn export(
 pub async fn import(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<SubstrateImportRequest>,
+    Input(request): Input<SubstrateImportRequest>,
 ) -> Response {
     stream(node, "import", move |node, report| {
-        request.from = node.pool.image_for(&request.from, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.pool.import(&request, &caller, report)
     })
 }

@@ -65,7 +65,7 @@ pub async fn picture(
         Keep::Ask
     };
     let thumbnail = move || {
-        let name = node.pool.image_for(&name, &caller)?;
+        let name = node.pool.visible_image(name, &caller)?;
         node.images.thumbnail(&name)
     };
     let (id, png) = blocking(thumbnail).await?;

@@ -1,7 +1,7 @@
 //! Swarms.
 
 use super::answer::{Failure, Input, Path, answer};
-use crate::Node;
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State};
 use floe_api::*;
 use std::sync::Arc;
@@ -25,9 +25,14 @@ pub async fn listen(State(node): Floe) -> Result<Json<SwarmReport>, Failure> {
     responses((status = 200, body = SwarmReport), (status = 400, body = ApiError), (status = 404, body = ApiError)))]
 pub async fn seed(
     State(node): Floe,
+    caller: Caller,
     Input(request): Input<SwarmSeed>,
 ) -> Result<Json<SwarmReport>, Failure> {
-    answer(move || node.swarms.seed(&request)).await
+    answer(move || {
+        let request = node.pool.visible_image(request, &caller)?;
+        node.swarms.seed(&request)
+    })
+    .await
 }
 
 /// Takes this node out of an image's swarm.

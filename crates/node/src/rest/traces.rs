@@ -14,10 +14,10 @@ type Floe = State<Arc<Node>>;
 pub async fn list(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TracesRequest>,
+    Input(request): Input<TracesRequest>,
 ) -> Result<Json<TraceList>, Failure> {
     answer(move || {
-        request.image = node.pool.image_for(&request.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.traces.list_traces(&request)
     })
     .await
@@ -29,10 +29,10 @@ pub async fn list(
 pub async fn show(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TraceRequest>,
+    Input(request): Input<TraceRequest>,
 ) -> Result<Json<TraceDetail>, Failure> {
     answer(move || {
-        request.of.image = node.pool.image_for(&request.of.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.traces.show_trace(&request)
     })
     .await
@@ -44,10 +44,10 @@ pub async fn show(
 pub async fn export(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TraceRequest>,
+    Input(request): Input<TraceRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
     answer(move || {
-        request.of.image = node.pool.image_for(&request.of.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.traces.export_trace(&request)
     })
     .await
@@ -59,10 +59,10 @@ pub async fn export(
 pub async fn import(
     State(node): Floe,
     caller: Caller,
-    Input(mut request): Input<TraceImportRequest>,
+    Input(request): Input<TraceImportRequest>,
 ) -> Result<Json<TraceMoved>, Failure> {
     answer(move || {
-        request.to.image = node.pool.image_for(&request.to.image, &caller)?;
+        let request = node.pool.visible_image(request, &caller)?;
         node.traces.import_trace(&request)
     })
     .await

@@ -11,6 +11,7 @@ mod wait;
 
 use crate::{
     MachineName,
+    caller::Visible,
     core::Core,
     error::{NodeError, busy, failed, refused, usage},
     files::save_manifest,
@@ -57,7 +58,7 @@ impl Runs {
     /// Creates a machine and starts it. If something fails or the client hangs up before its CPUs run, everything is removed again.
     pub fn run(
         self: &Arc<Self>,
-        request: &RunRequest,
+        request: &Visible<RunRequest>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let request = self.checked(request)?;

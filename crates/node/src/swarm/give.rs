@@ -6,6 +6,7 @@ use super::{
     seeds::Seeded,
 };
 use crate::{
+    caller::Visible,
     error::{NodeError, usage},
     images::sources::bind_token,
     inventory::record::Origin,
@@ -16,7 +17,7 @@ use std::collections::BTreeSet;
 
 impl Swarms {
     /// Lets this node have all of an image and give it to others.
-    pub fn seed(&self, request: &SwarmSeed) -> Result<SwarmReport, NodeError> {
+    pub fn seed(&self, request: &Visible<SwarmSeed>) -> Result<SwarmReport, NodeError> {
         check_until(request.until)?;
         let access = Origin {
             tokens: bind_token(request.token.as_deref(), [&*request.image])?,

@@ -52,6 +52,7 @@ impl Identity {
     /// Returns the addresses to try, one set after the other: where it listened last, then all addresses of this host at a free port, with
     /// IPv6 and without. The port is the same for both, so that it is right by whichever of them a hub was asked.
     pub fn addresses(&self) -> Vec<Vec<SocketAddr>> {
+        // without it another port is tried, and others find it there
         let kept = fs::read_to_string(self.dir.join("listen")).unwrap_or_default();
         let kept: Vec<SocketAddr> = kept.lines().flat_map(str::parse).take(2).collect();
         // free a moment ago; if somebody was faster, any is taken

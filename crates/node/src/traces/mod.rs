@@ -16,6 +16,7 @@ mod programs;
 pub(crate) mod rehearsed;
 
 use crate::{
+    caller::Visible,
     core::Core,
     error::{NodeError, at, at_named, not_found, refused, usage},
     files::{beside, load_manifest, put_in_place, read_bounded},
@@ -316,7 +317,7 @@ impl Traces {
     }
 
     /// Returns the traces and models of an image.
-    pub fn list_traces(&self, of: &TracesRequest) -> Result<TraceList, NodeError> {
+    pub fn list_traces(&self, of: &Visible<TracesRequest>) -> Result<TraceList, NodeError> {
         let whose = self.whose(of)?;
         self.traces_of(&whose)
     }
@@ -375,14 +376,14 @@ impl Traces {
     }
 
     /// Returns one trace.
-    pub fn show_trace(&self, request: &TraceRequest) -> Result<TraceDetail, NodeError> {
+    pub fn show_trace(&self, request: &Visible<TraceRequest>) -> Result<TraceDetail, NodeError> {
         let whose = self.whose(&request.of)?;
         let (entry, bytes) = self.trace(&whose, &request.trace)?;
         Ok(detail(entry, &bytes, &whose.manifest))
     }
 
     /// Writes a trace to a file.
-    pub fn export_trace(&self, request: &TraceRequest) -> Result<TraceMoved, NodeError> {
+    pub fn export_trace(&self, request: &Visible<TraceRequest>) -> Result<TraceMoved, NodeError> {
         let path = request.path.as_deref().unwrap_or_default();
         let to = absolute(path)?;
         let mut file = beside(&to, request.force)?;
@@ -399,7 +400,10 @@ impl Traces {
     }
 
     /// Reads a trace from a file and keeps it.
-    pub fn import_trace(&self, request: &TraceImportRequest) -> Result<TraceMoved, NodeError> {
+    pub fn import_trace(
+        &self,
+        request: &Visible<TraceImportRequest>,
+    ) -> Result<TraceMoved, NodeError> {
         let from = absolute(&request.path)?;
         let bytes = read_bounded(&from, TRACE_BYTES_MAX as u64 + 1)
             .map_err(at_named(format!("cannot read {}", request.path)))?;

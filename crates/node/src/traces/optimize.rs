@@ -6,6 +6,7 @@
 //! clusters determine the order ([`Model::lay_out`]), and the repository does the rest ([`Repository::rearrange`]).
 
 use crate::{
+    caller::Visible,
     error::{NodeError, at, at_named, refused, usage},
     files::read_bounded,
     images::address::{is_address, references},
@@ -40,7 +41,7 @@ impl Traces {
     /// Arranges an image's packs anew. If the client hangs up, they stay as they were.
     pub fn optimize(
         &self,
-        request: &OptimizeRequest,
+        request: &Visible<OptimizeRequest>,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let (repo, id) = self.where_it_is(&request.image)?;

@@ -5,7 +5,10 @@
 //! stored at once; what was learned, each minute and when the node ends. It goes with the last image that stands on the disk.
 
 use super::{LOCAL, Traces};
-use crate::error::{NodeError, at, failed, not_found, usage};
+use crate::{
+    caller::Visible,
+    error::{NodeError, at, failed, not_found, usage},
+};
 use floe_api::{IoLearned, IoList, IoSaying};
 use floe_image::{Hash, Manifest};
 use floe_mount::IoSaid;
@@ -160,7 +163,7 @@ impl Traces {
     }
 
     /// Returns which programs of an image are interactive.
-    pub fn list_programs(&self, image: &str) -> Result<IoList, NodeError> {
+    pub fn list_programs(&self, image: &Visible<String>) -> Result<IoList, NodeError> {
         let id = self.image_named(image)?;
         let base = self.base_of(&id, None)?;
         self.load_programs(&base)?;
@@ -171,7 +174,7 @@ impl Traces {
     /// Says by hand whether a program of an image, and of all that stand on its base disk, is interactive; this is durable when it returns.
     pub fn say_of_program(
         &self,
-        image: &str,
+        image: &Visible<String>,
         program: &str,
         say: IoSaying,
     ) -> Result<IoList, NodeError> {

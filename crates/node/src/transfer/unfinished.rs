@@ -44,7 +44,7 @@ impl<'a> Unfinished<'a> {
         let earlier = std::fs::read(&journal)
             .ok()
             .and_then(|bytes| Layout::decode(&bytes).ok())
-            .unwrap_or_default();
+            .unwrap_or_default(); // what can't be read of an earlier pull is pulled again
         let made: Vec<PackRef> = earlier
             .packs
             .into_iter()

@@ -26,7 +26,7 @@ pub mod watch;
 pub mod work;
 pub mod world;
 
-use crate::harness::{Context, Report, Samples};
+use crate::harness::{Context, Kept, Report, Samples};
 use driver::{Driver, Record};
 use schedule::{Moment, VICTIMS, Victim};
 use std::collections::BTreeMap;
@@ -49,6 +49,10 @@ pub struct Options {
     /// A guest without progress for this many seconds, with everything up, is hung
     #[arg(long, value_name = "S", default_value_t = 10)]
     hung_s: u64,
+    /// Keep the results of each storm in FILE, and tell those of all that this very code has seen on this machine: a run in sittings, with
+    /// --minutes, until there were enough kills in all
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["seed", "only", "hung_s"])]
+    kept: Option<std::path::PathBuf>,
     /// Keep logs and the remaining state here
     #[arg(long, value_name = "DIR")]
     keep: Option<std::path::PathBuf>,
@@ -69,20 +73,49 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     if context.quick {
         options.minutes = options.minutes.min(3.0);
     }
+    let path = options.kept.clone();
+    let mut kept: Kept<usize, Record> = Kept::open(path.as_deref(), "hammer", context.quick)?;
+    let before: u64 = kept.told.values().map(|record| record.kills).sum();
+    let goal = options.kills;
+    options.kills = goal.saturating_sub(before);
+    if path.is_none() || options.kills > 0 {
+        let number = kept.told.len();
+        let record = storm(context, &options)?;
+        kept.put(&number, &record)?;
+        kept.told.insert(number, record);
+    }
+    let mut all = Record::default();
+    for record in kept.told.into_values() {
+        all.add(record);
+    }
+    let mut report = tell(context, &options, &all);
+    if path.is_some() {
+        let lacking = goal.saturating_sub(all.kills);
+        report.lacks(lacking as usize, goal as usize, "kills");
+    }
+    Ok(report)
+}
+
+/// Starts everything, lets one storm rage, and ends everything.
+fn storm(context: &Context, options: &Options) -> anyhow::Result<Record> {
     let seed = options.seed.unwrap_or_else(rand::random);
     eprintln!("hammer: seed {seed}");
-    let mut driver = Driver::start(context, &options, seed)?;
+    let mut driver = Driver::start(context, options, seed)?;
     let outcome = driver.run();
     driver.keep_logs();
-    let record = match outcome {
-        Ok(record) => record,
-        Err(error) => return Err(error.context(format!("seed {seed}"))),
-    };
-    Ok(tell(context, &options, seed, &record))
+    match outcome {
+        // those of other sittings must not hide it
+        Err(error) if options.kept.is_some() => Ok(Record {
+            seeds: vec![seed],
+            not_up: vec![format!("seed {seed}: {error:#}")],
+            ..Record::default()
+        }),
+        outcome => outcome.map_err(|error| error.context(format!("seed {seed}"))),
+    }
 }
 
 /// Makes the report: figures, violations, and the table of what was hit.
-fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Report {
+fn tell(context: &Context, options: &Options, record: &Record) -> Report {
     let mut report = Report::new("hammer", context.quick);
     let done = &record.done;
     report.add_value("kills", "count", record.kills as f64);
@@ -123,8 +156,10 @@ fn tell(context: &Context, options: &Options, seed: u64, record: &Record) -> Rep
     for error in done.errors.iter().take(NOTES_MAX) {
         report.note(format!("failed although nothing was hit: {error}"));
     }
+    let seeds: Vec<String> = record.seeds.iter().map(u64::to_string).collect();
+    let seeds = seeds.join(", ");
     report.note(format!(
-        "seed {seed}; {} captures, {} forks, {} pushes, {} pulls, {} commands, {} copies verified; {} jobs failed because something was hit",
+        "seed {seeds}; {} captures, {} forks, {} pushes, {} pulls, {} commands, {} copies verified; {} jobs failed because something was hit",
         done.captures, done.forks, done.pushes, done.pulls, done.commands, done.verified, done.disturbed
     ));
     report.note(format!(
@@ -193,4 +228,73 @@ fn table(record: &Record) -> Vec<String> {
             format!("{victims:<24} {moment:<12} {times:>6} {stall:>12.1} {hung:>5}")
         });
     std::iter::once(head).chain(lines).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::hammer::driver::Fallen;
+
+    /// What a storm of 60 kills brings that followed from this seed.
+    fn record(seed: u64, wrong: &str) -> Record {
+        let mut guest = model::Guest::new(1);
+        guest.acked = 500;
+        let mut record = Record {
+            seeds: vec![seed],
+            kills: 60,
+            injected: 30,
+            guests: vec![guest],
+            blows: vec![Fallen {
+                victims: vec![Victim::Hub],
+                moment: Moment::Push,
+                stall_s: 0.5,
+                hung: false,
+            }],
+            leaks: vec![("processes".into(), 2)],
+            ..Record::default()
+        };
+        record.done.wrong.push(wrong.into());
+        record.done.lost_pushes.push(wrong.into());
+        record
+    }
+
+    #[test]
+    fn storms_of_several_sittings_are_told_together() {
+        let line = serde_json::to_string(&record(1, "a")).unwrap();
+        let mut all: Record = serde_json::from_str(&line).unwrap();
+        all.add(record(2, "b"));
+        let context = Context {
+            quick: true,
+            scratch: "nothing is written there".into(),
+        };
+        let options = Options {
+            minutes: 1.0,
+            kills: 120,
+            seed: None,
+            only: Vec::new(),
+            hung_s: 10,
+            kept: None,
+            keep: None,
+        };
+        let report = tell(&context, &options, &all);
+        for (name, value) in [
+            ("kills", 120.0),
+            ("injected", 60.0),
+            ("wrong_bytes", 2.0),
+            ("lost_pushes", 2.0),
+            ("leaks", 4.0),
+            ("acknowledged_writes", 1000.0),
+        ] {
+            assert_eq!(report.figures[name].value, value, "{name}");
+        }
+        assert_eq!(report.figures["stall_s_p50"].n, 2);
+        // two copies, two pushes and what was left behind in each
+        assert_eq!(report.violations.len(), 6);
+        assert!(
+            report
+                .notes
+                .iter()
+                .any(|note| note.starts_with("seed 1, 2;"))
+        );
+    }
 }

@@ -1,5 +1,6 @@
 //! What each guest has acknowledged, and what it found wrong: the model against which its disk is verified. No I/O, no clock.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// One line of a guest, as described in `guests/hammer.rs`.
@@ -14,7 +15,7 @@ pub enum Line {
 }
 
 /// A guest's progress and the errors that it has found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// The last write that is durable; all before it are as well.
     pub acked: u64,
@@ -78,7 +79,7 @@ fn checksum(text: &str) -> u32 {
 }
 
 /// What the host knows about a guest.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Guest {
     /// Identifies its disk's content.
     pub disk: u64,

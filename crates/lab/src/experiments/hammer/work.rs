@@ -14,6 +14,7 @@ use floe_api::{
 };
 use floe_node::transfer::{Cancel, HubClient};
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,7 +32,7 @@ const IMAGE: &str = "storm";
 const COPY: &str = "copy";
 
 /// The results of the work.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Captures that succeeded.
     pub captures: u64,
@@ -61,6 +62,33 @@ pub struct Done {
     pub kept: Progress,
     /// How far the one had come that became a substrate.
     pub docked: Progress,
+}
+
+impl Done {
+    /// Adds the results of a later storm.
+    pub fn add(&mut self, later: Done) {
+        for (count, more) in [
+            (&mut self.captures, later.captures),
+            (&mut self.forks, later.forks),
+            (&mut self.pushes, later.pushes),
+            (&mut self.pulls, later.pulls),
+            (&mut self.verified, later.verified),
+            (&mut self.disturbed, later.disturbed),
+            (&mut self.commands, later.commands),
+        ] {
+            *count += more;
+        }
+        for (list, more) in [
+            (&mut self.wrong, later.wrong),
+            (&mut self.lost_clones, later.lost_clones),
+            (&mut self.errors, later.errors),
+            (&mut self.lost_pushes, later.lost_pushes),
+            (&mut self.lost_tokens, later.lost_tokens),
+        ] {
+            list.extend(more);
+        }
+        (self.kept, self.docked) = (later.kept, later.docked);
+    }
 }
 
 /// The addresses that the work needs.

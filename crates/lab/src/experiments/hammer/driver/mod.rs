@@ -19,6 +19,7 @@ use anyhow::{Context as _, bail, ensure};
 use floe_api::KillRequest;
 use floe_api::client::Client;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -45,7 +46,7 @@ const VERIFY_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A blow and its effect.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fallen {
     /// The victims.
     pub victims: Vec<Victim>,
@@ -57,9 +58,11 @@ pub struct Fallen {
     pub hung: bool,
 }
 
-/// The results of a run.
-#[derive(Default)]
+/// The results of a storm, or of several.
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Record {
+    /// From which its blows followed.
+    pub seeds: Vec<u64>,
     /// Number of processes, links and disks that were hit.
     pub kills: u64,
     /// All blows.
@@ -84,6 +87,30 @@ pub struct Record {
     pub leaks: Vec<(String, u64)>,
     /// The results of captures, forks and transfers.
     pub done: Done,
+}
+
+impl Record {
+    /// Adds the results of a later storm.
+    pub fn add(&mut self, later: Record) {
+        self.seeds.extend(later.seeds);
+        self.kills += later.kills;
+        self.blows.extend(later.blows);
+        self.guests.extend(later.guests);
+        self.injected += later.injected;
+        self.refused += later.refused;
+        // each storm gets to know the same ones
+        self.kinds = self.kinds.max(later.kinds);
+        for (list, more) in [
+            (&mut self.bad, later.bad),
+            (&mut self.hung, later.hung),
+            (&mut self.not_up, later.not_up),
+            (&mut self.bad_starts, later.bad_starts),
+        ] {
+            list.extend(more);
+        }
+        self.leaks.extend(later.leaks);
+        self.done.add(later.done);
+    }
 }
 
 /// A run.
@@ -149,7 +176,10 @@ impl Driver {
             events,
             pids: [None; 2],
             before: Count::new(),
-            record: Record::default(),
+            record: Record {
+                seeds: vec![seed],
+                ..Record::default()
+            },
             done: Arc::default(),
             promised: Arc::default(),
             faults: [Program::Node, Program::Hub].map(|program| (program, Faults::new(seed))),
