@@ -358,7 +358,7 @@ impl Core {
             return self.resume(held);
         };
         let waited = held.since.elapsed();
-        let limit = self.waits_max.of(held.who.machine);
+        let limit = self.limit_of(held);
         let (act, is_news) = {
             let mut patience = held.patience.lock();
             let act = patience.failed(waited, limit, error.clone());
@@ -374,6 +374,17 @@ impl Core {
                 retries.add(floe_threads::from_now(pause), held.clone());
             }
         }
+    }
+
+    /// Returns how long a held request may wait. Of a fault it may only be found out while it waits whose it is.
+    pub(crate) fn limit_of(&self, held: &Held) -> patience::Limit {
+        let known = held.who.machine;
+        if known != MachineId::NONE {
+            return self.waits_max.of(known);
+        }
+        let machine = self.machine_of(&held.op.target(), held.asker.asking);
+        let machine = machine.map_or(known, |machine| machine.id);
+        self.waits_max.of(machine)
     }
 
     /// Ends a held request that has waited for too long.
@@ -398,7 +409,8 @@ impl Core {
         let name = machine.as_ref().map(|machine| machine.name.as_str());
         tracing::error!(machine = name, waited_s, %errno, why, "{what} fails");
         if let Some(machine) = machine {
-            machine.gives_up(format!("{what} failed after {waited_s} s: {why}"));
+            let memory = matches!(held.op.target(), Target::Region(..));
+            machine.gives_up(memory, format!("{what} failed after {waited_s} s: {why}"));
         }
         self.answer_errno(held, errno.raw_os_error());
     }
@@ -620,9 +632,13 @@ impl Core {
     }
 
     /// Returns why the requests of a machine wait, if their source has said anything.
-    pub(crate) fn why_waits(&self, machine: MachineId) -> Option<SourceError> {
+    pub(crate) fn why_waits(&self, machine: &Arc<Machine>) -> Option<SourceError> {
         let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
-        let mut of = waiting.iter().filter(|p| p.who.machine == machine);
+        let is_its = |held: &&Arc<Held>| {
+            let of = self.machine_of(&held.op.target(), held.asker.asking);
+            of.is_some_and(|of| Arc::ptr_eq(&of, machine))
+        };
+        let mut of = waiting.iter().filter(is_its);
         of.find_map(|held| held.patience.lock().why().cloned())
     }
 
