@@ -331,6 +331,9 @@ impl Core {
             // Can't happen: when a base is dropped, another one takes its place.
             return self.answer_errno(held, libc::EIO);
         };
+        // what it has waited counts, and nothing goes on being asked for when it has failed
+        let limit = self.limit_of(held).wait;
+        let most = limit.map(|limit| limit.saturating_sub(held.since.elapsed()));
         // One more than the needs, so that the count can't reach zero before all of them were demanded.
         held.left.store(reading.needs.len() + 1, Ordering::Release);
         for need in reading.needs {
@@ -344,7 +347,7 @@ impl Core {
             };
             image
                 .backend
-                .demand(who, need.kind, &need.hash, here, Box::new(done));
+                .demand(who, most, need.kind, &need.hash, here, Box::new(done));
         }
         self.one_less(held);
     }
@@ -399,7 +402,8 @@ impl Core {
 
     /// Ends a held request whose chunks its source does not give, and notes why.
     fn give_up(&self, held: &Arc<Held>, errno: Errno, error: Option<&SourceError>) {
-        if held.answered.load(Ordering::Acquire) {
+        // first, so that of two threads that find it late only one tells of it
+        if held.answered.swap(true, Ordering::AcqRel) {
             return;
         }
         let machine = self.machine_of(&held.op.target(), held.asker.asking);
@@ -412,7 +416,7 @@ impl Core {
             let memory = matches!(held.op.target(), Target::Region(..));
             machine.gives_up(memory, format!("{what} failed after {waited_s} s: {why}"));
         }
-        self.answer_errno(held, errno.raw_os_error());
+        self.reply_errno(held, errno.raw_os_error());
     }
 
     /// Tries a held request again.
@@ -502,9 +506,12 @@ impl Core {
 
     /// Ends a held request with an error.
     pub(crate) fn answer_errno(&self, held: &Arc<Held>, errno: i32) {
-        if held.answered.swap(true, Ordering::AcqRel) {
-            return;
+        if !held.answered.swap(true, Ordering::AcqRel) {
+            self.reply_errno(held, errno);
         }
+    }
+
+    fn reply_errno(&self, held: &Held, errno: i32) {
         self.waiting.lock().remove(&held.asker.unique);
         machine::add(&self.counters.errors, 1);
         self.devices[held.asker.device].reply_errno(held.asker.unique, errno);
