@@ -334,6 +334,10 @@ impl Core {
         // what it has waited counts, and nothing goes on being asked for when it has failed
         let limit = self.limit_of(held).wait;
         let most = limit.map(|limit| limit.saturating_sub(held.since.elapsed()));
+        if most.is_some_and(|most| most.is_zero()) {
+            // for the reason that is known: nobody would be asked any more
+            return self.end_late(held);
+        }
         // One more than the needs, so that the count can't reach zero before all of them were demanded.
         held.left.store(reading.needs.len() + 1, Ordering::Release);
         for need in reading.needs {
