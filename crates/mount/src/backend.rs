@@ -6,6 +6,7 @@ use floe_sched::{Limit, MachineId, Who};
 use floe_source::{Done, Each, Fetcher, SourceError};
 use floe_store::{Cache, Got, Pin, StoreError};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The local store and the source of one image.
 pub(crate) trait Backend: Send + Sync {
@@ -17,8 +18,17 @@ pub(crate) trait Backend: Send + Sync {
     fn has(&self, hash: &Hash) -> bool;
     /// Returns a segment table if it is here.
     fn segment(&self, hash: &Hash) -> Option<Arc<Segment>>;
-    /// Brings an item that a request waits for. With `here` the calling thread may fetch it itself if that is quick.
-    fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done);
+    /// Brings an item that a request waits for, within `most`, or as long as the source's users wait by default. With `here` the calling
+    /// thread may fetch it itself if that is quick.
+    fn demand(
+        &self,
+        who: Who,
+        most: Option<Duration>,
+        kind: Kind,
+        hash: &Hash,
+        here: bool,
+        done: Done,
+    );
     /// Brings items that no request waits for yet.
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each);
     /// Sets a machine's part of the link over which missing items come.
@@ -67,11 +77,20 @@ impl Backend for Stored {
         self.cache.get_segment(hash, Some(&self.pin))
     }
 
-    fn demand(&self, who: Who, kind: Kind, hash: &Hash, here: bool, done: Done) {
-        if here {
-            self.fetcher.demand_here(who, &self.image, kind, hash, done);
-        } else {
-            self.fetcher.demand(who, &self.image, kind, hash, done);
+    fn demand(
+        &self,
+        who: Who,
+        most: Option<Duration>,
+        kind: Kind,
+        hash: &Hash,
+        here: bool,
+        done: Done,
+    ) {
+        let (fetcher, image) = (&self.fetcher, &self.image);
+        match most {
+            Some(most) => fetcher.demand_within(who, most, image, (kind, hash), here, done),
+            None if here => fetcher.demand_here(who, image, kind, hash, done),
+            None => fetcher.demand(who, image, kind, hash, done),
         }
     }
 

@@ -24,6 +24,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Files without content, for machines that are bound later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl Backend for Nothing {
         None
     }
 
-    fn demand(&self, _: Who, _: Kind, hash: &Hash, _: bool, done: Done) {
+    fn demand(&self, _: Who, _: Option<Duration>, _: Kind, hash: &Hash, _: bool, done: Done) {
         done(Err(nothing(hash)));
     }
 

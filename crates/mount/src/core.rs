@@ -331,6 +331,13 @@ impl Core {
             // Can't happen: when a base is dropped, another one takes its place.
             return self.answer_errno(held, libc::EIO);
         };
+        // what it has waited counts, and nothing goes on being asked for when it has failed
+        let limit = self.limit_of(held).wait;
+        let most = limit.map(|limit| limit.saturating_sub(held.since.elapsed()));
+        if most.is_some_and(|most| most.is_zero()) {
+            // for the reason that is known: nobody would be asked any more
+            return self.end_late(held);
+        }
         // One more than the needs, so that the count can't reach zero before all of them were demanded.
         held.left.store(reading.needs.len() + 1, Ordering::Release);
         for need in reading.needs {
@@ -344,7 +351,7 @@ impl Core {
             };
             image
                 .backend
-                .demand(who, need.kind, &need.hash, here, Box::new(done));
+                .demand(who, most, need.kind, &need.hash, here, Box::new(done));
         }
         self.one_less(held);
     }
@@ -358,7 +365,7 @@ impl Core {
             return self.resume(held);
         };
         let waited = held.since.elapsed();
-        let limit = self.waits_max.of(held.who.machine);
+        let limit = self.limit_of(held);
         let (act, is_news) = {
             let mut patience = held.patience.lock();
             let act = patience.failed(waited, limit, error.clone());
@@ -376,6 +383,17 @@ impl Core {
         }
     }
 
+    /// Returns how long a held request may wait. Of a fault it may only be found out while it waits whose it is.
+    pub(crate) fn limit_of(&self, held: &Held) -> patience::Limit {
+        let known = held.who.machine;
+        if known != MachineId::NONE {
+            return self.waits_max.of(known);
+        }
+        let machine = self.machine_of(&held.op.target(), held.asker.asking);
+        let machine = machine.map_or(known, |machine| machine.id);
+        self.waits_max.of(machine)
+    }
+
     /// Ends a held request that has waited for too long.
     pub(crate) fn end_late(&self, held: &Arc<Held>) {
         let own = held.patience.lock().why().cloned();
@@ -388,7 +406,8 @@ impl Core {
 
     /// Ends a held request whose chunks its source does not give, and notes why.
     fn give_up(&self, held: &Arc<Held>, errno: Errno, error: Option<&SourceError>) {
-        if held.answered.load(Ordering::Acquire) {
+        // first, so that of two threads that find it late only one tells of it
+        if held.answered.swap(true, Ordering::AcqRel) {
             return;
         }
         let machine = self.machine_of(&held.op.target(), held.asker.asking);
@@ -398,9 +417,10 @@ impl Core {
         let name = machine.as_ref().map(|machine| machine.name.as_str());
         tracing::error!(machine = name, waited_s, %errno, why, "{what} fails");
         if let Some(machine) = machine {
-            machine.gives_up(format!("{what} failed after {waited_s} s: {why}"));
+            let memory = matches!(held.op.target(), Target::Region(..));
+            machine.gives_up(memory, format!("{what} failed after {waited_s} s: {why}"));
         }
-        self.answer_errno(held, errno.raw_os_error());
+        self.reply_errno(held, errno.raw_os_error());
     }
 
     /// Tries a held request again.
@@ -490,9 +510,12 @@ impl Core {
 
     /// Ends a held request with an error.
     pub(crate) fn answer_errno(&self, held: &Arc<Held>, errno: i32) {
-        if held.answered.swap(true, Ordering::AcqRel) {
-            return;
+        if !held.answered.swap(true, Ordering::AcqRel) {
+            self.reply_errno(held, errno);
         }
+    }
+
+    fn reply_errno(&self, held: &Held, errno: i32) {
         self.waiting.lock().remove(&held.asker.unique);
         machine::add(&self.counters.errors, 1);
         self.devices[held.asker.device].reply_errno(held.asker.unique, errno);
@@ -620,9 +643,13 @@ impl Core {
     }
 
     /// Returns why the requests of a machine wait, if their source has said anything.
-    pub(crate) fn why_waits(&self, machine: MachineId) -> Option<SourceError> {
+    pub(crate) fn why_waits(&self, machine: &Arc<Machine>) -> Option<SourceError> {
         let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
-        let mut of = waiting.iter().filter(|p| p.who.machine == machine);
+        let is_its = |held: &&Arc<Held>| {
+            let of = self.machine_of(&held.op.target(), held.asker.asking);
+            of.is_some_and(|of| Arc::ptr_eq(&of, machine))
+        };
+        let mut of = waiting.iter().filter(is_its);
         of.find_map(|held| held.patience.lock().why().cloned())
     }
 

@@ -508,7 +508,7 @@ impl DiskMap {
                 let who = Who::node(Purpose::Settle);
                 image
                     .backend
-                    .demand(who, need.kind, &need.hash, false, Box::new(done));
+                    .demand(who, None, need.kind, &need.hash, false, Box::new(done));
                 let bytes = told.recv().map_err(io::Error::other)?;
                 let accepted = bytes.and_then(|bytes| image.accept(need, &bytes, &extra));
                 accepted.map_err(io::Error::other)?;

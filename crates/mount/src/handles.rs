@@ -317,7 +317,7 @@ impl MachineHandle {
 
     /// Returns why this machine's requests wait, if their source has said anything: of one that refuses them also while it is not asked.
     pub fn why_waits(&self) -> Option<SourceError> {
-        self.core.why_waits(self.machine.id)
+        self.core.why_waits(&self.machine)
     }
 
     /// Sets how long this machine's requests wait for chunks that no source gives, from now on and for those that wait already, before
@@ -333,7 +333,13 @@ impl MachineHandle {
         self.machine.given_up.lock().why.clone()
     }
 
-    /// Does the same once for each such request, of several since the last call for the last one.
+    /// Does the same if that was one for its memory: a VMM that gets an error there ends.
+    pub fn given_up_memory(&self) -> Option<String> {
+        let given_up = self.machine.given_up.lock();
+        given_up.why.clone().filter(|_| given_up.memory)
+    }
+
+    /// Returns what [`MachineHandle::given_up`] does once for each such request, of several since the last call for the last one.
     pub fn newly_given_up(&self) -> Option<String> {
         let mut given_up = self.machine.given_up.lock();
         match std::mem::replace(&mut given_up.told, true) {

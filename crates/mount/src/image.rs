@@ -467,7 +467,7 @@ impl Image {
                 };
                 let who = Who::node(Purpose::Store);
                 self.backend
-                    .demand(who, need.kind, &need.hash, false, Box::new(done));
+                    .demand(who, None, need.kind, &need.hash, false, Box::new(done));
                 let bytes = told.recv().map_err(|_| SourceError::Stopped {
                     what: need.hash.short(),
                 })??;

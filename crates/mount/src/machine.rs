@@ -40,10 +40,11 @@ pub(crate) struct Machine {
     pub files: Files,
 }
 
-/// A request that failed, in words, and whether somebody was told of it.
+/// A request that failed, in words, whether it was one for memory, and whether somebody was told of it.
 #[derive(Default)]
 pub(crate) struct GivenUp {
     pub why: Option<String>,
+    pub memory: bool,
     pub told: bool,
 }
 
@@ -87,9 +88,10 @@ pub(crate) fn relieve(machine: &Arc<Machine>, disk: &Arc<Disk>) {
 
 impl Machine {
     /// Notes that a request failed, because its source did not give what that needs.
-    pub(crate) fn gives_up(&self, why: String) {
+    pub(crate) fn gives_up(&self, memory: bool, why: String) {
         *self.given_up.lock() = GivenUp {
             why: Some(why),
+            memory,
             told: false,
         };
     }

@@ -105,12 +105,11 @@ pub(crate) fn run(core: &Weak<Core>, retries: &Retries) {
 
 /// Fails requests past their deadline.
 fn end_late(core: &Core) {
-    let waiting = core.waiting.lock();
+    let waiting: Vec<Arc<Held>> = core.waiting.lock().values().cloned().collect();
     let is_late = |held: &&Arc<Held>| {
-        let limit = core.waits_max.of(held.who.machine);
+        let limit = core.limit_of(held);
         limit.wait.is_some_and(|most| held.since.elapsed() >= most)
     };
-    let late: Vec<_> = waiting.values().filter(is_late).cloned().collect();
-    drop(waiting);
-    late.iter().for_each(|held| core.end_late(held));
+    let late = waiting.iter().filter(is_late);
+    late.for_each(|held| core.end_late(held));
 }

@@ -124,7 +124,13 @@ impl NodeError {
                 _ => ErrorCode::Failed,
             },
             NodeError::Source(error) => source_code(error),
-            NodeError::Mount(floe_mount::MountError::Source { source, .. }) => source_code(source),
+            NodeError::Mount(floe_mount::MountError::Source { source, .. }) => {
+                match source_code(source) {
+                    // what was asked for is there: it lacks a chunk
+                    ErrorCode::NotFound => ErrorCode::Failed,
+                    code => code,
+                }
+            }
             NodeError::Machine(error) => machine_code(error),
             NodeError::Transfer(error) => transfer_code(error),
             NodeError::Mount(_) | NodeError::Thread(_) | NodeError::Io { .. } => ErrorCode::Failed,

@@ -416,6 +416,24 @@ fn a_demand_ends_with_its_deadline_and_tells_the_last_trouble() {
 }
 
 #[test]
+fn a_demand_with_a_limit_of_its_own_ends_with_that_and_is_asked_for_no_longer() {
+    let all = items(0, 1);
+    let bench = bench(&all, FetchOptions::default());
+    bench.script.play(&[Act::GiveThenFail(0); 1000]);
+    let (tell, told) = mpsc::channel();
+    let (hash, most) = (all[0].0, Duration::from_millis(150));
+    let done = move |outcome: Result<&[u8], SourceError>| {
+        let _ = tell.send((hash, outcome.map(<[u8]>::to_vec)));
+    };
+    let item = (Kind::Chunk, &hash);
+    let fetcher = &bench.fetcher;
+    fetcher.demand_within(Who::default(), most, &IMAGE, item, false, done);
+    let error = next(&told).1.unwrap_err();
+    assert!(matches!(error, SourceError::Unreachable { .. }), "{error}");
+    assert_eq!(fetcher.stats().waiting, 0);
+}
+
+#[test]
 fn missing_and_denied_items_are_asked_for_once_more_and_then_fail() {
     let bench = bench(&[], FetchOptions::default());
     let absent = items(0, 1)[0].0;

@@ -143,6 +143,10 @@ fn a_machine_that_may_not_wait_for_long_ends_and_its_user_is_told_for_want_of_wh
         detail.contains("its QEMU ended: a read of ram") && detail.contains("failed after"),
         "{detail}"
     );
+    // the event comes before the machine's end, however quick that is
+    eventually("that is told", || {
+        node.log().contains("machine.request-failed")
+    });
     let limits = floe_api::LimitRequest {
         io_timeout_s: Some(floe_api::IO_TIMEOUT_S_MAX + 1),
         ..Default::default()

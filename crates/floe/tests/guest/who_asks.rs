@@ -151,13 +151,13 @@ fn a_guest_is_known_by_its_files_and_better_by_its_agent_and_one_that_lies_harms
         assert!(rows.contains(part), "{part}: {rows}");
     }
 
-    // an agent that lies and floods is not heard for a while; nobody else is concerned
+    // an agent that lies and floods is ignored for a while; nobody else is concerned
     let lies = format!(
         "{PORT}; kill $(pidof floe-guest); until (: <>$p) 2>/dev/null; do sleep 1; done; exec 3<>$p; echo wake version=1 >&3; while read -r l <&3; do case $l in hello*) s=${{l#*session=}}; s=${{s%% *}}; break;; esac; done; echo ready session=$s version=1 >&3; w=\"asked session=$s by=liar at=0+8192 bytes=9\"; for i in 1 2 3 4 5 6; do w=$(printf '%s\\n%s' \"$w\" \"$w\"); done; (while :; do echo \"$w\" >&3; done) & sleep 2; kill $!; exec 3>&-; echo lied-$((3+3))"
     );
     node.type_and_wait("web", &lies, "lied-6");
     eventually("the flood is noticed", || {
-        node.log().contains("it is not heard for a while")
+        node.log().contains("it is ignored for a while")
     });
     // its own requests are named as it says, and that is all
     read(&node, "web", disk.tables, 50);

@@ -580,7 +580,7 @@ impl Machines {
             ),
             End::Lost => {
                 let disks = operation.state().disks.clone();
-                let starved = disks.and_then(|disks| disks.given_up());
+                let starved = disks.and_then(|disks| disks.given_up_memory());
                 let starved = starved.map(|why| format!("its QEMU ended: {why}"));
                 let why = self.resources.out_of_memory(&record).or(starved);
                 let unknown = || format!("its QEMU ended unexpectedly: {}", vm.qemu_log().trim());

@@ -155,6 +155,10 @@ impl Machines {
 
     /// Does the same for a machine whose record said this when it was put onto the mount.
     pub(crate) fn detach_as(&self, entry: &Entry, record: &Record) -> Result<(), NodeError> {
+        let disks = entry.state().disks.clone();
+        if let Some(disks) = disks {
+            self.tell_given_up(entry, &disks);
+        }
         let attached = entry.is_detached();
         self.screens.close(&self.vm_dir(record).join(SCREEN_SOCKET));
         self.networks.close_inbound(&record.name, None);

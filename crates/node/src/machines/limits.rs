@@ -75,11 +75,7 @@ impl Machines {
             })?;
         }
         for member in &members {
-            let disks = member.state().disks.clone();
-            if let Some(disks) = disks {
-                disks.limit_io(member.record().shares_disk_as(), io::limit(&limits));
-                disks.limit_waits(io::waits_max(&limits));
-            }
+            limit_disks(member, &limits);
             member.update(|record| {
                 record.limits = limits;
                 if Arc::ptr_eq(member, &operation.entry) {
@@ -111,10 +107,23 @@ impl Machines {
                 continue;
             };
             let limits = first.record().limits;
+            if limits == record.limits {
+                continue;
+            }
+            limit_disks(&entry, &limits);
             if let Err(error) = entry.update(|record| record.limits = limits) {
                 tracing::warn!(machine = %entry.name, %error, "its record has other limits than it");
             }
         }
+    }
+}
+
+/// Sets what a machine's disks may have of the host's, and how long its requests wait.
+fn limit_disks(entry: &Entry, limits: &Limits) {
+    let disks = entry.state().disks.clone();
+    if let Some(disks) = disks {
+        disks.limit_io(entry.record().shares_disk_as(), io::limit(limits));
+        disks.limit_waits(io::waits_max(limits));
     }
 }
 

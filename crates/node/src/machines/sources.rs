@@ -16,7 +16,7 @@ use crate::{
     inventory::{Entry, lifecycle::Event},
     news::News,
 };
-use floe_mount::Waits;
+use floe_mount::{MachineHandle, Waits};
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -39,6 +39,15 @@ impl Machines {
         )
     }
 
+    /// Tells users if a request of a machine's guest has failed since this was called last. Before its disks go this is called once more:
+    /// a machine whose memory fails ends at once.
+    pub(super) fn tell_given_up(&self, entry: &Entry, disks: &MachineHandle) {
+        if let Some(why) = disks.newly_given_up() {
+            let name = entry.name.as_str();
+            self.core.tell(name, &News::RequestFailed(why));
+        }
+    }
+
     fn look_after_sources(
         &self,
         known: &mut HashMap<String, Waiting>,
@@ -50,10 +59,7 @@ impl Machines {
             let Some(disks) = entry.state().disks.clone() else {
                 continue;
             };
-            if let Some(why) = disks.newly_given_up() {
-                let name = entry.name.as_str();
-                self.core.tell(name, &News::RequestFailed(why));
-            }
+            self.tell_given_up(&entry, &disks);
             let (waits, paused) = (disks.waits(), entry.hangs());
             if waits == Waits::default() && !paused {
                 continue;

@@ -36,7 +36,7 @@ static ZEROS: [u8; floe_image::SEGMENT_BYTES] = [0; floe_image::SEGMENT_BYTES];
 pub(super) struct Engine {
     pub source: Arc<dyn Source>,
     pub cache: Arc<Cache>,
-    options: FetchOptions,
+    pub options: FetchOptions,
     state: Mutex<State>,
     demand_added: Condvar,
     prefetch_added: Condvar,
@@ -94,13 +94,13 @@ impl Engine {
         }
     }
 
-    pub fn demand(self: &Arc<Self>, wanted: Wanted, done: Done) {
+    /// `until`: when this is given up; `None` for never.
+    pub fn demand(self: &Arc<Self>, wanted: Wanted, until: Option<Instant>, done: Done) {
         let Some(done) = self.answer_from_cache(wanted.kind, &wanted.hash, done) else {
             return;
         };
         let what = || crate::packed::item_name(&(wanted.kind, wanted.hash));
         let now = Instant::now();
-        let until = self.options.demand_deadline.map(floe_threads::from_now);
         let mut state = self.state.lock();
         let mut done = done;
         if self.has_landed(&state, wanted.kind, &wanted.hash) {
@@ -129,9 +129,9 @@ impl Engine {
         self.staff_demand(&mut state);
     }
 
-    pub fn demand_here(self: &Arc<Self>, wanted: Wanted, done: Done) {
+    pub fn demand_here(self: &Arc<Self>, wanted: Wanted, until: Option<Instant>, done: Done) {
         let Some(_place) = self.place_here() else {
-            return self.demand(wanted, done);
+            return self.demand(wanted, until, done);
         };
         let Some(done) = self.answer_from_cache(wanted.kind, &wanted.hash, done) else {
             return;
@@ -142,13 +142,11 @@ impl Engine {
             || self.cache.contains(wanted.kind, &wanted.hash)
         {
             drop(state);
-            return self.demand(wanted, done);
+            return self.demand(wanted, until, done);
         }
         let (now, hash) = (Instant::now(), wanted.hash);
         let what = crate::packed::item_name(&(wanted.kind, hash));
-        let added = state
-            .queue
-            .add_demand(now, wanted, self.options.until(), false, done);
+        let added = state.queue.add_demand(now, wanted, until, false, done);
         if let Added::Full(done) = added {
             drop(state);
             return done(Err(full(what)));

@@ -152,7 +152,8 @@ impl Fetcher {
             kind,
             hash,
         };
-        self.engine.demand(wanted, Box::new(done));
+        let until = self.engine.options.until();
+        self.engine.demand(wanted, until, Box::new(done));
     }
 
     /// As [`Fetcher::demand`], but if the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`] others do
@@ -173,7 +174,33 @@ impl Fetcher {
             kind,
             hash,
         };
-        self.engine.demand_here(wanted, Box::new(done));
+        let until = self.engine.options.until();
+        self.engine.demand_here(wanted, until, Box::new(done));
+    }
+
+    /// As [`Fetcher::demand`], or with `here` as [`Fetcher::demand_here`], but given up after `most`, whatever
+    /// [`FetchOptions::demand_deadline`] says: for a guest's request that may wait no longer.
+    pub fn demand_within(
+        &self,
+        who: Who,
+        most: Duration,
+        image: &Hash,
+        (kind, hash): (Kind, &Hash),
+        here: bool,
+        done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
+    ) {
+        let (image, hash) = (*image, *hash);
+        let wanted = Wanted {
+            who,
+            image,
+            kind,
+            hash,
+        };
+        let until = Some(floe_threads::from_now(most));
+        match here {
+            true => self.engine.demand_here(wanted, until, Box::new(done)),
+            false => self.engine.demand(wanted, until, Box::new(done)),
+        }
     }
 
     /// Demands an item for the node itself and blocks until it is there, for [`FetchOptions::demand_deadline`] at most.
