@@ -250,14 +250,12 @@ impl Lab<'_> {
     fn pages(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
         let some = [VSIP, host("bfq", 100), host("none", 100)];
         let some = self.choose(&some[..], &some[..1], &some[..1]);
-        let noises = [None, Some("reader7"), Some("boot7")];
-        let noises = self.choose(&noises[..], &noises[..2], &noises[..]);
         let pages = &self.launches.pages;
         let pages = &pages[..pages.len().min(self.context.pick(PAGES, 3))];
         for candidate in self.in_turn(some, round) {
             let who = candidate.prefix();
             let mut alone: Vec<f64> = Vec::new();
-            for noise in noises.iter().copied() {
+            for noise in [None, Some("reader7"), Some("boot7")] {
                 let beside = noise.map(|noise| self.launches.noise(noise));
                 let load = |stage: &Stage| -> anyhow::Result<Vec<f64>> {
                     let mut took = Vec::new();
@@ -297,11 +295,11 @@ impl Lab<'_> {
         let from = self.site.film_at;
         let films = [
             ("reader7", Some("reader7"), FRAME_BYTES),
-            ("alone", None, FRAME_BYTES),
             ("boot7", Some("boot7"), FRAME_BYTES),
+            ("alone", None, FRAME_BYTES),
             ("over_share", Some("reader7"), LARGE_FRAME_BYTES),
         ];
-        let films = self.choose(&films[..], &films[..1], &films[..]);
+        let films = self.choose(&films[..], &films[..2], &films[..]);
         for (name, noise, bytes) in films.iter().copied() {
             let beside = noise.map(|noise| self.launches.noise(noise));
             let dropped = self.site.beside(
