@@ -453,12 +453,19 @@ impl Core {
                 offset,
                 data,
             } => disk.write(*offset, data, &mut reading).inspect(|()| {
+                // whoever has answered the request meanwhile, it is written
+                files::wrote(machine, disk, *offset, data);
                 let bytes = data.len() as u64;
                 writeback::wrote_late(self, (machine, disk), (*offset, bytes));
             }),
             Op::Zero {
-                disk, offset, len, ..
-            } => disk.zero(*offset, *len, &mut reading),
+                machine,
+                disk,
+                offset,
+                len,
+            } => disk
+                .zero(*offset, *len, &mut reading)
+                .inspect(|()| files::zeroed(machine, disk, *offset, *len)),
         };
         match result {
             Ok(()) => self.answer(held, &mut buf, reading),
@@ -477,24 +484,10 @@ impl Core {
         let unique = held.asker.unique;
         match &held.op {
             Op::Read { .. } => device.reply_in_place(unique, buf),
-            Op::Write {
-                machine,
-                disk,
-                offset,
-                data,
-            } => {
-                files::wrote(machine, disk, *offset, data);
+            Op::Write { data, .. } => {
                 device.reply(unique, &abi::Out::default().u32(data.len() as u32).u32(0).0)
             }
-            Op::Zero {
-                machine,
-                disk,
-                offset,
-                len,
-            } => {
-                files::zeroed(machine, disk, *offset, *len);
-                device.reply_errno(unique, 0)
-            }
+            Op::Zero { .. } => device.reply_errno(unique, 0),
         }
         let wait_us = held.since.elapsed().as_micros() as u64;
         machine::add(&self.counters.wait_us, wait_us);

@@ -28,7 +28,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk.
+/// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk; as much
+/// again for the image that they stand on, once for all of them.
 const MACHINES_MAX: usize = 16;
 /// The bounds of one disk's map.
 const LIMITS: Limits = Limits {

@@ -202,20 +202,24 @@ impl FileSystem {
     /// The bytes that the map was made of, in their order.
     pub fn counts(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let bytes = self.geometry.block_bytes;
+        // what lies at fixed places may be most of a disk, and little of it counts: that is not looked for block by block
+        let descriptors = self.geometry.descriptor_blocks().map(|(block, _)| block);
+        let mut fixed: Vec<u64> = descriptors.chain([self.geometry.superblock()]).collect();
+        fixed.sort_unstable();
+        fixed.dedup();
         let pieces = self.claims.between(0, self.geometry.blocks);
-        let runs = pieces.flat_map(|piece| {
+        let runs = pieces.flat_map(move |piece| -> Vec<Range<u64>> {
             let (first, end) = (piece.first, piece.end());
-            // what lies at fixed places is long, and little of it counts; of the others all does, or the first part
-            let each = match piece.source.says() {
-                Says::Fixed => 1,
-                _ => (end - first).max(1),
-            };
+            if piece.source.says() == Says::Fixed {
+                let from = fixed.partition_point(|block| *block < first);
+                let own = fixed[from..].iter().take_while(|block| **block < end);
+                return own.map(|block| *block..*block + 1).collect();
+            }
             let end = match self.role(first) {
                 Some(Role::Inodes { group, .. }) => end.min(first + self.blocks_in_use(group)),
                 _ => end,
             };
-            let starts = (first..end).step_by(usize::try_from(each).unwrap_or(usize::MAX));
-            starts.map(move |start| start..end.min(start + each))
+            std::iter::once(first..end).collect()
         });
         let runs = runs.filter(|run| self.role(run.start).is_some());
         runs.map(move |run| run.start * bytes..run.end * bytes)

@@ -170,10 +170,12 @@ impl Records {
         })
     }
 
-    /// Returns the command that records an experiment.
+    /// Returns the command that records all of an experiment.
     fn command(&self, experiment: &str) -> String {
         let file = self.folder.join(format!("{experiment}.json"));
-        format!("floe-lab {experiment} --json {}", file.display())
+        // a run without it measures what promises are of
+        let all = if experiment == "io" { " --full" } else { "" };
+        format!("floe-lab {experiment}{all} --json {}", file.display())
     }
 
     fn find(&self, ours: Ours) -> anyhow::Result<Found> {

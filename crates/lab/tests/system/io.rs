@@ -17,7 +17,7 @@ fn sittings_need_a_file_and_parts_are_named() {
     assert!(said.contains("--kept"), "{said}");
     let said = refused(&["--only", "launches,nosuch"]);
     for part in [
-        "launches", "pages", "echo", "shares", "two", "mixed", "live",
+        "launches", "pages", "echo", "shares", "two", "mixed", "live", "curves", "work",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
@@ -85,6 +85,26 @@ fn noisy_machines_are_counted_beside_a_user_a_liar_and_the_papers_benchmark() {
     ] {
         measured.holds(name, |value| value > 0.0);
     }
+}
+
+#[test]
+#[ignore = "needs root, FUSE and loop devices: make test-all"]
+fn curves_have_a_point_for_each_number_of_machines_and_work_takes_longer_or_not_beside_a_user() {
+    let measured = measured("curves,work");
+    for name in [
+        "curve.warm_alone_s",
+        "curve.warm_reader1",
+        "curve.warm_reader2",
+        "curve.warm_boot2_wait_s",
+        "curve.page_boot1",
+        "work_reader1_over_alone",
+        "work_boot1_beside_s",
+    ] {
+        measured.holds(name, |value| value > 0.0);
+    }
+    measured.holds("curve.drops_reader2_pct", |value| {
+        (0.0..=100.0).contains(&value)
+    });
 }
 
 #[test]

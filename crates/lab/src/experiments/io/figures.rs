@@ -9,8 +9,8 @@ pub type Table = BTreeMap<String, Samples>;
 
 /// What a launch is measured beside.
 pub const NOISES: [&str; 5] = ["reader1", "reader7", "boot1", "boot7", "sync7"];
-/// Those that are compared with the peers.
-const COMPARED: usize = 4;
+/// Those of which promises are, the first, which are compared with the peers.
+pub const COMPARED: usize = 4;
 /// Linux' scheduler was CFQ when the paper was written; it is gone, and this one stands in for it.
 const DEFAULT: &str = "bfq.";
 

@@ -8,8 +8,9 @@
 //!   those have to do.
 //! - `record`: makes the records that are replayed, in real guests.
 //!
-//! A full run takes hours, so that it can be done in sittings (`--kept FILE --minutes N`, `--only PART`). A round of a part is kept once all
-//! candidates were measured in it, in turn, or not at all.
+//! A run measures what promises are of, a few times. All of it, with the comparisons that are told and the curves (`--full`), takes more than a
+//! day, so that it can be done in sittings (`--kept FILE --minutes N`, `--only PART`). A round of a part is kept once all candidates were
+//! measured in it, in turn, or not at all.
 mod curves;
 mod desk;
 pub(super) mod disk;
@@ -94,22 +95,36 @@ pub enum Part {
     Work,
 }
 
-/// All parts: their names, and how many rounds each has.
-const PARTS: [(&str, Part, usize); 9] = [
-    ("launches", Part::Launches, 20),
-    ("pages", Part::Pages, 20),
-    ("echo", Part::Echo, 20),
-    ("shares", Part::Shares, 20),
-    ("two", Part::Two, 20),
-    ("mixed", Part::Mixed, 20),
-    ("live", Part::Live, 6),
-    ("curves", Part::Curves, 20),
-    ("work", Part::Work, 20),
+/// How much is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Extent {
+    /// A round of everything, shortened.
+    Quick,
+    /// What promises are of.
+    Promises,
+    /// Everything.
+    Full,
+}
+
+/// All parts: their names, and how many rounds each has in a run of what promises are of, and in a full one.
+const PARTS: [(&str, Part, usize, usize); 9] = [
+    ("launches", Part::Launches, 2, 20),
+    ("pages", Part::Pages, 2, 20),
+    ("echo", Part::Echo, 2, 20),
+    ("shares", Part::Shares, 1, 20),
+    ("two", Part::Two, 2, 20),
+    ("mixed", Part::Mixed, 2, 20),
+    ("live", Part::Live, 1, 6),
+    ("curves", Part::Curves, 0, 20),
+    ("work", Part::Work, 0, 20),
 ];
 
 /// Options of the experiment.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
+    /// Do everything: many rounds of each part, what promises are not of, curves, and what noisy machines have to do; more than a day
+    #[arg(long)]
+    full: bool,
     /// Do these parts alone, and tell what can be told of them and of what was kept
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = PARTS.map(|(name, ..)| name))]
     only: Vec<String>,
@@ -129,30 +144,49 @@ pub struct Options {
 struct Step {
     round: usize,
     part: Part,
+    /// A round of a full run has more in it.
+    extent: Extent,
 }
 
 /// Returns all steps: a round of each part, and then the next round, so that sittings that are too few leave each part with some.
-fn steps(context: &Context) -> Vec<Step> {
-    let rounds = |full: usize| context.pick(full, 1);
-    let most = PARTS.map(|(.., full)| rounds(full)).into_iter().max();
+fn steps(extent: Extent) -> Vec<Step> {
+    let rounds = |(_, part, promises, full): (&str, Part, usize, usize)| match extent {
+        Extent::Quick => (part, 1),
+        Extent::Promises => (part, promises),
+        Extent::Full => (part, full),
+    };
+    let parts = PARTS.map(rounds);
+    let most = parts.iter().map(|(_, rounds)| *rounds).max();
     let of_round = |round: usize| {
-        let parts = PARTS
-            .into_iter()
-            .filter(move |(.., full)| round < rounds(*full));
-        parts.map(move |(_, part, _)| Step { round, part })
+        let parts = parts.iter().filter(move |(_, rounds)| round < *rounds);
+        parts.map(move |(part, _)| Step {
+            round,
+            part: *part,
+            extent,
+        })
     };
     (0..most.unwrap_or(0)).flat_map(of_round).collect()
 }
 
 fn name_of(part: Part) -> &'static str {
-    let known = PARTS.iter().find(|(_, known, _)| *known == part);
+    let known = PARTS.iter().find(|(_, known, ..)| *known == part);
     known.map_or("", |(name, ..)| name)
 }
 
 /// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut report = Report::new("io", context.quick);
-    let all = steps(context);
+    let extent = match (context.quick, options.full) {
+        (true, _) => Extent::Quick,
+        (false, false) => Extent::Promises,
+        (false, true) => Extent::Full,
+    };
+    let all = steps(extent);
+    let is_done = |name: &String| all.iter().any(|step| name_of(step.part) == name);
+    anyhow::ensure!(
+        options.only.iter().all(is_done),
+        "no promise is of curves and work: add --full"
+    );
     let wanted = |step: &Step| {
         options.only.is_empty() || options.only.iter().any(|name| name == name_of(step.part))
     };
@@ -185,7 +219,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
         let megabytes = launch.read_bytes() as f64 / 1e6;
         report.add_value(&format!("{name}.read_mb"), "MB", megabytes);
     }
-    note(&mut report, &launches);
+    note(&mut report, &launches, extent);
     report.lacks(all.len() - kept.told.len(), all.len(), "rounds");
     Ok(report)
 }
@@ -216,6 +250,7 @@ fn measure(
             site: &mut site,
             launches,
             context,
+            extent: step.extent,
         };
         let told = lab.round(step.part, step.round)?;
         kept.put(step, &told)?;
@@ -236,7 +271,10 @@ fn table(kept: &Kept<Step, parts::Told>) -> Table {
     table
 }
 
-fn note(report: &mut Report, launches: &Launches) {
+fn note(report: &mut Report, launches: &Launches, extent: Extent) {
+    if extent == Extent::Promises {
+        report.note("a short run, of what promises are of: --full has twenty rounds of each part, what is only told, and the curves");
+    }
     report.note(match launches.recorded.len() {
         0 => "no launch was recorded: all are made up (60 reads that depend on each other, some milliseconds of computing between them)".to_owned(),
         recorded => format!("{recorded} recorded launches are replayed; what was not recorded is made up"),
@@ -254,26 +292,30 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn context(quick: bool) -> Context {
-        Context {
-            quick,
-            scratch: PathBuf::new(),
-        }
-    }
-
     #[test]
     fn every_part_has_its_rounds_and_the_first_rounds_come_first() {
-        let all = steps(&context(false));
+        let all = steps(Extent::Full);
         let distinct: BTreeSet<Step> = all.iter().copied().collect();
         assert_eq!(distinct.len(), all.len());
         assert!(all.is_sorted_by_key(|step| step.round));
-        for (name, part, rounds) in PARTS {
-            assert_eq!(all.iter().filter(|step| step.part == part).count(), rounds);
+        let short = steps(Extent::Promises);
+        for (name, part, promises, full) in PARTS {
+            let count = |steps: &[Step]| steps.iter().filter(|step| step.part == part).count();
+            assert_eq!((count(&short), count(&all)), (promises, full));
             assert_eq!(name_of(part), name);
             // what is replayed at least twenty times, the guest at least five
-            assert!(rounds >= if part == Part::Live { 5 } else { 20 });
+            assert!(full >= if part == Part::Live { 5 } else { 20 });
         }
-        assert_eq!(steps(&context(true)).len(), PARTS.len());
+        // no promise is of these
+        let lacking: Vec<Part> = PARTS
+            .into_iter()
+            .filter(|(.., short, _)| *short == 0)
+            .map(|(_, part, ..)| part)
+            .collect();
+        assert_eq!(lacking, [Part::Curves, Part::Work]);
+        assert_eq!(steps(Extent::Quick).len(), PARTS.len());
+        // what a short run has kept is none of a full one's
+        assert!(short.iter().all(|step| !distinct.contains(step)));
     }
 
     #[test]
@@ -285,7 +327,13 @@ mod tests {
                 ("page_alone_s".to_owned(), value),
                 ("page_reader7".to_owned(), 1.0),
             ];
-            kept.told.insert(Step { round, part }, told);
+            let extent = Extent::Quick;
+            let step = Step {
+                round,
+                part,
+                extent,
+            };
+            kept.told.insert(step, told);
         }
         let table = table(&kept);
         assert_eq!(table["page_alone_s"].values(), [10.0, 20.0, 30.0]);

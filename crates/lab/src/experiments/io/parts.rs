@@ -5,7 +5,7 @@ use super::noise::{Kind as NoiseKind, Lie};
 use super::record::WARM;
 use super::replay::{self, FRAME, FRAME_BYTES, LARGE_FRAME_BYTES, Replayed, replay};
 use super::site::{Beside, Candidate, NOISY, SETTLE, Site, Stage};
-use super::{FIFO, Part, QUICK, VSIP, WHOLE, candidates, host};
+use super::{Extent, FIFO, Part, QUICK, VSIP, WHOLE, candidates, host};
 use crate::harness::{Context, CpuTimes, cpu_times};
 use crate::launch::{self, Launch, Script};
 use crate::slow_disk::Kind;
@@ -165,9 +165,19 @@ pub struct Lab<'a> {
     pub site: &'a mut Site,
     pub launches: &'a Launches,
     pub context: &'a Context,
+    pub extent: Extent,
 }
 
 impl Lab<'_> {
+    /// Returns the first in a full run, the second in one of what promises are of, the third in a quick one.
+    fn choose<T>(&self, full: T, promises: T, quick: T) -> T {
+        match self.extent {
+            Extent::Full => full,
+            Extent::Promises => promises,
+            Extent::Quick => quick,
+        }
+    }
+
     /// Does one round of a part.
     pub fn round(&mut self, part: Part, round: usize) -> anyhow::Result<Told> {
         let mut told = Told::new();
@@ -195,7 +205,8 @@ impl Lab<'_> {
     }
 
     fn launches(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
-        let noises = self.context.pick(&NOISES[..], &NOISES[..2]);
+        let compared = &NOISES[..figures::COMPARED];
+        let noises = self.choose(&NOISES[..], compared, &NOISES[..2]);
         let launch = self.launches.program(round);
         for candidate in self.in_turn(candidates(self.context), round) {
             let who = candidate.prefix();
@@ -238,7 +249,7 @@ impl Lab<'_> {
 
     fn pages(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
         let some = [VSIP, host("bfq", 100), host("none", 100)];
-        let some = self.context.pick(&some[..], &some[..1]);
+        let some = self.choose(&some[..], &some[..1], &some[..1]);
         let pages = &self.launches.pages;
         let pages = &pages[..pages.len().min(self.context.pick(PAGES, 3))];
         for candidate in self.in_turn(some, round) {
@@ -282,12 +293,14 @@ impl Lab<'_> {
     fn films(&mut self, candidate: Candidate, told: &mut Told) -> anyhow::Result<()> {
         let frames = self.context.pick(FILM_S, 4) * 1000 / FRAME.as_millis() as usize;
         let from = self.site.film_at;
-        for (name, noise, bytes) in [
-            ("alone", None, FRAME_BYTES),
+        let films = [
             ("reader7", Some("reader7"), FRAME_BYTES),
             ("boot7", Some("boot7"), FRAME_BYTES),
+            ("alone", None, FRAME_BYTES),
             ("over_share", Some("reader7"), LARGE_FRAME_BYTES),
-        ] {
+        ];
+        let films = self.choose(&films[..], &films[..2], &films[..]);
+        for (name, noise, bytes) in films.iter().copied() {
             let beside = noise.map(|noise| self.launches.noise(noise));
             let dropped = self.site.beside(
                 candidate,
@@ -308,7 +321,7 @@ impl Lab<'_> {
 
     fn echo(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
         let some = [VSIP, host("bfq", 100), FIFO];
-        let some = self.context.pick(&some[..], &some[..1]);
+        let some = self.choose(&some[..], &some[..1], &some[..1]);
         let commands = &self.launches.commands;
         let times = self.context.pick(COMMANDS, 3);
         for (kind, of) in [(Kind::HardDisk, ""), (Kind::SmallSsd, "ssd.")] {
@@ -391,7 +404,9 @@ impl Lab<'_> {
         let window = self
             .context
             .pick(Duration::from_secs(20), Duration::from_secs(3));
-        for (kind, of) in [(Kind::HardDisk, ""), (Kind::SmallSsd, "ssd.")] {
+        let kinds = [(Kind::HardDisk, ""), (Kind::SmallSsd, "ssd.")];
+        let kinds = self.choose(&kinds[..], &kinds[..1], &kinds[..]);
+        for (kind, of) in kinds.iter().copied() {
             let two = Beside {
                 machines: TWO,
                 ..self.launches.noise("reader7")
@@ -445,7 +460,7 @@ impl Lab<'_> {
             "the benchmark has a place of its own"
         );
         let some = [VSIP, WHOLE, FIFO, host("bfq", 100)];
-        let some = self.context.pick(&some[..], &some[..3]);
+        let some = self.choose(&some[..], &some[..1], &some[..3]);
         for candidate in self.in_turn(some, round) {
             let who = candidate.prefix();
             let Some(alone) = self.benchmark(candidate, None, false, (before, times))? else {
