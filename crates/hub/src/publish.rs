@@ -429,7 +429,8 @@ pub(crate) fn remove(hub: &Hub, image: &OwnImage) -> ApiResult<bool> {
 #[cfg(test)]
 mod tests {
     use super::super::Quota;
-    use super::super::quota::{Opened, Upload};
+    use super::super::catalogue::Upload;
+    use super::super::quota::Opened;
     use super::*;
 
     fn hub_of_ann() -> (tempfile::TempDir, Hub) {
