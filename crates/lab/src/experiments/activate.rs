@@ -68,7 +68,7 @@ impl Times {
 /// What an activation has told.
 pub(super) struct Activated {
     pub report: ActivateReport,
-    stages: BTreeMap<String, f64>,
+    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs the experiment.

@@ -1,10 +1,9 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
-//! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own.
-use super::activate::{host_name, join};
+//! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own. A compilation, which its parent
+//! hands out in small pieces, is `distcc`.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
-use crate::link::Segment;
 use anyhow::Context as _;
 use floe_api::{HostAccess, Limits, NetworkRequest, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
@@ -18,21 +17,20 @@ use std::time::{Duration, Instant};
 /// Memory of a guest.
 const MEMORY_BYTES: u64 = 1 << 30;
 /// How long a part of a job may take in an emulated guest on a busy machine.
-const JOB_MAX: Duration = Duration::from_secs(900);
+pub(super) const JOB_MAX: Duration = Duration::from_secs(900);
 /// How long a part should take on machines that already run: SnowFlock's jobs took from 25 s to some 70 s. Clones lose
 /// the same seconds whatever the job is, so a longer job would show less.
-const PART: Duration = Duration::from_secs(60);
-/// Longest time until clones are stored where they run.
-const SETTLE_MAX: Duration = Duration::from_secs(300);
+const PART: Duration = Duration::from_secs(45);
+/// How often each job is done on machines that run, and on clones.
+pub(super) const ROUNDS: usize = 4;
+/// Longest time until clones have ended, or are stored where they run.
+pub(super) const SETTLE_MAX: Duration = Duration::from_secs(300);
 /// How often conditions are checked.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The guest's address for this host.
 const HOST: &str = "10.0.2.2";
 /// The machine that makes the clones.
 const PARENT: &str = "web";
-/// The machine that has compiling clones all the time; the next one makes them when they are needed.
-const TEAM: &str = "team";
-const ALONE: &str = "alone";
 
 /// A job that is done in parts.
 struct Job {
@@ -65,8 +63,6 @@ const JOBS: [Job; 4] = [
         probe: 1,
     },
 ];
-/// How often the project (Lua) is compiled. The clones get preprocessed files from their parent, which links.
-const COMPILED: usize = 1;
 
 /// The lines that parts send when they have done their work.
 struct Results {
@@ -106,195 +102,133 @@ impl Results {
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("apps", context.quick);
-    let rounds = context.pick(5, 1);
+    let rounds = context.pick(ROUNDS, 1);
     let count = std::thread::available_parallelism()?.get();
     let results = Results::listen()?;
     let node = Node::start(None, &context.scratch.join("node"), false)?;
-    node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
-    node.boot("apps", "origin")?;
-    // load the programs and their input into the parent's memory, where those of a service would be
-    let work_alone = |name: &str| {
-        for job in &JOBS {
-            node.tell(name, &format!("apps part {} 0 1 1", job.name), JOB_MAX)?;
-        }
-        node.tell(name, "apps compile 1", JOB_MAX)
-    };
-    work_alone("origin")?;
-    node.capture("origin", "warm", true, 0)?;
-    node.remove("origin").ok();
-    let run = |name: &str, network: bool| {
-        let request = RunRequest {
-            image: "warm".into(),
-            name: Some(name.into()),
-            network: network.then(NetworkRequest::default),
-            // on the user network, the machine reports to this host
-            allow_host: match network {
-                true => HostAccess::None,
-                false => HostAccess::All,
-            },
-            // a program in it makes the clones for its job
-            limits: Limits {
-                clones: Some(count as u32),
-                ..Limits::default()
-            },
-            ..RunRequest::default()
-        };
-        node.run(&request, |_| {})?;
-        node.ask(name, JOB_MAX)
-    };
+    let work = |job: &Job| format!("apps part {} 0 1 1", job.name);
+    let works: Vec<String> = JOBS.iter().map(work).collect();
+    capture_warm(&node, &works)?;
     let standing: Vec<String> = (0..count).map(|n| format!("standing{n}")).collect();
     for name in &standing {
-        run(name, false)?;
+        run_warm(&node, name, false, count)?;
     }
-    run(PARENT, false)?;
-
-    // the parent of the clones that exist already, and the one that makes them each time
-    for parent in [TEAM, ALONE] {
-        run(parent, true)?;
+    run_warm(&node, PARENT, false, count)?;
+    // make the parent's own emulator use that memory too: the host may drop pages that nobody has mapped
+    for work in &works {
+        node.tell(PARENT, work, JOB_MAX)?;
     }
-    // make the parents' own emulators use that memory too: the host may drop pages that nobody has mapped
-    for parent in [PARENT, ALONE] {
-        work_alone(parent)?;
-    }
-    node.tell(TEAM, &format!("apps helpers {count}"), JOB_MAX)?;
-    stored(&node)?;
     let lab = Lab {
         node,
         results,
-        machines: standing.len() + 1 + 2 + count,
+        machines: standing.len() + 1,
         standing,
         rounds,
     };
-    add(&mut report, "distcc", lab.distcc(count)?)?;
     for job in &JOBS {
         let units = if context.quick {
             count
         } else {
             lab.units(job)?
         };
-        add(&mut report, job.name, lab.parts(job.name, units)?)?;
+        let prefix = format!("{}.", job.name);
+        add(&mut report, &prefix, &lab.parts(job.name, units)?);
         report.note(format!("{}: {units} units, each {}", job.name, job.unit));
-    }
-    drop(lab); // its machines would run beside those of the other hosts
-    if !context.quick {
-        let elsewhere = elsewhere(context, count, rounds)?;
-        let here = report.figures["distcc.clones_s"].value;
-        report.add("distcc.elsewhere_s", "s", &elsewhere).against(
-            "on clones beside their parent",
-            "s",
-            here,
-        );
     }
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
-         before, from the command until the last is done; speedup: over one such machine that does all of it. Results are compared by \
-         checksum. Machines \
-         that take no part stand still meanwhile, but for those in a family's network. An emulator of a machine that has done the \
+         before, from the command until the last is done; speedup: over one such machine that does all of it, once. Results are \
+         compared by checksum. Machines that take no part stand still meanwhile. An emulator of a machine that has done the \
          work before has its code translated, that of a new clone has not"
     ));
     Ok(report)
 }
 
-/// Adds what a job took on machines that already run, on clones, and on one machine alone (figure 5 of the paper).
-fn add(report: &mut Report, name: &str, samples: Vec<Samples>) -> anyhow::Result<()> {
-    let samples: [Samples; 3] = samples
-        .try_into()
-        .map_err(|_| anyhow::anyhow!("three candidates"))?;
-    let [zero_cost, clones, alone] = samples;
-    eprintln!(
-        "{name}: {:.1} s on machines that run, {:.1} s on clones, {:.1} s on one machine",
-        zero_cost.median(),
-        clones.median(),
-        alone.median()
-    );
-    report
-        .add(&format!("{name}.speedup"), "x", &alone.over(&clones))
-        .against(
-            "machines that already run",
-            "x",
-            alone.over(&zero_cost).median(),
-        );
-    report.add(
-        &format!("{name}.over_zero_cost"),
-        "ratio",
-        &clones.over(&zero_cost),
-    );
-    report
-        .add(&format!("{name}.clones_s"), "s", &clones)
-        .against("machines that already run", "s", zero_cost.median());
+/// Boots the guest, has it do some work, so that programs and their input are in its memory, where those of a service would be, and
+/// captures it as the image `warm`.
+pub(super) fn capture_warm(node: &Node, works: &[String]) -> anyhow::Result<()> {
+    node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
+    node.boot("apps", "origin")?;
+    for work in works {
+        node.tell("origin", work, JOB_MAX)?;
+    }
+    node.capture("origin", "warm", true, 0)?;
+    node.remove("origin").ok();
     Ok(())
 }
 
-/// Measures the compilation with its clones on another host than their parent's, whose processors are the same here: both are network
-/// namespaces, with a gigabit link between them.
-fn elsewhere(context: &Context, helpers: usize, rounds: usize) -> anyhow::Result<Samples> {
-    let segment = Segment::new(2).context("hosts of our own need root")?;
-    let mut nodes = Vec::new();
-    for (number, hosts) in [host_name(1), "here".into()].into_iter().enumerate() {
-        segment.as_gigabit(number)?;
-        let home = context.scratch.join(format!("apps-host{number}"));
-        let flags = ["--guest-hosts", &hosts];
-        nodes.push(Node::start_with(Some(segment.host(number)), &home, &flags)?);
-    }
-    join(&segment, &nodes)?;
-    let node = &nodes[0];
-    node.import_with(&Guest::apps()?, "apps", MEMORY_BYTES, 1)?;
-    node.boot("apps", "origin")?;
-    node.tell("origin", "apps compile 1", JOB_MAX)?;
-    node.capture("origin", "warm", true, 0)?;
-    node.remove("origin").ok();
+/// Runs a machine of that image, in a network of its own or not, whose programs may make so many clones.
+pub(super) fn run_warm(
+    node: &Node,
+    name: &str,
+    network: bool,
+    clones: usize,
+) -> anyhow::Result<()> {
     let request = RunRequest {
         image: "warm".into(),
-        name: Some(ALONE.into()),
-        network: Some(NetworkRequest::default()),
+        name: Some(name.into()),
+        network: network.then(NetworkRequest::default),
+        // on the user network, the machine reports to this host
+        allow_host: match network {
+            true => HostAccess::None,
+            false => HostAccess::All,
+        },
+        // a program in it makes the clones for its job
         limits: Limits {
-            clones: Some(helpers as u32),
+            clones: Some(clones as u32),
             ..Limits::default()
         },
         ..RunRequest::default()
     };
     node.run(&request, |_| {})?;
-    node.tell(ALONE, "apps compile 1", JOB_MAX)?;
-    let mut seconds = Samples::default();
-    for _ in 0..rounds {
-        let command = format!("apps compile-clones {helpers} {COMPILED}");
-        seconds.push(node.tell(ALONE, &command, JOB_MAX)?.as_secs_f64());
-        let until = Instant::now() + SETTLE_MAX;
-        while !nodes[1].client.machines()?.machines.is_empty() {
-            anyhow::ensure!(
-                Instant::now() < until,
-                "clones on the other host do not end"
-            );
-            std::thread::sleep(LOOK_EVERY);
-        }
-    }
-    Ok(seconds)
+    node.ask(name, JOB_MAX).map(drop)
 }
 
-/// Waits until clones that stay are stored, so that storing them disturbs no measurement.
-fn stored(node: &Node) -> anyhow::Result<()> {
-    let until = Instant::now() + SETTLE_MAX;
-    loop {
-        let machines = node.client.machines()?.machines;
-        let mut clones = machines
-            .iter()
-            .filter_map(|machine| machine.cloned.as_ref());
-        if clones.all(|cloned| cloned.settled) {
-            return Ok(());
-        }
-        anyhow::ensure!(Instant::now() < until, "clones are not stored");
-        std::thread::sleep(LOOK_EVERY);
-    }
+/// What a job took, in seconds.
+pub(super) struct Took {
+    /// On machines that already run, and on clones; the same rounds.
+    pub zero_cost: Samples,
+    pub clones: Samples,
+    /// On one machine that runs, which does all of it.
+    pub alone: f64,
+}
+
+/// Adds what a job took (the speedups are figure 5 of the paper).
+pub(super) fn add(report: &mut Report, prefix: &str, took: &Took) {
+    let (zero_cost, clones) = (&took.zero_cost, &took.clones);
+    eprintln!(
+        "{} {prefix} {:.1} s on machines that run, {:.1} s on clones, {:.1} s on one machine",
+        report.experiment,
+        zero_cost.median(),
+        clones.median(),
+        took.alone
+    );
+    let speedup = took.alone / clones.median();
+    report
+        .add_value(&format!("{prefix}speedup"), "x", speedup)
+        .against(
+            "machines that already run",
+            "x",
+            took.alone / zero_cost.median(),
+        );
+    report.add(
+        &format!("{prefix}over_zero_cost"),
+        "ratio",
+        &clones.over(zero_cost),
+    );
+    report
+        .add(&format!("{prefix}clones_s"), "s", clones)
+        .against("machines that already run", "s", zero_cost.median());
 }
 
 /// Machines that are stopped so that a job has the cores for itself: an idle guest takes 3 % of a core. They continue
 /// when this is dropped.
-struct Still(Vec<Pid>);
+pub(super) struct Still(Vec<Pid>);
 
 impl Still {
     /// Stops all machines of a node except those that take part and those in a family's network.
-    fn but(node: &Node, taking_part: &[String]) -> anyhow::Result<Still> {
+    pub(super) fn but(node: &Node, taking_part: &[String]) -> anyhow::Result<Still> {
         // wait until those that were stopped before have caught up with the time
         for name in taking_part {
             node.ask(name, JOB_MAX)?;
@@ -346,7 +280,7 @@ impl Lab {
     }
 
     /// Measures a job of independent parts: on machines that already run, on clones, and on one machine that does all parts.
-    fn parts(&self, job: &str, units: usize) -> anyhow::Result<Vec<Samples>> {
+    fn parts(&self, job: &str, units: usize) -> anyhow::Result<Took> {
         let expected = OnceCell::new();
         let same = |sums: BTreeSet<String>| {
             let first = expected.get_or_init(|| sums.clone());
@@ -361,46 +295,22 @@ impl Lab {
         let mut on_clones = || {
             let (seconds, sums) = self.on_clones(job, units)?;
             same(sums)?;
-            self.quiet(PARENT)?;
+            quiet(&self.node, PARENT, self.machines)?;
             Ok(seconds)
         };
-        let mut on_one = || self.on_one(&format!("apps part {job} 0 1 {units}"));
         // do everything once: afterwards nothing has to be fetched, and no page copied on write
         on_standing()?;
-        interleave(
-            self.rounds,
-            &mut [&mut on_standing, &mut on_clones, &mut on_one],
-        )
-    }
-
-    /// Runs a command on the first of the machines that already run. Returns the seconds that it took.
-    fn on_one(&self, command: &str) -> anyhow::Result<f64> {
-        let one = &self.standing[..1];
-        let _still = Still::but(&self.node, one)?;
-        Ok(self.node.tell(&one[0], command, JOB_MAX)?.as_secs_f64())
-    }
-
-    /// Measures a job that a parent distributes in small pieces.
-    fn distcc(&self, helpers: usize) -> anyhow::Result<Vec<Samples>> {
-        let mut on_team = || {
-            let _still = Still::but(&self.node, &[TEAM.to_owned()])?;
-            let command = format!("apps compile {COMPILED} $(cat /tmp/helpers)");
-            Ok(self.node.tell(TEAM, &command, JOB_MAX)?.as_secs_f64())
-        };
-        let mut on_clones = || {
-            let command = format!("apps compile-clones {helpers} {COMPILED}");
-            let still = Still::but(&self.node, &[ALONE.to_owned()])?;
-            let took = self.node.tell(ALONE, &command, JOB_MAX)?;
-            drop(still);
-            self.quiet(ALONE)?;
-            Ok(took.as_secs_f64())
-        };
-        let mut on_one = || self.on_one(&format!("apps compile {COMPILED}"));
-        on_team()?;
-        interleave(
-            self.rounds,
-            &mut [&mut on_team, &mut on_clones, &mut on_one],
-        )
+        let both = interleave(self.rounds, &mut [&mut on_standing, &mut on_clones])?;
+        let alone = on_one(
+            &self.node,
+            &self.standing[0],
+            &format!("apps part {job} 0 1 {units}"),
+        )?;
+        Ok(Took {
+            zero_cost: both[0].clone(),
+            clones: both[1].clone(),
+            alone,
+        })
     }
 
     /// Runs all parts at once on machines that already run. Returns the seconds that it took, and the results.
@@ -437,22 +347,24 @@ impl Lab {
         let seconds = start.elapsed().as_secs_f64();
         Ok((seconds, self.results.of(of)?))
     }
+}
 
-    /// Waits until no clones of a job are left, and the parent answers.
-    fn quiet(&self, parent: &str) -> anyhow::Result<()> {
-        let until = Instant::now() + SETTLE_MAX;
-        loop {
-            let left = self.node.client.machines()?.machines.len();
-            if left == self.machines {
-                break;
-            }
-            anyhow::ensure!(
-                Instant::now() < until,
-                "{left} machines, not {}",
-                self.machines
-            );
-            std::thread::sleep(LOOK_EVERY);
+/// Runs a command on one of the machines that already run. Returns the seconds that it took.
+pub(super) fn on_one(node: &Node, machine: &str, command: &str) -> anyhow::Result<f64> {
+    let _still = Still::but(node, &[machine.to_owned()])?;
+    Ok(node.tell(machine, command, JOB_MAX)?.as_secs_f64())
+}
+
+/// Waits until no clones of a job are left, so that the node has so many machines, and the parent answers.
+pub(super) fn quiet(node: &Node, parent: &str, machines: usize) -> anyhow::Result<()> {
+    let until = Instant::now() + SETTLE_MAX;
+    loop {
+        let left = node.client.machines()?.machines.len();
+        if left == machines {
+            break;
         }
-        self.node.ask(parent, JOB_MAX).map(drop)
+        anyhow::ensure!(Instant::now() < until, "{left} machines, not {machines}");
+        std::thread::sleep(LOOK_EVERY);
     }
+    node.ask(parent, JOB_MAX).map(drop)
 }

@@ -25,6 +25,8 @@ const QUIET_MAX: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How many times in a row nothing has changed when all is quiet.
 const SAME: usize = 50;
+/// Time in which threads that have answered requests end: the runtime keeps them for ten seconds, as many as there were requests at once.
+const THREADS_END: Duration = Duration::from_secs(15);
 /// Rounds before those that count: what is created only once is there then, and what grows to its size has it.
 const WARM_ROUNDS: usize = 8;
 /// What a clone does with memory of its own.
@@ -266,6 +268,7 @@ impl Held {
 
 /// Returns the least of each within a second: threads and connections come and go.
 fn held(node: &Node, home: &Path) -> anyhow::Result<Held> {
+    std::thread::sleep(THREADS_END);
     let home = home.display().to_string();
     let own = std::process::id();
     let mut pids = processes(|line| line.contains(&home) && !line.contains("qemu-system"));

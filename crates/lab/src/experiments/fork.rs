@@ -109,7 +109,7 @@ fn clones(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let mut theirs = BTreeMap::new();
     for n in NUMBERS {
         let mut last = Samples::default();
-        for round in 0..context.pick(3, 1) {
+        for round in 0..context.pick(2, 1) {
             let dir = context.scratch.join(format!("light{n}-{round}"));
             let copies = plain.copies(&dir, hardware, n as usize)?;
             last.push(copies.running.quantile(1.0));

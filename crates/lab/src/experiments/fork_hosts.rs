@@ -81,7 +81,7 @@ fn clones(
     let mut all = Vec::new();
     for &n in numbers {
         let mut measured = Measured::default();
-        for _ in 0..context.pick(5, 1) {
+        for _ in 0..context.pick(4, 1) {
             for node in &nodes[1..] {
                 node.client.cache_gc()?;
             }
@@ -148,7 +148,7 @@ fn copies(
     let mut all = Vec::new();
     for &n in numbers {
         let mut measured = Measured::default();
-        for round in 0..context.pick(3, 1) {
+        for round in 0..context.pick(2, 1) {
             let dir = context.scratch.join(format!("sent{n}-{round}"));
             let before = segment.sent_bytes(0)?;
             let copies = qemu.copies_of(&dir, hardware, n, |number, state| {

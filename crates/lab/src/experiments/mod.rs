@@ -16,6 +16,7 @@ pub mod cpu_user;
 pub mod dedup;
 pub mod density;
 pub mod disk;
+pub mod distcc;
 pub mod dock;
 pub mod emulator;
 pub mod exec;
@@ -140,6 +141,11 @@ pub const ALL: &[Experiment] = &[
         name: "apps",
         about: "BLAST, ClustalW, POV-Ray and a sort on clones, against machines that already run",
         run: apps::run,
+    },
+    Experiment {
+        name: "distcc",
+        about: "a compilation on clones, here and on another host, against clones that are there all the time",
+        run: distcc::run,
     },
     Experiment {
         name: "odd-sources",

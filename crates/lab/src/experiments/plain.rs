@@ -30,6 +30,7 @@ pub struct Hardware<'a> {
     guest: &'a Guest,
     memory: u64,
     cpus: u32,
+    balloon: bool,
 }
 
 impl<'a> Hardware<'a> {
@@ -39,6 +40,16 @@ impl<'a> Hardware<'a> {
             guest,
             memory,
             cpus,
+            balloon: false,
+        }
+    }
+
+    /// The same with a balloon through which the guest gives back what is free, as floe's machines have one. A guest that zeroes free pages
+    /// has written all of its memory once it has booted.
+    pub fn with_balloon(self) -> Hardware<'a> {
+        Hardware {
+            balloon: true,
+            ..self
         }
     }
 }
@@ -275,6 +286,9 @@ impl PlainQemu {
             .arg(guest.initrd())
             .args(["-append", &guest.cmdline()?]);
         command.args(["-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n"]);
+        if hardware.balloon {
+            command.args(["-device", "virtio-balloon-pci,free-page-reporting=on"]);
+        }
         if guest.disk().exists() {
             let disk = overlay(dir, &guest.disk(), "raw")?;
             command.args([

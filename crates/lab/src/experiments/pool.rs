@@ -35,7 +35,7 @@ const OFFICE: [Kind; 10] = [
 /// Substrates of each guest: 130 in all.
 const EACH: usize = 13;
 /// Machines of each guest that are booted for the count of different ones.
-const DIFFERENT_EACH: usize = 4;
+const DIFFERENT_EACH: usize = 2;
 /// Time in which a node gives back what it needed to read substrates.
 const REST: Duration = Duration::from_secs(5);
 /// The memory that is to be filled.

@@ -160,7 +160,7 @@ pub(super) const PAPER: Paper = Paper {
                     "<= 1.07",
                     Value("apps", "povray.over_zero_cost"),
                 ),
-                row("distcc", "<= 1.07", Value("apps", "distcc.over_zero_cost")),
+                row("distcc", "<= 1.07", Value("distcc", "over_zero_cost")),
                 row(
                     "sort (no job of the paper)",
                     "",
@@ -173,7 +173,7 @@ pub(super) const PAPER: Paper = Paper {
                 ),
                 row("ClustalW", "", Value("apps", "clustalw.speedup")),
                 row("rendering", "", Value("apps", "povray.speedup")),
-                row("distcc", "", Value("apps", "distcc.speedup")),
+                row("distcc", "", Value("distcc", "speedup")),
                 row(
                     "speedup on 128 threads",
                     "",
