@@ -175,6 +175,30 @@ fn siblings_are_stacked_by_the_kernel_and_by_nobody_else() {
     }
 }
 
+/// Eight vCPUs of two machines fall into four queues of two in 70 ways to divide one machine's among them, of which 16 keep them apart: the
+/// kernel, which knows no siblings, stacks some 77 % of machines that come in no order.
+#[test]
+fn the_kernel_stacks_siblings_as_often_as_chance() {
+    let stacked = (0..100).filter(|seed| {
+        let outcome = World::new(Setup {
+            cores: CORES,
+            base: Base::cfs(CORES),
+            policy: Box::new(Plain),
+            tells: false,
+            locks: LockKind::Unfair,
+            machines: beside(Workload::Pi, 1),
+            seed: *seed,
+            limit_s: 0.5,
+            note_s: 0.0,
+        })
+        .run();
+        // all have come after a tenth of it, and nobody sleeps or moves then
+        outcome.stacked_pct > 50.0
+    });
+    let stacked = stacked.count();
+    assert!((62..=92).contains(&stacked), "{stacked} of 100");
+}
+
 #[test]
 fn a_lock_whose_holder_keeps_its_core_is_never_spun_for() {
     let spun = |policy| {

@@ -143,6 +143,20 @@ fn a_free_core_takes_who_waits_though_another_core_has_more_to_do() {
     assert_eq!(queues.surplus_for(0, false), None);
 }
 
+/// Siblings have numbers that follow each other. Where a task goes must not follow from its number, or the kernel's default, which knows
+/// no siblings, would seem to keep them apart.
+#[test]
+fn which_of_equal_cores_a_new_task_gets_depends_on_nothing_but_when_it_comes() {
+    for order in [[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]] {
+        let mut queues = Queues::new(Base::cfs(4), 4);
+        for (core, id) in order.into_iter().enumerate() {
+            queues.add(TaskId(id), Some(MachineId(1)), WEIGHT);
+            assert_eq!(queues.core_for(TaskId(id), false, None), core);
+            queues.enqueue(0, TaskId(id), core);
+        }
+    }
+}
+
 #[test]
 fn who_wakes_goes_to_its_waker_only_if_that_core_has_hardly_more_to_do_then() {
     let mut queues = Queues::new(Base::cfs(2), 2);
