@@ -1,4 +1,6 @@
 //! Machines that share cores, in virtual time: the simulator keeps its own rules, and shows what it is there to show.
+use floe_lab::cpu_sim::random::Random;
+use floe_lab::cpu_sim::workload::{MS, Op, Program};
 use floe_lab::cpu_sim::{
     DirectedYield, FINITE, HolderBoost, LockKind, Outcome, Setup, Workload, World,
 };
@@ -197,6 +199,36 @@ fn the_kernel_stacks_siblings_as_often_as_chance() {
     });
     let stacked = stacked.count();
     assert!((62..=92).contains(&stacked), "{stacked} of 100");
+}
+
+#[test]
+fn garbage_is_collected_in_two_phases_while_nobody_serves() {
+    const WAREHOUSES: usize = 8;
+    let mut program = Program::new(Workload::Jbb(WAREHOUSES), CORES);
+    let mut random = Random::new(1);
+    let mut first = Vec::new();
+    for _ in 0..100 {
+        for thread in 0..WAREHOUSES {
+            let op = program.next(thread, &mut random);
+            if thread == 0 {
+                first.push(op);
+            }
+        }
+    }
+    let stops = first.iter().position(|op| *op == Op::Barrier(0));
+    let stops = stops.expect("nobody collects");
+    let [
+        Op::Barrier(0),
+        Op::Compute(marks),
+        Op::Barrier(1),
+        Op::Compute(sweeps),
+        Op::Barrier(1),
+        Op::Barrier(0),
+    ] = first[stops..stops + 6]
+    else {
+        panic!("{:?}", &first[stops..]);
+    };
+    assert!((4 * MS..=6 * MS).contains(&(marks + sweeps)));
 }
 
 #[test]
