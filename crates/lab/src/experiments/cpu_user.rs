@@ -26,6 +26,8 @@ const MACHINES: usize = 4;
 /// Bytes of RAM of each.
 const MEMORY_BYTES: u64 = 128 << 20;
 const ROUNDS: usize = 10;
+/// How long a sitting takes if nothing else is asked for.
+const MINUTES: u64 = 40;
 /// How long a program runs that is measured, in seconds.
 const RUN_S: u64 = 10;
 /// How long one runs before that, in seconds: the node's first trial falls into it.
@@ -41,9 +43,9 @@ pub struct Options {
     /// Keep what came of each run in FILE, and take from there what this very code has measured on this machine: one that was cut goes on
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
-    /// Begin no further run after so many minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<u64>,
+    /// Begin no further run after so many minutes, and tell what was done so far; with --kept the same command goes on later
+    #[arg(long, value_name = "N", default_value_t = MINUTES)]
+    minutes: u64,
 }
 
 /// What the node is told.
@@ -117,12 +119,11 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut kept: Kept<Step, Told> =
         Kept::open(options.kept.as_deref(), "cpu-user", context.quick)?;
     kept.told.retain(|step, _| all.contains(step));
-    let until = options
-        .minutes
-        .map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
+    let began = Instant::now();
+    let long = Duration::from_secs(options.minutes.saturating_mul(60));
     let mut site = None;
     for step in &all {
-        if kept.told.contains_key(step) || until.is_some_and(|until| Instant::now() >= until) {
+        if kept.told.contains_key(step) || began.elapsed() >= long {
             continue;
         }
         let site = match &mut site {
