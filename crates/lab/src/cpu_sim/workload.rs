@@ -1,4 +1,5 @@
-//! What runs in the simulated guests. The numbers were written down before the first run, and are explained in `docs/cpu-scheduling.md`.
+//! What runs in the simulated guests. The numbers are explained in `docs/cpu-scheduling.md`, which says of each whether it was changed after
+//! the first runs.
 
 use super::random::Random;
 
