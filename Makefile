@@ -170,7 +170,8 @@ kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-
 lab: build guest-debian guest-shop guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
-		target/release/floe-lab $$e --json lab/results/$$e.json $(if $(FRESH),,--unless-recorded) || failed="$$failed $$e"; \
+		case $$e in swarm-sim|swarm-real) all="--minutes 600";; *) all=;; esac; \
+		target/release/floe-lab $$e $$all --json lab/results/$$e.json $(if $(FRESH),,--unless-recorded) || failed="$$failed $$e"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make lab: not measured:$$failed" >&2; exit 1; fi
 

@@ -1,4 +1,6 @@
 //! Machines that share cores, in virtual time: the simulator keeps its own rules, and shows what it is there to show.
+use floe_lab::cpu_sim::random::Random;
+use floe_lab::cpu_sim::workload::{MS, Op, Program};
 use floe_lab::cpu_sim::{
     DirectedYield, FINITE, HolderBoost, LockKind, Outcome, Setup, Workload, World,
 };
@@ -173,6 +175,60 @@ fn siblings_are_stacked_by_the_kernel_and_by_nobody_else() {
     ] {
         assert_eq!(stacked(policy), 0.0);
     }
+}
+
+/// Eight vCPUs of two machines fall into four queues of two in 70 ways to divide one machine's among them, of which 16 keep them apart: the
+/// kernel, which knows no siblings, stacks some 77 % of machines that come in no order.
+#[test]
+fn the_kernel_stacks_siblings_as_often_as_chance() {
+    let stacked = (0..100).filter(|seed| {
+        let outcome = World::new(Setup {
+            cores: CORES,
+            base: Base::cfs(CORES),
+            policy: Box::new(Plain),
+            tells: false,
+            locks: LockKind::Unfair,
+            machines: beside(Workload::Pi, 1),
+            seed: *seed,
+            limit_s: 0.5,
+            note_s: 0.0,
+        })
+        .run();
+        // all have come after a tenth of it, and nobody sleeps or moves then
+        outcome.stacked_pct > 50.0
+    });
+    let stacked = stacked.count();
+    assert!((62..=92).contains(&stacked), "{stacked} of 100");
+}
+
+#[test]
+fn garbage_is_collected_in_two_phases_while_nobody_serves() {
+    const WAREHOUSES: usize = 8;
+    let mut program = Program::new(Workload::Jbb(WAREHOUSES), CORES);
+    let mut random = Random::new(1);
+    let mut first = Vec::new();
+    for _ in 0..100 {
+        for thread in 0..WAREHOUSES {
+            let op = program.next(thread, &mut random);
+            if thread == 0 {
+                first.push(op);
+            }
+        }
+    }
+    let stops = first.iter().position(|op| *op == Op::Barrier(0));
+    let stops = stops.expect("nobody collects");
+    let [
+        Op::Barrier(0),
+        Op::Compute(marks),
+        Op::Barrier(1),
+        Op::Compute(sweeps),
+        Op::Barrier(1),
+        Op::Barrier(0),
+    ] = first[stops..stops + 6]
+    else {
+        panic!("{:?}", &first[stops..]);
+    };
+    assert!((4 * MS..=6 * MS).contains(&(marks + sweeps)));
 }
 
 #[test]

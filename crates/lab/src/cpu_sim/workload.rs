@@ -1,4 +1,5 @@
-//! What runs in the simulated guests. The numbers were written down before the first run, and are explained in `docs/cpu-scheduling.md`.
+//! What runs in the simulated guests. The numbers are explained in `docs/cpu-scheduling.md`, which says of each whether it was changed after
+//! the first runs.
 
 use super::random::Random;
 
@@ -96,13 +97,15 @@ const X264_THREADS: usize = 6;
 const X264_FRAMES: u64 = 480;
 const X264_ROWS: u64 = 16;
 const FACESIM_PHASES: u64 = 400;
-/// Batches of transactions of all warehouses between two collections of garbage, and steps of one.
+/// Batches of transactions of all warehouses between two collections of garbage, and phases of one: JRockit's collectors mark and sweep.
 const JBB_BATCHES: u64 = 150;
-const JBB_GC_STEPS: u64 = 10;
+const JBB_GC_PHASES: u64 = 2;
+/// What each collector does in one.
+const JBB_GC_PHASE_NS: u64 = 2500 * US;
 /// How much a queue of a pipeline holds.
 const QUEUE_MAX: usize = 20;
-/// Parsec's barriers spin for some hundred rounds before they block.
-const BARRIER_SPIN_NS: u64 = 50 * US;
+/// Parsec's own barriers spin for 35,000 rounds before they block, by its source "no more than 0.1 ms".
+const BARRIER_SPIN_NS: u64 = 100 * US;
 
 /// Threads of each stage and nanoseconds of an item in it.
 type Stage = (usize, u64);
@@ -371,7 +374,7 @@ impl Program {
         }
     }
 
-    /// Batches of a millisecond; after 150 of them all stop, and as many threads as processors collect garbage in ten steps.
+    /// Batches of a millisecond; after 150 of them all stop, and as many threads as processors mark and sweep.
     fn jbb(&mut self, warehouses: usize, thread: usize, random: &mut Random) -> Op {
         let collectors = warehouses.min(self.vcpus);
         // `left` is where a thread is: 0 computes, 1 counts, from 2 on it collects
@@ -390,9 +393,9 @@ impl Program {
             }
             return Op::Compute(random.around(MS, 0.3));
         }
-        let collects = thread < collectors && at < 3 + 2 * JBB_GC_STEPS;
+        let collects = thread < collectors && at < 3 + 2 * JBB_GC_PHASES;
         match collects {
-            true if (at - 3).is_multiple_of(2) => Op::Compute(random.around(500 * US, 0.2)),
+            true if (at - 3).is_multiple_of(2) => Op::Compute(random.around(JBB_GC_PHASE_NS, 0.2)),
             true => Op::Barrier(1),
             false => {
                 self.left[thread] = 0;

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The program of the guests.
 const PROGRAM: &str = include_str!("../../guests/spin.rs");
+/// Its name there.
+const NAME: &str = "floe-spin";
 /// What it can do; the first is what the others are a check of.
 const PROGRAMS: [&str; 3] = ["lock", "barrier", "compute"];
 /// How many machines there are: with two of two vCPUs on two cores nobody would have to wait long enough to be lent anything.
@@ -26,6 +28,8 @@ const MACHINES: usize = 4;
 /// Bytes of RAM of each.
 const MEMORY_BYTES: u64 = 128 << 20;
 const ROUNDS: usize = 10;
+/// How long a sitting takes if nothing else is asked for.
+const MINUTES: u64 = 40;
 /// How long a program runs that is measured, in seconds.
 const RUN_S: u64 = 10;
 /// How long one runs before that, in seconds: the node's first trial falls into it.
@@ -41,9 +45,9 @@ pub struct Options {
     /// Keep what came of each run in FILE, and take from there what this very code has measured on this machine: one that was cut goes on
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
-    /// Begin no further run after so many minutes
-    #[arg(long, value_name = "N")]
-    minutes: Option<u64>,
+    /// Begin no further run after so many minutes, and tell what was done so far; with --kept the same command goes on later
+    #[arg(long, value_name = "N", default_value_t = MINUTES)]
+    minutes: u64,
 }
 
 /// What the node is told.
@@ -117,12 +121,11 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut kept: Kept<Step, Told> =
         Kept::open(options.kept.as_deref(), "cpu-user", context.quick)?;
     kept.told.retain(|step, _| all.contains(step));
-    let until = options
-        .minutes
-        .map(|minutes| Instant::now() + Duration::from_secs(60 * minutes));
+    let began = Instant::now();
+    let long = Duration::from_secs(options.minutes.saturating_mul(60));
     let mut site = None;
     for step in &all {
-        if kept.told.contains_key(step) || until.is_some_and(|until| Instant::now() >= until) {
+        if kept.told.contains_key(step) || began.elapsed() >= long {
             continue;
         }
         let site = match &mut site {
@@ -206,7 +209,7 @@ fn name(number: usize) -> String {
 
 impl Site {
     fn start(context: &Context) -> anyhow::Result<Site> {
-        let guest = guest(&context.scratch.join("guest"))?;
+        let guest = guest_with(&context.scratch.join("guest"), NAME, PROGRAM)?;
         let node = Node::start_with(None, &context.scratch.join("node"), &[])?;
         node.import_with(&guest, "spin", MEMORY_BYTES, 2)?;
         for number in 0..MACHINES {
@@ -297,10 +300,22 @@ impl Site {
 
 /// Runs the program in a machine. Returns the pieces of work that it did in a microsecond.
 fn run_in(node: &Node, machine: &str, program: &str, seconds: u64) -> anyhow::Result<f64> {
+    let command = format!("{NAME} {program} {seconds}");
+    let within = Duration::from_secs(seconds) + PATIENCE;
+    rate(&said(node, machine, &command, within)?, program)
+}
+
+/// Has a guest's shell run a command, and returns what stands behind the `@` of the first line that has one.
+pub(super) fn said(
+    node: &Node,
+    machine: &str,
+    command: &str,
+    within: Duration,
+) -> anyhow::Result<String> {
     let mut console = node.client.attach(machine)?;
-    console.set_read_timeout(Some(Duration::from_secs(seconds) + PATIENCE))?;
+    console.set_read_timeout(Some(within))?;
     let mut lines = BufReader::new(console.try_clone()?);
-    writeln!(console, "\nfloe-spin {program} {seconds}")?;
+    writeln!(console, "\n{command}")?;
     loop {
         let mut line = Vec::new();
         match lines.read_until(b'\n', &mut line) {
@@ -310,29 +325,33 @@ fn run_in(node: &Node, machine: &str, program: &str, seconds: u64) -> anyhow::Re
             Err(error) => return Err(error).context("it says nothing"),
         }
         let line = String::from_utf8_lossy(&line);
-        let Some((_, said)) = line.trim().split_once('@') else {
-            continue;
-        };
-        let words: Vec<&str> = said.split_whitespace().collect();
-        match words[..] {
-            [what, count, us] if what == program => {
-                let (count, us): (f64, f64) = (count.parse()?, us.parse()?);
-                ensure!(count > 0.0 && us > 0.0, "it did nothing: {said}");
-                return Ok(count / us);
-            }
-            _ => bail!("it said {said:?}"),
+        if let Some((_, said)) = line.trim().split_once('@') {
+            return Ok(said.to_owned());
         }
     }
 }
 
-/// Makes the tiny guest with the program in it.
-fn guest(dir: &Path) -> anyhow::Result<Guest> {
+/// Returns how often in a microsecond a program did something that says `PROGRAM COUNT MICROSECONDS`.
+pub(super) fn rate(said: &str, program: &str) -> anyhow::Result<f64> {
+    let words: Vec<&str> = said.split_whitespace().collect();
+    match words[..] {
+        [what, count, us] if what == program => {
+            let (count, us): (f64, f64) = (count.parse()?, us.parse()?);
+            ensure!(count > 0.0 && us > 0.0, "it did nothing: {said}");
+            Ok(count / us)
+        }
+        _ => bail!("it said {said:?}"),
+    }
+}
+
+/// Makes the tiny guest with a program of this name in it, which is also at `bin/NAME` of `dir/root`.
+pub(super) fn guest_with(dir: &Path, name: &str, program: &str) -> anyhow::Result<Guest> {
     let tiny = Guest::tiny()?;
     let root = dir.join("root");
     std::fs::create_dir_all(root.join("bin"))?;
-    let source = dir.join("spin.rs");
-    std::fs::write(&source, PROGRAM)?;
-    compile(&source, &root.join("bin/floe-spin"))?;
+    let source = dir.join("program.rs");
+    std::fs::write(&source, program)?;
+    compile(&source, &root.join("bin").join(name))?;
     tiny.add_to_initrd(&root, &dir.join("initrd"))?;
     std::fs::copy(tiny.kernel(), dir.join("vmlinuz"))?;
     std::fs::write(dir.join("cmdline"), tiny.cmdline()?)?;

@@ -55,6 +55,7 @@ pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
 pub mod swarm_storm;
+pub mod switch;
 pub mod template;
 pub mod test;
 pub mod touch;
@@ -231,6 +232,11 @@ pub const ALL: &[Experiment] = &[
         name: "cpu-sim",
         about: "locks, barriers and pipelines of machines that share cores, in virtual time: SBCO and others over the kernel's scheduler",
         run: cpu_sim::run,
+    },
+    Experiment {
+        name: "switch",
+        about: "what a switch between processes and a system call cost in a guest, against the host",
+        run: switch::run,
     },
     Experiment {
         name: "io-who",

@@ -26,13 +26,11 @@ impl Queues {
     /// Returns the core for a task that is new or wakes, woken by one that runs on `waker`.
     pub(super) fn core_for(&self, id: TaskId, spreads: bool, waker: Option<usize>) -> usize {
         let candidates = self.candidates(id, spreads);
-        let count = self.cores();
-        // equals are taken in turn, not always the first
-        let turn = |core: usize| (core + count - id.0 as usize % count) % count;
+        // of equals the first, as the kernel searches: a rule by a task's number would keep siblings apart, whose numbers follow each other
         let shortest = candidates
             .iter()
             .copied()
-            .min_by_key(|core| (self.load(*core), turn(*core)));
+            .min_by_key(|core| self.load(*core));
         let shortest = shortest.unwrap_or(0);
         let Some(task) = self.task(id) else {
             return shortest;

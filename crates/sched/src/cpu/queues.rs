@@ -51,6 +51,8 @@ pub struct Task {
     pub dirty: Option<Dirty>,
     /// When it last began to wait or to sleep, by its core's clock.
     pub since_ns: u64,
+    /// Whether it has slept since it last ran: then it goes before others because it slept, not because it runs too fast.
+    pub woke: bool,
     new: bool,
 }
 
@@ -235,6 +237,7 @@ impl Queues {
             ran_ns: 0,
             dirty: None,
             since_ns: 0,
+            woke: false,
             new: true,
         };
         self.tasks.insert(id, task);
@@ -301,6 +304,7 @@ impl Queues {
         };
         let first = if task.new { slice / 2 } else { slice };
         task.deadline = task.vruntime.saturating_add(first);
+        task.woke = !task.new;
         task.new = false;
         task.core = core;
         self.link(now_ns, id);
@@ -410,6 +414,7 @@ impl Queues {
             return;
         };
         task.place = Place::Runs;
+        task.woke = false;
         if task.dirty == Some(Dirty::Lent) {
             task.dirty = None;
         }

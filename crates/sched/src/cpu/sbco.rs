@@ -59,8 +59,9 @@ impl Policy for Sbco {
             return Some(named);
         }
         let a = queues.first(core)?;
-        // one that has lent runs before it lends again
-        if queues.task(a)?.dirty.is_some() {
+        // one that has lent runs before it lends again; one that has woken is first because it slept, and owes nobody its turn
+        let task = queues.task(a)?;
+        if task.dirty.is_some() || task.woke {
             return Some(a);
         }
         let (Some(next), Some(b)) = (queues.successor(a), self.farthest(now_ns, queues, a)) else {

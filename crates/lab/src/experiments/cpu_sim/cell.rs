@@ -2,6 +2,7 @@
 
 use crate::cpu_sim::{DirectedYield, HolderBoost, LockKind, Outcome, Setup, Workload, World};
 use crate::harness::Samples;
+use crate::sim::sweep::parallel;
 use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Threshold, Told};
 
 /// vCPUs of a machine, and cores of the host in the first setting.
@@ -170,16 +171,16 @@ pub fn ends(workload: Workload) -> bool {
 }
 
 impl Cell {
-    /// Runs it once for each seed.
+    /// Runs it once for each seed, on all cores of this machine.
     pub fn runs(self, host: Host, who: Who, rounds: u64) -> Runs {
+        let disturbers = self.queue * host.cores / VCPUS - 1;
+        let mut machines = vec![(VCPUS, self.workload)];
+        machines.extend(vec![(VCPUS, Workload::Pi); disturbers]);
+        let open = !ends(self.workload);
+        let limit_s = if open { OPEN_S } else { LIMIT_S };
+        let one = |seed: usize| host.run(who, machines.clone(), seed as u64, 0.0, limit_s);
         let mut runs = Runs::default();
-        for seed in 0..rounds {
-            let disturbers = self.queue * host.cores / VCPUS - 1;
-            let mut machines = vec![(VCPUS, self.workload)];
-            machines.extend(vec![(VCPUS, Workload::Pi); disturbers]);
-            let open = !ends(self.workload);
-            let limit_s = if open { OPEN_S } else { LIMIT_S };
-            let outcome = host.run(who, machines, seed, 0.0, limit_s);
+        for outcome in parallel(rounds as usize, one) {
             let cost = match open {
                 true => outcome.took_s / outcome.count.max(1) as f64,
                 false => outcome.took_s,

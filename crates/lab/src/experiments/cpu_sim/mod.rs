@@ -123,8 +123,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     fair::fairness(&mut report, context);
     fair::cost(&mut report, context);
     report.note(
-        "virtual time: all figures but pick_ns are of a model (docs/cpu-scheduling.md), whose numbers were written down before the first run; those of \
-         the paper stand beside them"
+        "virtual time: all figures but pick_ns are of a model (docs/cpu-scheduling.md), whose numbers were written down before the first run but where \
+         that says otherwise; those of the paper stand beside them"
             .to_owned(),
     );
     Ok(report)

@@ -2,7 +2,8 @@
 //! namespace of its own behind a slow link. How it comes to them is changed: from the hub alone, by VMTorrent's policies, by ours; and
 //! what a user would take instead, all of it by BitTorrent and then the start. Each machine's disk is touched as a recorded one was.
 //!
-//! It takes more than an hour, so that it can be done in sittings (`--kept FILE`, `--only n16`), and goes on where it was cut.
+//! All of it takes more than an hour, so that it can be done in sittings (`--kept FILE --minutes N`, `--only n16`): what the promises need
+//! comes first, and the next sitting goes on where the last one stopped.
 mod guest;
 mod player;
 mod script;
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use torrent::Torrent;
 
 /// Sizes of the swarm.
@@ -28,9 +29,11 @@ const HOSTS_QUICK: &[usize] = &[2];
 /// The parts: one for each of [`HOSTS`], and guests that are resumed.
 const PARTS: [&str; 5] = ["n2", "n4", "n8", "n16", GUESTS];
 const GUESTS: &str = "guests";
+/// How long a sitting takes if nothing else is asked for: all that the promises need, once.
+const MINUTES: u64 = 40;
 /// Rounds of a full run, in which so many hosts start, and resume guests.
 const ROUNDS: usize = 3;
-/// How an image comes to hosts, in turn; the first few in each round.
+/// How an image comes to hosts, in turn; the first few in each round, the others once.
 const MODES: [Mode; 7] = [
     Mode::Ours,
     Mode::Local,
@@ -61,6 +64,9 @@ pub struct Options {
     /// Keep what came of each run in FILE, and take from there what this very code has measured on this machine: one that was cut goes on
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
+    /// Begin no further run after so many minutes, and tell what was done so far; with --kept the same command goes on later
+    #[arg(long, value_name = "N", default_value_t = MINUTES)]
+    minutes: u64,
 }
 
 /// What is measured at a time.
@@ -121,30 +127,37 @@ fn most(context: &Context) -> usize {
     sizes(context).last().copied().unwrap_or(0)
 }
 
-/// Returns all steps, in their order.
+/// Returns all steps, those first that the promises need: all ways for the most hosts and the few for the others, once; then more rounds
+/// of these; then all ways for fewer hosts.
 fn steps(context: &Context) -> Vec<Step> {
-    let rounds = context.pick(ROUNDS, 1);
-    let mut steps = Vec::new();
-    for round in 0..rounds {
-        // what takes minutes is measured once: the link decides it, and nothing else
-        let mut turns = match round {
-            0 => MODES.to_vec(),
-            _ => MODES[..OFTEN_MODES].to_vec(),
-        };
+    let (often, seldom) = MODES.split_at(OFTEN_MODES);
+    let (sizes, most) = (sizes(context), most(context));
+    let guests = context.pick(GUEST_HOSTS, most);
+    let start = |round: usize, hosts: usize, modes: &[Mode]| -> Vec<Step> {
+        let mut modes = modes.to_vec();
+        // none always comes after the same
         if round % 2 == 1 {
-            turns.reverse();
+            modes.reverse();
         }
-        for hosts in sizes(context).iter().copied() {
-            let turns = turns.iter().copied();
-            steps.extend(turns.map(|mode| Step::Start { hosts, round, mode }));
+        let one = |mode| Step::Start { hosts, round, mode };
+        modes.into_iter().map(one).collect()
+    };
+    // what takes minutes is measured once: the link decides it, and nothing else
+    let mut steps = start(0, most, seldom);
+    steps.push(Step::Torrent { hosts: most });
+    for round in 0..context.pick(ROUNDS, 1) {
+        for hosts in sizes.iter().rev().copied() {
+            steps.extend(start(round, hosts, often));
         }
+        let modes = [Mode::Ours, Mode::Hub].into_iter();
+        steps.extend(modes.map(|mode| Step::Resume {
+            hosts: guests,
+            round,
+            mode,
+        }));
     }
-    let hosts = most(context);
-    steps.push(Step::Torrent { hosts });
-    let hosts = context.pick(GUEST_HOSTS, hosts);
-    for round in 0..rounds {
-        let turns = [Mode::Ours, Mode::Hub].into_iter();
-        steps.extend(turns.map(|mode| Step::Resume { hosts, round, mode }));
+    for hosts in sizes.iter().rev().copied().filter(|hosts| *hosts != most) {
+        steps.extend(start(0, hosts, seldom));
     }
     steps
 }
@@ -178,14 +191,21 @@ impl Runs {
         runs
     }
 
-    fn of(&self, hosts: usize, mode: Mode) -> &Rounds {
-        &self.0[&(hosts, mode)]
+    /// Returns what came of a way, if so many hosts have started in it.
+    fn of(&self, hosts: usize, mode: Mode) -> Option<&Rounds> {
+        self.0.get(&(hosts, mode))
+    }
+
+    /// Returns the hosts' mean run times of its rounds.
+    fn took_s(&self, hosts: usize, mode: Mode) -> Option<&Samples> {
+        Some(&self.of(hosts, mode)?.took_s)
     }
 }
 
 /// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut report = Report::new("swarm-real", context.quick);
+    let began = Instant::now();
     let all = steps(context);
     let wanted = |step: &Step| options.only.is_empty() || options.only.contains(&step.part());
     ensure!(
@@ -197,48 +217,37 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut kept: Kept<Step, Told> = Kept::open(kept, "swarm-real", context.quick)?;
     kept.told.retain(|step, _| all.contains(step));
     let site = Site::prepare(&context.scratch, size(context))?;
-    measure(
-        &site,
-        all.iter().copied().filter(wanted),
-        context,
-        &mut kept,
-    )?;
+    let wanted = all.iter().copied().filter(wanted);
+    let long = Duration::from_secs(options.minutes.saturating_mul(60));
+    let in_time = || began.elapsed() < long;
+    measure(&site, wanted, context, &mut kept, &in_time)?;
     let told = kept.told;
-    let has = |part: &str| {
-        let mut steps = all.iter().filter(|step| step.part() == part);
-        steps.all(|step| told.contains_key(step))
-    };
     let runs = Runs::new(&site, &told);
     for hosts in sizes(context).iter().copied() {
-        if has(&format!("n{hosts}")) {
-            tell(&site, &runs, hosts, &mut report);
-            tell_model(&site, &runs, hosts, &mut report);
-        }
+        tell(&site, &runs, hosts, &mut report);
+        tell_model(&site, &runs, hosts, &mut report);
     }
     let hosts = most(context);
-    if has(&format!("n{hosts}"))
-        && let Some(torrent) = told.get(&Step::Torrent { hosts })
-    {
+    if let Some(torrent) = told.get(&Step::Torrent { hosts }) {
         tell_torrent(&runs, torrent.took_s, hosts, &mut report);
     }
-    if has(GUESTS) {
-        tell_guests(&told, &mut report);
-    }
+    tell_guests(&told, &mut report);
     note(&site, &mut report);
     report.lacks(all.len() - told.len(), all.len(), "runs");
     Ok(report)
 }
 
-/// Does what was not kept.
+/// Does what was not kept, as long as there is time to begin something.
 fn measure(
     site: &Site,
     wanted: impl Iterator<Item = Step>,
     context: &Context,
     kept: &mut Kept<Step, Told>,
+    in_time: &dyn Fn() -> bool,
 ) -> anyhow::Result<()> {
     let mut guest = None;
     for step in wanted {
-        if kept.told.contains_key(&step) {
+        if kept.told.contains_key(&step) || !in_time() {
             continue;
         }
         let told: Told = match step {
@@ -319,31 +328,38 @@ fn ratio(of: &Samples, to: &Samples) -> Samples {
     of.values().iter().map(|value| value / to).collect()
 }
 
-/// Adds run times and what follows from them.
+/// Adds run times and what follows from them, as far as it was measured.
 fn tell(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
     for mode in MODES {
-        let (key, of) = (format!("n{hosts}.{}", mode.name()), runs.of(hosts, mode));
-        report.add(&format!("{key}_s"), "s", &of.took_s);
-        report.add(&format!("{key}.seed_upload_ratio"), "x", &of.seed_ratio);
-        report.add(&format!("{key}.cpu_left"), "", &of.idle);
+        if let Some(of) = runs.of(hosts, mode) {
+            let key = format!("n{hosts}.{}", mode.name());
+            report.add(&format!("{key}_s"), "s", &of.took_s);
+            report.add(&format!("{key}.seed_upload_ratio"), "x", &of.seed_ratio);
+            report.add(&format!("{key}.cpu_left"), "", &of.idle);
+        }
     }
-    let of = |mode| &runs.of(hosts, mode).took_s;
-    let (ours, local) = (of(Mode::Ours), of(Mode::Local));
+    let Some(Rounds {
+        took_s: ours,
+        seed_ratio,
+        ..
+    }) = runs.of(hosts, Mode::Ours)
+    else {
+        return;
+    };
+    report.add(&format!("seed_upload_ratio_n{hosts}"), "x", seed_ratio);
     for mode in [Mode::CsD, Mode::P2pP, Mode::Hub] {
-        let name = format!("{}_over_ours_n{hosts}", mode.name());
-        report
-            .add(&name, "x", &ratio(of(mode), ours))
-            .against("ours", "s", ours.median());
+        if let Some(other) = runs.took_s(hosts, mode) {
+            let name = format!("{}_over_ours_n{hosts}", mode.name());
+            let figure = report.add(&name, "x", &ratio(other, ours));
+            figure.against("ours", "s", ours.median());
+        }
     }
-    report
-        .add(
-            &format!("ours_over_local_n{hosts}"),
-            "x",
-            &ratio(ours, local),
-        )
-        .against("the image is here already", "s", local.median());
-    let seed = &runs.of(hosts, Mode::Ours).seed_ratio;
-    report.add(&format!("seed_upload_ratio_n{hosts}"), "x", seed);
+    let Some(local) = runs.took_s(hosts, Mode::Local) else {
+        return;
+    };
+    let name = format!("ours_over_local_n{hosts}");
+    let figure = report.add(&name, "x", &ratio(ours, local));
+    figure.against("the image is here already", "s", local.median());
     let simulated_s = simulated(site, hosts, local.median());
     let ratio = ours.values().iter().map(|real| simulated_s / real);
     report
@@ -352,9 +368,11 @@ fn tell(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
 }
 
 fn tell_torrent(runs: &Runs, took_s: f64, hosts: usize, report: &mut Report) {
-    let of = |mode| &runs.of(hosts, mode).took_s;
-    let both = Samples::from_iter([took_s + of(Mode::Local).median()]);
-    let ours = of(Mode::Ours);
+    let of = |mode| runs.took_s(hosts, mode);
+    let (Some(local), Some(ours)) = (of(Mode::Local), of(Mode::Ours)) else {
+        return;
+    };
+    let both = Samples::from_iter([took_s + local.median()]);
     report.add(&format!("n{hosts}.bittorrent_s"), "s", &both);
     report
         .add(
@@ -367,17 +385,21 @@ fn tell_torrent(runs: &Runs, took_s: f64, hosts: usize, report: &mut Report) {
 
 /// Adds what the paper's model says over what was measured, for the policies that it knows.
 fn tell_model(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
-    let local_s = runs.of(hosts, Mode::Local).took_s.median();
+    let Some(local) = runs.took_s(hosts, Mode::Local) else {
+        return;
+    };
     for (modelled, mode) in [
         (Modelled::P2pP, Mode::P2pP),
         (Modelled::P2pD, Mode::P2pD),
         (Modelled::CsP, Mode::CsP),
         (Modelled::CsD, Mode::CsD),
     ] {
+        let Some(took_s) = runs.took_s(hosts, mode) else {
+            continue;
+        };
         let replayed = (0..site.replaying(hosts)).map(|host| &site.recorded[site.run_of(host)]);
         let slowdown = modelled.slowdown(replayed, PIECE_BYTES, link_of(site), hosts);
-        let took_s = &runs.of(hosts, mode).took_s;
-        tell_over_real(report, modelled, hosts, slowdown, local_s, took_s);
+        tell_over_real(report, modelled, hosts, slowdown, local.median(), took_s);
     }
 }
 
@@ -434,4 +456,59 @@ fn note(site: &Site, report: &mut Report) {
     report.note("run times are means over the hosts, from the command until the machine has done everything; each node has a QEMU, whose guest stops in its boot sector: what the recorded machine did is done to the machine's disk on the node's mount");
     report.note("of the most hosts, the last two have a guest that reads what a recorded machine read, through QEMU and without time of its own, and tells its checksum; run times are of the others");
     report.note("cpu_left is the share of all processors' time that nothing used from the first command until the last machine was done");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn all(quick: bool) -> (Context, Vec<Step>) {
+        let context = Context {
+            quick,
+            scratch: PathBuf::new(),
+        };
+        let steps = steps(&context);
+        (context, steps)
+    }
+
+    #[test]
+    fn nothing_is_measured_twice_or_left_out() {
+        for quick in [false, true] {
+            let (context, steps) = all(quick);
+            let once: BTreeSet<Step> = steps.iter().copied().collect();
+            assert_eq!(once.len(), steps.len());
+            for hosts in sizes(&context).iter().copied() {
+                for mode in MODES {
+                    let round = 0;
+                    assert!(once.contains(&Step::Start { hosts, round, mode }));
+                }
+            }
+            assert!(steps.iter().all(|step| PARTS.contains(&&*step.part())));
+        }
+    }
+
+    #[test]
+    fn what_the_promises_need_comes_before_anything_is_repeated() {
+        let (context, steps) = all(false);
+        let again = |step: &Step| matches!(step, Step::Start { round: 1.., .. });
+        let first = steps.iter().position(again).unwrap_or(steps.len());
+        let hosts = most(&context);
+        let mut needed = vec![Step::Torrent { hosts }];
+        for mode in [Mode::CsD, Mode::Hub, Mode::P2pP] {
+            let round = 0;
+            needed.push(Step::Start { hosts, round, mode });
+        }
+        for hosts in HOSTS.iter().copied() {
+            let both = [Mode::Ours, Mode::Local].into_iter();
+            needed.extend(both.map(|mode| Step::Start {
+                hosts,
+                round: 0,
+                mode,
+            }));
+        }
+        for step in needed {
+            assert!(steps[..first].contains(&step), "{step:?}");
+        }
+    }
 }

@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 
 /// How often it is said how far the simulation is.
 const TELL_EVERY: Duration = Duration::from_secs(15);
+/// How long a sitting takes if nothing else is asked for.
+const MINUTES: u64 = 40;
+/// What the promises need, which is simulated first.
+const PROMISED: [Part; 2] = [Part::K64, Part::K16];
 /// Sizes whose machines and pieces are drawn: 16 hosts, and those of the promises.
 const DRAWN: [usize; 2] = [16, 100];
 
@@ -31,6 +35,9 @@ pub struct Options {
     /// cut goes on
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
+    /// Begin no further swarm after so many minutes, and tell what was done so far; with --kept the same command goes on later
+    #[arg(long, value_name = "N", default_value_t = MINUTES)]
+    minutes: u64,
 }
 
 /// What is told of a swarm.
@@ -122,6 +129,7 @@ fn thread_s() -> f64 {
 /// Runs the experiment.
 pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut report = Report::new("swarm-sim", context.quick);
+    let began = Instant::now();
     let sizes = Sizes {
         quick: context.quick,
     };
@@ -138,7 +146,19 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut kept: Kept<Key, Told> = Kept::open(kept, "swarm-sim", context.quick)?;
     kept.told.retain(|key, _| all.contains(key));
     let cases = Cases::read(&all)?;
-    let told = simulate(&wanted, &cases, &mut kept)?;
+    let mut lacking: Vec<Key> = wanted.into_iter().collect();
+    lacking.retain(|key| !kept.told.contains_key(key));
+    // what the promises need first; of that the longest, so that no core is left with one at the end
+    let promised = of(&PROMISED);
+    lacking.sort_by(|a, b| {
+        let later = |key: &Key| !promised.contains(key);
+        let first = later(a).cmp(&later(b));
+        let longest = b.work().total_cmp(&a.work());
+        first.then(longest).then_with(|| a.cmp(b))
+    });
+    let long = Duration::from_secs(options.minutes.saturating_mul(60));
+    let in_time = || began.elapsed() < long;
+    let told = simulate(&lacking, &cases, &mut kept, &in_time)?;
     let lacking = all.iter().filter(|key| !told.contains_key(*key)).count();
     let swarms = Swarms { cases, told, sizes };
     tell::tell(&swarms, &mut report);
@@ -149,20 +169,20 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Simulates what is wanted and was not kept. Returns that and what was kept.
+/// Simulates swarms in this order, as long as there is time to begin one. Returns what came of them, and what was kept.
 fn simulate(
-    wanted: &BTreeSet<Key>,
+    keys: &[Key],
     cases: &Cases,
     kept: &mut Kept<Key, Told>,
+    in_time: &(dyn Fn() -> bool + Sync),
 ) -> anyhow::Result<BTreeMap<Key, Told>> {
     let mut told = std::mem::take(&mut kept.told);
-    let lacking = wanted.iter().filter(|key| !told.contains_key(*key));
-    let mut keys: Vec<Key> = lacking.copied().collect();
-    // the longest first, so that no core is left with one at the end
-    keys.sort_by(|a, b| b.work().total_cmp(&a.work()).then_with(|| a.cmp(b)));
-    let progress = Progress::new(&keys);
+    let progress = Progress::new(keys);
     let kept = &*kept;
     let simulated = parallel(keys.len(), |n| {
+        if !in_time() {
+            return anyhow::Ok(None);
+        }
         let key = keys[n];
         let before_s = thread_s();
         let outcome = cases.simulate(&key).context("a workload of no case")?;
@@ -170,11 +190,10 @@ fn simulate(
         let told = Told::new(outcome, thread_s() - before_s, drawn);
         kept.put(&key, &told)?;
         progress.done(&key, &told);
-        anyhow::Ok((key, told))
+        anyhow::Ok(Some((key, told)))
     });
     for one in simulated {
-        let (key, one) = one?;
-        told.insert(key, one);
+        told.extend(one?);
     }
     Ok(told)
 }

@@ -104,8 +104,8 @@ fn a_queue_of_two_is_never_far_apart() {
     assert_eq!(host.scheduler.queues().ledger().loans, 0);
 }
 
-#[test]
-fn the_last_of_a_queue_of_three_borrows_from_the_first_of_another() {
+/// Two cores with three tasks each: the first that waits on core 0 is a sibling of the last on core 1.
+fn far_apart() -> Queues {
     let mut queues = Queues::new(Base::cfs(2), 2);
     // number, machine, core, virtual time in milliseconds
     for (id, machine, core, ms) in [
@@ -123,11 +123,66 @@ fn the_last_of_a_queue_of_three_borrows_from_the_first_of_another() {
         queues.shift(id, ms * MS - here);
     }
     queues.run(0, TaskId(3));
+    queues
+}
+
+#[test]
+fn the_last_of_a_queue_of_three_borrows_from_the_first_of_another() {
+    let mut queues = far_apart();
     let picked = Sbco::paper().pick(0, &mut queues, 0);
     assert_eq!(picked, Some(TaskId(1)));
     assert_eq!(queues.ledger().lent_ns, MS);
     assert_eq!(queues.debts(1).len(), 1);
     check(&queues);
+}
+
+#[test]
+fn who_has_woken_lends_nothing_until_it_has_run() {
+    let mut queues = far_apart();
+    queues.dequeue(0, TaskId(0));
+    queues.enqueue(0, TaskId(0), 0);
+    assert_eq!(queues.ordinate(TaskId(0)), Some(0));
+    let mut sbco = Sbco::paper();
+    assert_eq!(sbco.pick(0, &mut queues, 0), Some(TaskId(0)));
+    assert_eq!(queues.ledger().loans, 0);
+    queues.run(0, TaskId(0));
+    queues.stop(0, 0, true);
+    assert_eq!(sbco.pick(0, &mut queues, 0), Some(TaskId(1)));
+    assert_eq!(queues.ledger().loans, 1);
+}
+
+/// A vCPU that runs for a millisecond and sleeps for some, as the stages of a pipeline do, beside siblings that compute.
+#[test]
+fn who_sleeps_often_waits_no_longer_than_without_lending() {
+    let waits_ms = |policy: Box<dyn Policy>| {
+        let (mut host, all) = busy(Base::cfs(4), 8, policy);
+        let sleeper = all[0][0];
+        let (mut wakes_at, mut turns, mut waited) = (0, 0u64, 0u32);
+        for ms in 0..10_000u64 {
+            let place = host.scheduler.queues().task(sleeper).unwrap().place;
+            match place {
+                Place::Sleeps if ms >= wakes_at => host.wake(sleeper),
+                Place::Waits => waited += 1,
+                _ => {}
+            }
+            host.run_ms(1);
+            let queues = host.scheduler.queues();
+            let task = queues.task(sleeper).unwrap();
+            let core = task.core;
+            if task.place == Place::Runs && queues.ran_ns(core) >= MS {
+                host.scheduler.stop(host.now_ns, core, Stop::Sleeps);
+                host.choose(vec![core]);
+                turns += 1;
+                wakes_at = ms + 3 + turns * 7 % 11;
+            }
+        }
+        f64::from(waited) / turns as f64
+    };
+    let (lent, apart) = (
+        waits_ms(Box::new(Sbco::paper())),
+        waits_ms(Box::new(Balance)),
+    );
+    assert!(lent < apart + 0.5, "{lent} ms against {apart}");
 }
 
 #[test]
@@ -141,6 +196,20 @@ fn a_free_core_takes_who_waits_though_another_core_has_more_to_do() {
     queues.run(0, TaskId(1));
     assert_eq!(queues.surplus_for(2, false), Some(TaskId(2)));
     assert_eq!(queues.surplus_for(0, false), None);
+}
+
+/// Siblings have numbers that follow each other. Where a task goes must not follow from its number, or the kernel's default, which knows
+/// no siblings, would seem to keep them apart.
+#[test]
+fn which_of_equal_cores_a_new_task_gets_depends_on_nothing_but_when_it_comes() {
+    for order in [[0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]] {
+        let mut queues = Queues::new(Base::cfs(4), 4);
+        for (core, id) in order.into_iter().enumerate() {
+            queues.add(TaskId(id), Some(MachineId(1)), WEIGHT);
+            assert_eq!(queues.core_for(TaskId(id), false, None), core);
+            queues.enqueue(0, TaskId(id), core);
+        }
+    }
 }
 
 #[test]
