@@ -69,48 +69,67 @@ impl Moves {
         *tries = still;
     }
 
-    /// Does the next step for a machine. Returns whether anything came of it.
+    /// Does the next step for a machine. Returns whether anything came of it. The other node is asked before the operation begins: what users
+    /// want of the machine does not wait for the network.
     fn look_after(&self, entry: &Arc<Entry>) -> Result<bool, NodeError> {
-        let operation = entry.begin(Task::Move)?;
-        let Some(turn) = operation.turn() else {
+        let Some(turn) = entry.turn() else {
             return Ok(false);
         };
         match &turn.side {
-            // the call that offered it is over, and has not given it away
-            Side::Offered { .. } => Ok(self.take_back(&operation)),
-            Side::Away { to } => self.says_given(&operation, &turn, to),
+            Side::Away { to } => self.says_given(entry, &turn, to),
+            // a node was killed between its record and its guest
             Side::Here { owes, .. } if turn.is_due() => {
-                // a node was killed between its record and its guest
+                let Some(operation) = self.settles(entry, &turn)? else {
+                    return Ok(false);
+                };
                 match owes {
                     Some(from) => drop(self.comes(&operation, from)),
                     None => drop(self.go_on(&operation)),
                 }
                 Ok(true)
             }
+            // the call that offered it is over, and has not given it away
+            Side::Offered { .. } => {
+                let operation = self.settles(entry, &turn)?;
+                Ok(operation.is_some_and(|operation| self.take_back(&operation)))
+            }
             Side::Here {
                 owes: Some(from), ..
             }
-            | Side::Arriving { from } => self.asks(&operation, &turn, from),
+            | Side::Arriving { from } => self.asks(entry, &turn, from),
             Side::Here { owes: None, .. } | Side::Fenced => Ok(false),
         }
     }
 
+    /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
+    fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
+        let operation = entry.begin(Task::Settle)?;
+        let named = self.inventory.get(operation.name.as_str());
+        let is_there = named.is_ok_and(|named| Arc::ptr_eq(&named, entry));
+        let stands_so = is_there && operation.turn().as_ref() == Some(turn);
+        Ok(stands_so.then_some(operation))
+    }
+
     /// Says again that a machine is given.
-    fn says_given(&self, operation: &Operation, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
+    fn says_given(&self, entry: &Arc<Entry>, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
         let order = Order {
             key: turn.key.clone(),
             number: turn.number,
             word: Word::Given,
-            machine: Travels::of(&operation.record()),
+            machine: Travels::of(&entry.record()),
         };
-        match wire::order(&self.cluster, to, &order)? {
-            Reply::Runs { .. } => self.forget(operation, to, false).map(|()| true),
-            _ => Ok(false),
+        let reply = wire::order(&self.cluster, to, &order)?;
+        if !matches!(reply, Reply::Runs { .. }) {
+            return Ok(false);
         }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        self.forget(&operation, to, false).map(|()| true)
     }
 
     /// Asks where a machine is that comes from another node, and does what follows.
-    fn asks(&self, operation: &Operation, turn: &Turn, from: &Peer) -> Result<bool, NodeError> {
+    fn asks(&self, entry: &Arc<Entry>, turn: &Turn, from: &Peer) -> Result<bool, NodeError> {
         let question = Question {
             key: turn.key.clone(),
             number: turn.number,
@@ -119,23 +138,30 @@ impl Moves {
             true => Answer::Gone, // it is heard no more
             false => wire::question(&self.cluster, from, &question)?,
         };
-        match turn.told(question.number, answer) {
+        let told = turn.told(question.number, answer);
+        if told == Told::Waits {
+            return Ok(false);
+        }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        match told {
             Told::Becomes(next) => {
                 let comes = !turn.is_here();
                 operation.update(|record| record.turn = Some(next))?;
                 if comes {
-                    drop(self.comes(operation, from));
+                    drop(self.comes(&operation, from));
                 }
             }
-            Told::Drop => self.machines.remove(operation, true)?,
-            Told::Fence(next) => self.fence(operation, next)?,
+            Told::Drop => self.machines.remove(&operation, true)?,
+            Told::Fence(next) => self.fence(&operation, next)?,
             Told::Waits => return Ok(false),
         }
         Ok(true)
     }
 
     /// Whether a node that was a member of this node's cluster is none any more.
-    fn was_removed(&self, peer: &Peer) -> bool {
+    pub(super) fn was_removed(&self, peer: &Peer) -> bool {
         let is_peer = |member: &Member| member.address == peer.address;
         self.cluster.own_address().is_some() && !self.cluster.others().iter().any(is_peer)
     }
