@@ -17,7 +17,8 @@
 //!
 //! A node that is gone for good leaves the other one waiting. Its user may then *force* the machine here. That is the one way in which
 //! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
-//! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing.
+//! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing. The side on which the machine
+//! was forced says so until the other has heard it; before that the machine moves nowhere.
 
 use ::core::net::SocketAddr;
 use floe_api::{MachineMove, MoveStanding};
@@ -52,6 +53,10 @@ pub struct Turn {
     /// Whether it was parked before this hand-over: it is parked after it, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parked: bool,
+    /// The node to which it was given when its user had it go on here, until that node has said that it has nothing of it that goes on. Before
+    /// that the machine moves nowhere: that node would find nobody who tells it that it is too late, and run on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Peer>,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -189,6 +194,7 @@ impl Turn {
             side: Side::Offered { to },
             home: before.and_then(|turn| turn.home.clone()),
             parked: false,
+            late: None,
         }
     }
 
@@ -200,6 +206,7 @@ impl Turn {
             home: Some(from.clone()),
             side: Side::Arriving { from },
             parked: false,
+            late: None,
         }
     }
 
@@ -225,8 +232,9 @@ impl Turn {
     pub(crate) fn forces(&self) -> Option<Turn> {
         match &self.side {
             // the other side may run by this number, and knows by the next one that it is too late
-            Side::Away { .. } => Some(Turn {
+            Side::Away { to } => Some(Turn {
                 number: self.number.saturating_add(1),
+                late: Some(to.clone()),
                 ..self.with(Side::Here {
                     owes: None,
                     due: !self.parked,
@@ -273,7 +281,7 @@ impl Turn {
     /// Whether anything is to be done for it that nobody may be doing.
     pub(crate) fn is_open(&self) -> bool {
         match &self.side {
-            Side::Here { owes, due } => owes.is_some() || *due,
+            Side::Here { owes, due } => owes.is_some() || *due || self.late.is_some(),
             Side::Fenced => false,
             Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. } => true,
         }
@@ -300,6 +308,14 @@ impl Turn {
             (Side::Away { .. }, _) => Answer::Given,
             (Side::Here { .. }, _) => Answer::Void,
             (Side::Offered { .. } | Side::Arriving { .. } | Side::Fenced, _) => Answer::Wait,
+        }
+    }
+
+    /// The node that was too late has nothing of it that goes on: returns what is written then.
+    pub(crate) fn has_told(&self) -> Turn {
+        Turn {
+            late: None,
+            ..self.clone()
         }
     }
 
@@ -356,8 +372,8 @@ impl Turn {
                 from.name
             ),
             Side::Fenced => format!(
-                "it went on elsewhere without what it did here since: that is kept as an image (floe image ls), and floe rm {name} removes \
-                 the rest"
+                "it went on elsewhere without what it did here since: that is kept as an image (floe image ls), or on its disks if it had \
+                 been stopped; floe rm {name} removes the rest"
             ),
         })
     }

@@ -264,9 +264,11 @@ impl Moves {
             self.keep_copy(&order.key, *image, AHEAD_KEPT);
             return Ok(brought.wire_bytes);
         }
-        self.make(order, &found, by)?;
-        // only now, or it would be taken for what no machine needs
+        // another hand-over may have begun meanwhile
+        let made = report.check().and_then(|()| self.make(order, &found, by));
+        // only now, or it would be taken for what no machine needs; if there is no machine, it goes
         self.parks.is_memory(*image);
+        made?;
         self.copies.lock().remove(&order.key);
         Ok(brought.wire_bytes)
     }

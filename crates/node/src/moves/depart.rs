@@ -199,6 +199,19 @@ impl Moves {
                 ),
             ));
         }
+        let late = record.turn.as_ref().and_then(|turn| turn.late.as_ref());
+        if let Some(late) = late.filter(|late| !self.was_removed(late)) {
+            return Err(busy(
+                format!(
+                    "{} may have {name} run too: it has not heard yet that {name} went on here",
+                    late.name
+                ),
+                format!(
+                    "try again once {0} answers; if {0} is gone for good, take it out of the cluster: floe cluster revoke {0}",
+                    late.name
+                ),
+            ));
+        }
         if !operation.is_parked() {
             operation.vm()?;
         }

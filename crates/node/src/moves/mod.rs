@@ -30,7 +30,7 @@ use crate::{
     capture::{Captures, Taking},
     cluster::Cluster,
     core::Core,
-    error::{NodeError, usage},
+    error::{NodeError, busy, usage},
     fork::Forks,
     images::{ImageUser, Images, parse_name},
     inventory::{
@@ -44,8 +44,8 @@ use crate::{
     report::Report,
 };
 use arrive::Bringing;
-use floe_api::{MoveRequest, Outcome};
-use floe_image::Hash;
+use floe_api::{MoveRequest, Outcome, RestartPolicy};
+use floe_image::{Hash, ImageName};
 use parking_lot::Mutex;
 use recall::Ended;
 use std::{
@@ -206,6 +206,17 @@ impl Moves {
 
     /// Keeps what a machine did here after it had gone on elsewhere, as an image, and ends it. It never goes on here.
     fn fence(&self, operation: &Operation, turn: Turn) -> Result<(), NodeError> {
+        // one that has a QEMU which does not answer may be running, and is tried again
+        if operation.waits_for_adoption() {
+            return Err(busy(
+                format!(
+                    "the QEMU of machine {} does not answer this node yet",
+                    operation.name
+                ),
+                "try again in a moment",
+            ));
+        }
+        operation.answers()?;
         let (mut report, _events) = Report::new();
         let never_went_on = operation.turn().is_some_and(|turn| turn.is_due());
         if operation.is_parked() && !never_went_on {
@@ -213,8 +224,8 @@ impl Moves {
         }
         let mut kept = String::new();
         if operation.state().vm.is_some() {
-            kept = format!("{}-late-{}", operation.name, turn.number);
-            let name = parse_name(&kept)?;
+            let name = self.late_name(operation.name.as_str(), turn.number)?;
+            kept = name.name().to_owned();
             let labels = BTreeMap::new();
             let taking = Taking {
                 stop: true,
@@ -226,9 +237,26 @@ impl Moves {
             };
             self.captures.take(operation, &taking, &mut report)?;
         }
-        operation.update(|record| record.turn = Some(turn))?;
+        operation.update(|record| {
+            record.turn = Some(turn);
+            // it is not tried to start it again
+            record.afterwards.restart = RestartPolicy::No;
+            record.afterwards = record.afterwards.stopped();
+        })?;
         self.core.tell(operation.name.as_str(), &News::Fenced(kept));
         Ok(())
+    }
+
+    /// Returns a name for what a machine did too late: one that no image has, so that what is kept of another keeps its name.
+    fn late_name(&self, machine: &str, number: u64) -> Result<ImageName, NodeError> {
+        let tags = self.images.repo.tags()?;
+        let mut name = parse_name(&format!("{machine}-late-{number}"))?;
+        let mut more = 2u64;
+        while tags.iter().any(|tag| tag.name == name) {
+            name = parse_name(&format!("{machine}-late-{number}.{more}"))?;
+            more += 1;
+        }
+        Ok(name)
     }
 
     /// Answers a member that asks where a machine is that comes from here.

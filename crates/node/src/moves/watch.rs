@@ -97,7 +97,11 @@ impl Moves {
                 owes: Some(from), ..
             }
             | Side::Arriving { from } => self.asks(entry, &turn, from),
-            Side::Here { owes: None, .. } | Side::Fenced => Ok(false),
+            Side::Here { owes: None, .. } => match &turn.late {
+                Some(late) => self.tells_late(entry, &turn, late),
+                None => Ok(false),
+            },
+            Side::Fenced => Ok(false),
         }
     }
 
@@ -112,13 +116,7 @@ impl Moves {
 
     /// Says again that a machine is given.
     fn says_given(&self, entry: &Arc<Entry>, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
-        let order = Order {
-            key: turn.key.clone(),
-            number: turn.number,
-            word: Word::Given,
-            machine: Travels::of(&entry.record()),
-        };
-        let reply = wire::order(&self.cluster, to, &order)?;
+        let reply = wire::order(&self.cluster, to, &given(entry, turn))?;
         if !matches!(reply, Reply::Runs { .. }) {
             return Ok(false);
         }
@@ -126,6 +124,22 @@ impl Moves {
             return Ok(false);
         };
         self.forget(&operation, to, false).map(|()| true)
+    }
+
+    /// Tells the node that a machine was given to that its user had it go on here: a later hand-over was given, and not to that node.
+    fn tells_late(&self, entry: &Arc<Entry>, turn: &Turn, late: &Peer) -> Result<bool, NodeError> {
+        let has_heard = match self.was_removed(late) {
+            true => true, // it is heard no more
+            false => wire::order(&self.cluster, late, &given(entry, turn))? == Reply::Stale,
+        };
+        if !has_heard {
+            return Ok(false);
+        }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        operation.update(|record| record.turn = Some(turn.has_told()))?;
+        Ok(true)
     }
 
     /// Asks where a machine is that comes from another node, and does what follows.
@@ -164,5 +178,15 @@ impl Moves {
     pub(super) fn was_removed(&self, peer: &Peer) -> bool {
         let is_peer = |member: &Member| member.address == peer.address;
         self.cluster.own_address().is_some() && !self.cluster.others().iter().any(is_peer)
+    }
+}
+
+/// The word that a machine is given.
+fn given(entry: &Entry, turn: &Turn) -> Order {
+    Order {
+        key: turn.key.clone(),
+        number: turn.number,
+        word: Word::Given,
+        machine: Travels::of(&entry.record()),
     }
 }

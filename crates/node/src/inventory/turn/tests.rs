@@ -159,7 +159,7 @@ impl World {
     /// The side that gives says its last word, again perhaps.
     fn says(&mut self, at: usize, cut: Cut) {
         let Some(turn) = self.turn(at) else { return };
-        let given = matches!(turn.side, Side::Away { .. });
+        let given = matches!(turn.side, Side::Away { .. }) || turn.late.is_some();
         if !(given || matches!(turn.side, Side::Offered { .. })) || cut == Cut::Word {
             return;
         }
@@ -194,13 +194,20 @@ impl World {
                 runs = true;
             }
             Heard::Runs => runs = true,
-            Heard::Fence(turn) => self.fences(there, turn),
+            Heard::Fence(turn) => {
+                self.fences(there, turn);
+                stale = true;
+            }
             Heard::Stale => stale = true,
         }
         if cut == Cut::Answer {
             return;
         }
-        if let Some(given) = turn.gives().filter(|_| ready || runs) {
+        if turn.late.is_some() {
+            if stale {
+                self.writes_down(at, turn.has_told());
+            }
+        } else if let Some(given) = turn.gives().filter(|_| ready || runs) {
             self.writes_down(at, given);
         } else if runs {
             self.nodes[at] = None;
@@ -329,6 +336,12 @@ fn a_side_that_was_given_the_machine_and_comes_back_late_is_fenced() {
     let taken = Turn::arrived(KEY, away.number, peer(0)).taken(&peer(0));
     let forced = away.forces().unwrap();
     assert!(forced.is_here() && forced.is_due());
+    // that side is told so until it has heard it
+    let runs = forced.has_gone_on();
+    assert_eq!(runs.late, Some(peer(1)));
+    assert!(runs.is_open() && !runs.has_told().is_open());
+    let heard = heard(Some(&taken), runs.number, true, &peer(0));
+    assert_eq!(heard, Heard::Fence(taken.with(Side::Fenced)));
     let answer = Turn::answer(Some(&forced), taken.number);
     assert_eq!(answer, Answer::Void);
     let told = taken.told(taken.number, answer);
