@@ -229,6 +229,12 @@ impl Moves {
                 "move what its user made there",
             ));
         }
+        let family = record.family.as_ref();
+        if family.is_some_and(|family| family.ends_unix_s.is_some()) {
+            report.note(format!(
+                "the other node does not know when {name} is to be removed (--ttl)"
+            ));
+        }
         if !record.host_access.is_none() {
             report.note(format!(
                 "what the guest of {name} may reach of this host (--allow-host) it may not reach of another"

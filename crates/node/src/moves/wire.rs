@@ -230,6 +230,9 @@ impl Order {
                 .check()
                 .map_err(|error| usage(error.to_string(), ""))?;
         }
+        if let Some(home) = &machine.home {
+            cluster::check_name(&home.name).map_err(|why| usage(why, ""))?;
+        }
         check_park_after(machine.park_after_s)
     }
 }
@@ -336,6 +339,11 @@ mod tests {
         };
         assert!(refused(&|order| order.key = "../../etc".into()));
         assert!(refused(&|order| order.machine.park_after_s = Some(0)));
+        let home = Peer {
+            name: "no name".into(),
+            address: "10.0.0.1:7071".parse().unwrap(),
+        };
+        assert!(refused(&|order| order.machine.home = Some(home.clone())));
         let long = "a".repeat(IMAGE_NAME_BYTES_MAX + 1);
         assert!(refused(&|order| order.machine.image_name = long.clone()));
         let forward: PortForward = "8080:80".parse().unwrap();
