@@ -102,6 +102,8 @@ pub(crate) enum Heard {
     Runs,
     /// The machine went on elsewhere without what was done here since: it writes this down, and keeps that.
     Fence(Turn),
+    /// The machine went on where it comes from: it removes its copy, which never went on.
+    Void,
     /// It has nothing that is meant.
     Stale,
 }
@@ -151,8 +153,9 @@ pub(crate) fn heard(here: Option<&Turn>, number: u64, given: bool, from: &Peer) 
         Side::Arriving { from: known } if is(known, from) => match number.cmp(&turn.number) {
             std::cmp::Ordering::Equal if given => Heard::Takes(turn.taken(from)),
             std::cmp::Ordering::Equal => Heard::Ready,
-            std::cmp::Ordering::Greater if !given => Heard::Bring,
-            _ => Heard::Stale,
+            std::cmp::Ordering::Greater if given => Heard::Void,
+            std::cmp::Ordering::Greater => Heard::Bring,
+            std::cmp::Ordering::Less => Heard::Stale,
         },
         // whoever gave it went on without it
         Side::Here {

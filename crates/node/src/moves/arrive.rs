@@ -103,11 +103,12 @@ impl Moves {
             }),
             (Heard::Takes(_), Some(entry)) => self.take(&entry, order.number, &from),
             (Heard::Runs, Some(entry)) => Ok(runs(&entry)),
-            (Heard::Fence(_), Some(entry)) => {
+            (Heard::Fence(_) | Heard::Void, Some(entry)) => {
                 let operation = entry.begin(Task::Move)?;
-                let now = operation.turn();
-                if let Heard::Fence(turn) = heard(now.as_ref(), order.number, given, &from) {
-                    self.fence(&operation, turn)?;
+                match heard(operation.turn().as_ref(), order.number, given, &from) {
+                    Heard::Fence(turn) => self.fence(&operation, turn)?,
+                    Heard::Void => self.machines.remove(&operation, true)?,
+                    _ => {}
                 }
                 Ok(Reply::Stale)
             }

@@ -198,6 +198,11 @@ impl World {
                 self.fences(there, turn);
                 stale = true;
             }
+            Heard::Void => {
+                assert!(self.forced, "what was given is this copy");
+                self.nodes[there] = None;
+                stale = true;
+            }
             Heard::Stale => stale = true,
         }
         if cut == Cut::Answer {
@@ -308,7 +313,8 @@ proptest! {
 fn what_is_said_of_another_hand_over_or_by_another_node_changes_nothing() {
     let arriving = Turn::arrived(KEY, 3, peer(0));
     assert_eq!(heard(Some(&arriving), 2, true, &peer(0)), Heard::Stale);
-    assert_eq!(heard(Some(&arriving), 4, true, &peer(0)), Heard::Stale);
+    // its user had it go on where it comes from
+    assert_eq!(heard(Some(&arriving), 4, true, &peer(0)), Heard::Void);
     assert_eq!(heard(Some(&arriving), 3, true, &peer(1)), Heard::Stale);
     assert_eq!(heard(None, 3, true, &peer(0)), Heard::Stale);
     // a void that was said of the offer before this one
