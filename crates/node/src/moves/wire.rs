@@ -27,6 +27,8 @@ const RECALLS: &str = "/v1/moves/recall";
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
 const WORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to see whether a machine could come: at first a QEMU is started to ask what it can load.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may take to let a guest go on: as long as a clone may take to start.
 const GO_TIMEOUT: Duration = Duration::from_secs(130);
 
@@ -248,7 +250,8 @@ impl Question {
 pub(super) fn order(cluster: &Cluster, to: &Peer, order: &Order) -> Result<Reply, Silence> {
     let limit = match order.word {
         Word::Given => GO_TIMEOUT,
-        Word::Asked { .. } | Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
+        Word::Asked { .. } => LOOK_TIMEOUT,
+        Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
     };
     say(cluster, to, ORDERS, order, limit)
 }
