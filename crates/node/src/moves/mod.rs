@@ -218,7 +218,9 @@ impl Moves {
         }
         operation.answers()?;
         let (mut report, _events) = Report::new();
-        let never_went_on = operation.turn().is_some_and(|turn| turn.is_due());
+        // one that was never let go on here is what came, which has no memory of this node's over it
+        let due = operation.turn().is_some_and(|turn| turn.is_due());
+        let never_went_on = due || operation.record().own_layers == 0;
         if operation.is_parked() && !never_went_on {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
