@@ -89,6 +89,12 @@ impl Moves {
         }
         let turn = here.as_ref().and_then(|entry| entry.turn());
         let given = order.word == Word::Given;
+        if given && here.is_none() && self.inventory.any_left_alone() {
+            return Err(busy(
+                "it may be one of the machines here whose records can't be read",
+                "floe ps there shows them",
+            ));
+        }
         match (heard(turn.as_ref(), order.number, given, &from), here) {
             (Heard::Bring, here) => {
                 if let Some(entry) = here {
