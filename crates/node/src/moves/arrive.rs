@@ -110,7 +110,9 @@ impl Moves {
             (Heard::Takes(_), Some(entry)) => self.take(&entry, order.number, &from),
             (Heard::Runs, Some(entry)) => Ok(runs(&entry)),
             (Heard::Fence(_) | Heard::Void, Some(entry)) => {
-                let operation = entry.begin(Task::Move)?;
+                let Some(operation) = self.begin(&entry, Task::Move)? else {
+                    return Ok(Reply::Stale);
+                };
                 match heard(operation.turn().as_ref(), order.number, given, &from) {
                     Heard::Fence(turn) => self.fence(&operation, turn)?,
                     Heard::Void => self.machines.remove(&operation, true)?,
@@ -324,7 +326,9 @@ impl Moves {
 
     /// Takes a machine that is given, and lets it go on.
     fn take(&self, entry: &Arc<Entry>, number: u64, from: &Peer) -> Result<Reply, NodeError> {
-        let operation = entry.begin(Task::Move)?;
+        let Some(operation) = self.begin(entry, Task::Move)? else {
+            return Ok(Reply::Stale);
+        };
         match heard(operation.turn().as_ref(), number, true, from) {
             Heard::Takes(turn) => {
                 operation.update(|record| record.turn = Some(turn))?;
@@ -349,11 +353,14 @@ impl Moves {
 
     /// Removes a copy that was never given.
     pub(super) fn drop_copy(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
-        let operation = entry.begin(Task::Move)?;
-        let side = operation.turn().map(|turn| turn.side);
-        match side {
-            Some(Side::Arriving { .. }) => self.machines.remove(&operation, true),
-            _ => Ok(()),
+        let operation = self.begin(entry, Task::Move)?;
+        let is_copy = |operation: &Operation| {
+            let side = operation.turn().map(|turn| turn.side);
+            matches!(side, Some(Side::Arriving { .. }))
+        };
+        match operation.filter(is_copy) {
+            Some(operation) => self.machines.remove(&operation, true),
+            None => Ok(()),
         }
     }
 }

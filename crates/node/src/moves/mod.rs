@@ -157,7 +157,13 @@ impl Moves {
 
     /// Lets a machine go on here, since the other node is gone for good.
     fn force(&self, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
-        let operation = self.inventory.get(name)?.begin(Task::Move)?;
+        let entry = self.inventory.get(name)?;
+        let operation = self.begin(&entry, Task::Move)?.ok_or_else(|| {
+            busy(
+                format!("machine {name} is gone from here just now"),
+                "floe ps, here and on the other node, shows where it is",
+            )
+        })?;
         let turn = operation.turn();
         let Some(forced) = turn.as_ref().and_then(Turn::forces) else {
             return Err(usage(
@@ -277,6 +283,14 @@ impl Moves {
             "asks where a machine is"
         );
         Ok(answer)
+    }
+
+    /// Begins an operation on a machine that was found; nothing if it is gone by now. Its name and directory may be another's then.
+    fn begin(&self, entry: &Arc<Entry>, what: Task) -> Result<Option<Operation>, NodeError> {
+        let operation = entry.begin(what)?;
+        let named = self.inventory.get(operation.name.as_str());
+        let is_there = named.is_ok_and(|named| Arc::ptr_eq(&named, entry));
+        Ok(is_there.then_some(operation))
     }
 
     /// Finds a machine by its key.

@@ -107,11 +107,8 @@ impl Moves {
 
     /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
     fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
-        let operation = entry.begin(Task::Settle)?;
-        let named = self.inventory.get(operation.name.as_str());
-        let is_there = named.is_ok_and(|named| Arc::ptr_eq(&named, entry));
-        let stands_so = is_there && operation.turn().as_ref() == Some(turn);
-        Ok(stands_so.then_some(operation))
+        let operation = self.begin(entry, Task::Settle)?;
+        Ok(operation.filter(|operation| operation.turn().as_ref() == Some(turn)))
     }
 
     /// Says again that a machine is given.
