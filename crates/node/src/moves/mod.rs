@@ -171,6 +171,9 @@ impl Moves {
                 format!("floe ps {name} shows how it stands"),
             ));
         };
+        if let Some(turn) = &turn {
+            self.check_forces(name, turn)?;
+        }
         if let Some(peer) = turn.as_ref().and_then(Turn::peer) {
             report.note(format!(
                 "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \

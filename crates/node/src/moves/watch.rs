@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     cluster::Member,
-    error::NodeError,
+    error::{NodeError, refused},
     inventory::{
         Entry, Operation,
         afterwards::wait_after,
@@ -169,6 +169,34 @@ impl Moves {
             Told::Waits => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Refuses to force a copy that was never given, if the node that it comes from is there and has no such machine any more: that went on
+    /// from there, perhaps to a third node, and nobody would ever tell this one that it is too late.
+    pub(super) fn check_forces(&self, name: &str, turn: &Turn) -> Result<(), NodeError> {
+        let Side::Arriving { from } = &turn.side else {
+            return Ok(());
+        };
+        let question = Question {
+            key: turn.key.clone(),
+            number: turn.number,
+        };
+        let is_gone = !self.was_removed(from)
+            && wire::question(&self.cluster, from, &question).is_ok_and(|a| a == Answer::Gone);
+        match is_gone {
+            false => Ok(()),
+            true => Err(refused(
+                format!(
+                    "{0} has no {name} any more, and has not given it to this node",
+                    from.name
+                ),
+                format!(
+                    "floe rm {name} removes the copy; if {0} has lost its machines, take it out of the cluster first: floe cluster \
+                     revoke {0}",
+                    from.name
+                ),
+            )),
+        }
     }
 
     /// Whether a node that was a member of this node's cluster is none any more.
