@@ -69,8 +69,8 @@ impl Moves {
         *tries = still;
     }
 
-    /// Does the next step for a machine. Returns whether anything came of it. The other node is asked before the operation begins: what users
-    /// want of the machine does not wait for the network.
+    /// Does the next step for a machine. Returns whether anything came of it. The other node is asked before the operation begins: what
+    /// users want of the machine does not wait for the network.
     fn look_after(&self, entry: &Arc<Entry>) -> Result<bool, NodeError> {
         let Some(turn) = entry.turn() else {
             return Ok(false);
