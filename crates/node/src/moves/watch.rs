@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     cluster::Member,
-    error::{NodeError, refused},
+    error::{NodeError, busy, refused},
     inventory::{
         Entry, Operation,
         afterwards::wait_after,
@@ -171,8 +171,8 @@ impl Moves {
         Ok(true)
     }
 
-    /// Refuses to force a copy that was never given, if the node that it comes from is there and has no such machine any more: that went on
-    /// from there, perhaps to a third node, and nobody would ever tell this one that it is too late.
+    /// Refuses to force a copy that was not given if the node that it comes from is there: that one may have the machine go on, and move to
+    /// a third node, and then nobody would ever tell this one that it is too late.
     pub(super) fn check_forces(&self, name: &str, turn: &Turn) -> Result<(), NodeError> {
         let Side::Arriving { from } = &turn.side else {
             return Ok(());
@@ -181,19 +181,23 @@ impl Moves {
             key: turn.key.clone(),
             number: turn.number,
         };
-        let is_gone = !self.was_removed(from)
-            && wire::question(&self.cluster, from, &question).is_ok_and(|a| a == Answer::Gone);
-        match is_gone {
-            false => Ok(()),
-            true => Err(refused(
+        if self.was_removed(from) {
+            return Ok(());
+        }
+        let node = &from.name;
+        match wire::question(&self.cluster, from, &question) {
+            Err(_) | Ok(Answer::Given) => Ok(()),
+            Ok(Answer::Wait | Answer::Void) => Err(busy(
+                format!("{node} is there, and has not given {name} to this node"),
+                format!("floe ps there shows how {name} stands"),
+            )),
+            Ok(Answer::Gone) => Err(refused(
                 format!(
-                    "{0} has no {name} any more, and has not given it to this node",
-                    from.name
+                    "{node} is there, has no {name} any more, and has not given it to this node"
                 ),
                 format!(
-                    "floe rm {name} removes the copy; if {0} has lost its machines, take it out of the cluster first: floe cluster \
-                     revoke {0}",
-                    from.name
+                    "floe rm {name} removes the copy; if {node} has lost its machines, take it out of the cluster first: floe cluster \
+                     revoke {node}"
                 ),
             )),
         }
