@@ -10,7 +10,7 @@ use super::output::bytes;
 use super::power::Turns;
 use super::{Context, args, progress};
 use floe_api::client::Client;
-use floe_api::{MachineStatus, MoveReport, MoveRequest, RecallRequest};
+use floe_api::{MachineInfo, MachineStatus, MoveReport, MoveRequest, RecallRequest};
 
 /// Move machines to another node of the cluster, where they go on with their memory, disks, names, ports and limits
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub struct Move {
     /// The machines
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     machines: Vec<String>,
-    /// All machines of this node that are not stopped
+    /// All machines of this node that are not stopped, but those that another node has or may have
     #[arg(long, conflicts_with = "here")]
     all: bool,
     /// The node, by its name in the cluster or by https://ADDRESS:PORT
@@ -106,11 +106,16 @@ impl Recall {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let request = RecallRequest { from: self.from };
         let turns = Turns::take(cx, &self.machines, |client, name| {
-            progress::follow(cx.out, client.recall(name, &request)?)?;
-            match cx.out.json {
-                true => Ok::<_, CliError>(()),
-                false => cx.out.text(&format!("{name} is back\n")),
+            let done = progress::follow(cx.out, client.recall(name, &request)?)?;
+            if cx.out.json {
+                return Ok::<_, CliError>(());
             }
+            let is_parked = |machine: MachineInfo| machine.status == MachineStatus::Parked;
+            let more = match done.outcome.machine.is_some_and(is_parked) {
+                true => format!(", and is parked: floe wake {name} lets it go on"),
+                false => String::new(),
+            };
+            cx.out.text(&format!("{name} is back{more}\n"))
         })?;
         Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
     }
@@ -121,6 +126,8 @@ fn not_stopped(client: &Client) -> Result<Vec<String>, CliError> {
     let stopped = [MachineStatus::Stopped, MachineStatus::Failed];
     let machines = client.machines()?.machines.into_iter();
     let machines = machines.filter(|machine| !stopped.contains(&machine.status));
+    // those that another node has, or may have, are not this one's to give
+    let machines = machines.filter(|machine| machine.moves.is_none());
     Ok(machines.map(|machine| machine.name).collect())
 }
 

@@ -56,6 +56,18 @@ fn moved(node: &TestNode, request: &MoveRequest) -> Result<Outcome, ClientError>
     events.finish(|_| ())
 }
 
+/// Moves the machine to the other node once nothing is left to be done of the move before.
+fn moves_again(nodes: &[TestNode; 2], from: usize) -> MoveReport {
+    let mut last = None;
+    eventually("it can move again", || {
+        let ended = moved(&nodes[from], &to(1 - from)).map_err(|error| error.to_api());
+        let busy = matches!(&ended, Err(error) if error.code == ErrorCode::Busy);
+        last = Some(ended);
+        !busy
+    });
+    last.unwrap().unwrap().moved.unwrap()
+}
+
 /// What a node has of the machine.
 fn web(node: &TestNode) -> Option<MachineInfo> {
     let machines = node.client().machines().unwrap().machines;
@@ -148,14 +160,7 @@ fn a_machine_moves_with_all_that_it_is_and_only_what_the_other_node_lacks_is_sen
     assert!(nodes[1].console("web").contains("kept-on-disk"));
 
     // and back, where what it was is kept: the other node forgets its copy before it can
-    let mut back = None;
-    eventually("it can move again", || {
-        let ended = moved(&nodes[1], &to(0));
-        let busy = matches!(&ended, Err(error) if error.to_api().code == ErrorCode::Busy);
-        back = Some(ended);
-        !busy
-    });
-    let second = back.unwrap().unwrap().moved.unwrap();
+    let second = moves_again(&nodes, 1);
     eprintln!("{second:?}");
     assert!(second.wire_bytes < report.wire_bytes);
     assert_eq!(place(&nodes), Some(0));
@@ -316,6 +321,13 @@ fn a_machine_goes_on_here_if_the_other_node_is_gone_and_that_one_is_fenced_when_
             code(&nodes[there], 5, &["start", "web"]);
         }
         remembers(&nodes[from], 300);
+        // once that node has said that it has nothing that goes on, the machine moves there again
+        if web(&nodes[there]).is_some() {
+            code(&nodes[there], 0, &["rm", "web"]);
+        }
+        moves_again(&nodes, from);
+        assert_eq!(place(&nodes), Some(there));
+        remembers(&nodes[there], 400);
         return;
     }
     panic!("the other node was always faster");

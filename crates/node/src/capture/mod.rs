@@ -18,7 +18,7 @@ use crate::{
     core::Core,
     error::{NodeError, failed, usage},
     files::save_manifest,
-    images::{FORK_LABEL, Images, finish, parse_name, sources::Found},
+    images::{FORK_LABEL, Images, PARK_LABEL, finish, parse_name, sources::Found},
     inventory::{
         Inventory, Operation,
         lifecycle::{Event, Gone, Task},
@@ -186,8 +186,11 @@ impl Captures {
         let pause_ms = millis(captured.pause.total());
         self.rebase(operation, &disks, &captured.frozen, &id)?;
         report.stage("rebase")?;
-        let news = News::ImageCaptured(operation.name.to_string());
-        self.core.tell(&id.short(), &news);
+        // one that no list shows is not told of
+        if !taking.labels.contains_key(PARK_LABEL) {
+            let news = News::ImageCaptured(operation.name.to_string());
+            self.core.tell(&id.short(), &news);
+        }
         if let Some(paused) = paused {
             operation.drive(Event::Stops)?;
             paused.ended();

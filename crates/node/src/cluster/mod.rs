@@ -27,6 +27,7 @@ mod trust;
 mod upkeep;
 
 pub(crate) use call::{Ask, ask, ask_server};
+pub(crate) use record::check_name;
 pub(crate) use remote::{End, Failed, Remote};
 pub(crate) use roster::Member;
 pub(crate) use routes::router;

@@ -17,7 +17,8 @@
 //!
 //! A node that is gone for good leaves the other one waiting. Its user may then *force* the machine here. That is the one way in which
 //! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
-//! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing.
+//! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing. The side on which the machine
+//! was forced says so until the other has heard it; before that the machine moves nowhere.
 
 use ::core::net::SocketAddr;
 use floe_api::{MachineMove, MoveStanding};
@@ -52,6 +53,10 @@ pub struct Turn {
     /// Whether it was parked before this hand-over: it is parked after it, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parked: bool,
+    /// The node to which it was given when its user had it go on here, until that node has said that it has nothing of it that goes on.
+    /// Before that the machine moves nowhere: that node would find nobody who tells it that it is too late, and run on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Peer>,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -97,6 +102,8 @@ pub(crate) enum Heard {
     Runs,
     /// The machine went on elsewhere without what was done here since: it writes this down, and keeps that.
     Fence(Turn),
+    /// The machine went on where it comes from: it removes its copy, which never went on.
+    Void,
     /// It has nothing that is meant.
     Stale,
 }
@@ -146,8 +153,9 @@ pub(crate) fn heard(here: Option<&Turn>, number: u64, given: bool, from: &Peer) 
         Side::Arriving { from: known } if is(known, from) => match number.cmp(&turn.number) {
             std::cmp::Ordering::Equal if given => Heard::Takes(turn.taken(from)),
             std::cmp::Ordering::Equal => Heard::Ready,
-            std::cmp::Ordering::Greater if !given => Heard::Bring,
-            _ => Heard::Stale,
+            std::cmp::Ordering::Greater if given => Heard::Void,
+            std::cmp::Ordering::Greater => Heard::Bring,
+            std::cmp::Ordering::Less => Heard::Stale,
         },
         // whoever gave it went on without it
         Side::Here {
@@ -189,6 +197,7 @@ impl Turn {
             side: Side::Offered { to },
             home: before.and_then(|turn| turn.home.clone()),
             parked: false,
+            late: None,
         }
     }
 
@@ -200,6 +209,7 @@ impl Turn {
             home: Some(from.clone()),
             side: Side::Arriving { from },
             parked: false,
+            late: None,
         }
     }
 
@@ -225,8 +235,9 @@ impl Turn {
     pub(crate) fn forces(&self) -> Option<Turn> {
         match &self.side {
             // the other side may run by this number, and knows by the next one that it is too late
-            Side::Away { .. } => Some(Turn {
+            Side::Away { to } => Some(Turn {
                 number: self.number.saturating_add(1),
+                late: Some(to.clone()),
                 ..self.with(Side::Here {
                     owes: None,
                     due: !self.parked,
@@ -273,7 +284,7 @@ impl Turn {
     /// Whether anything is to be done for it that nobody may be doing.
     pub(crate) fn is_open(&self) -> bool {
         match &self.side {
-            Side::Here { owes, due } => owes.is_some() || *due,
+            Side::Here { owes, due } => owes.is_some() || *due || self.late.is_some(),
             Side::Fenced => false,
             Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. } => true,
         }
@@ -300,6 +311,14 @@ impl Turn {
             (Side::Away { .. }, _) => Answer::Given,
             (Side::Here { .. }, _) => Answer::Void,
             (Side::Offered { .. } | Side::Arriving { .. } | Side::Fenced, _) => Answer::Wait,
+        }
+    }
+
+    /// The node that was too late has nothing of it that goes on: returns what is written then.
+    pub(crate) fn has_told(&self) -> Turn {
+        Turn {
+            late: None,
+            ..self.clone()
         }
     }
 
@@ -356,8 +375,8 @@ impl Turn {
                 from.name
             ),
             Side::Fenced => format!(
-                "it went on elsewhere without what it did here since: that is kept as an image (floe image ls), and floe rm {name} removes \
-                 the rest"
+                "it went on elsewhere without what it did here since: that is kept as an image (floe image ls), or on its disks if it had \
+                 been stopped; floe rm {name} removes the rest"
             ),
         })
     }

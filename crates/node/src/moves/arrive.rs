@@ -89,6 +89,12 @@ impl Moves {
         }
         let turn = here.as_ref().and_then(|entry| entry.turn());
         let given = order.word == Word::Given;
+        if given && here.is_none() && self.inventory.any_left_alone() {
+            return Err(busy(
+                "it may be one of the machines here whose records can't be read",
+                "floe ps there shows them",
+            ));
+        }
         match (heard(turn.as_ref(), order.number, given, &from), here) {
             (Heard::Bring, here) => {
                 if let Some(entry) = here {
@@ -103,11 +109,14 @@ impl Moves {
             }),
             (Heard::Takes(_), Some(entry)) => self.take(&entry, order.number, &from),
             (Heard::Runs, Some(entry)) => Ok(runs(&entry)),
-            (Heard::Fence(_), Some(entry)) => {
-                let operation = entry.begin(Task::Move)?;
-                let now = operation.turn();
-                if let Heard::Fence(turn) = heard(now.as_ref(), order.number, given, &from) {
-                    self.fence(&operation, turn)?;
+            (Heard::Fence(_) | Heard::Void, Some(entry)) => {
+                let Some(operation) = self.begin(&entry, Task::Move)? else {
+                    return Ok(Reply::Stale);
+                };
+                match heard(operation.turn().as_ref(), order.number, given, &from) {
+                    Heard::Fence(turn) => self.fence(&operation, turn)?,
+                    Heard::Void => self.machines.remove(&operation, true)?,
+                    _ => {}
                 }
                 Ok(Reply::Stale)
             }
@@ -264,9 +273,11 @@ impl Moves {
             self.keep_copy(&order.key, *image, AHEAD_KEPT);
             return Ok(brought.wire_bytes);
         }
-        self.make(order, &found, by)?;
-        // only now, or it would be taken for what no machine needs
+        // another hand-over may have begun meanwhile
+        let made = report.check().and_then(|()| self.make(order, &found, by));
+        // only now, or it would be taken for what no machine needs; if there is no machine, it goes
         self.parks.is_memory(*image);
+        made?;
         self.copies.lock().remove(&order.key);
         Ok(brought.wire_bytes)
     }
@@ -315,7 +326,9 @@ impl Moves {
 
     /// Takes a machine that is given, and lets it go on.
     fn take(&self, entry: &Arc<Entry>, number: u64, from: &Peer) -> Result<Reply, NodeError> {
-        let operation = entry.begin(Task::Move)?;
+        let Some(operation) = self.begin(entry, Task::Move)? else {
+            return Ok(Reply::Stale);
+        };
         match heard(operation.turn().as_ref(), number, true, from) {
             Heard::Takes(turn) => {
                 operation.update(|record| record.turn = Some(turn))?;
@@ -340,11 +353,14 @@ impl Moves {
 
     /// Removes a copy that was never given.
     pub(super) fn drop_copy(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
-        let operation = entry.begin(Task::Move)?;
-        let side = operation.turn().map(|turn| turn.side);
-        match side {
-            Some(Side::Arriving { .. }) => self.machines.remove(&operation, true),
-            _ => Ok(()),
+        let operation = self.begin(entry, Task::Move)?;
+        let is_copy = |operation: &Operation| {
+            let side = operation.turn().map(|turn| turn.side);
+            matches!(side, Some(Side::Arriving { .. }))
+        };
+        match operation.filter(is_copy) {
+            Some(operation) => self.machines.remove(&operation, true),
+            None => Ok(()),
         }
     }
 }

@@ -199,6 +199,19 @@ impl Moves {
                 ),
             ));
         }
+        let late = record.turn.as_ref().and_then(|turn| turn.late.as_ref());
+        if let Some(late) = late.filter(|late| !self.was_removed(late)) {
+            return Err(busy(
+                format!(
+                    "{} may have {name} run too: it has not heard yet that {name} went on here",
+                    late.name
+                ),
+                format!(
+                    "try again once {0} answers; if {0} is gone for good, take it out of the cluster: floe cluster revoke {0}",
+                    late.name
+                ),
+            ));
+        }
         if !operation.is_parked() {
             operation.vm()?;
         }
@@ -214,6 +227,12 @@ impl Moves {
                     "machine {name} is here on the order of another node, which looks after it"
                 ),
                 "move what its user made there",
+            ));
+        }
+        let family = record.family.as_ref();
+        if family.is_some_and(|family| family.ends_unix_s.is_some()) {
+            report.note(format!(
+                "the other node does not know when {name} is to be removed (--ttl)"
             ));
         }
         if !record.host_access.is_none() {

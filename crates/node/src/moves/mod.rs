@@ -30,7 +30,7 @@ use crate::{
     capture::{Captures, Taking},
     cluster::Cluster,
     core::Core,
-    error::{NodeError, usage},
+    error::{NodeError, busy, usage},
     fork::Forks,
     images::{ImageUser, Images, parse_name},
     inventory::{
@@ -44,8 +44,8 @@ use crate::{
     report::Report,
 };
 use arrive::Bringing;
-use floe_api::{MoveRequest, Outcome};
-use floe_image::Hash;
+use floe_api::{MoveRequest, Outcome, RestartPolicy};
+use floe_image::{Hash, ImageName};
 use parking_lot::Mutex;
 use recall::Ended;
 use std::{
@@ -157,7 +157,13 @@ impl Moves {
 
     /// Lets a machine go on here, since the other node is gone for good.
     fn force(&self, name: &str, report: &mut Report) -> Result<Outcome, NodeError> {
-        let operation = self.inventory.get(name)?.begin(Task::Move)?;
+        let entry = self.inventory.get(name)?;
+        let operation = self.begin(&entry, Task::Move)?.ok_or_else(|| {
+            busy(
+                format!("machine {name} is gone from here just now"),
+                "floe ps, here and on the other node, shows where it is",
+            )
+        })?;
         let turn = operation.turn();
         let Some(forced) = turn.as_ref().and_then(Turn::forces) else {
             return Err(usage(
@@ -165,6 +171,9 @@ impl Moves {
                 format!("floe ps {name} shows how it stands"),
             ));
         };
+        if let Some(turn) = &turn {
+            self.check_forces(name, turn)?;
+        }
         if let Some(peer) = turn.as_ref().and_then(Turn::peer) {
             report.note(format!(
                 "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \
@@ -206,15 +215,28 @@ impl Moves {
 
     /// Keeps what a machine did here after it had gone on elsewhere, as an image, and ends it. It never goes on here.
     fn fence(&self, operation: &Operation, turn: Turn) -> Result<(), NodeError> {
+        // one that has a QEMU which does not answer may be running, and is tried again
+        if operation.waits_for_adoption() {
+            return Err(busy(
+                format!(
+                    "the QEMU of machine {} does not answer this node yet",
+                    operation.name
+                ),
+                "try again in a moment",
+            ));
+        }
+        operation.answers()?;
         let (mut report, _events) = Report::new();
-        let never_went_on = operation.turn().is_some_and(|turn| turn.is_due());
+        // one that was never let go on here is what came, which has no memory of this node's over it
+        let due = operation.turn().is_some_and(|turn| turn.is_due());
+        let never_went_on = due || operation.record().own_layers == 0;
         if operation.is_parked() && !never_went_on {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
         let mut kept = String::new();
         if operation.state().vm.is_some() {
-            kept = format!("{}-late-{}", operation.name, turn.number);
-            let name = parse_name(&kept)?;
+            let name = self.late_name(operation.name.as_str(), turn.number)?;
+            kept = name.name().to_owned();
             let labels = BTreeMap::new();
             let taking = Taking {
                 stop: true,
@@ -226,9 +248,26 @@ impl Moves {
             };
             self.captures.take(operation, &taking, &mut report)?;
         }
-        operation.update(|record| record.turn = Some(turn))?;
+        operation.update(|record| {
+            record.turn = Some(turn);
+            // it is not tried to start it again
+            record.afterwards.restart = RestartPolicy::No;
+            record.afterwards = record.afterwards.stopped();
+        })?;
         self.core.tell(operation.name.as_str(), &News::Fenced(kept));
         Ok(())
+    }
+
+    /// Returns a name for what a machine did too late: one that no image has, so that what is kept of another keeps its name.
+    fn late_name(&self, machine: &str, number: u64) -> Result<ImageName, NodeError> {
+        let tags = self.images.repo.tags()?;
+        let mut name = parse_name(&format!("{machine}-late-{number}"))?;
+        let mut more = 2u64;
+        while tags.iter().any(|tag| tag.name == name) {
+            name = parse_name(&format!("{machine}-late-{number}.{more}"))?;
+            more += 1;
+        }
+        Ok(name)
     }
 
     /// Answers a member that asks where a machine is that comes from here.
@@ -247,6 +286,14 @@ impl Moves {
             "asks where a machine is"
         );
         Ok(answer)
+    }
+
+    /// Begins an operation on a machine that was found; nothing if it is gone by now. Its name and directory may be another's then.
+    fn begin(&self, entry: &Arc<Entry>, what: Task) -> Result<Option<Operation>, NodeError> {
+        let operation = entry.begin(what)?;
+        let named = self.inventory.get(operation.name.as_str());
+        let is_there = named.is_ok_and(|named| Arc::ptr_eq(&named, entry));
+        Ok(is_there.then_some(operation))
     }
 
     /// Finds a machine by its key.

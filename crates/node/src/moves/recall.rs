@@ -89,7 +89,13 @@ impl Moves {
                 return Ok(Recalled::UnderWay);
             };
             self.recalls.lock().remove(&key);
-            return ended.map(|()| Recalled::Given).map_err(NodeError::from);
+            // it is over: who asks is told so, and does not ask again as of what is busy for a moment
+            return ended
+                .map(|()| Recalled::Given)
+                .map_err(|error| match error.code {
+                    ErrorCode::Busy => failed(error.message, error.fix),
+                    _ => error.into(),
+                });
         }
         // who did not give it is told that there is none
         let absent = || not_found(format!("there is no machine {} of yours", asked.name), "");

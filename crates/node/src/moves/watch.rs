@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     cluster::Member,
-    error::NodeError,
+    error::{NodeError, busy, refused},
     inventory::{
         Entry, Operation,
         afterwards::wait_after,
@@ -69,48 +69,78 @@ impl Moves {
         *tries = still;
     }
 
-    /// Does the next step for a machine. Returns whether anything came of it.
+    /// Does the next step for a machine. Returns whether anything came of it. The other node is asked before the operation begins: what
+    /// users want of the machine does not wait for the network.
     fn look_after(&self, entry: &Arc<Entry>) -> Result<bool, NodeError> {
-        let operation = entry.begin(Task::Move)?;
-        let Some(turn) = operation.turn() else {
+        let Some(turn) = entry.turn() else {
             return Ok(false);
         };
         match &turn.side {
-            // the call that offered it is over, and has not given it away
-            Side::Offered { .. } => Ok(self.take_back(&operation)),
-            Side::Away { to } => self.says_given(&operation, &turn, to),
+            Side::Away { to } => self.says_given(entry, &turn, to),
+            // a node was killed between its record and its guest
             Side::Here { owes, .. } if turn.is_due() => {
-                // a node was killed between its record and its guest
+                let Some(operation) = self.settles(entry, &turn)? else {
+                    return Ok(false);
+                };
                 match owes {
                     Some(from) => drop(self.comes(&operation, from)),
                     None => drop(self.go_on(&operation)),
                 }
                 Ok(true)
             }
+            // the call that offered it is over, and has not given it away
+            Side::Offered { .. } => {
+                let operation = self.settles(entry, &turn)?;
+                Ok(operation.is_some_and(|operation| self.take_back(&operation)))
+            }
             Side::Here {
                 owes: Some(from), ..
             }
-            | Side::Arriving { from } => self.asks(&operation, &turn, from),
-            Side::Here { owes: None, .. } | Side::Fenced => Ok(false),
+            | Side::Arriving { from } => self.asks(entry, &turn, from),
+            Side::Here { owes: None, .. } => match &turn.late {
+                Some(late) => self.tells_late(entry, &turn, late),
+                None => Ok(false),
+            },
+            Side::Fenced => Ok(false),
         }
+    }
+
+    /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
+    fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
+        let operation = self.begin(entry, Task::Settle)?;
+        Ok(operation.filter(|operation| operation.turn().as_ref() == Some(turn)))
     }
 
     /// Says again that a machine is given.
-    fn says_given(&self, operation: &Operation, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
-        let order = Order {
-            key: turn.key.clone(),
-            number: turn.number,
-            word: Word::Given,
-            machine: Travels::of(&operation.record()),
-        };
-        match wire::order(&self.cluster, to, &order)? {
-            Reply::Runs { .. } => self.forget(operation, to, false).map(|()| true),
-            _ => Ok(false),
+    fn says_given(&self, entry: &Arc<Entry>, turn: &Turn, to: &Peer) -> Result<bool, NodeError> {
+        let reply = wire::order(&self.cluster, to, &given(entry, turn))?;
+        if !matches!(reply, Reply::Runs { .. }) {
+            return Ok(false);
         }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        self.forget(&operation, to, false).map(|()| true)
+    }
+
+    /// Tells the node that a machine was given to that its user had it go on here: a later hand-over was given, and not to that node.
+    fn tells_late(&self, entry: &Arc<Entry>, turn: &Turn, late: &Peer) -> Result<bool, NodeError> {
+        let has_heard = match self.was_removed(late) {
+            true => true, // it is heard no more
+            false => wire::order(&self.cluster, late, &given(entry, turn))? == Reply::Stale,
+        };
+        if !has_heard {
+            return Ok(false);
+        }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        operation.update(|record| record.turn = Some(turn.has_told()))?;
+        Ok(true)
     }
 
     /// Asks where a machine is that comes from another node, and does what follows.
-    fn asks(&self, operation: &Operation, turn: &Turn, from: &Peer) -> Result<bool, NodeError> {
+    fn asks(&self, entry: &Arc<Entry>, turn: &Turn, from: &Peer) -> Result<bool, NodeError> {
         let question = Question {
             key: turn.key.clone(),
             number: turn.number,
@@ -119,24 +149,73 @@ impl Moves {
             true => Answer::Gone, // it is heard no more
             false => wire::question(&self.cluster, from, &question)?,
         };
-        match turn.told(question.number, answer) {
+        let told = turn.told(question.number, answer);
+        if told == Told::Waits {
+            return Ok(false);
+        }
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(false);
+        };
+        match told {
             Told::Becomes(next) => {
                 let comes = !turn.is_here();
                 operation.update(|record| record.turn = Some(next))?;
                 if comes {
-                    drop(self.comes(operation, from));
+                    drop(self.comes(&operation, from));
                 }
             }
-            Told::Drop => self.machines.remove(operation, true)?,
-            Told::Fence(next) => self.fence(operation, next)?,
+            Told::Drop => self.machines.remove(&operation, true)?,
+            Told::Fence(next) => self.fence(&operation, next)?,
             Told::Waits => return Ok(false),
         }
         Ok(true)
     }
 
+    /// Refuses to force a copy that was not given if the node that it comes from is there: that one may have the machine go on, and move to
+    /// a third node, and then nobody would ever tell this one that it is too late.
+    pub(super) fn check_forces(&self, name: &str, turn: &Turn) -> Result<(), NodeError> {
+        let Side::Arriving { from } = &turn.side else {
+            return Ok(());
+        };
+        let question = Question {
+            key: turn.key.clone(),
+            number: turn.number,
+        };
+        if self.was_removed(from) {
+            return Ok(());
+        }
+        let node = &from.name;
+        match wire::question(&self.cluster, from, &question) {
+            Err(_) | Ok(Answer::Given) => Ok(()),
+            Ok(Answer::Wait | Answer::Void) => Err(busy(
+                format!("{node} is there, and has not given {name} to this node"),
+                format!("floe ps there shows how {name} stands"),
+            )),
+            Ok(Answer::Gone) => Err(refused(
+                format!(
+                    "{node} is there, has no {name} any more, and has not given it to this node"
+                ),
+                format!(
+                    "floe rm {name} removes the copy; if {node} has lost its machines, take it out of the cluster first: floe cluster \
+                     revoke {node}"
+                ),
+            )),
+        }
+    }
+
     /// Whether a node that was a member of this node's cluster is none any more.
-    fn was_removed(&self, peer: &Peer) -> bool {
+    pub(super) fn was_removed(&self, peer: &Peer) -> bool {
         let is_peer = |member: &Member| member.address == peer.address;
         self.cluster.own_address().is_some() && !self.cluster.others().iter().any(is_peer)
+    }
+}
+
+/// The word that a machine is given.
+fn given(entry: &Entry, turn: &Turn) -> Order {
+    Order {
+        key: turn.key.clone(),
+        number: turn.number,
+        word: Word::Given,
+        machine: Travels::of(&entry.record()),
     }
 }

@@ -27,6 +27,8 @@ const RECALLS: &str = "/v1/moves/recall";
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
 const WORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to see whether a machine could come: at first a QEMU is started to ask what it can load.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may take to let a guest go on: as long as a clone may take to start.
 const GO_TIMEOUT: Duration = Duration::from_secs(130);
 
@@ -230,6 +232,9 @@ impl Order {
                 .check()
                 .map_err(|error| usage(error.to_string(), ""))?;
         }
+        if let Some(home) = &machine.home {
+            cluster::check_name(&home.name).map_err(|why| usage(why, ""))?;
+        }
         check_park_after(machine.park_after_s)
     }
 }
@@ -245,7 +250,8 @@ impl Question {
 pub(super) fn order(cluster: &Cluster, to: &Peer, order: &Order) -> Result<Reply, Silence> {
     let limit = match order.word {
         Word::Given => GO_TIMEOUT,
-        Word::Asked { .. } | Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
+        Word::Asked { .. } => LOOK_TIMEOUT,
+        Word::Ahead { .. } | Word::Offered { .. } => WORD_TIMEOUT,
     };
     say(cluster, to, ORDERS, order, limit)
 }
@@ -336,6 +342,11 @@ mod tests {
         };
         assert!(refused(&|order| order.key = "../../etc".into()));
         assert!(refused(&|order| order.machine.park_after_s = Some(0)));
+        let home = Peer {
+            name: "no name".into(),
+            address: "10.0.0.1:7071".parse().unwrap(),
+        };
+        assert!(refused(&|order| order.machine.home = Some(home.clone())));
         let long = "a".repeat(IMAGE_NAME_BYTES_MAX + 1);
         assert!(refused(&|order| order.machine.image_name = long.clone()));
         let forward: PortForward = "8080:80".parse().unwrap();

@@ -101,9 +101,12 @@ impl Runs {
     }
 }
 
-/// Whether a machine is a clone whose time is over.
+/// Whether a machine is a clone whose time is over. One that moves to another node is that node's, or is looked at again when it is taken
+/// back.
 fn is_over(entry: &Entry, now_unix_s: u64) -> bool {
     let state = entry.state();
+    let turn = state.record.turn.as_ref();
     let family = state.record.family.as_ref();
-    family.is_some_and(|family| family.is_over(now_unix_s))
+    turn.is_none_or(|turn| !turn.is_given_or_offered())
+        && family.is_some_and(|family| family.is_over(now_unix_s))
 }

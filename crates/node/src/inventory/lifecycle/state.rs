@@ -104,6 +104,8 @@ pub(crate) enum Task {
     Rollback,
     /// It moves to another node, or comes from one.
     Move,
+    /// The node finishes what a move has left open: no user has asked for it.
+    Settle,
     /// It was made small, and gets back what was taken from it.
     Expand,
     /// The node asks the guest what it has of its hardware, after the guest or the node began anew.
@@ -121,6 +123,7 @@ impl Task {
                 | Task::Continue
                 | Task::Wake
                 | Task::ParkIdle
+                | Task::Settle
                 | Task::Expand
                 | Task::Look
         )
@@ -130,13 +133,16 @@ impl Task {
     pub fn is_unasked(self) -> bool {
         matches!(
             self,
-            Task::End | Task::Adopt | Task::Expand | Task::Look | Task::ParkIdle
+            Task::End | Task::Adopt | Task::Settle | Task::Expand | Task::Look | Task::ParkIdle
         )
     }
 
     /// Whether it can be done with what a node has of a machine that another node has, or may have.
     pub fn is_for_any_side(self) -> bool {
-        matches!(self, Task::Move | Task::Remove | Task::Adopt | Task::End)
+        matches!(
+            self,
+            Task::Move | Task::Settle | Task::Remove | Task::Adopt | Task::End
+        )
     }
 
     /// Whether it can't be done while the machine's QEMU does not answer.
@@ -200,6 +206,7 @@ impl Display for Task {
             Task::Wake => "wake",
             Task::Rollback => "rollback",
             Task::Move => "move",
+            Task::Settle => "the end of its move",
             Task::Expand => "expansion",
             Task::Look => "a look at its size",
         })

@@ -1,11 +1,12 @@
-//! Two nodes with one machine, whose words are lost and who are killed between any two of their steps.
+//! Three nodes with one machine, whose words are lost and who are killed between any two of their steps.
 
 use super::*;
 use proptest::prelude::*;
 
 const KEY: &str = "00112233445566aa";
+const NODES: usize = 3;
 /// How often each side is heard and asked until nothing is left to be done: more than the longest way through a hand-over.
-const ROUNDS: usize = 8;
+const ROUNDS: usize = 16;
 
 /// What a node has of the machine. All of it but `runs` is on its disk; a guest that runs goes on when its node is killed.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ enum Cut {
 /// What happens next, to the node of this number.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Moves(usize),
+    Moves(usize, usize),
     Says(usize, Cut),
     Asks(usize, Cut),
     Killed(usize),
@@ -42,7 +43,7 @@ enum Step {
 }
 
 struct World {
-    nodes: [Option<Has>; 2],
+    nodes: [Option<Has>; NODES],
     latest: u64,
     /// Whether a user has forced anything: only then may both run.
     forced: bool,
@@ -55,6 +56,10 @@ fn peer(number: usize) -> Peer {
     }
 }
 
+fn number(of: &Peer) -> usize {
+    (0..NODES).find(|number| peer(*number) == *of).unwrap()
+}
+
 impl World {
     fn new() -> World {
         let machine = Has {
@@ -63,7 +68,7 @@ impl World {
             wrote: 0,
         };
         World {
-            nodes: [Some(machine), None],
+            nodes: [Some(machine), None, None],
             latest: 0,
             forced: false,
         }
@@ -80,7 +85,7 @@ impl World {
     /// Lets a guest go on if that is due.
     fn goes_on(&mut self, at: usize) {
         let forced = self.forced;
-        let other_runs = self.runs(1 - at);
+        let other_runs = (0..NODES).any(|other| other != at && self.runs(other));
         let latest = self.latest;
         let Some(has) = &mut self.nodes[at] else {
             return;
@@ -98,6 +103,11 @@ impl World {
         self.nodes[at].as_ref().is_some_and(|has| has.runs)
     }
 
+    /// On how many nodes it runs.
+    fn running(&self) -> usize {
+        (0..NODES).filter(|at| self.runs(*at)).count()
+    }
+
     fn fences(&mut self, at: usize, turn: Turn) {
         assert!(self.forced, "nobody is fenced unless a user has forced");
         let has = self.nodes[at].as_mut().unwrap();
@@ -107,7 +117,7 @@ impl World {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Moves(at) => self.moves(at),
+            Step::Moves(at, to) => self.moves(at, to),
             Step::Says(at, cut) => self.says(at, cut),
             Step::Asks(at, cut) => self.asks(at, cut),
             Step::Killed(at) | Step::Back(at) => {
@@ -118,7 +128,8 @@ impl World {
                 self.goes_on(at);
             }
             Step::Forced(at) => {
-                if let Some(turn) = self.turn(at).and_then(|turn| turn.forces()) {
+                let turn = self.turn(at).filter(|turn| self.may_be_forced(turn));
+                if let Some(turn) = turn.and_then(|turn| turn.forces()) {
                     self.forced = true;
                     self.writes_down(at, turn);
                     self.goes_on(at);
@@ -131,11 +142,7 @@ impl World {
                 }
             }
         }
-        assert!(
-            self.forced || !(self.runs(0) && self.runs(1)),
-            "{:?}",
-            self.nodes
-        );
+        assert!(self.forced || self.running() <= 1, "{:?}", self.nodes);
         let newest = self.nodes.iter().flatten().map(|has| has.wrote).max();
         assert_eq!(
             newest,
@@ -144,14 +151,29 @@ impl World {
         );
     }
 
-    fn moves(&mut self, at: usize) {
+    /// A copy that was not given is forced only if the node that it comes from does not say anything else.
+    fn may_be_forced(&self, turn: &Turn) -> bool {
+        let Side::Arriving { from } = &turn.side else {
+            return true;
+        };
+        let answer = Turn::answer(self.turn(number(from)).as_ref(), turn.number);
+        answer == Answer::Given
+    }
+
+    fn moves(&mut self, at: usize, to: usize) {
+        // asked first, it says whether the machine could come
+        let left = Side::Arriving { from: peer(at) };
+        let is_left = |has: &Has| has.turn.as_ref().is_some_and(|turn| turn.side == left);
+        if at == to || !self.nodes[to].as_ref().is_none_or(is_left) {
+            return;
+        }
         let Some(has) = &mut self.nodes[at] else {
             return;
         };
         let calm = has.turn.as_ref().is_none_or(|turn| !turn.is_open());
         if has.runs && calm {
             has.runs = false;
-            let offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(1 - at));
+            let offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(to));
             has.turn = Some(offered);
         }
     }
@@ -159,11 +181,11 @@ impl World {
     /// The side that gives says its last word, again perhaps.
     fn says(&mut self, at: usize, cut: Cut) {
         let Some(turn) = self.turn(at) else { return };
-        let given = matches!(turn.side, Side::Away { .. });
+        let given = matches!(turn.side, Side::Away { .. }) || turn.late.is_some();
         if !(given || matches!(turn.side, Side::Offered { .. })) || cut == Cut::Word {
             return;
         }
-        let there = 1 - at;
+        let there = number(turn.late.as_ref().or(turn.peer()).unwrap());
         let heard = heard(self.turn(there).as_ref(), turn.number, given, &peer(at));
         let (mut ready, mut runs, mut stale) = (false, false, false);
         match heard {
@@ -194,13 +216,25 @@ impl World {
                 runs = true;
             }
             Heard::Runs => runs = true,
-            Heard::Fence(turn) => self.fences(there, turn),
+            Heard::Fence(turn) => {
+                self.fences(there, turn);
+                stale = true;
+            }
+            Heard::Void => {
+                assert!(self.forced, "what was given is this copy");
+                self.nodes[there] = None;
+                stale = true;
+            }
             Heard::Stale => stale = true,
         }
         if cut == Cut::Answer {
             return;
         }
-        if let Some(given) = turn.gives().filter(|_| ready || runs) {
+        if turn.late.is_some() {
+            if stale {
+                self.writes_down(at, turn.has_told());
+            }
+        } else if let Some(given) = turn.gives().filter(|_| ready || runs) {
             self.writes_down(at, given);
         } else if runs {
             self.nodes[at] = None;
@@ -221,7 +255,8 @@ impl World {
         if !takes || cut != Cut::None {
             return;
         }
-        let answer = Turn::answer(self.turn(1 - at).as_ref(), turn.number);
+        let from = number(turn.peer().unwrap());
+        let answer = Turn::answer(self.turn(from).as_ref(), turn.number);
         match turn.told(turn.number, answer) {
             Told::Becomes(turn) => {
                 self.writes_down(at, turn);
@@ -236,7 +271,7 @@ impl World {
     /// Has both sides speak until they have nothing more to say. Nothing is cut any more, and nodes that were killed are back.
     fn settles(&mut self) {
         for _ in 0..ROUNDS {
-            for at in [0, 1] {
+            for at in 0..NODES {
                 self.step(Step::Says(at, Cut::None));
                 self.step(Step::Asks(at, Cut::None));
             }
@@ -251,9 +286,10 @@ fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Cut::Work),
         1 => Just(Cut::Answer),
     ];
-    let step = (0..if forcing { 9u8 } else { 8 }, 0..2usize, cut);
-    let step = step.prop_map(|(kind, at, cut)| match kind {
-        0 => Step::Moves(at),
+    let node = 0..NODES;
+    let step = (0..if forcing { 9u8 } else { 8 }, node.clone(), node, cut);
+    let step = step.prop_map(|(kind, at, to, cut)| match kind {
+        0 => Step::Moves(at, to),
         1..=3 => Step::Says(at, cut),
         4 => Step::Asks(at, cut),
         5 => Step::Killed(at),
@@ -275,14 +311,21 @@ proptest! {
             world.step(step);
         }
         world.settles();
-        prop_assert!(world.runs(0) != world.runs(1), "{:?}", world.nodes);
-        let left: Vec<&Has> = world.nodes.iter().flatten().collect();
-        prop_assert_eq!(left.len(), 1, "{:?}", left);
-        prop_assert_eq!(left[0].wrote, world.latest);
-        prop_assert!(left[0].turn.as_ref().is_none_or(|turn| !turn.is_open()));
+        prop_assert_eq!(world.running(), 1, "{:?}", world.nodes);
+        for has in world.nodes.iter().flatten() {
+            let turn = has.turn.as_ref();
+            if has.runs {
+                prop_assert_eq!(has.wrote, world.latest);
+                prop_assert!(turn.is_none_or(|turn| !turn.is_open()));
+            } else {
+                // it was offered to that node, taken back and moved elsewhere
+                let side = turn.map(|turn| &turn.side);
+                prop_assert!(matches!(side, Some(Side::Arriving { .. })), "{:?}", side);
+            }
+        }
     }
 
-    /// Users force what they like, also while both nodes are well. Once these have spoken, one runs, and what the other did is kept.
+    /// Users force what they may, also while all nodes are well. Once these have spoken, one runs, and what the others did is kept.
     #[test]
     fn whatever_users_force_one_side_runs_in_the_end_and_the_others_work_is_kept(steps in steps(true)) {
         let mut world = World::new();
@@ -290,9 +333,10 @@ proptest! {
             world.step(step);
         }
         world.settles();
-        prop_assert!(world.runs(0) != world.runs(1), "{:?}", world.nodes);
+        prop_assert_eq!(world.running(), 1, "{:?}", world.nodes);
         for has in world.nodes.iter().flatten().filter(|has| !has.runs) {
-            prop_assert_eq!(&has.turn.as_ref().unwrap().side, &Side::Fenced);
+            let side = &has.turn.as_ref().unwrap().side;
+            prop_assert!(matches!(side, Side::Fenced | Side::Arriving { .. }), "{:?}", side);
         }
     }
 }
@@ -301,7 +345,8 @@ proptest! {
 fn what_is_said_of_another_hand_over_or_by_another_node_changes_nothing() {
     let arriving = Turn::arrived(KEY, 3, peer(0));
     assert_eq!(heard(Some(&arriving), 2, true, &peer(0)), Heard::Stale);
-    assert_eq!(heard(Some(&arriving), 4, true, &peer(0)), Heard::Stale);
+    // its user had it go on where it comes from
+    assert_eq!(heard(Some(&arriving), 4, true, &peer(0)), Heard::Void);
     assert_eq!(heard(Some(&arriving), 3, true, &peer(1)), Heard::Stale);
     assert_eq!(heard(None, 3, true, &peer(0)), Heard::Stale);
     // a void that was said of the offer before this one
@@ -329,6 +374,12 @@ fn a_side_that_was_given_the_machine_and_comes_back_late_is_fenced() {
     let taken = Turn::arrived(KEY, away.number, peer(0)).taken(&peer(0));
     let forced = away.forces().unwrap();
     assert!(forced.is_here() && forced.is_due());
+    // that side is told so until it has heard it
+    let runs = forced.has_gone_on();
+    assert_eq!(runs.late, Some(peer(1)));
+    assert!(runs.is_open() && !runs.has_told().is_open());
+    let heard = heard(Some(&taken), runs.number, true, &peer(0));
+    assert_eq!(heard, Heard::Fence(taken.with(Side::Fenced)));
     let answer = Turn::answer(Some(&forced), taken.number);
     assert_eq!(answer, Answer::Void);
     let told = taken.told(taken.number, answer);
