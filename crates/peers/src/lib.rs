@@ -33,7 +33,7 @@ mod tree;
 mod wire;
 
 pub use content::{Content, ContentError};
-pub use floe_swarm::policy::{Config, Fault, PieceId};
+pub use floe_swarm::policy::{Config, Fault, PieceId, Speed};
 pub use host::{Host, HostError};
 pub use members::{Key, Member};
 pub use seed::{Fetching, Seed};

@@ -1,7 +1,7 @@
 //! An image's swarm as its host sees it.
 use crate::members::{Key, Member};
 use crate::shelf::Shelf;
-use floe_swarm::policy::{Config, Fault, PieceId};
+use floe_swarm::policy::{Config, Fault, PieceId, Speed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
@@ -85,6 +85,16 @@ pub(crate) struct Gauges {
     pub(crate) linked: AtomicUsize,
     /// Bytes that came, of hosts and the seed.
     pub(crate) received: AtomicU64,
+    /// What the policy has measured ([`Speed`]); 0 before that.
+    bytes_per_s: AtomicU64,
+    piece_us: AtomicU64,
+}
+
+impl Gauges {
+    pub(crate) fn set_speed(&self, speed: Speed) {
+        self.piece_us.store(speed.piece_us, Ordering::Relaxed);
+        self.bytes_per_s.store(speed.bytes_per_s, Ordering::Relaxed);
+    }
 }
 
 pub(crate) enum Command {
@@ -119,6 +129,15 @@ impl Swarm {
     /// Returns how many bytes of pieces have come, of others and the seed.
     pub fn received(&self) -> u64 {
         self.gauges.received.load(Ordering::Relaxed)
+    }
+
+    /// Returns how pieces come of late, as the policy measures it to bound what is under way ahead of need; `None` before that.
+    pub fn speed(&self) -> Option<Speed> {
+        let bytes_per_s = self.gauges.bytes_per_s.load(Ordering::Relaxed);
+        (bytes_per_s > 0).then(|| Speed {
+            bytes_per_s,
+            piece_us: self.gauges.piece_us.load(Ordering::Relaxed),
+        })
     }
 
     /// Waits until all of these pieces are here, for a machine that stands still meanwhile. Numbers of no piece are passed over. If the

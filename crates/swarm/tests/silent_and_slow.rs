@@ -1,5 +1,5 @@
-//! What the policy does with hosts that are silent or slow, and with a seed that refuses.
-use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose};
+//! What the policy does with hosts that are silent or slow, and with a seed that refuses; and how fast it finds that pieces come.
+use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose, Speed};
 use std::collections::BTreeMap;
 
 const PIECES: u32 = 200;
@@ -138,6 +138,29 @@ fn a_slow_host_is_asked_less() {
         policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
     }
     assert!(of_slow < 10, "{of_slow} of 100");
+}
+
+#[test]
+fn how_fast_pieces_come_is_told_once_it_was_measured() {
+    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
+    let mut out = Vec::new();
+    let everything: Vec<PieceId> = (0..PIECES).collect();
+    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
+    policy.on_event(0, Event::Has(PeerId(1), &everything), &mut out);
+    let mut now_us = 0;
+    for piece in 0..100 {
+        policy.on_event(now_us, Event::Miss(piece), &mut out);
+        now_us += 5_000;
+        policy.on_event(now_us, Event::Arrived(PeerId(1), piece), &mut out);
+        if piece == 0 {
+            assert_eq!(policy.speed(), None, "one piece is no speed");
+        }
+    }
+    let told = Speed {
+        bytes_per_s: 200 * (64 << 10),
+        piece_us: 5_000,
+    };
+    assert_eq!(policy.speed(), Some(told));
 }
 
 #[test]

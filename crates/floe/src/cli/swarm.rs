@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::login::Access;
 use super::output::{bytes, fields, short, table};
+use super::stream::rate;
 use super::{Context, args};
 use floe_api::{
     ErrorCode, SWARM_LIST_BYTES_MAX, SwarmInfo, SwarmLeave, SwarmMember, SwarmMembers, SwarmPeer,
@@ -229,13 +230,25 @@ fn status(report: &SwarmReport) -> String {
     text += &table(&titles, &rows);
     text.push('\n');
     for swarm in &report.swarms {
-        for said in [&swarm.why, &swarm.trouble] {
+        for said in [&swarm.why, &measured(swarm), &swarm.trouble] {
             if !said.is_empty() {
                 text += &format!("{}: {said}\n", short(&swarm.image));
             }
         }
     }
     text
+}
+
+/// Says by what is paced what is fetched ahead; nothing before that was measured.
+fn measured(swarm: &SwarmInfo) -> String {
+    let (Some(bytes_per_s), Some(piece_us)) = (swarm.bytes_per_s, swarm.piece_us) else {
+        return String::new();
+    };
+    format!(
+        "pieces come at {}, the quickest of late in {:.1} ms; what is fetched ahead is bounded by that",
+        rate(bytes_per_s as f64),
+        piece_us as f64 / 1e3
+    )
 }
 
 /// The line that names a node in a list of members, and what is to be changed in it.
@@ -366,6 +379,8 @@ mod tests {
             way: SwarmWay::Swarm,
             pieces_here: 7,
             pieces: 90,
+            bytes_per_s: Some(2_500_000),
+            piece_us: Some(31_300),
             received_bytes: 3 << 20,
             peers: vec![
                 peer("01", true, None),
@@ -395,6 +410,7 @@ mod tests {
             "others and the hub",
             "0.0.0.0:4433",
             "abababababab: linked with 1 of 2 other nodes that the hub lists\n",
+            "pieces come at 20.0 Mbit/s, the quickest of late in 31.3 ms",
             "abababababab: the disk is full",
         ] {
             assert!(text.contains(part), "{part}: {text}");

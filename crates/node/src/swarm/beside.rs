@@ -4,6 +4,9 @@
 //! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. What
 //! somebody stands still for is waited for no longer than the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is
 //! linked, and where the image has no swarm now, the hub is read as without all this.
+//!
+//! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
+//! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
 
 use super::{
     decide::Key,
@@ -12,9 +15,11 @@ use super::{
 use crate::{images::sources::Provide, inventory::record::Origin};
 use floe_api::credentials::HubAddress;
 use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_peers::Speed;
 use floe_source::{
     LinkEstimate, Origin as Address, Request, Scheme, Sink, Source, SourceError, WholePacks,
 };
+use parking_lot::Mutex;
 use std::{
     collections::HashSet,
     sync::Arc,
@@ -25,6 +30,8 @@ use std::{
 const SHORT: Duration = Duration::from_secs(1);
 /// How long the hub may take for what the swarm may bring yet: while it does not answer, the swarm goes on.
 const HEDGED: Duration = Duration::from_secs(2);
+/// An image without a swarm that was read within so long is still being read: as long as what was measured of a link counts.
+const READ_LATELY: Duration = Duration::from_secs(10);
 
 impl Provide for Active {
     fn scheme(&self) -> Option<Scheme> {
@@ -45,6 +52,7 @@ impl Provide for Active {
                 hub_source: source,
                 hub,
                 active: self.clone(),
+                alone: Mutex::default(),
             }),
             None => source,
         }
@@ -56,6 +64,8 @@ struct Beside {
     hub_source: Arc<dyn Source>,
     hub: HubAddress,
     active: Active,
+    /// The image that was read last of the hub alone, and when.
+    alone: Mutex<Option<(Hash, Instant)>>,
 }
 
 /// What one read has brought so far.
@@ -217,6 +227,7 @@ impl Source for Beside {
         sink: &mut Sink<'_>,
     ) -> Result<(), SourceError> {
         let Some(part) = self.part(image) else {
+            *self.alone.lock() = Some((*image, Instant::now()));
             return self.hub_source.read(image, wants, request, sink);
         };
         let mut reading = Reading {
@@ -242,8 +253,31 @@ impl Source for Beside {
         self.part(image).map(|part| part as Arc<dyn WholePacks>)
     }
 
+    /// An image that comes from the hub alone must not be fetched ahead as if it came from many hosts: while one does, it is the hub's link
+    /// that counts, for all that share it.
     fn link(&self) -> LinkEstimate {
-        self.hub_source.link()
+        let alone = *self.alone.lock();
+        let alone = alone.filter(|(_, at)| at.elapsed() < READ_LATELY);
+        let of_hub = alone.is_some_and(|(image, _)| self.part(&image).is_none());
+        let (bytes, mut speeds) = self.active.carried(&self.hub);
+        if of_hub {
+            speeds.clear();
+        }
+        link_of(self.hub_source.link(), bytes, &speeds)
+    }
+}
+
+/// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds. `bytes` of pieces
+/// have come by swarms.
+fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
+    // each measures what is its own share of this host's link
+    let of_swarms: u64 = speeds.iter().map(|speed| speed.bytes_per_s).sum();
+    let quickest = speeds.iter().map(|speed| speed.piece_us).min();
+    LinkEstimate {
+        wire_bytes: hub.wire_bytes + bytes,
+        bytes_per_s: quickest.map_or(hub.bytes_per_s, |_| Some(of_swarms)),
+        rtt_us: quickest.or(hub.rtt_us),
+        ..hub
     }
 }
 
@@ -334,6 +368,7 @@ mod tests {
                 hub_source: Arc::new(Directory::new(repo)),
                 hub,
                 active,
+                alone: Mutex::default(),
             };
             World {
                 beside,
@@ -433,6 +468,54 @@ mod tests {
             "{ahead:?}"
         );
         drop(other);
+    }
+
+    #[test]
+    fn what_is_fetched_ahead_is_paced_by_the_link_that_brings_it() {
+        let hub = LinkEstimate {
+            wire_bytes: 1_000,
+            requests: 3,
+            bytes_per_s: Some(20_000),
+            rtt_us: Some(900_000),
+        };
+        // pieces that came before count, also where none come now
+        let alone = LinkEstimate {
+            wire_bytes: 1_500,
+            ..hub
+        };
+        assert_eq!(link_of(hub, 500, &[]), alone);
+        let speed = |bytes_per_s: u64, piece_us: u64| Speed {
+            bytes_per_s,
+            piece_us,
+        };
+        let two = [speed(2_000_000, 30_000), speed(500_000, 20_000)];
+        let swarms = LinkEstimate {
+            bytes_per_s: Some(2_500_000),
+            rtt_us: Some(20_000),
+            ..alone
+        };
+        assert_eq!(link_of(hub, 500, &two), swarms);
+    }
+
+    #[test]
+    fn an_image_that_comes_from_the_hub_alone_is_noted_until_it_has_a_swarm() {
+        let world = World::new(false);
+        let noted = || world.beside.alone.lock().map(|(image, _)| image);
+        let request = Request::demand(DEADLINE);
+        world.read(0, &request).unwrap();
+        assert_eq!(noted(), None, "it has a swarm");
+        let key = Key {
+            hub: world.beside.hub.clone(),
+            image: world.image,
+        };
+        world.beside.active.take(&key).unwrap();
+        world.read(16, &request).unwrap();
+        assert_eq!(noted(), Some(world.image));
+        let received = world.part.swarm.received();
+        assert_eq!(
+            world.beside.active.carried(&world.beside.hub),
+            (received, Vec::new())
+        );
     }
 
     #[test]

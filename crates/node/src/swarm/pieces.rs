@@ -1,8 +1,9 @@
 //! The swarms that images are read out of, and the bytes of their packs: those on the shelf, and those that others bring.
 
 use super::{decide::Key, hedge::Hedge, reach::Reach};
+use floe_api::credentials::HubAddress;
 use floe_image::{Hash, Kind, PackRef};
-use floe_peers::{PieceId, Shelf, ShelfError, Swarm};
+use floe_peers::{PieceId, Shelf, ShelfError, Speed, Swarm};
 use floe_source::{PackBytes, PackReader, Request, SourceError, WholePacks};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -45,30 +46,56 @@ pub(super) fn wait_for<T: Send + 'static>(
 
 /// The swarms whose pieces can be read. Locks: its list, only while it is looked at or changed.
 #[derive(Clone, Default)]
-pub(crate) struct Active(Arc<RwLock<HashMap<Key, Arc<Part>>>>);
+pub(crate) struct Active(Arc<RwLock<All>>);
+
+#[derive(Default)]
+struct All {
+    parts: HashMap<Key, Arc<Part>>,
+    /// Bytes of pieces that swarms of a hub's images have brought that have ended.
+    brought: HashMap<HubAddress, u64>,
+}
 
 impl Active {
     pub(super) fn part(&self, key: &Key) -> Option<Arc<Part>> {
-        self.0.read().get(key).cloned()
+        self.0.read().parts.get(key).cloned()
     }
 
     pub(super) fn put(&self, key: Key, part: Arc<Part>) {
-        self.0.write().insert(key, part);
+        self.0.write().parts.insert(key, part);
     }
 
     pub(super) fn take(&self, key: &Key) -> Option<Arc<Part>> {
-        self.0.write().remove(key)
+        let mut all = self.0.write();
+        let part = all.parts.remove(key)?;
+        *all.brought.entry(key.hub.clone()).or_default() += part.swarm.received();
+        Some(part)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.read().is_empty()
+        self.0.read().parts.is_empty()
     }
 
     pub(super) fn all(&self) -> Vec<(Key, Arc<Part>)> {
         let all = self.0.read();
-        all.iter()
+        let parts = all.parts.iter();
+        parts
             .map(|(key, part)| (key.clone(), part.clone()))
             .collect()
+    }
+
+    /// Returns what the swarms of a hub's images have brought since the node began, in bytes of pieces, and how fast the pieces come of
+    /// those that are read now: each swarm knows its own share of this host's link.
+    pub(super) fn carried(&self, hub: &HubAddress) -> (u64, Vec<Speed>) {
+        let all = self.0.read();
+        let ended = all.brought.get(hub).copied().unwrap_or_default();
+        let of_hub = all.parts.iter().filter(|(key, _)| key.hub == *hub);
+        let parts: Vec<Arc<Part>> = of_hub.map(|(_, part)| part.clone()).collect();
+        drop(all);
+        let now: u64 = parts.iter().map(|part| part.swarm.received()).sum();
+        let used = |part: &&Arc<Part>| part.is_of_use() && part.swarm.linked() > 0;
+        let used = parts.iter().filter(used);
+        let speeds = used.filter_map(|part| part.swarm.speed()).collect();
+        (ended + now, speeds)
     }
 }
 

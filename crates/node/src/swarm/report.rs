@@ -185,6 +185,9 @@ impl Swarms {
                 info.way = SwarmWay::Swarm;
             }
             fill_in(info, &status);
+            let speed = part.swarm.speed();
+            info.bytes_per_s = speed.map(|speed| speed.bytes_per_s);
+            info.piece_us = speed.map(|speed| speed.piece_us);
             if info.trouble.is_empty() && status.seed_wrong > 0 {
                 let pieces = status.seed_wrong;
                 info.trouble = format!(

@@ -533,6 +533,9 @@ impl Owner {
         }
         self.miss();
         self.tell(Event::Tick);
+        if let Some(speed) = self.policy.speed() {
+            self.gauges.set_speed(speed);
+        }
         self.roster.tick(now_us, &mut self.moves);
         self.rest(now_us);
         for message in self.gossip.due(now_us) {

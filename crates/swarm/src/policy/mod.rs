@@ -155,6 +155,15 @@ pub enum Action {
     Drop(PeerId, Fault),
 }
 
+/// How an image's pieces come of late, from all hosts and the seed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed {
+    /// Bytes a second while they come as fast as they may.
+    pub bytes_per_s: u64,
+    /// How long the quickest piece took from its question on, in microseconds.
+    pub piece_us: u64,
+}
+
 /// A host's policy for one image.
 #[derive(Debug)]
 pub struct Policy {
@@ -213,6 +222,17 @@ impl Policy {
     /// Returns how many pieces a host is known to have: none of one without a map ([`MAPS_MAX`]).
     pub fn pieces_of(&self, peer: PeerId) -> u32 {
         self.peers.pieces_of(peer)
+    }
+
+    /// Returns how pieces come of late, by which is bounded how many are under way ahead of need ([`Config::queue_us`]); `None` before
+    /// that was measured.
+    pub fn speed(&self) -> Option<Speed> {
+        let rate = &self.downloads.rate;
+        let bytes_per_s = (rate.speed() * self.config.piece_bytes as f64) as u64;
+        (bytes_per_s > 0).then_some(Speed {
+            bytes_per_s,
+            piece_us: rate.quickest_us() as u64,
+        })
     }
 
     /// Returns the number of questions to others that wait for an answer.

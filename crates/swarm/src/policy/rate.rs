@@ -49,6 +49,11 @@ impl Rate {
         self.best
     }
 
+    /// Returns how long the quickest piece of late took, in microseconds; 0 before the first.
+    pub(super) fn quickest_us(&self) -> f64 {
+        self.quickest_us
+    }
+
     /// Returns how many pieces may be under way if the last of them is to wait so long behind the others; at least `least` and at most
     /// `most`.
     pub(super) fn under_way(&self, queue_us: u64, least: usize, most: usize) -> usize {
