@@ -279,6 +279,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/trim/decide.rs",
             "crates/node/src/independence/decide.rs",
             "crates/node/src/independence/pace.rs",
+            "crates/node/src/swarm/cheaper.rs",
             "crates/node/src/swarm/decide.rs",
             "crates/node/src/swarm/hedge.rs",
             "crates/node/src/swarm/reach.rs",

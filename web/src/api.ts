@@ -140,7 +140,7 @@ export interface Swarm {
   seed_until?: number;
   /** Other nodes that have had all of it. */
   complete: number;
-  way: "hub" | "swarm" | "multicast";
+  way: "hub" | "swarm" | "multicast" | "parent";
   pieces_here: number;
   pieces: number;
   /** Pieces that machines wait for. */

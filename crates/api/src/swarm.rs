@@ -355,11 +355,34 @@ pub struct SwarmInfo {
     pub received_bytes: u64,
     /// Bytes that went to other hosts.
     pub sent_bytes: u64,
+    /// Of a fork: what its clones here read out of swarms of the images that it has in common with machines of this host; absent if nothing
+    /// can be read so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lent: Option<SwarmLent>,
     /// The other hosts.
     pub peers: Vec<SwarmPeer>,
     /// What is wrong, such as why the swarm is not used; empty if nothing is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub trouble: String,
+}
+
+/// Where clones of a parent on another host got what they lacked, and why. What is in pieces on this host is read from there; for the rest
+/// that a swarm has is taken whatever takes less time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SwarmLent {
+    /// Bytes of chunks that were in pieces on this host.
+    pub shelf_bytes: u64,
+    /// Bytes of chunks in pieces that a swarm has brought for it.
+    pub swarm_bytes: u64,
+    /// Bytes of chunks that came from the parent's host, by multicast or not.
+    pub parent_bytes: u64,
+    /// How long a chunk of the last read that a swarm could bring would take that way, in microseconds; absent while one of the two ways was
+    /// not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swarm_us: Option<u64>,
+    /// The same from the parent's host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_us: Option<u64>,
 }
 
 /// Another host of a swarm.

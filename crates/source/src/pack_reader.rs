@@ -62,6 +62,11 @@ impl<B: PackBytes> PackReader<B> {
         self.packed.pack_items(pack, request)
     }
 
+    /// Returns those of the items of which the indices in memory say where they lie: pack and range. Nothing is read for it.
+    pub fn known(&self, wants: &[(Kind, Hash)]) -> Vec<((Kind, Hash), Hash, Range<u64>)> {
+        self.packed.known(&self.layout, wants)
+    }
+
     /// Returns where items lie: packs and ranges of them, in the order of the items, each range once. Items that are in no pack are left
     /// out. It may read indices.
     pub fn places(

@@ -268,14 +268,7 @@ impl<O: PackBytes> Packed<O> {
         wants: &[(Kind, Hash)],
         clock: &Deadline,
     ) -> Result<Located, SourceError> {
-        let slots: Vec<(&PackRef, Arc<IndexSlot>)> = {
-            let mut indices = self.indices.lock();
-            layout
-                .packs
-                .iter()
-                .map(|pack| (pack, indices.entry(pack.id).or_default().clone()))
-                .collect()
-        };
+        let slots = self.slots(layout);
         let mut pieces = Vec::new();
         let mut seen = BTreeSet::new();
         let mut rest = wants.to_vec();
@@ -289,19 +282,15 @@ impl<O: PackBytes> Packed<O> {
                     (false, None) => continue,
                     (true, None) => self.index(pack, slot, clock)?,
                 };
-                rest.retain(|(kind, hash)| {
-                    let Some(place) = index.lookup(hash) else {
+                rest.retain(|want| {
+                    let Some((place, frame)) = frame_of(&index, want) else {
                         return true;
                     };
-                    let Some(frame) = index.frame(place.frame).filter(|frame| frame.kind == *kind)
-                    else {
-                        return true;
-                    };
-                    if seen.insert((number, place.frame)) {
+                    if seen.insert((number, place)) {
                         let piece = Piece {
                             pack: pack.id,
                             index: index.clone(),
-                            number: place.frame,
+                            number: place,
                             frame,
                         };
                         pieces.push((number, piece));
@@ -312,6 +301,38 @@ impl<O: PackBytes> Packed<O> {
         }
         pieces.sort_by_key(|(pack, piece)| (*pack, piece.frame.offset));
         Ok((pieces.into_iter().map(|(_, piece)| piece).collect(), rest))
+    }
+
+    fn slots<'a>(&self, layout: &'a Layout) -> Vec<(&'a PackRef, Arc<IndexSlot>)> {
+        let mut indices = self.indices.lock();
+        let packs = layout.packs.iter();
+        packs
+            .map(|pack| (pack, indices.entry(pack.id).or_default().clone()))
+            .collect()
+    }
+
+    /// Returns those of the items of which the indices in memory say where they lie: the pack, and the range of the item's frame. Nothing is
+    /// read for it, and nobody waited for.
+    pub fn known(
+        &self,
+        layout: &Layout,
+        wants: &[(Kind, Hash)],
+    ) -> Vec<((Kind, Hash), Hash, Range<u64>)> {
+        let (mut found, mut rest) = (Vec::new(), wants.to_vec());
+        for (pack, slot) in self.slots(layout) {
+            let Some(index) = slot.try_lock().and_then(|here| here.clone()) else {
+                continue;
+            };
+            rest.retain(|want| {
+                let Some((_, frame)) = frame_of(&index, want) else {
+                    return true;
+                };
+                let range = frame.offset..frame.offset + u64::from(frame.len);
+                found.push((*want, pack.id, range));
+                false
+            });
+        }
+        found
     }
 
     /// Returns where the frames of these items lie, in the order of the items, each frame once. Items that are in no pack are left out.
@@ -432,6 +453,13 @@ impl<O: PackBytes> Packed<O> {
             reason: reason.to_string(),
         }
     }
+}
+
+/// Returns the frame that an item is in, and its number; `None` if the pack does not have the item.
+fn frame_of(index: &PackIndex, (kind, hash): &(Kind, Hash)) -> Option<(u32, FrameInfo)> {
+    let number = index.lookup(hash)?.frame;
+    let frame = index.frame(number).filter(|frame| frame.kind == *kind)?;
+    Some((number, frame))
 }
 
 /// Returns whether the frame at bytes `frame` is read with those before it, which lie between `start` and `end`.

@@ -42,7 +42,8 @@ function nameOf(swarm: Swarm, machines: Machine[], images: Image[]): string {
 /** Which way its pieces come, and why. */
 function wayOf({ way, peers }: Swarm): string {
   const linked = peers.filter((peer) => peer.linked).length;
-  if (way === "multicast") return "Its pieces come from a multicast group; those that it misses come from other nodes.";
+  if (way === "multicast") return "It is a fork. What its clones lack comes from a multicast group, and what they miss of that from its parent's host.";
+  if (way === "parent") return "It is a fork. What its clones lack comes from its parent's host.";
   if (way === "swarm") return `Its pieces come from other nodes (linked: ${linked} of ${peers.length}); those that none of them has come from the hub.`;
   if (peers.length === 0) return "Its pieces come from the hub: no other node that has any is known.";
   return `Its pieces come from the hub: of the other nodes (${peers.length}) none is linked.`;

@@ -230,7 +230,7 @@ fn status(report: &SwarmReport) -> String {
     text += &table(&titles, &rows);
     text.push('\n');
     for swarm in &report.swarms {
-        for said in [&swarm.why, &measured(swarm), &swarm.trouble] {
+        for said in [&swarm.why, &measured(swarm), &lent(swarm), &swarm.trouble] {
             if !said.is_empty() {
                 text += &format!("{}: {said}\n", short(&swarm.image));
             }
@@ -249,6 +249,28 @@ fn measured(swarm: &SwarmInfo) -> String {
         rate(bytes_per_s as f64),
         piece_us as f64 / 1e3
     )
+}
+
+/// Says from where a fork's clones got what they lacked, and by which figures that was decided.
+fn lent(swarm: &SwarmInfo) -> String {
+    let Some(lent) = &swarm.lent else {
+        return String::new();
+    };
+    let mut text = format!(
+        "of what its clones lacked, {} were in pieces here, {} came by a swarm and {} from the parent's host",
+        bytes(lent.shelf_bytes),
+        bytes(lent.swarm_bytes),
+        bytes(lent.parent_bytes)
+    );
+    if let (Some(swarm_us), Some(parent_us)) = (lent.swarm_us, lent.parent_us) {
+        let ms = |us: u64| us as f64 / 1e3;
+        text += &format!(
+            "; a chunk takes {:.1} ms by the swarm, {:.1} ms from that host",
+            ms(swarm_us),
+            ms(parent_us)
+        );
+    }
+    text
 }
 
 /// The line that names a node in a list of members, and what is to be changed in it.
@@ -346,6 +368,7 @@ fn peers(report: &SwarmReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_api::SwarmLent;
 
     #[test]
     fn a_node_that_takes_part_gives_a_piece_a_second_at_least() {
@@ -424,6 +447,26 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn clones_are_shown_with_what_they_read_out_of_swarms_and_why() {
+        let mut report = report();
+        let mut lent = SwarmLent {
+            shelf_bytes: 3 << 20,
+            swarm_bytes: 2 << 20,
+            parent_bytes: 1 << 20,
+            ..Default::default()
+        };
+        report.swarms[0].lent = Some(lent);
+        let text = status(&report);
+        assert!(text.contains("were in pieces here"), "{text}");
+        assert!(!text.contains("a chunk takes"), "{text}");
+        (lent.swarm_us, lent.parent_us) = (Some(1_200), Some(34_000));
+        report.swarms[0].lent = Some(lent);
+        let text = status(&report);
+        let why = "a chunk takes 1.2 ms by the swarm, 34.0 ms from that host\n";
+        assert!(text.contains(why), "{text}");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The node's promises about forks, kept with real guests.
 
+use super::swarm::{World, swarm};
+use crate::support::command::code;
 use crate::support::forks::{clones, fork, with_a_mark};
 use crate::support::node::{self, Setup, TestNode, cluster, eventually};
 use floe_api::*;
@@ -317,4 +319,43 @@ fn a_full_disk_on_a_clones_host_stops_that_clone_alone_until_there_is_room() {
         .unwrap();
     assert_eq!(killed.failed, Vec::<String>::new());
     assert!(client.machines().unwrap().machines.is_empty());
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_clone_reads_what_its_parent_did_not_change_from_the_pieces_on_its_own_host() {
+    let world = World::new(false);
+    let (one, two) = (TestNode::on_the_network(), TestNode::on_the_network());
+    cluster(&[&one, &two]);
+    for (node, name) in [(&one, "one"), (&two, "two")] {
+        node.run(&world.request(name, Some(SwarmUse::On)));
+        node.wait_console(name, "floe-guest ready");
+    }
+    let seed = SwarmSeed {
+        image: world.address(),
+        token: Some(world.token.clone()),
+        ..Default::default()
+    };
+    two.client().swarm_seed(&seed).unwrap();
+    let whole = |info: SwarmInfo| info.pieces > 0 && info.pieces_here == info.pieces;
+    eventually("all pieces", || swarm(&two).is_some_and(whole));
+    // two of the six MiB that the clone reads, which brings the packs' indices into memory; the other four are in pieces alone
+    world.reads(&two, "two", 1, 1);
+    world.reads(&two, "two", 5, 1);
+
+    let request = ForkRequest {
+        clones: 1,
+        hosts: vec![two.url()],
+        ..Default::default()
+    };
+    let (made, _) = fork(&one, "one", &request);
+    world.reads(&two, &made.clones[0].name, 1, 6);
+    let swarms = two.client().swarm().unwrap().swarms;
+    let lent = swarms.iter().find_map(|info| info.lent);
+    let lent = lent.unwrap_or_else(|| panic!("{swarms:?}"));
+    // a frame brings sixteen chunks, of which one was asked for
+    assert!(lent.shelf_bytes > 64 << 10, "{swarms:?}");
+    let shown = code(&two, 0, &["swarm", "status"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("were in pieces here"), "{shown}");
 }

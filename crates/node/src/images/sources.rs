@@ -96,6 +96,11 @@ pub(crate) trait Provide: Send + Sync {
         let _ = place;
         source
     }
+
+    /// Returns a source for what another node provides that first reads in this way what can be had so; `source` itself if nothing can.
+    fn before(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
+        source
+    }
 }
 
 /// Finds images and keeps one fetcher for each set of sources, so that machines of one image share connections.
@@ -351,7 +356,11 @@ impl Sources {
             let source = Retry::new(self.registry.open(place)?, RetryOptions::default());
             let mut providers = self.providers.iter();
             match providers.find(|(kind, _)| *kind == Some(place.kind())) {
-                Some((_, provider)) => opened.push(provider.elsewhere(Arc::new(source), origin)),
+                Some((_, provider)) => {
+                    let there = provider.elsewhere(Arc::new(source), origin);
+                    let all = self.providers.iter();
+                    opened.push(all.fold(there, |source, (_, one)| one.before(source)));
+                }
                 None => {
                     let plain = Arc::new(source) as Arc<dyn Source>;
                     let all = self.providers.iter();

@@ -9,8 +9,10 @@
 //! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
 
 use super::{
+    borrow::Borrowed,
     decide::Key,
     pieces::{Active, Part},
+    reading::Reading,
 };
 use crate::{images::sources::Provide, inventory::record::Origin};
 use floe_api::credentials::HubAddress;
@@ -21,7 +23,6 @@ use floe_source::{
 };
 use parking_lot::Mutex;
 use std::{
-    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -57,6 +58,10 @@ impl Provide for Active {
             None => source,
         }
     }
+
+    fn before(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
+        Arc::new(Borrowed::new(source, self.clone()))
+    }
 }
 
 /// A hub as a source; the swarms of its images are asked before it.
@@ -66,67 +71,6 @@ struct Beside {
     active: Active,
     /// The image that was read last of the hub alone, and when.
     alone: Mutex<Option<(Hash, Instant)>>,
-}
-
-/// What one read has brought so far.
-struct Reading<'a, 'b> {
-    image: &'a Hash,
-    wants: &'a [(Kind, Hash)],
-    request: &'a Request,
-    began: Instant,
-    given: HashSet<Hash>,
-    sink: &'a mut Sink<'b>,
-}
-
-impl Reading<'_, '_> {
-    fn give(&mut self, kind: Kind, hash: Hash, bytes: &[u8]) {
-        if self.given.insert(hash) {
-            (self.sink)(kind, hash, bytes);
-        }
-    }
-
-    /// Returns what has not come.
-    fn rest(&self) -> Vec<(Kind, Hash)> {
-        let rest = self.wants.iter().copied();
-        rest.filter(|(_, hash)| !self.given.contains(hash))
-            .collect()
-    }
-
-    /// Returns how many bytes that is.
-    fn lacks(&self) -> u64 {
-        let rest = self.rest();
-        rest.iter().map(|(kind, _)| kind.raw_size() as u64).sum()
-    }
-
-    /// Returns the request with what is left of `limit`, which began with the read.
-    fn within(&self, limit: Duration) -> Request {
-        Request {
-            deadline: limit.saturating_sub(self.began.elapsed()),
-            ..*self.request
-        }
-    }
-
-    fn of_swarm(&mut self, part: &Part, limit: Duration) -> Result<(), SourceError> {
-        let (rest, request) = (self.rest(), self.within(limit));
-        let read = part.reader.read(&rest, &request, &mut |kind, hash, bytes| {
-            self.give(kind, hash, bytes);
-        });
-        if let Err(error @ SourceError::Invalid { .. }) = &read {
-            part.note_spoilt(&self.rest(), error);
-        }
-        read
-    }
-
-    fn of_hub(&mut self, hub: &dyn Source, limit: Duration) -> Result<(), SourceError> {
-        let limit = limit.min(self.request.deadline);
-        let (rest, request) = (self.rest(), self.within(limit));
-        match rest.is_empty() {
-            true => Ok(()),
-            false => hub.read(self.image, &rest, &request, &mut |kind, hash, bytes| {
-                self.give(kind, hash, bytes);
-            }),
-        }
-    }
 }
 
 impl Beside {
@@ -181,7 +125,7 @@ impl Beside {
         limit: Duration,
     ) -> Result<(), SourceError> {
         let (began, bytes) = (Instant::now(), reading.lacks());
-        let read = reading.of_hub(&*self.hub_source, limit);
+        let read = reading.of_source(&*self.hub_source, limit);
         part.hedge.lock().answered(bytes, began.elapsed());
         read
     }
@@ -196,7 +140,7 @@ impl Beside {
             },
             Err(error) => {
                 tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
-                reading.of_hub(&*self.hub_source, reading.request.deadline)
+                reading.of_source(&*self.hub_source, reading.request.deadline)
             }
         }
     }
@@ -230,14 +174,7 @@ impl Source for Beside {
             *self.alone.lock() = Some((*image, Instant::now()));
             return self.hub_source.read(image, wants, request, sink);
         };
-        let mut reading = Reading {
-            image,
-            wants,
-            request,
-            began: Instant::now(),
-            given: HashSet::new(),
-            sink,
-        };
+        let mut reading = Reading::new(image, wants, request, sink);
         match request.is_demand() && !part.only_pieces {
             true => self.demand(&part, &mut reading),
             false => self.ahead(&part, &mut reading),
@@ -289,7 +226,7 @@ mod tests {
     use floe_peers::{Config, Content, Host, Member, Options, Shelf, Swarm, Tree};
     use floe_source::{Directory, PackReader};
     use floe_store::{Ingest, IngestOptions, Repository};
-    use std::sync::atomic::Ordering::Relaxed;
+    use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
     use tokio::runtime::{Builder, Runtime};
 
     const CHUNKS: u8 = 64;
@@ -516,6 +453,101 @@ mod tests {
             world.beside.active.carried(&world.beside.hub),
             (received, Vec::new())
         );
+    }
+
+    /// A parent's host that says what images are, and gives nothing of them.
+    struct Silent(Arc<dyn Source>);
+
+    impl Source for Silent {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+            self.0.resolve(name)
+        }
+
+        fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+            self.0.manifest(id)
+        }
+
+        fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+            self.0.layout(id)
+        }
+
+        fn read(
+            &self,
+            _: &Hash,
+            wants: &[(Kind, Hash)],
+            request: &Request,
+            _: &mut Sink<'_>,
+        ) -> Result<(), SourceError> {
+            Err(SourceError::Timeout {
+                at: self.describe(),
+                what: format!("{} items", wants.len()),
+                after: request.deadline,
+            })
+        }
+    }
+
+    #[test]
+    fn clones_read_what_is_in_pieces_here_and_no_pieces_of_images_that_theirs_is_not_based_on() {
+        let world = World::new(false);
+        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
+        let packs = repo.layout(&world.image).unwrap().packs;
+        for (number, pack) in packs.iter().enumerate() {
+            let at = world.dir.path().join("0");
+            let file = tempfile::NamedTempFile::new_in(at).unwrap();
+            let bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
+            std::fs::write(&file, bytes).unwrap();
+            let filled = world.part.swarm.shelf().fill(number, file.into_temp_path());
+            assert!(filled.unwrap());
+        }
+        // the indices are read with the first items
+        let request = Request::demand(DEADLINE);
+        world.read(0, &request).unwrap();
+
+        // the image's clone has changed its first chunk
+        let changed = vec![0xff; CHUNK_SIZE];
+        let options = IngestOptions {
+            parent: Some(world.image),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&repo, options).unwrap();
+        let same = (1..CHUNKS).flat_map(chunk);
+        let ram: Vec<u8> = changed.iter().copied().chain(same).collect();
+        ingest.region_bytes("ram", &ram).unwrap();
+        let fork = ingest.finish(Default::default()).unwrap();
+        let host = Arc::new(Silent(Arc::new(Directory::new(repo.clone()))));
+        let active = world.beside.active.clone();
+        let borrowed = Borrowed::new(host, active.clone());
+        let read = |image: &Hash, wants: &[Vec<u8>]| {
+            let wants: Vec<_> = wants.iter().map(|c| (Kind::Chunk, Hash::of(c))).collect();
+            let mut came = HashSet::new();
+            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
+                assert_eq!(Hash::of(bytes), hash);
+                came.insert(hash);
+            };
+            let read = borrowed.read(image, &wants, &request, &mut sink);
+            (read.is_ok(), came.len())
+        };
+        assert_eq!(read(&fork, &[chunk(3)]), (false, 0), "nobody knows it");
+        assert_eq!(borrowed.manifest(&fork).unwrap().parent, Some(world.image));
+        let (ok, came) = read(&fork, &[chunk(3), chunk(4)]);
+        assert!(ok && came >= 2, "{came}");
+        let (ok, came) = read(&fork, &[changed, chunk(5)]);
+        assert!(!ok && came >= 1, "{came}");
+        let lent = active.lent(&fork).unwrap();
+        assert_eq!(lent.shelf_bytes, 3 * CHUNK_SIZE as u64);
+        assert_eq!((lent.swarm_bytes, lent.parent_bytes), (0, 0));
+
+        // an image that has nothing to do with it
+        let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
+        ingest.region_bytes("ram", &chunk(200)).unwrap();
+        let other = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&other).unwrap();
+        assert_eq!(read(&other, &[chunk(3)]), (false, 0));
+        assert_eq!(active.lent(&other), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The swarms that images are read out of, and the bytes of their packs: those on the shelf, and those that others bring.
 
-use super::{decide::Key, hedge::Hedge, reach::Reach};
-use floe_api::credentials::HubAddress;
+use super::{cheaper::Choice, decide::Key, hedge::Hedge, reach::Reach};
+use floe_api::{SwarmLent, credentials::HubAddress};
 use floe_image::{Hash, Kind, PackRef};
 use floe_peers::{PieceId, Shelf, ShelfError, Speed, Swarm};
 use floe_source::{PackBytes, PackReader, Request, SourceError, WholePacks};
@@ -11,7 +11,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc,
     },
@@ -53,6 +53,8 @@ struct All {
     parts: HashMap<Key, Arc<Part>>,
     /// Bytes of pieces that swarms of a hub's images have brought that have ended.
     brought: HashMap<HubAddress, u64>,
+    /// By the image of a fork whose clones here read out of swarms, what is decided for that.
+    lent: HashMap<Hash, Weak<Mutex<Choice>>>,
 }
 
 impl Active {
@@ -81,6 +83,27 @@ impl Active {
         parts
             .map(|(key, part)| (key.clone(), part.clone()))
             .collect()
+    }
+
+    /// Returns those that are read from now.
+    pub(super) fn used(&self) -> Vec<(Key, Arc<Part>)> {
+        let mut all = self.all();
+        all.retain(|(_, part)| part.is_of_use());
+        all
+    }
+
+    /// Notes where it is decided whether the clones of a fork read out of swarms.
+    pub(super) fn lends(&self, fork: Hash, choice: &Arc<Mutex<Choice>>) {
+        let mut all = self.0.write();
+        all.lent.retain(|_, choice| choice.strong_count() > 0);
+        all.lent.insert(fork, Arc::downgrade(choice));
+    }
+
+    /// Returns what the clones of a fork have read out of swarms, and by which figures that was decided; `None` if nothing was.
+    pub(super) fn lent(&self, fork: &Hash) -> Option<SwarmLent> {
+        let choice = self.0.read().lent.get(fork).and_then(Weak::upgrade)?;
+        let told = choice.lock().told();
+        (told != SwarmLent::default()).then_some(told)
     }
 
     /// Returns what the swarms of a hub's images have brought since the node began, in bytes of pieces, and how fast the pieces come of
@@ -130,6 +153,17 @@ pub(super) struct Part {
     demanded_ms: AtomicU64,
 }
 
+/// Items that packs hold.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Those whose pieces are on the shelf.
+    pub here: Vec<(Kind, Hash)>,
+    /// Those of which a piece is lacking,
+    pub there: Vec<(Kind, Hash)>,
+    /// and how many pieces these are.
+    pub pieces: usize,
+}
+
 impl Part {
     /// Begins to exchange `content`. `hedge` is the seed's, too.
     pub fn new(
@@ -155,6 +189,26 @@ impl Part {
             since: Instant::now(),
             demanded_ms: AtomicU64::default(),
         }
+    }
+
+    /// Finds those of the items that the packs are known to hold, and which of them are here.
+    pub fn look_up(&self, wants: &[(Kind, Hash)]) -> Found {
+        let (shelf, bytes) = (self.swarm.shelf(), self.reader.bytes());
+        let (mut found, mut lacking) = (Found::default(), HashSet::new());
+        for (want, pack, range) in self.reader.known(wants) {
+            let pieces = bytes.pieces_of(&pack, &range);
+            if pieces.is_empty() {
+                continue;
+            }
+            let lacks: Vec<PieceId> = pieces.filter(|piece| !shelf.has(*piece)).collect();
+            match lacks.is_empty() {
+                true => found.here.push(want),
+                false => found.there.push(want),
+            }
+            lacking.extend(lacks);
+        }
+        found.pieces = lacking.len();
+        found
     }
 
     /// Whether it is time to ask for the image's model; if so, that counts as asked.

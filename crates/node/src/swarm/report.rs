@@ -120,26 +120,32 @@ impl Swarms {
         swarms.into_values().map(|(info, _)| info).collect()
     }
 
-    /// Returns the forks whose clones here have a multicast group, and whether it brings anything.
+    /// Returns the forks whose clones here have a multicast group, or read out of swarms, and what that brings.
     fn forks(&self) -> Vec<SwarmInfo> {
         let mut forks: BTreeMap<(Hash, String), SwarmInfo> = BTreeMap::new();
         for entry in self.inventory.all() {
             let record = entry.record();
-            let group = record.origin.multicast.filter(|_| uses(&entry));
-            let (Some(group), Some(parent)) = (group, record.origin.urls.first()) else {
+            let Some(parent) = record.origin.urls.first().filter(|_| uses(&entry)) else {
                 continue;
             };
+            let group = record.origin.multicast.map(|group| *group.group.ip());
+            let of_hub = self.images.sources.may_be_hub(parent);
+            let lent = self.active.lent(&record.image).filter(|_| !of_hub);
+            if group.is_none() && lent.is_none() {
+                continue;
+            }
             let fork = forks
                 .entry((record.image, parent.clone()))
                 .or_insert_with(|| {
                     let fetcher = self.images.sources.fetcher_in_use(&record.origin);
                     let passes = fetcher.and_then(|fetcher| fetcher.source().multicast());
-                    let (way, why) = fork_way(passes, group.group.ip());
+                    let (way, why) = fork_way(passes, group);
                     SwarmInfo {
                         image: record.image.to_string(),
                         hub: parent.clone(),
                         way,
                         why,
+                        lent,
                         ..Default::default()
                     }
                 });
@@ -204,8 +210,13 @@ impl Swarms {
     }
 }
 
-/// Says how clones of a fork on another host are read: `passes` is what their source knows of the group, whose address is `ip`.
-fn fork_way(passes: Option<bool>, ip: &Ipv4Addr) -> (SwarmWay, String) {
+/// Says how clones of a fork on another host are read: `passes` is what their source knows of the group, whose address is `ip` if there is
+/// one.
+fn fork_way(passes: Option<bool>, ip: Option<Ipv4Addr>) -> (SwarmWay, String) {
+    let Some(ip) = ip else {
+        let why = "a clone of a fork without a multicast group";
+        return (SwarmWay::Parent, why.into());
+    };
     match passes {
         Some(true) => (
             SwarmWay::Multicast,
@@ -339,14 +350,17 @@ mod tests {
     #[test]
     fn a_clone_is_read_by_multicast_only_where_that_passes() {
         let ip = Ipv4Addr::new(239, 1, 2, 3);
-        let (way, why) = fork_way(Some(true), &ip);
+        let (way, why) = fork_way(Some(true), Some(ip));
         assert_eq!(way, SwarmWay::Multicast);
         assert!(
             why.contains("one network segment") && why.contains("239.1.2.3"),
             "{why}"
         );
         for passes in [Some(false), None] {
-            assert_eq!(fork_way(passes, &ip).0, SwarmWay::Parent);
+            assert_eq!(fork_way(passes, Some(ip)).0, SwarmWay::Parent);
         }
+        let (way, why) = fork_way(None, None);
+        assert_eq!(way, SwarmWay::Parent);
+        assert!(why.contains("without a multicast group"), "{why}");
     }
 }

@@ -1,0 +1,214 @@
+//! Reads what clones lack of a parent on another host out of the swarms that this node is in: what is in pieces on its shelves, and more of
+//! them where that is cheaper ([`Choice`]).
+//!
+//! A fork's image is based on the image that its parent ran, of which it has all that was not changed. Where this host runs that image too,
+//! with others, these chunks need not leave the parent's host once more. A fork opens only its own image and the one that it is based on: no
+//! other swarm is looked into for it, whose image may be somebody else's.
+
+use super::{
+    cheaper::{Asked, Choice, Pace, Way},
+    decide::Key,
+    pieces::{Active, Part},
+    reading::Reading,
+};
+use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_source::{LinkEstimate, Request, Sink, Source, SourceError, WholePacks};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// What is known of an image that is read.
+#[derive(Clone)]
+struct Known {
+    base: Option<Hash>,
+    choice: Arc<Mutex<Choice>>,
+}
+
+/// The host of a fork's parent as a source; the swarms of this node are asked before it. Locks, never together: the list of what is known of
+/// images, and what is decided for one.
+pub(super) struct Borrowed {
+    parent: Arc<dyn Source>,
+    active: Active,
+    began: Instant,
+    known: Mutex<HashMap<Hash, Known>>,
+}
+
+impl Borrowed {
+    /// Puts the swarms before what the parent's host gives.
+    pub fn new(parent: Arc<dyn Source>, active: Active) -> Borrowed {
+        Borrowed {
+            parent,
+            active,
+            began: Instant::now(),
+            known: Mutex::default(),
+        }
+    }
+
+    fn known(&self, image: &Hash) -> Option<Known> {
+        self.known.lock().get(image).cloned()
+    }
+
+    /// Notes what an image is based on.
+    fn note(&self, image: &Hash, manifest: &Manifest) {
+        let known = Known {
+            base: manifest.parent,
+            choice: Arc::default(),
+        };
+        let known = self.known.lock().entry(*image).or_insert(known).clone();
+        self.active.lends(*image, &known.choice);
+    }
+
+    /// Returns the swarms that may have some of an image, and what is decided for it; `None` if there are none. What the image is based on is
+    /// found out with the first read for which no guest stands still, if its manifest was not read here.
+    fn lenders(&self, image: &Hash, demand: bool) -> Option<(Vec<Arc<Part>>, Arc<Mutex<Choice>>)> {
+        let used = self.active.used();
+        if used.is_empty() {
+            return None;
+        }
+        if !demand && self.known(image).is_none() {
+            let manifest = self.parent.manifest(image).ok()?;
+            self.note(image, &manifest);
+        }
+        let known = self.known(image)?;
+        let lends = |key: &Key| key.image == *image || known.base == Some(key.image);
+        let parts = used.into_iter().filter(|(key, _)| lends(key));
+        let parts: Vec<Arc<Part>> = parts.map(|(_, part)| part).collect();
+        (!parts.is_empty()).then_some((parts, known.choice))
+    }
+
+    /// Reads out of one swarm what is on its shelf, and the rest of what it has if that is cheaper.
+    fn borrow(&self, part: &Part, choice: &Mutex<Choice>, reading: &mut Reading<'_, '_>) {
+        let found = part.look_up(&reading.rest());
+        let deadline = reading.request.deadline;
+        self.read_some(part, &found.here, choice, Way::Shelf, deadline, reading);
+        if found.there.is_empty() {
+            return;
+        }
+        let demand = reading.request.is_demand();
+        let asked = Asked {
+            chunks: found.there.len() as u64,
+            pieces: found.pieces as u64,
+            demand,
+        };
+        let (swarm, parent) = (pace_of(part), self.pace_of_parent());
+        let now = self.began.elapsed();
+        let patience = choice.lock().choose(now, asked, swarm, parent);
+        let Some(patience) = patience else {
+            return;
+        };
+        if demand {
+            part.note_demand();
+        }
+        // it leaves time for the parent's host
+        let limit = reading.began.elapsed() + patience;
+        let limit = limit.min(deadline.mul_f32(0.6));
+        if !self.read_some(part, &found.there, choice, Way::Swarm, limit, reading) {
+            choice.lock().failed(self.began.elapsed());
+        }
+    }
+
+    /// Returns whether all of the items came.
+    fn read_some(
+        &self,
+        part: &Part,
+        items: &[(Kind, Hash)],
+        choice: &Mutex<Choice>,
+        way: Way,
+        limit: Duration,
+        reading: &mut Reading<'_, '_>,
+    ) -> bool {
+        if items.is_empty() {
+            return true;
+        }
+        let lacked = reading.lacks();
+        let read = reading.some_of_swarm(part, items, limit);
+        choice.lock().came(way, lacked - reading.lacks());
+        if let Err(error) = &read {
+            tracing::debug!(image = reading.image.short(), %error, "read from the parent's host instead");
+        }
+        read.is_ok()
+    }
+
+    fn pace_of_parent(&self) -> Option<Pace> {
+        let link = self.parent.link();
+        Some(Pace {
+            first_us: link.rtt_us?,
+            bytes_per_s: link.bytes_per_s?,
+        })
+    }
+}
+
+/// What a swarm has measured; nothing while no other host is linked, for then the hub would be asked.
+fn pace_of(part: &Part) -> Option<Pace> {
+    let speed = part.swarm.speed().filter(|_| part.swarm.linked() > 0)?;
+    Some(Pace {
+        first_us: speed.piece_us,
+        bytes_per_s: speed.bytes_per_s,
+    })
+}
+
+impl Source for Borrowed {
+    fn describe(&self) -> String {
+        self.parent.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.parent.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        let manifest = self.parent.manifest(id)?;
+        self.note(id, &manifest);
+        Ok(manifest)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.parent.layout(id)
+    }
+
+    fn is_own(&self, id: &Hash) -> Result<bool, SourceError> {
+        self.parent.is_own(id)
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let Some((parts, choice)) = self.lenders(image, request.is_demand()) else {
+            return self.parent.read(image, wants, request, sink);
+        };
+        let mut reading = Reading::new(image, wants, request, sink);
+        for part in &parts {
+            self.borrow(part, &choice, &mut reading);
+        }
+        let lacked = reading.lacks();
+        let read = reading.of_source(&*self.parent, request.deadline);
+        let came = lacked - reading.lacks();
+        choice.lock().came(Way::Parent, came);
+        read
+    }
+
+    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
+    fn merges(&self, image: &Hash) -> bool {
+        let known = self.known(image);
+        known.is_some_and(|known| known.choice.lock().is_swarm()) || self.parent.merges(image)
+    }
+
+    fn multicast(&self) -> Option<bool> {
+        self.parent.multicast()
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        self.parent.whole_packs(image)
+    }
+
+    fn link(&self) -> LinkEstimate {
+        self.parent.link()
+    }
+}
