@@ -1,6 +1,6 @@
 //! What the policy does with hosts that are silent or slow, and with a seed that refuses; and how fast it finds that pieces come.
-use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose, Speed};
-use std::collections::BTreeMap;
+use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use std::collections::{BTreeMap, VecDeque};
 
 const PIECES: u32 = 200;
 const ME: PeerId = PeerId(0);
@@ -141,26 +141,48 @@ fn a_slow_host_is_asked_less() {
 }
 
 #[test]
-fn how_fast_pieces_come_is_told_once_it_was_measured() {
-    let mut policy = Policy::new(Config::p2p_d(), ME, PIECES, 1);
-    let mut out = Vec::new();
+fn how_fast_pieces_come_is_told_once_it_was_measured_and_is_not_forgotten_while_few_are_needed() {
+    let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
     let everything: Vec<PieceId> = (0..PIECES).collect();
-    policy.on_event(0, Event::Joined(PeerId(1)), &mut out);
-    policy.on_event(0, Event::Has(PeerId(1), &everything), &mut out);
+    let (mut out, mut asked) = (Vec::new(), VecDeque::new());
+    for peer in 1..=8 {
+        policy.on_event(0, Event::Joined(PeerId(peer)), &mut out);
+        policy.on_event(0, Event::Has(PeerId(peer), &everything), &mut out);
+    }
+    let (ahead, later) = everything.split_at(150);
+    policy.on_event(0, Event::Window(ahead, &[]), &mut out);
+    // the link brings a piece in 5 ms, one after the other
     let mut now_us = 0;
-    for piece in 0..100 {
-        policy.on_event(now_us, Event::Miss(piece), &mut out);
+    loop {
+        for action in out.drain(..) {
+            if let Action::Ask(peer, piece, Purpose::Prefetch) = action {
+                asked.push_back((peer, piece));
+            }
+        }
+        let Some((peer, piece)) = asked.pop_front() else {
+            break;
+        };
         now_us += 5_000;
-        policy.on_event(now_us, Event::Arrived(PeerId(1), piece), &mut out);
-        if piece == 0 {
+        policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
+        if now_us == 5_000 {
             assert_eq!(policy.speed(), None, "one piece is no speed");
         }
     }
-    let told = Speed {
-        bytes_per_s: 200 * (64 << 10),
-        piece_us: 5_000,
-    };
-    assert_eq!(policy.speed(), Some(told));
+    let speed = policy.speed().unwrap();
+    assert_eq!(speed.bytes_per_s, 200 * (64 << 10));
+    assert!((5_000..6_000).contains(&speed.piece_us), "{speed:?}");
+    // now and then a machine misses what nobody has predicted
+    for piece in later {
+        now_us += 1_000_000;
+        policy.on_event(now_us, Event::Miss(*piece), &mut out);
+        let Some(Action::Ask(peer, ..)) = out.pop() else {
+            panic!("nobody was asked for {piece}");
+        };
+        now_us += 5_000;
+        policy.on_event(now_us, Event::Arrived(peer, *piece), &mut out);
+    }
+    let still = policy.speed().unwrap();
+    assert!(still.bytes_per_s * 10 > speed.bytes_per_s * 9, "{still:?}");
 }
 
 #[test]

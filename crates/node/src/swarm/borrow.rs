@@ -83,7 +83,7 @@ impl Borrowed {
     fn borrow(&self, part: &Part, choice: &Mutex<Choice>, reading: &mut Reading<'_, '_>) {
         let found = part.look_up(&reading.rest());
         let deadline = reading.request.deadline;
-        self.read_some(part, &found.here, choice, Way::Shelf, deadline, reading);
+        read_some(part, &found.here, choice, Way::Shelf, deadline, reading);
         if found.there.is_empty() {
             return;
         }
@@ -102,34 +102,13 @@ impl Borrowed {
         if demand {
             part.note_demand();
         }
-        // it leaves time for the parent's host
-        let limit = reading.began.elapsed() + patience;
-        let limit = limit.min(deadline.mul_f32(0.6));
-        if !self.read_some(part, &found.there, choice, Way::Swarm, limit, reading) {
+        // it leaves time for the parent's host; one that had too little time is not to blame
+        let (limit, most) = (reading.began.elapsed() + patience, deadline.mul_f32(0.6));
+        let (least, there) = (limit.min(most), &found.there);
+        let came = read_some(part, there, choice, Way::Swarm, least, reading);
+        if !came && limit <= most {
             choice.lock().failed(self.began.elapsed());
         }
-    }
-
-    /// Returns whether all of the items came.
-    fn read_some(
-        &self,
-        part: &Part,
-        items: &[(Kind, Hash)],
-        choice: &Mutex<Choice>,
-        way: Way,
-        limit: Duration,
-        reading: &mut Reading<'_, '_>,
-    ) -> bool {
-        if items.is_empty() {
-            return true;
-        }
-        let lacked = reading.lacks();
-        let read = reading.some_of_swarm(part, items, limit);
-        choice.lock().came(way, lacked - reading.lacks());
-        if let Err(error) = &read {
-            tracing::debug!(image = reading.image.short(), %error, "read from the parent's host instead");
-        }
-        read.is_ok()
     }
 
     fn pace_of_parent(&self) -> Option<Pace> {
@@ -139,6 +118,27 @@ impl Borrowed {
             bytes_per_s: link.bytes_per_s?,
         })
     }
+}
+
+/// Reads items out of a swarm; returns whether all of them came.
+fn read_some(
+    part: &Part,
+    items: &[(Kind, Hash)],
+    choice: &Mutex<Choice>,
+    way: Way,
+    limit: Duration,
+    reading: &mut Reading<'_, '_>,
+) -> bool {
+    if items.is_empty() {
+        return true;
+    }
+    let lacked = reading.lacks();
+    let read = reading.some_of_swarm(part, items, limit);
+    choice.lock().came(way, lacked - reading.lacks());
+    if let Err(error) = &read {
+        tracing::debug!(image = reading.image.short(), %error, "read from the parent's host instead");
+    }
+    read.is_ok()
 }
 
 /// What a swarm has measured; nothing while no other host is linked, for then the hub would be asked.

@@ -264,6 +264,9 @@ impl Policy {
                 };
                 self.ask(now_us, peer, piece, Purpose::Prefetch, false, out);
             }
+            if self.downloads.prefetching >= most {
+                self.downloads.rate.fills();
+            }
         }
     }
 

@@ -158,7 +158,7 @@ pub enum Action {
 /// How an image's pieces come of late, from all hosts and the seed together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
-    /// Bytes a second while they come as fast as they may.
+    /// Bytes a second while as many pieces as may be are under way ahead of need.
     pub bytes_per_s: u64,
     /// How long the quickest piece took from its question on, in microseconds.
     pub piece_us: u64,
@@ -228,7 +228,7 @@ impl Policy {
     /// that was measured.
     pub fn speed(&self) -> Option<Speed> {
         let rate = &self.downloads.rate;
-        let bytes_per_s = (rate.speed() * self.config.piece_bytes as f64) as u64;
+        let bytes_per_s = (rate.filled() * self.config.piece_bytes as f64) as u64;
         (bytes_per_s > 0).then_some(Speed {
             bytes_per_s,
             piece_us: rate.quickest_us() as u64,

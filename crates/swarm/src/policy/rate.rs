@@ -19,6 +19,10 @@ pub(super) struct Rate {
     best: f64,
     /// How long the quickest piece of late took, in microseconds; 0 before the first.
     quickest_us: f64,
+    /// Whether as many pieces as may be were under way in this slice.
+    full: bool,
+    /// Pieces a second in the best slice of late in which they were. While only single pieces are needed nothing is learnt of the link.
+    filled: f64,
 }
 
 impl Rate {
@@ -40,6 +44,9 @@ impl Rate {
         }
         let speed = f64::from(self.came) * 1e6 / took_us as f64;
         self.best = speed.max(self.best * FADE);
+        if std::mem::take(&mut self.full) {
+            self.filled = speed.max(self.filled * FADE);
+        }
         self.quickest_us *= LENGTHEN;
         (self.since_us, self.came) = (now_us, 0);
     }
@@ -47,6 +54,16 @@ impl Rate {
     /// Returns how many pieces come in a second; 0 before any was counted.
     pub(super) fn speed(&self) -> f64 {
         self.best
+    }
+
+    /// Notes that as many pieces as may be are under way ahead of need.
+    pub(super) fn fills(&mut self) {
+        self.full = true;
+    }
+
+    /// Returns how many pieces come in a second while as many as may be are under way; 0 before that was so.
+    pub(super) fn filled(&self) -> f64 {
+        self.filled
     }
 
     /// Returns how long the quickest piece of late took, in microseconds; 0 before the first.
