@@ -541,6 +541,19 @@ mod tests {
         assert_eq!(lent.shelf_bytes, 3 * CHUNK_SIZE as u64);
         assert_eq!((lent.swarm_bytes, lent.parent_bytes), (0, 0));
 
+        // a fork of the fork, which changed nothing, has the same
+        let options = IngestOptions {
+            parent: Some(fork),
+            created_unix_s: Some(1),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&repo, options).unwrap();
+        ingest.region_from_parent("ram").unwrap();
+        let grandchild = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&grandchild).unwrap();
+        let (ok, came) = read(&grandchild, &[chunk(6)]);
+        assert!(ok && came >= 1, "{came}");
+
         // an image that has nothing to do with it
         let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
         ingest.region_bytes("ram", &chunk(200)).unwrap();

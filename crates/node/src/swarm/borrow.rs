@@ -2,12 +2,11 @@
 //! them where that is cheaper ([`Choice`]).
 //!
 //! A fork's image is based on the image that its parent ran, of which it has all that was not changed. Where this host runs that image too,
-//! with others, these chunks need not leave the parent's host once more. A fork opens only its own image and the one that it is based on: no
+//! with others, these chunks need not leave the parent's host once more. A fork opens only its own image and those that it is based on: no
 //! other swarm is looked into for it, whose image may be somebody else's.
 
 use super::{
     cheaper::{Asked, Choice, Pace, Way},
-    decide::Key,
     pieces::{Active, Part},
     reading::Reading,
 };
@@ -20,20 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is known of an image that is read.
-#[derive(Clone)]
-struct Known {
-    base: Option<Hash>,
-    choice: Arc<Mutex<Choice>>,
-}
-
-/// The host of a fork's parent as a source; the swarms of this node are asked before it. Locks, never together: the list of what is known of
-/// images, and what is decided for one.
+/// The host of a fork's parent as a source; the swarms of this node are asked before it. Locks, never together: the list of images whose
+/// manifests are known, and what is decided for one.
 pub(super) struct Borrowed {
     parent: Arc<dyn Source>,
     active: Active,
     began: Instant,
-    known: Mutex<HashMap<Hash, Known>>,
+    choices: Mutex<HashMap<Hash, Arc<Mutex<Choice>>>>,
 }
 
 impl Borrowed {
@@ -43,22 +35,19 @@ impl Borrowed {
             parent,
             active,
             began: Instant::now(),
-            known: Mutex::default(),
+            choices: Mutex::default(),
         }
     }
 
-    fn known(&self, image: &Hash) -> Option<Known> {
-        self.known.lock().get(image).cloned()
+    /// Returns what is decided for an image; `None` before its manifest was read.
+    fn choice(&self, image: &Hash) -> Option<Arc<Mutex<Choice>>> {
+        self.choices.lock().get(image).cloned()
     }
 
     /// Notes what an image is based on.
     fn note(&self, image: &Hash, manifest: &Manifest) {
-        let known = Known {
-            base: manifest.parent,
-            choice: Arc::default(),
-        };
-        let known = self.known.lock().entry(*image).or_insert(known).clone();
-        self.active.lends(*image, &known.choice);
+        let choice = self.choices.lock().entry(*image).or_default().clone();
+        self.active.lends(*image, manifest.parent, &choice);
     }
 
     /// Returns the swarms that may have some of an image, and what is decided for it; `None` if there are none. What the image is based on is
@@ -68,15 +57,16 @@ impl Borrowed {
         if used.is_empty() {
             return None;
         }
-        if !demand && self.known(image).is_none() {
+        if !demand && self.choice(image).is_none() {
             let manifest = self.parent.manifest(image).ok()?;
             self.note(image, &manifest);
         }
-        let known = self.known(image)?;
-        let lends = |key: &Key| key.image == *image || known.base == Some(key.image);
-        let parts = used.into_iter().filter(|(key, _)| lends(key));
+        let choice = self.choice(image)?;
+        let bases = self.active.bases(image);
+        let parts = used.into_iter();
+        let parts = parts.filter(|(key, _)| bases.contains(&key.image));
         let parts: Vec<Arc<Part>> = parts.map(|(_, part)| part).collect();
-        (!parts.is_empty()).then_some((parts, known.choice))
+        (!parts.is_empty()).then_some((parts, choice))
     }
 
     /// Reads out of one swarm what is on its shelf, and the rest of what it has if that is cheaper.
@@ -196,8 +186,8 @@ impl Source for Borrowed {
 
     /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
     fn merges(&self, image: &Hash) -> bool {
-        let known = self.known(image);
-        known.is_some_and(|known| known.choice.lock().is_swarm()) || self.parent.merges(image)
+        let choice = self.choice(image);
+        choice.is_some_and(|choice| choice.lock().is_swarm()) || self.parent.merges(image)
     }
 
     fn multicast(&self) -> Option<bool> {

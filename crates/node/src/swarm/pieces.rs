@@ -27,6 +27,10 @@ const QUIET: Duration = Duration::from_secs(1);
 const LATER_MAX: usize = 16 << 10;
 /// How many of them are read at a time.
 const LATER_ITEMS: usize = 64;
+/// Most images of which is known what they are based on.
+const BASES_MAX: usize = 4096;
+/// How many generations of forks are gone back for a swarm that has something of them.
+const GENERATIONS_MAX: usize = 16;
 
 /// Waits on a plain thread for work of the runtime; `None` if it took longer than that, or was dropped.
 pub(super) fn wait_for<T: Send + 'static>(
@@ -53,8 +57,10 @@ struct All {
     parts: HashMap<Key, Arc<Part>>,
     /// Bytes of pieces that swarms of a hub's images have brought that have ended.
     brought: HashMap<HubAddress, u64>,
-    /// By the image of a fork whose clones here read out of swarms, what is decided for that.
+    /// By the image of a fork whose clones here may read out of swarms, what is decided for that.
     lent: HashMap<Hash, Weak<Mutex<Choice>>>,
+    /// What images of forks are based on, as far as their manifests were read; [`BASES_MAX`] at most.
+    bases: HashMap<Hash, Hash>,
 }
 
 impl Active {
@@ -92,11 +98,22 @@ impl Active {
         all
     }
 
-    /// Notes where it is decided whether the clones of a fork read out of swarms.
-    pub(super) fn lends(&self, fork: Hash, choice: &Arc<Mutex<Choice>>) {
+    /// Notes what a fork's image is based on, and where it is decided whether its clones read out of swarms.
+    pub(super) fn lends(&self, fork: Hash, base: Option<Hash>, choice: &Arc<Mutex<Choice>>) {
         let mut all = self.0.write();
         all.lent.retain(|_, choice| choice.strong_count() > 0);
         all.lent.insert(fork, Arc::downgrade(choice));
+        if all.bases.len() >= BASES_MAX {
+            all.bases.clear(); // those that are in use are read again
+        }
+        all.bases.extend(base.map(|base| (fork, base)));
+    }
+
+    /// Returns a fork's image and those that it is based on, the nearest first, as far as they are known.
+    pub(super) fn bases(&self, fork: &Hash) -> Vec<Hash> {
+        let all = self.0.read();
+        let line = std::iter::successors(Some(*fork), |image| all.bases.get(image).copied());
+        line.take(GENERATIONS_MAX).collect()
     }
 
     /// Returns what the clones of a fork have read out of swarms, and by which figures that was decided; `None` if nothing was.
