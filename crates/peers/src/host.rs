@@ -7,6 +7,7 @@ use crate::link::{MEETING, Meeting, Note, Shared, hear};
 use crate::members::Key;
 use crate::owner::Owner;
 use crate::seed::Seed;
+use crate::sharers::Sharers;
 use crate::shelf::Shelf;
 use crate::swarm::{Options, Swarm};
 use crate::tls::{Identity, key_of};
@@ -49,6 +50,7 @@ pub struct Host {
     doors: Arc<Doors>,
     work: Arc<Semaphore>,
     cap: Arc<Cap>,
+    sharers: Arc<Sharers>,
     /// The tasks that take others in; they end with this.
     _accepts: JoinSet<()>,
 }
@@ -74,6 +76,7 @@ impl Host {
             doors,
             work: Arc::new(Semaphore::new(2 * turns)),
             cap: Arc::new(Cap::new()),
+            sharers: Arc::default(),
             _accepts: accepts,
         })
     }
@@ -117,6 +120,7 @@ impl Host {
             notes,
             work: self.work.clone(),
             cap: self.cap.clone(),
+            sharers: self.sharers.clone(),
         };
         let endpoints = self.endpoints.clone();
         let owner = Owner::new(self.key, hello, endpoints, door, shared, seeds, options);

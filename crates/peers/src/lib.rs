@@ -26,6 +26,7 @@ mod members;
 mod owner;
 mod queue;
 mod seed;
+mod sharers;
 mod shelf;
 mod swarm;
 mod tls;

@@ -186,6 +186,28 @@ fn how_fast_pieces_come_is_told_once_it_was_measured_and_is_not_forgotten_while_
 }
 
 #[test]
+fn swarms_of_one_host_share_what_may_be_under_way_before_anybody_knows_how_fast_pieces_come() {
+    let everything: Vec<PieceId> = (0..PIECES).collect();
+    for (swarms, under_way) in [(0, 4), (1, 4), (2, 2), (3, 1), (100, 1)] {
+        let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+        let mut out = Vec::new();
+        for peer in 1..=8 {
+            policy.on_event(0, Event::Joined(PeerId(peer)), &mut out);
+            policy.on_event(0, Event::Has(PeerId(peer), &everything), &mut out);
+        }
+        assert!(!policy.fetches_ahead());
+        policy.set_sharers(swarms);
+        policy.on_event(0, Event::Window(&everything, &[]), &mut out);
+        assert!(policy.fetches_ahead());
+        assert_eq!(out.len(), under_way, "{swarms}: {out:?}");
+        // what nobody else needs any more is this one's
+        policy.set_sharers(1);
+        policy.on_event(1, Event::Tick, &mut out);
+        assert_eq!(out.len(), 4, "{swarms}: {out:?}");
+    }
+}
+
+#[test]
 fn a_seed_that_refuses_is_asked_for_nothing_ahead_of_need_for_a_while() {
     let config = Config::ours();
     let mut policy = Policy::new(config, ME, PIECES, 1);

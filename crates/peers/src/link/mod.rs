@@ -11,6 +11,7 @@ pub(crate) use pieces::{Outcome, shelve};
 use crate::cap::Cap;
 use crate::closed::{CLOSED_LEAVING, CLOSED_RESTING, CLOSED_RUDELY};
 use crate::members::Key;
+use crate::sharers::Sharers;
 use crate::shelf::Shelf;
 use crate::wire::{Budget, Frames, Hello, Message, PACKS_MAX, frames_of};
 use ear::{Ear, Heard, Theirs, names_of};
@@ -83,6 +84,8 @@ pub(crate) struct Shared {
     pub(crate) work: Arc<Semaphore>,
     /// What the host gives at most.
     pub(crate) cap: Arc<Cap>,
+    /// Which of the host's swarms fetch ahead.
+    pub(crate) sharers: Arc<Sharers>,
 }
 
 /// A connection in use. It ends with this.

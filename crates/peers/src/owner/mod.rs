@@ -10,6 +10,7 @@ use crate::endpoints::Endpoints;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
 use crate::members::{Key, Member};
 use crate::seed::Seed;
+use crate::sharers::Sharer;
 use crate::swarm::{Command, Gauges, Options, Peer, Status, Traffic};
 use crate::wire::{Hello, Message};
 use floe_swarm::policy::{Action, Event, Fault, PEERS_MAX, PeerId, PieceId, Policy, Purpose};
@@ -72,6 +73,7 @@ pub(crate) struct Owner {
     roster: Roster<Member>,
     links: HashMap<PeerId, Linked>,
     gauges: Arc<Gauges>,
+    sharer: Sharer,
     /// Hosts by the numbers of their links.
     numbers: HashMap<u64, PeerId>,
     next_number: u64,
@@ -119,6 +121,7 @@ impl Owner {
             roster: Roster::new(me),
             links: HashMap::new(),
             gauges: Arc::default(),
+            sharer: Sharer::new(shared.sharers.clone()),
             numbers: HashMap::new(),
             next_number: 0,
             waiting: HashMap::new(),
@@ -532,6 +535,8 @@ impl Owner {
             self.tell(Event::Unmissed(piece));
         }
         self.miss();
+        let sharers = self.sharer.fetches(self.policy.fetches_ahead());
+        self.policy.set_sharers(sharers);
         self.tell(Event::Tick);
         if let Some(speed) = self.policy.speed() {
             self.gauges.set_speed(speed);

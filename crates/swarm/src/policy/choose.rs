@@ -256,8 +256,9 @@ impl Policy {
             if self.config.quiet && self.is_catching_up(now_us) {
                 return;
             }
-            let most = self.config.prefetch_max;
-            let most = self.ahead_most(&self.downloads.rate, PREFETCH_LEAST, most);
+            let [least, most] = [PREFETCH_LEAST, self.config.prefetch_max];
+            let [least, most] = [least, most].map(|pieces| (pieces / self.sharers).max(1));
+            let most = self.ahead_most(&self.downloads.rate, least, most);
             while self.downloads.prefetching < most {
                 let Some((peer, piece)) = self.next_prefetch(now_us) else {
                     break;

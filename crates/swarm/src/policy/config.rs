@@ -19,7 +19,7 @@ pub struct Config {
     /// The largest window, in pieces: beyond it comes what is needed too late to be worth its place on the link now.
     pub window_max: usize,
     /// Most prefetches under way. 16 of 64 KiB are 84 ms of a downlink of 100 Mbit/s: enough to keep it busy while peers queue, little
-    /// enough that a demand that arrives behind them is not late.
+    /// enough that a demand that arrives behind them is not late. The swarms of a host that fetch ahead share them.
     pub prefetch_max: usize,
     /// What is under way ahead of need, in time of the link, in microseconds: a demand comes after it. 0 if only the numbers here bound it.
     /// On 20 Mbit/s, 16 pieces are 420 ms.

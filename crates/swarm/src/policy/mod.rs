@@ -176,6 +176,8 @@ pub struct Policy {
     ahead: Ahead,
     downloads: Downloads,
     uploads: Uploads,
+    /// How many swarms of this host fetch ahead.
+    sharers: usize,
     /// Whether pieces are fetched in the order in which they are due, as it was at the last tick.
     in_order: bool,
 }
@@ -196,6 +198,7 @@ impl Policy {
             ahead: Ahead::new(pieces),
             downloads: Downloads::default(),
             uploads: Uploads::new(&config),
+            sharers: 1,
             in_order: false,
             config,
         }
@@ -249,6 +252,17 @@ impl Policy {
     /// grants that: as many of [`Policy::sendable`] as the cap allows, by [`Event::Granted`].
     pub fn set_shared_cap(&mut self, shared: bool) {
         self.uploads.set_shared_cap(shared);
+    }
+
+    /// Says how many swarms of this host fetch ahead over its link now, this one included: the numbers of pieces that may be under way ahead
+    /// of need, however fast or slowly they come, are for all of them together.
+    pub fn set_sharers(&mut self, swarms: usize) {
+        self.sharers = swarms.max(1);
+    }
+
+    /// Whether anything is under way ahead of need.
+    pub fn fetches_ahead(&self) -> bool {
+        self.downloads.prefetching > 0
     }
 
     /// Returns how many pieces would be sent now if they were granted.
