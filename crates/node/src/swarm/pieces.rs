@@ -103,8 +103,10 @@ impl Active {
         let mut all = self.0.write();
         all.lent.retain(|_, choice| choice.strong_count() > 0);
         all.lent.insert(fork, Arc::downgrade(choice));
-        if all.bases.len() >= BASES_MAX {
-            all.bases.clear(); // those that are in use are read again
+        if all.bases.len() >= BASES_MAX
+            && let Some(any) = all.bases.keys().next().copied()
+        {
+            all.bases.remove(&any);
         }
         all.bases.extend(base.map(|base| (fork, base)));
     }
