@@ -8,9 +8,11 @@
 //! it was *restored* from, the original, so its dirty pages are relative to that one. A page that the first capture stored
 //! and that is clean now (the balloon gave it back) has the original's content again; such pages are read from the original.
 
+mod disks;
 mod greet;
 mod rehearse;
 
+pub(crate) use disks::Pass;
 pub(crate) use greet::fresh_place;
 
 use crate::{

@@ -34,7 +34,7 @@ use crate::{
     error::{NodeError, busy, failed, not_found, refused, usage},
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
     fork::Forks,
-    images::{FORK_LABEL, ImageUser, Images},
+    images::{FORK_LABEL, ImageUser, Images, PARK_LABEL},
     inventory::{Inventory, Operation, lifecycle::Task},
     machines::Machines,
     names::similar,
@@ -408,7 +408,8 @@ impl Pool {
         Ok((record, own))
     }
 
-    /// Returns the base of a substrate's image: its nearest ancestor that is no substrate's and no fork's, and so stays when those go.
+    /// Returns the base of a substrate's image: its nearest ancestor that is no substrate's, no fork's and no machine's own, and so stays
+    /// when those go.
     fn base_of(&self, id: &Hash) -> Result<Option<Hash>, NodeError> {
         let mut at = self.images.repo.manifest(id)?.parent;
         for _ in 0..ANCESTORS_MAX {
@@ -418,7 +419,8 @@ impl Pool {
                 return Ok(None);
             };
             let labels = &manifest.config.labels;
-            if !labels.contains_key(FORK_LABEL) && !labels.contains_key(SUBSTRATE_LABEL) {
+            let goes = [FORK_LABEL, SUBSTRATE_LABEL, PARK_LABEL];
+            if !goes.iter().any(|label| labels.contains_key(*label)) {
                 return Ok(Some(id));
             }
             at = manifest.parent;
