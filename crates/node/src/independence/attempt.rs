@@ -175,8 +175,9 @@ impl Independence {
             self.parks.merge_disks(entry, cancel, &pass)?;
         }
         entry.update(|record| {
+            // one that was cancelled just now is asked for anew, of what was written since
             if let Some(asked) = &mut record.independence {
-                asked.merged = true;
+                asked.merged |= !cancel.is_cancelled();
             }
         })
     }

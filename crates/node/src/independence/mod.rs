@@ -135,15 +135,7 @@ impl Independence {
             true => entry.update(|record| {
                 record.independence = record.independence.filter(|known| known.whole);
             })?,
-            false => entry.update(|record| {
-                let known = record.independence;
-                let before = known.map(|known| known.rate_bytes_s);
-                record.independence = Some(Independent {
-                    rate_bytes_s: rate.or(before).unwrap_or(INDEPENDENT_RATE_DEFAULT),
-                    whole: known.is_some_and(|known| known.whole),
-                    merged: false,
-                });
-            })?,
+            false => self.note(&entry, rate)?,
         }
         self.waker.wake();
         report.stage("note")?;
@@ -154,6 +146,29 @@ impl Independence {
         Ok(Outcome {
             machine: Some(self.machines.info_of(&entry)),
             ..Default::default()
+        })
+    }
+
+    /// Notes in a machine's record that it is to be independent, and that what it has written until now is to be merged.
+    fn note(&self, entry: &Arc<Entry>, rate: Option<u64>) -> Result<(), NodeError> {
+        // one that is under way may have begun before what was written last
+        if let Some(cancel) = self.cancels.lock().get(&(What::Merge, place_of(entry))) {
+            cancel.cancel();
+        }
+        if let Some(now) = entry.independence()
+            && now.state == IndependenceState::Whole
+        {
+            let why = String::new();
+            entry.independence_stands(floe_api::Independence { why, ..now });
+        }
+        entry.update(|record| {
+            let known = record.independence;
+            let before = known.map(|known| known.rate_bytes_s);
+            record.independence = Some(Independent {
+                rate_bytes_s: rate.or(before).unwrap_or(INDEPENDENT_RATE_DEFAULT),
+                whole: known.is_some_and(|known| known.whole),
+                merged: false,
+            });
         })
     }
 

@@ -8,8 +8,8 @@
 //! replaced by one rename, and its old layers go after that. Whoever has frozen layers open (a fork that is not stored, a capture) goes
 //! on reading them as they were.
 //!
-//! The image is in no list, like stored memory, and goes once the disks stand on another. It lies over the image that the disks stood on
-//! before the first merge, also when it is made again, so that nothing is kept of what was overwritten in between.
+//! The image is in no list, like stored memory, and goes once the disks stand on another. It lies over the image that the machine's memory
+//! is of, and not over the one that the last merge made, so that nothing is kept of what was overwritten in between.
 
 use super::Parks;
 use crate::{
@@ -80,13 +80,19 @@ impl Parks {
         }
     }
 
-    /// Returns the image over which a machine's own is made: the one that its disks stand on, or if that is its own already, the one below.
+    /// Returns the image over which a machine's own is made: the one that its memory is of, which is here as long as it is. If that is its
+    /// own, too, the one that its disks stand on, or if also that is its own already, the one below.
     fn merges_over(&self, operation: &Operation) -> Result<Hash, NodeError> {
-        let base = operation.record().disk_base;
-        let manifest = self.images.repo.manifest(&base)?;
+        let record = operation.record();
+        let repo = &self.images.repo;
+        if record.own_layers == 0 && repo.contains(&record.image)? {
+            return Ok(record.image);
+        }
+        let base = record.disk_base;
+        let manifest = repo.manifest(&base)?;
         let is_own = manifest.config.labels.contains_key(PARK_LABEL);
         match manifest.parent.filter(|_| is_own) {
-            Some(below) if self.images.repo.contains(&below)? => Ok(below),
+            Some(below) if repo.contains(&below)? => Ok(below),
             _ => Ok(base),
         }
     }
