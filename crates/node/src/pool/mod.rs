@@ -29,7 +29,7 @@ pub(crate) use stock::Stock;
 use crate::{
     MachineName,
     caller::Caller,
-    capture::{Captures, Taking},
+    capture::{Captures, Taking, check_rehearsal},
     core::Core,
     error::{NodeError, busy, failed, not_found, refused, usage},
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
@@ -91,6 +91,8 @@ pub(crate) struct DockOptions {
     pub reset: Vec<String>,
     /// Whether the machine ends with it. It is stopped then, with its disks.
     pub stop: bool,
+    /// For how many seconds a copy runs, to learn what is touched first.
+    pub rehearse_s: u32,
 }
 
 impl DockOptions {
@@ -102,6 +104,8 @@ impl DockOptions {
             .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
         check_users(request.visibility, &request.users)
             .map_err(|why| usage(why, "name users with --restricted anna,berta"))?;
+        let rehearse_s = request.rehearse_s.unwrap_or(0);
+        check_rehearsal(rehearse_s)?;
         Ok(DockOptions {
             name,
             visibility: request.visibility,
@@ -114,6 +118,7 @@ impl DockOptions {
                 }
             },
             stop: request.convert,
+            rehearse_s,
         })
     }
 }
@@ -277,7 +282,7 @@ impl Pool {
         let own = Cell::new(None);
         let taking = Taking {
             stop: options.stop,
-            rehearse_s: 0,
+            rehearse_s: options.rehearse_s,
             // a dock has hooks of its own
             hooks_s: Some(0),
             picture: false,
