@@ -74,9 +74,9 @@ impl Captures {
             .into_iter()
             .map(|(chunk, hash)| (chunk, Some(hash)));
         let base_id = standing.map_or(*over, |(id, _)| id);
-        let mut count = 0;
+        let mut count = 0u64;
         let read = |(chunk, stored): (u64, Option<Hash>)| {
-            if count % PACED_CHUNKS == 0 {
+            if count.is_multiple_of(PACED_CHUNKS) {
                 pass(PACED_CHUNKS * CHUNK_SIZE as u64)?;
             }
             count += 1;
@@ -85,8 +85,9 @@ impl Captures {
                 Some(hash) if hash.is_zero() => [0; CHUNK_SIZE],
                 Some(hash) => {
                     let read = local.demand_wait(&base_id, Kind::Chunk, &hash);
-                    let cut = |_: Vec<u8>| io::Error::other("a chunk is cut off");
-                    read.map_err(io::Error::other)?.try_into().map_err(cut)?
+                    let bytes = read.map_err(io::Error::other)?;
+                    <[u8; CHUNK_SIZE]>::try_from(bytes)
+                        .map_err(|_| io::Error::other("a chunk is cut off"))?
                 }
             };
             Ok((chunk, bytes))
