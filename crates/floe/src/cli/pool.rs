@@ -46,8 +46,8 @@ pub struct Dock {
     /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
     #[arg(long)]
     convert: bool,
-    /// Seconds for which an isolated copy runs first, to learn what an activated machine touches: that is then fetched before it does, which
-    /// helps most on other hosts
+    /// Seconds for which an isolated copy runs first, to learn what an activated machine touches: that is then fetched before it does,
+    /// which helps most on other hosts
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     rehearse: u32,
     /// Keep it in this pool on another host, or on a hub, or in a bucket or directory, and not on this host

@@ -357,7 +357,8 @@ fn what_an_independent_machine_wrote_is_merged_through_kills_and_a_clone_of_befo
     becomes_whole(&node, "web");
     eventually("its disk is frozen", || layers(&node) == 2);
     // the guest writes meanwhile, over what is being merged and beside it
-    let write = "dd if=/dev/urandom of=/dev/vda bs=1M count=3 seek=2 conv=notrunc; dd if=/dev/urandom of=/dev/vda bs=512 count=5 seek=50001 conv=notrunc";
+    let write = "dd if=/dev/urandom of=/dev/vda bs=1M count=3 seek=2 conv=notrunc; \
+        dd if=/dev/urandom of=/dev/vda bs=512 count=5 seek=50001 conv=notrunc";
     sh(&node, "web", write);
     let sums = sh(&node, "web", SUMS);
     node.end(Signal::KILL);

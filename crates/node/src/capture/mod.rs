@@ -174,8 +174,10 @@ impl Captures {
             match self.rehearse(id, taking.rehearse_s, report) {
                 Ok(rehearsed) => id = rehearsed,
                 Err(NodeError::Cancelled) => {
-                    // nobody was told of it, and no name or record keeps it
-                    if let Err(error) = self.images.discard(&id) {
+                    // nobody was told of it; one that is the same may have a name
+                    let is_wanted =
+                        self.images.user_of(&id).is_some() || self.images.may_have_name(&id);
+                    if !is_wanted && let Err(error) = self.images.discard(&id) {
                         tracing::warn!(image = id.short(), %error, "an image that nobody waits for stays");
                     }
                     return Err(NodeError::Cancelled);

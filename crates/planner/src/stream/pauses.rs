@@ -4,10 +4,11 @@
 //! starting -- late --> paused -- what is planned comes in time, or it has waited enough --> running -- missed, and late --> paused
 //!     \------------------------------ the first touch ------------------------------------->
 //! ```
-//! A pause is an interruption, and each costs its viewer the same whether it is short or long. So a machine that runs is left running while
-//! it would have to wait for a short time only: it waits for the few chunks that it touches, and the link brings the others meanwhile. If it
-//! falls further behind, that becomes one pause in the place of several. For the same reason it runs undisturbed for a while after a pause;
-//! a miss in that time is not forgotten. Before its first touch nobody is interrupted, and a shorter pause is worth its while.
+//! A pause is an interruption, and each costs its viewer the same whether it is short or long. So a machine that runs is left running
+//! while it would have to wait for a short time only: it waits for the few chunks that it touches, and the link brings the others
+//! meanwhile. If it falls further behind, that becomes one pause in the place of several. For the same reason it runs undisturbed for a
+//! while after a pause; a miss in that time is not forgotten. Before its first touch nobody is interrupted, and a shorter pause is worth
+//! its while.
 
 use super::Waiting;
 use super::plan::Lateness;
