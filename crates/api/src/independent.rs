@@ -26,7 +26,8 @@ pub struct IndependentRequest {
     /// Give up making it independent. What is here by then stays until it is needed elsewhere.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop: bool,
-    /// Answer only when all is here. It goes on if the client hangs up.
+    /// Answer only when all is here and what the machine had written is merged into an image of its own, or can't be yet. It goes on if
+    /// the client hangs up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub wait: bool,
 }
@@ -44,7 +45,7 @@ pub struct Independence {
     pub left_bytes: u64,
     /// The most that is brought here in a second, in raw bytes.
     pub rate_bytes_s: u64,
-    /// What it waits for, in words.
+    /// What it waits for, in words; of a machine that is [`IndependenceState::Whole`] why what it has written is not merged yet.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
 }

@@ -35,6 +35,10 @@ pub struct DockRequest {
     /// Make the machine small first, and remove it once the substrate is durable. This needs an agent in its guest.
     #[serde(default)]
     pub convert: bool,
+    /// For how many seconds an isolated copy runs, to learn what an activated machine touches first, which is then brought before it does;
+    /// by default none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rehearse_s: Option<u32>,
 }
 
 /// What a substrate is made of. Chunks are counted where they were found first: a page of memory that its base image has is

@@ -218,6 +218,16 @@ impl MachineHandle {
         })
     }
 
+    /// Returns what earlier freezes have left, without another one: all layers of each disk but the top one; `None` if a disk has only
+    /// that.
+    pub fn frozen_before(&self) -> Option<FrozenLayers> {
+        let disks = self.machine.disks();
+        let below = |disk: &Arc<Disk>| disk.frozen(disk.top().number.checked_sub(1)?);
+        Some(FrozenLayers {
+            disks: disks.iter().map(below).collect::<Option<_>>()?,
+        })
+    }
+
     /// Returns the number of layers of the disk that has most: each read searches that many.
     pub fn height(&self) -> usize {
         let disks = self.machine.disks();

@@ -343,12 +343,6 @@ fn services(
         machines: machines.clone(),
     });
     let trims = Trims::new(core.clone(), inventory.clone(), agents.clone());
-    let independence = Independence::new(
-        core.clone(),
-        images.clone(),
-        inventory.clone(),
-        machines.clone(),
-    );
     let runs = Arc::new(Runs {
         core: core.clone(),
         images: images.clone(),
@@ -406,6 +400,13 @@ fn services(
         captures.clone(),
         forks.clone(),
     )?;
+    let independence = Independence::new(
+        core.clone(),
+        images.clone(),
+        inventory.clone(),
+        machines.clone(),
+        parks.clone(),
+    );
     let moves = Moves::new(
         core.clone(),
         cluster.clone(),

@@ -351,8 +351,11 @@ pub struct Config {
     pub waste_price: f64,
     /// A pause for a group must save at least this many times its own length.
     pub patience: f64,
-    /// By our own rule, a pause shorter than this isn't worth the interruption, in microseconds.
+    /// By our own rule, a pause shorter than this isn't worth the interruption, in microseconds: a machine that falls behind by less runs
+    /// on and waits for the chunks that it touches, while the link brings the others.
     pub pause_us_min: u64,
+    /// The same before the machine has touched anything, where a pause interrupts nobody.
+    pub start_pause_us_min: u64,
     /// How much the default policy buffers beyond the point from which the link can keep up, in microseconds of the machine's
     /// time.
     pub reserve_us: u64,
@@ -395,11 +398,12 @@ impl Default for Config {
             speculation_ratio: 0.15,
             waste_price: 1.5,
             patience: 0.5,
-            pause_us_min: 200_000,
+            pause_us_min: 2_000_000,
+            start_pause_us_min: 200_000,
             reserve_us: 500_000,
             pause_idle_us_max: 5_000_000,
             pause_us_max: 10 * 60 * 1_000_000,
-            run_us_min: 250_000,
+            run_us_min: 2_000_000,
         }
     }
 }

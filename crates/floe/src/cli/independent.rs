@@ -18,6 +18,9 @@ Example: slowly, and wait until it is done; Ctrl-C ends the wait only
 Example: give it up
   floe independent web --stop
 
+Once all is here, what the machine has written to its disks is merged into an image of its own while it goes on, and again
+when that is much; given again, the command has it done now.
+
 What the machine itself waits for goes first. A source that does not answer is asked again, and a full disk is waited for;
 floe ps says so. It goes on where it was after a restart of the node, and when the command is given again.")]
 pub struct Independent {
@@ -26,7 +29,7 @@ pub struct Independent {
     /// At most this many bytes a second, before compression, such as 5M; 50M by default
     #[arg(long, value_parser = args::size, value_name = "SIZE")]
     rate: Option<u64>,
-    /// Wait until all is here
+    /// Wait until all is here, and what the machine has written is merged
     #[arg(long)]
     wait: bool,
     /// Stop bringing it here; what has come is kept
@@ -88,7 +91,10 @@ fn told(machine: &str, now: Option<&Independence>) -> String {
 /// Describes how far a machine's image is on its host.
 pub(super) fn described(now: &Independence) -> String {
     match now.state {
-        IndependenceState::Whole => "yes, all of its image is on this host".into(),
+        IndependenceState::Whole if now.why.is_empty() => {
+            "yes, all of its image is on this host".into()
+        }
+        IndependenceState::Whole => format!("yes, all of its image is on this host; {}", now.why),
         _ => {
             let left = match now.total_bytes {
                 0 => String::new(),
@@ -129,6 +135,9 @@ mod tests {
         );
         assert_eq!(in_detail("paused", Some(&now)), "paused; independent 43 %");
         now.state = IndependenceState::Whole;
+        assert_eq!(described(&now), "yes, all of its image is on this host");
+        now.why = "what it has written still lies over its image: no room".into();
+        assert!(described(&now).ends_with("over its image: no room"));
         assert!(told("web", Some(&now)).contains("is independent"));
         assert_eq!(in_detail("", Some(&now)), "");
         assert!(told("web", None).contains("from elsewhere"));

@@ -22,6 +22,8 @@ Example: so that other users of this node may activate it
   floe dock web --as shop-web --restricted anna,berta
 Example: made small first, and gone once it is in the pool
   floe dock web --as shop-web --convert
+Example: it is to answer soon on hosts that have nothing of it yet
+  floe dock web --as shop-web --rehearse 4
 Example: and back, as one machine or as three
   floe activate shop-web
   floe activate shop-web -n 3
@@ -44,6 +46,10 @@ pub struct Dock {
     /// Make the machine small first, and remove it once the substrate is durable. Its guest needs floe's agent
     #[arg(long)]
     convert: bool,
+    /// Seconds for which an isolated copy runs first, to learn what an activated machine touches: that is then fetched before it does,
+    /// which helps most on other hosts
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    rehearse: u32,
     /// Keep it in this pool on another host, or on a hub, or in a bucket or directory, and not on this host
     #[arg(long, value_name = "ADDRESS")]
     pool: Option<String>,
@@ -69,6 +75,7 @@ impl Dock {
             name: self.called.unwrap_or_else(|| self.machine.clone()),
             users: self.visible.restricted,
             convert: self.convert,
+            rehearse_s: (self.rehearse > 0).then_some(self.rehearse),
         };
         let done = progress::follow(cx.out, cx.client()?.dock(&self.machine, &request)?)?;
         let Some(substrate) = &done.outcome.substrate else {

@@ -448,6 +448,54 @@ fn killed_after_each_step(node: &mut TestNode) {
     }
 }
 
+/// Whether a substrate's image says what a rehearsal touched.
+fn is_rehearsed(node: &TestNode, name: &str) -> bool {
+    let image = node.client().substrate(name).unwrap().image;
+    let bytes = std::fs::read(node.home().join("repo/images").join(&image)).unwrap();
+    let manifest = floe_image::Manifest::decode(&bytes).unwrap();
+    manifest.region("trace").is_some_and(|trace| trace.size > 0)
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_substrate_is_rehearsed_if_that_is_asked_for_and_leaves_nothing_if_nobody_waits() {
+    let node = TestNode::start();
+    node.boot_tiny("web");
+    let before = node.images_stored();
+    let too_long = code(&node, 2, &["dock", "web", "--rehearse", "601"]);
+    assert!(said(&too_long).contains("600 s"), "{}", said(&too_long));
+    code(&node, 0, &["dock", "web", "--as", "plain"]);
+    code(
+        &node,
+        0,
+        &["dock", "web", "--as", "ready", "--rehearse", "2"],
+    );
+    assert!(!is_rehearsed(&node, "plain") && is_rehearsed(&node, "ready"));
+    assert_eq!(node.images_stored(), before + 2);
+    let machine = activate(&node, "ready", "again").machines.remove(0);
+    assert_eq!(machine.name, "again");
+    let info = node.client().machine("again").unwrap();
+    assert_eq!(info.status, MachineStatus::Running);
+
+    // a caller that goes while the copy runs leaves no image
+    let request = DockRequest {
+        name: "never".into(),
+        rehearse_s: Some(REHEARSE_S_MAX),
+        ..Default::default()
+    };
+    let mut events = node.client().dock("web", &request).unwrap();
+    let stored =
+        events.find(|event| matches!(event, Ok(Event::Stage { name, .. }) if name == "store"));
+    assert!(stored.is_some());
+    drop(events);
+    eventually("its image goes", || node.images_stored() == before + 2);
+    assert!(node.client().substrate("never").is_err());
+    eventually("it can be docked again", || {
+        let docked = ends(floe(&node, &["dock", "web", "--as", "never"]));
+        docked.status.success()
+    });
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_dock_that_fails_leaves_nothing_and_a_second_one_at_once_is_refused() {

@@ -322,6 +322,88 @@ fn a_machine_of_a_hub_becomes_independent_through_cuts_kills_and_a_full_disk() {
     assert!(sums.contains(&sum), "{sum} is not in {sums}");
 }
 
+/// How many bytes lie over a machine's image.
+fn over_its_image(node: &TestNode, name: &str) -> u64 {
+    node.client().machine(name).unwrap().stats.overlay_bytes
+}
+
+/// The most layers that any disk of the node's machines has.
+fn layers(node: &TestNode) -> usize {
+    fn most(dir: &std::path::Path) -> usize {
+        let (mut here, mut below) = (0, 0);
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                below = below.max(most(&entry.path()));
+            }
+            let name = entry.file_name().to_string_lossy().into_owned();
+            here += usize::from(name.starts_with("layer-") && name.ends_with(".map"));
+        }
+        here.max(below)
+    }
+    let places = ["machines", "standby"].map(|place| most(&node.home().join(place)));
+    places.into_iter().max().unwrap_or_default()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_an_independent_machine_wrote_is_merged_through_kills_and_a_clone_of_before_sees_no_change()
+{
+    let mut node = TestNode::start();
+    boot_with_random_bytes(&node, "web");
+    assert!(over_its_image(&node, "web") >= RANDOM_MIB << 20);
+    assert_eq!(layers(&node), 1);
+    // all of its image is here, and the merge would take longer than this test waits
+    floe_ends(&node, &["independent", "web", "--rate", "64K"], 0);
+    becomes_whole(&node, "web");
+    eventually("its disk is frozen", || layers(&node) == 2);
+    // the guest writes meanwhile, over what is being merged and beside it
+    let write = "dd if=/dev/urandom of=/dev/vda bs=1M count=3 seek=2 conv=notrunc; \
+        dd if=/dev/urandom of=/dev/vda bs=512 count=5 seek=50001 conv=notrunc";
+    sh(&node, "web", write);
+    let sums = sh(&node, "web", SUMS);
+    node.end(Signal::KILL);
+    node.start_again();
+    assert_eq!(sh(&node, "web", SUMS), sums);
+    eventually("the next node begins anew", || layers(&node) == 3);
+
+    // A clone stands on the layers that are merged next.
+    let request = ForkRequest {
+        clones: 1,
+        ..Default::default()
+    };
+    let fork = finish(node.client().fork("web", &request).unwrap());
+    let clone = fork.fork.unwrap().clones[0].name.clone();
+    sh(&node, "web", write);
+    let later = sh(&node, "web", SUMS);
+    assert_ne!(later, sums);
+    let merge = ["independent", "web", "--rate", "100M", "--wait"];
+    floe_ends(&node, &merge, 0);
+    assert_eq!(over_its_image(&node, "web"), 0, "{}", node.log());
+    assert_eq!(sh(&node, "web", SUMS), later);
+    assert_eq!(sh(&node, &clone, SUMS), sums);
+    node.end(Signal::KILL);
+    node.start_again();
+    assert_eq!(sh(&node, "web", SUMS), later);
+    assert_eq!(sh(&node, &clone, SUMS), sums);
+
+    // The next merge takes the place of the first: no image is left behind.
+    node.client().remove_machine(&clone, true).unwrap();
+    eventually("the clone's image goes", || node.images_stored() == 2);
+    sh(&node, "web", write);
+    let last = sh(&node, "web", SUMS);
+    assert!(over_its_image(&node, "web") > 0);
+    floe_ends(&node, &merge, 0);
+    assert_eq!(over_its_image(&node, "web"), 0, "{}", node.log());
+    eventually("the first merge's image goes", || node.images_stored() == 2);
+    assert_eq!(sh(&node, "web", SUMS), last);
+    floe_ends(&node, &["stop", "--now", "web"], 0);
+    floe_ends(&node, &["start", "web"], 0);
+    let sum = sh(&node, "web", "md5sum < /dev/vda");
+    assert!(last.contains(&sum), "{sum} is not in {last}");
+    node.client().remove_machine("web", true).unwrap();
+    eventually("its own image goes with it", || node.images_stored() == 1);
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_clone_becomes_independent_of_its_parent_and_of_its_parents_node() {

@@ -1,7 +1,6 @@
 //! `activate`: from the call to the first instruction of a machine from the pool's memory, and to its guest's answer with the network in
 //! place; the same of 1 to 8 machines on four hosts. Compared with a cold boot of the same guest until it answers, with QEMU's restore of
 //! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs.
-use super::dock::dock;
 use super::live::Node;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
@@ -10,8 +9,8 @@ use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
 use anyhow::{Context as _, ensure};
 use floe_api::{
-    ActivateReport, ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, Event, KillRequest,
-    RunRequest, Wait,
+    ActivateReport, ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, DockRequest, Event,
+    KillRequest, REHEARSE_S_DEFAULT, RunRequest, Wait,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -93,7 +92,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     );
     report.note(format!(
         "ready_ms_n: so many clones on {HOSTS} hosts, which are network namespaces of one machine and share its processors; until the \
-         last one has answered with its network in place"
+         last one has answered with its network in place; a copy of the docked machine was rehearsed for {REHEARSE_S_DEFAULT} s"
     ));
     Ok(report)
 }
@@ -113,7 +112,7 @@ fn here(
         boots.push(boot(&node, "guest", &name)?);
         node.remove(&name)?;
     }
-    dock_one(&node)?;
+    dock_one(&node, None)?;
     let (mut times, mut reads) = (Times::default(), Samples::default());
     for round in 0..=context.pick(15, 3) {
         // what the last one has unpacked is not to be found on the disk: its chunks come from the pool's memory
@@ -160,10 +159,15 @@ pub(super) fn boot(node: &Node, image: &str, name: &str) -> anyhow::Result<f64> 
     Ok(node.run(&request, |_| {})?.total_ms)
 }
 
-/// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer.
-fn dock_one(node: &Node) -> anyhow::Result<()> {
+/// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer. With so many seconds of rehearsal.
+fn dock_one(node: &Node, rehearse_s: Option<u32>) -> anyhow::Result<()> {
     boot(node, "guest", "origin")?;
-    dock(node, "origin", NAME)?;
+    let request = DockRequest {
+        name: NAME.into(),
+        rehearse_s,
+        ..DockRequest::default()
+    };
+    node.client.dock("origin", &request)?.finish(|_| {})?;
     node.remove("origin")
 }
 
@@ -241,7 +245,7 @@ fn on_hosts(
     join(&segment, &nodes)?;
     let first = &nodes[0];
     first.import_with(guest, "guest", memory, 1)?;
-    dock_one(first)?;
+    dock_one(first, Some(REHEARSE_S_DEFAULT))?;
     let mut all = BTreeMap::new();
     for n in MACHINES {
         let mut times = Times::default();

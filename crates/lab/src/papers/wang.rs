@@ -85,6 +85,11 @@ pub(super) const PAPER: Paper = Paper {
                     "0",
                     Value("independent", "left_bytes"),
                 ),
+                row(
+                    "what lies over its own base once it is merged (steps 6 to 8)",
+                    "0",
+                    Value("independent", "overlay_bytes"),
+                ),
             ],
         },
         Part {

@@ -8,9 +8,11 @@
 //! it was *restored* from, the original, so its dirty pages are relative to that one. A page that the first capture stored
 //! and that is clean now (the balloon gave it back) has the original's content again; such pages are read from the original.
 
+mod disks;
 mod greet;
 mod rehearse;
 
+pub(crate) use disks::Pass;
 pub(crate) use greet::fresh_place;
 
 use crate::{
@@ -94,13 +96,7 @@ impl Captures {
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
         let new_name = request.name.as_deref().map(parse_name).transpose()?;
-        if request.rehearse_s.is_some_and(|s| s > REHEARSE_S_MAX) {
-            let what = format!("a rehearsal takes at most {REHEARSE_S_MAX} s");
-            return Err(usage(
-                what,
-                format!("its default is {REHEARSE_S_DEFAULT} s"),
-            ));
-        }
+        check_rehearsal(request.rehearse_s.unwrap_or_default())?;
         let entry = self.inventory.get(name)?;
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Capture)?;
@@ -177,7 +173,15 @@ impl Captures {
             // without a rehearsal the image only resumes more slowly from afar
             match self.rehearse(id, taking.rehearse_s, report) {
                 Ok(rehearsed) => id = rehearsed,
-                Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
+                Err(NodeError::Cancelled) => {
+                    // nobody was told of it; one that is the same may have a name
+                    let is_wanted =
+                        self.images.user_of(&id).is_some() || self.images.may_have_name(&id);
+                    if !is_wanted && let Err(error) = self.images.discard(&id) {
+                        tracing::warn!(image = id.short(), %error, "an image that nobody waits for stays");
+                    }
+                    return Err(NodeError::Cancelled);
+                }
                 Err(error) => report.note(format!("the image was not rehearsed: {error}")),
             }
             report.stage("rehearse")?;
@@ -434,6 +438,17 @@ impl Captures {
             self.images.released(&before);
         }
         Ok(())
+    }
+}
+
+/// Refuses a rehearsal of so many seconds if that is too long to be meant.
+pub(crate) fn check_rehearsal(seconds: u32) -> Result<(), NodeError> {
+    match seconds {
+        0..=REHEARSE_S_MAX => Ok(()),
+        _ => Err(usage(
+            format!("a rehearsal takes at most {REHEARSE_S_MAX} s"),
+            format!("that of a capture takes {REHEARSE_S_DEFAULT} s"),
+        )),
     }
 }
 

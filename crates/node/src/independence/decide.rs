@@ -1,6 +1,7 @@
 //! Decides whose image is brought here next, when that is tried again, and when it is given up. No I/O, no clock.
 //!
-//! An image is brought here for one machine at a time: for a second one of the same image there is nothing left to do afterwards.
+//! An image is brought here for one machine at a time: for a second one of the same image there is nothing left to do afterwards. What
+//! machines have written over their images is merged by the same rules.
 
 use floe_image::Hash;
 use std::collections::BTreeMap;
@@ -13,6 +14,16 @@ pub(super) const AGAIN_FIRST_US: u64 = 2_000_000;
 pub(super) const AGAIN_MAX_US: u64 = 60_000_000;
 /// How long until a full disk is looked at again.
 pub(super) const ROOM_AGAIN_US: u64 = 5_000_000;
+
+/// How much has to lie over a machine's own image before it is merged again: the most that does for good, on a small disk.
+pub(super) const MERGE_BYTES: u64 = 256 << 20;
+/// On larger disks this part of them: what was overwritten meanwhile is never stored, and all of the difference is each time.
+const MERGE_PART: u64 = 4;
+
+/// Whether what lies over a machine's image is to be merged. `merged`: whether it was before.
+pub(super) fn is_to_merge(merged: bool, over_bytes: u64, disk_bytes: u64) -> bool {
+    !merged || over_bytes >= MERGE_BYTES.max(disk_bytes / MERGE_PART)
+}
 
 /// What is wanted for a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -306,6 +317,45 @@ mod tests {
             waits.push((now - failed) / 1_000_000);
         }
         assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn what_is_written_is_merged_once_and_again_when_it_is_much() {
+        assert!(is_to_merge(false, 0, 1 << 30), "there may be nothing to do");
+        assert!(!is_to_merge(true, MERGE_BYTES - 1, 0));
+        assert!(is_to_merge(true, MERGE_BYTES, 4 * MERGE_BYTES));
+        assert!(!is_to_merge(true, MERGE_BYTES, 40 * MERGE_BYTES));
+        assert!(is_to_merge(true, 10 * MERGE_BYTES, 40 * MERGE_BYTES));
+    }
+
+    /// A machine writes at a rate that changes, and each merge takes as long as what lies over its image.
+    #[test]
+    fn what_merges_write_is_bounded_by_what_the_guest_wrote() {
+        const DISK: u64 = 16 << 30;
+        let mut duties = Duties::default();
+        let (mut over, mut own, mut wrote, mut stored) = (1u64 << 30, 0u64, 1u64 << 30, 0u64);
+        let (mut merged, mut ends_at) = (false, None);
+        let web = || wanted(&[(1, 1)]);
+        for second in 0..100_000u64 {
+            let now = second * 1_000_000;
+            let more = (second % 97) << 16;
+            (over, wrote) = ((over + more).min(DISK), wrote + more);
+            if ends_at == Some(second) {
+                own = (own + over).min(DISK);
+                (stored, over, merged, ends_at) = (stored + own, 0, true, None);
+                duties.step(now, Some(Event::Ended("m1".into(), How::Whole)));
+            }
+            let list = match is_to_merge(merged, over, DISK) {
+                true => web(),
+                false => BTreeMap::new(),
+            };
+            for action in duties.step(now, Some(Event::Wanted(list))) {
+                assert!(matches!(action, Action::Begin(..)), "{action:?}");
+                ends_at = Some(second + 20);
+            }
+        }
+        assert!(merged && over < DISK / MERGE_PART + (100 << 22));
+        assert!(stored <= (MERGE_PART + 1) * wrote, "{stored} of {wrote}");
     }
 
     #[test]

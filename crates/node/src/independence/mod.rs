@@ -1,54 +1,76 @@
 //! Independence: all of a machine's image is brought to this host in the background, and then it needs no source any more (VM
 //! Substrate, section 3.4.1).
 //!
-//! The image comes by an ordinary pull into the repository, which continues where it stopped, however it stopped. What the machine
-//! has written lies over the image, in files of its own on this host, and stays there; once the image is whole, the machine's
-//! record names no place but this host, and the record keeps the image in the repository.
+//! The image comes by an ordinary pull into the repository, which continues where it stopped, however it stopped. Once it is whole, the
+//! machine's record names no place but this host, and the record keeps the image in the repository. What the machine has written to its
+//! disks until then is merged into an image of its own (`park/own_base.rs`), on which they stand from then on; what it writes later is,
+//! too, once that is much.
 //!
 //! That a machine is to be independent stands in its record. A thread compares the records with what is being done (`decide` says
 //! what comes next), so that a node that starts after a kill goes on by itself. Each pull goes at the pace of [`pace`], after what
 //! guests wait for, and stops before the disk is full. Locks: the attempts under way, and the ends that the thread has not heard of;
 //! each is held only briefly, and never together with another lock.
 
+mod attempt;
 mod decide;
 mod gate;
 mod pace;
 
 use crate::{
     core::Core,
-    error::{NodeError, failed, refused, usage},
+    error::{NodeError, failed, refused},
     images::Images,
     inventory::{
-        Entry, Inventory,
-        lifecycle::{Event as Life, Task},
-        record::{Independent, Origin, Record},
+        Entry, Inventory, checked_rate,
+        record::{Independent, Record},
     },
     machines::Machines,
-    news::News,
+    park::Parks,
     report::Report,
-    transfer::{self, Cancel, Destination, Progress, PullOptions, TransferError},
+    transfer::Cancel,
 };
-use decide::{Action, Duties, Event, How, Wish};
-use floe_api::{
-    INDEPENDENT_RATE_DEFAULT, INDEPENDENT_RATE_MIN, Independence as Standing, IndependenceState,
-    IndependentRequest, Outcome, PauseReason, size_text,
-};
-use floe_image::Hash;
+use attempt::Ends;
+use decide::{Action, Duties, Event, How, Wish, is_to_merge};
+use floe_api::{INDEPENDENT_RATE_DEFAULT, IndependenceState, IndependentRequest, Outcome};
 use floe_threads::{Waited, Waker};
-use gate::Gate;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 /// How often the records are compared with what is being done; also done at once when something was asked for or has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a machine's progress is noted.
-const NOTE_EVERY: Duration = Duration::from_millis(200);
 /// Nice value of the threads that pack what has come: guests and their requests go first where processors are short.
 const NICENESS: i32 = 15;
+
+/// What is done for a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum What {
+    /// Its image is brought here.
+    Copy,
+    /// What it has written over that is merged into an image of its own.
+    Merge,
+}
+
+/// Whose turn it is with each.
+#[derive(Default)]
+struct Turns {
+    copies: Duties,
+    merges: Duties,
+}
+
+impl Turns {
+    fn step(&mut self, what: What, now_us: u64, event: Event) -> Vec<(What, Action)> {
+        let duties = match what {
+            What::Copy => &mut self.copies,
+            What::Merge => &mut self.merges,
+        };
+        let actions = duties.step(now_us, Some(event)).into_iter();
+        actions.map(|action| (what, action)).collect()
+    }
+}
 
 /// The service that makes machines independent.
 pub(crate) struct Independence {
@@ -56,11 +78,12 @@ pub(crate) struct Independence {
     images: Arc<Images>,
     inventory: Arc<Inventory>,
     machines: Arc<Machines>,
+    parks: Arc<Parks>,
     waker: Waker,
-    /// What cancels each attempt under way, by the machine's directory.
-    cancels: Mutex<HashMap<String, Cancel>>,
+    /// What cancels each attempt under way, by what is attempted and the machine's directory.
+    cancels: Mutex<HashMap<(What, String), Cancel>>,
     /// Attempts that have ended.
-    ended: Mutex<Vec<(String, How)>>,
+    ended: Mutex<Vec<(What, String, How)>>,
 }
 
 impl Independence {
@@ -70,12 +93,14 @@ impl Independence {
         images: Arc<Images>,
         inventory: Arc<Inventory>,
         machines: Arc<Machines>,
+        parks: Arc<Parks>,
     ) -> Arc<Independence> {
         Arc::new(Independence {
             core,
             images,
             inventory,
             machines,
+            parks,
             waker: Waker::default(),
             cancels: Mutex::default(),
             ended: Mutex::default(),
@@ -84,9 +109,9 @@ impl Independence {
 
     /// Starts the thread that carries out what machines' records say.
     pub fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
-        let (mut duties, began) = (Duties::default(), Instant::now());
+        let (mut turns, began) = (Turns::default(), Instant::now());
         let threads = &self.core.threads;
-        let look = move |here: &Arc<Self>| here.look(&mut duties, began);
+        let look = move |here: &Arc<Self>| here.look(&mut turns, began);
         Ok(threads.keep_waking("independence", &self.waker, self, LOOK_EVERY, look)?)
     }
 
@@ -110,14 +135,7 @@ impl Independence {
             true => entry.update(|record| {
                 record.independence = record.independence.filter(|known| known.whole);
             })?,
-            false => entry.update(|record| {
-                let known = record.independence;
-                let before = known.map(|known| known.rate_bytes_s);
-                record.independence = Some(Independent {
-                    rate_bytes_s: rate.or(before).unwrap_or(INDEPENDENT_RATE_DEFAULT),
-                    whole: known.is_some_and(|known| known.whole),
-                });
-            })?,
+            false => self.note(&entry, rate)?,
         }
         self.waker.wake();
         report.stage("note")?;
@@ -131,7 +149,30 @@ impl Independence {
         })
     }
 
-    /// Waits until a machine is independent. It goes on if the client hangs up.
+    /// Notes in a machine's record that it is to be independent, and that what it has written until now is to be merged.
+    fn note(&self, entry: &Arc<Entry>, rate: Option<u64>) -> Result<(), NodeError> {
+        // one that is under way may have begun before what was written last
+        if let Some(cancel) = self.cancels.lock().get(&(What::Merge, place_of(entry))) {
+            cancel.cancel();
+        }
+        if let Some(now) = entry.independence()
+            && now.state == IndependenceState::Whole
+        {
+            let why = String::new();
+            entry.independence_stands(floe_api::Independence { why, ..now });
+        }
+        entry.update(|record| {
+            let known = record.independence;
+            let before = known.map(|known| known.rate_bytes_s);
+            record.independence = Some(Independent {
+                rate_bytes_s: rate.or(before).unwrap_or(INDEPENDENT_RATE_DEFAULT),
+                whole: known.is_some_and(|known| known.whole),
+                merged: false,
+            });
+        })
+    }
+
+    /// Waits until a machine is independent, and what it had written is merged or can't be yet. It goes on if the client hangs up.
     fn wait(&self, entry: &Arc<Entry>, report: &Report) -> Result<(), NodeError> {
         let line = report.progress_line("independent", "bytes");
         let mut told = String::new();
@@ -145,7 +186,8 @@ impl Independence {
                 let fix = format!("floe independent {name} goes on where it stopped");
                 return over(&format!("machine {name}: it was given up"), fix);
             };
-            if now.state == IndependenceState::Whole {
+            let is_whole = now.state == IndependenceState::Whole;
+            if is_whole && !self.has_to_merge(entry) {
                 return Some(Ok(()));
             }
             if now.why != told {
@@ -154,6 +196,9 @@ impl Independence {
                     true => report.note("it goes on"),
                     false => report.note(format!("it waits: {told}")),
                 }
+            }
+            if is_whole && !now.why.is_empty() {
+                return Some(Ok(()));
             }
             if now.total_bytes > 0 {
                 line.at(now.done_bytes.min(now.total_bytes - 1), now.total_bytes);
@@ -175,20 +220,31 @@ impl Independence {
         known.is_ok_and(|known| Arc::ptr_eq(&known, entry))
     }
 
+    /// Whether what a machine's disks have over its image is still to be merged for the first time.
+    fn has_to_merge(&self, entry: &Entry) -> bool {
+        let asked = entry.record().independence;
+        asked.is_some_and(|asked| !asked.merged) && entry.mounted().is_ok()
+    }
+
     /// Compares what is wanted with what is being done.
-    fn look(self: &Arc<Self>, duties: &mut Duties, began: Instant) {
+    fn look(self: &Arc<Self>, turns: &mut Turns, began: Instant) {
         let now_us = || began.elapsed().as_micros() as u64;
         let ended = std::mem::take(&mut *self.ended.lock());
         let mut actions = Vec::new();
-        for (place, how) in ended {
-            actions.extend(duties.step(now_us(), Some(Event::Ended(place, how))));
+        for (what, place, how) in ended {
+            actions.extend(turns.step(what, now_us(), Event::Ended(place, how)));
         }
-        let mut wanted = BTreeMap::new();
+        let (mut copies, mut merges) = (BTreeMap::new(), BTreeMap::new());
         let mut entries = HashMap::new();
         for entry in self.inventory.all() {
             let record = entry.record();
-            let Some(asked) = record.independence.filter(|asked| !asked.whole) else {
+            let Some(asked) = record.independence else {
                 continue;
+            };
+            let wanted = match asked.whole {
+                false => &mut copies,
+                true if has_to_merge_now(&entry, asked.merged) => &mut merges,
+                true => continue,
             };
             let wish = Wish {
                 image: record.image,
@@ -197,32 +253,35 @@ impl Independence {
             wanted.insert(place_of(&entry), wish);
             entries.insert(place_of(&entry), entry);
         }
-        actions.extend(duties.step(now_us(), Some(Event::Wanted(wanted))));
-        for action in actions {
+        for (what, wanted) in [(What::Copy, copies), (What::Merge, merges)] {
+            actions.extend(turns.step(what, now_us(), Event::Wanted(wanted)));
+        }
+        for (what, action) in actions {
             match action {
                 Action::Cancel(place) => {
-                    if let Some(cancel) = self.cancels.lock().get(&place) {
+                    if let Some(cancel) = self.cancels.lock().get(&(what, place)) {
                         cancel.cancel();
                     }
                 }
                 Action::Begin(place, wish) => match entries.get(&place) {
-                    Some(entry) => self.begin(place, entry, wish),
-                    None => self.has_ended(place, How::Cancelled),
+                    Some(entry) => self.begin(what, place, entry, wish),
+                    None => self.has_ended(what, place, How::Cancelled),
                 },
             }
         }
     }
 
-    fn has_ended(&self, place: String, how: How) {
-        self.cancels.lock().remove(&place);
-        self.ended.lock().push((place, how));
+    fn has_ended(&self, what: What, place: String, how: How) {
+        self.cancels.lock().remove(&(what, place.clone()));
+        self.ended.lock().push((what, place, how));
         self.waker.wake();
     }
 
-    /// Brings a machine's image here, on a thread of its own.
-    fn begin(self: &Arc<Self>, place: String, entry: &Arc<Entry>, wish: Wish) {
+    /// Brings a machine's image here, or merges what it has written, on a thread of its own.
+    fn begin(self: &Arc<Self>, what: What, place: String, entry: &Arc<Entry>, wish: Wish) {
         let cancel = Cancel::default();
-        self.cancels.lock().insert(place.clone(), cancel.clone());
+        let key = (what, place.clone());
+        self.cancels.lock().insert(key, cancel.clone());
         let (here, entry) = (Arc::downgrade(self), entry.clone());
         // a node that is ending waits until what has come is noted
         let job = self.core.job(cancel.clone());
@@ -230,178 +289,19 @@ impl Independence {
         let work = move || {
             // a thread that can't change its nice value does its work anyway; those that it starts have the same
             let _ = rustix::process::setpriority_process(None, NICENESS);
-            let ends = Ends {
-                here: here.clone(),
-                place,
-                how: How::Away { moved: false },
-            };
+            let ends = Ends::new(here.clone(), what, place);
             if let Some(here) = here.upgrade() {
-                here.attempt(&entry, &wish, &cancel, ends);
+                match what {
+                    What::Copy => here.attempt(&entry, &wish, &cancel, ends),
+                    What::Merge => here.attempt_merge(&entry, &wish, &cancel, ends),
+                }
             }
             drop(job);
         };
         if let Err(error) = self.core.threads.start("independent", work) {
-            tracing::error!(%error, "no thread to bring an image here");
-            self.has_ended(of, How::Away { moved: false });
+            tracing::error!(%error, "no thread to make a machine independent");
+            self.has_ended(what, of, How::Away { moved: false });
         }
-    }
-
-    /// Tries to bring a machine's image here; `ends` tells how that ended.
-    fn attempt(&self, entry: &Arc<Entry>, wish: &Wish, cancel: &Cancel, mut ends: Ends) {
-        let before = entry.independence().unwrap_or_default();
-        // one that waits for a source or for room does so until something comes
-        if before.state == IndependenceState::Queued {
-            self.stands(entry, IndependenceState::Copying, "", &before);
-        }
-        let moved = Mutex::new(Moved::default());
-        let done = self.copy(entry, wish, cancel, &moved);
-        let done = done.and_then(|()| self.settle(entry));
-        let now = entry.independence().unwrap_or_default();
-        let (state, why) = match &done {
-            Ok(()) => {
-                ends.how = How::Whole;
-                let name = entry.name.as_str();
-                self.core.tell(name, &News::Independent);
-                return;
-            }
-            Err(_) if cancel.is_cancelled() => {
-                ends.how = How::Cancelled;
-                self.stands(entry, IndependenceState::Queued, "", &now);
-                return;
-            }
-            Err(error) if has_no_room(error) => {
-                ends.how = How::Full;
-                (IndependenceState::NoRoom, error.to_api().to_string())
-            }
-            Err(error) => {
-                ends.how = How::Away {
-                    moved: moved.lock().any(),
-                };
-                (IndependenceState::SourceAway, error.to_api().to_string())
-            }
-        };
-        if before.state != state {
-            let name = entry.name.as_str();
-            self.core.tell(name, &News::IndependentWaits(why.clone()));
-        }
-        self.stands(entry, state, &why, &now);
-    }
-
-    /// Notes how far a machine is; what is known of its bytes stays.
-    fn stands(&self, entry: &Entry, state: IndependenceState, why: &str, bytes: &Standing) {
-        entry.independence_stands(Standing {
-            state,
-            why: why.to_owned(),
-            ..bytes.clone()
-        });
-    }
-
-    /// Pulls the machine's image, and the one that its disks stand on if that is another, into the repository.
-    fn copy(
-        &self,
-        entry: &Arc<Entry>,
-        wish: &Wish,
-        cancel: &Cancel,
-        moved: &Mutex<Moved>,
-    ) -> Result<(), NodeError> {
-        let record = entry.record();
-        let fetcher = self.images.sources.fetcher(&record.origin)?;
-        let _storing = self.images.storing.read();
-        let gate = Gate::new(
-            wish.rate_bytes_s,
-            self.images.repo.dir().to_owned(),
-            self.images.cache.clone(),
-            fetcher.clone(),
-        );
-        let options = PullOptions {
-            // one connection only: a second would take from what guests wait for
-            connections: 1,
-            cancel: cancel.clone(),
-            gate: Some(Arc::new(gate)),
-            whole_packs: true,
-            ..PullOptions::default()
-        };
-        let note = |progress: Progress| {
-            let soon = !moved.lock().notes(&progress);
-            if soon && progress.done_bytes < progress.total_bytes {
-                return;
-            }
-            entry.independence_stands(Standing {
-                state: IndependenceState::Copying,
-                done_bytes: progress.done_bytes,
-                total_bytes: progress.total_bytes,
-                left_bytes: progress.total_bytes.saturating_sub(progress.done_bytes),
-                ..Default::default()
-            });
-        };
-        let to = Destination::Repository(&self.images.repo, Some(&self.images.cache));
-        for image in images_of(&record) {
-            transfer::pull(fetcher.source().as_ref(), &image, to, &options, &note)?;
-        }
-        Ok(())
-    }
-
-    /// Records that a machine needs nothing from other hosts any more. If it was paused because its parent's node is silent, it goes on.
-    fn settle(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
-        entry.update(|record| {
-            // from now on this node reads the image from its own repository
-            record.origin = Origin::default();
-            if let Some(family) = &mut record.family {
-                family.settled = true;
-            }
-        })?;
-        if entry.record().family.is_some() && entry.state().vm.is_some() {
-            // who watches its parent's node holds the machine while it stops it
-            let operation = entry.begin(Task::Continue)?;
-            if operation.life().is(PauseReason::Orphaned) {
-                let over = "all of its image is here".to_owned();
-                operation.drive(Life::Over(PauseReason::Orphaned, over))?;
-            }
-        }
-        entry.update(|record| {
-            if let Some(asked) = &mut record.independence {
-                asked.whole = true;
-            }
-        })
-    }
-}
-
-/// Tells how an attempt ended, also if its thread has panicked.
-struct Ends {
-    here: Weak<Independence>,
-    place: String,
-    how: How,
-}
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        if let Some(here) = self.here.upgrade() {
-            here.has_ended(std::mem::take(&mut self.place), self.how);
-        }
-    }
-}
-
-/// What an attempt has brought so far.
-#[derive(Default)]
-struct Moved {
-    wire_bytes: u64,
-    noted: Option<Instant>,
-}
-
-impl Moved {
-    /// Learns of progress; returns whether it is time to note it.
-    fn notes(&mut self, progress: &Progress) -> bool {
-        // each part of the way counts anew
-        self.wire_bytes = self.wire_bytes.max(progress.wire_bytes);
-        let soon = self.noted.is_some_and(|noted| noted.elapsed() < NOTE_EVERY);
-        if !soon {
-            self.noted = Some(Instant::now());
-        }
-        !soon
-    }
-
-    fn any(&self) -> bool {
-        self.wire_bytes > 0
     }
 }
 
@@ -410,45 +310,11 @@ fn place_of(entry: &Entry) -> String {
     entry.dir.display().to_string()
 }
 
-/// The images that a machine needs.
-fn images_of(record: &Record) -> Vec<Hash> {
-    let mut images = vec![record.image, record.disk_base];
-    images.dedup();
-    images
-}
-
-fn has_no_room(error: &NodeError) -> bool {
-    match error {
-        NodeError::Transfer(TransferError::NoRoom { .. }) => true,
-        NodeError::Transfer(TransferError::Store(error)) | NodeError::Store(error) => {
-            error.is_full()
-        }
-        NodeError::Io { source, .. } => source.kind() == std::io::ErrorKind::StorageFull,
-        _ => false,
-    }
-}
-
-/// Returns a rate that was asked for, or an error if it is too low to be meant.
-fn checked_rate(rate: Option<u64>) -> Result<Option<u64>, NodeError> {
-    match rate {
-        Some(rate) if rate < INDEPENDENT_RATE_MIN => Err(usage(
-            format!("{} a second would never come to an end", size_text(rate)),
-            format!("give at least {}", size_text(INDEPENDENT_RATE_MIN)),
-        )),
-        rate => Ok(rate),
-    }
-}
-
-/// Returns what the record of a machine that is about to run says of its independence.
-pub(crate) fn asked(
-    request: Option<&floe_api::Independent>,
-) -> Result<Option<Independent>, NodeError> {
-    let Some(request) = request else {
-        return Ok(None);
-    };
-    let rate = checked_rate(request.rate_bytes_s)?;
-    Ok(Some(Independent {
-        rate_bytes_s: rate.unwrap_or(INDEPENDENT_RATE_DEFAULT),
-        whole: false,
-    }))
+/// Whether what a machine's disks have over its image is to be merged now. One that is not on the mount has to wait.
+fn has_to_merge_now(entry: &Entry, merged: bool) -> bool {
+    let disks = entry.state().disks.clone();
+    disks.is_some_and(|disks| {
+        let disk_bytes = disks.disk_sizes().iter().map(|(_, bytes)| bytes).sum();
+        is_to_merge(merged, disks.stats().overlay_bytes, disk_bytes)
+    })
 }

@@ -201,6 +201,7 @@ impl Entry {
             true => floe_api::Independence {
                 state: floe_api::IndependenceState::Whole,
                 rate_bytes_s: asked.rate_bytes_s,
+                why: known.why,
                 ..Default::default()
             },
             false => floe_api::Independence {

@@ -191,6 +191,9 @@ pub struct Independent {
     /// Whether all is here: the machine reads nothing from elsewhere any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
+    /// Whether what its disks had over that was merged into an image of its own since it was asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merged: bool,
 }
 
 /// What is to become of a machine, as its record says.

@@ -77,8 +77,15 @@ impl Machines {
         let record = entry.record();
         let manifest = self.images.manifest_of(&entry.dir, &record.image)?;
         let fetcher = self.images.sources.fetcher(&record.origin)?;
+        let recorded = Mount::recorded_bases(&self.disk_dir(&record))?;
+        // a node that was killed in between had put the disks onto another image, and not written that down
+        if let [base] = recorded[..]
+            && base != record.disk_base
+        {
+            entry.update(|record| record.disk_base = base)?;
+        }
         let mut bases = Vec::new();
-        for base in Mount::recorded_bases(&self.disk_dir(&record))? {
+        for base in recorded {
             if base != record.image {
                 bases.push((base, self.images.manifest_of(&entry.dir, &base)?));
             }

@@ -10,15 +10,18 @@
 //! difference to store; every few times it is made anew over the disks' image, so that no chain grows. Such an image is in no list and
 //! goes once no machine starts from it.
 //!
+//! What is written to an independent machine's disks is merged into such an image, too (`own_base`).
+//!
 //! `rollback` is a park, too, at an image that was captured from the machine earlier.
 //!
 //! Its forwarded ports stay with the node meanwhile (`ports`): the first connection wakes it. Machines that are idle are parked by
 //! themselves if their users wish that (`watch`; `decide` says when).
 //!
-//! Locks: `unnamed` while a machine is parked, before the images' `storing`; those of the images' set and of the ports, which are only
-//! held for a moment.
+//! Locks: `unnamed` while a machine is parked or put onto its own image, before the images' `storing`; those of the images' set and of
+//! the ports, which are only held for a moment.
 
 mod decide;
+mod own_base;
 mod ports;
 mod rollback;
 mod store;
@@ -42,6 +45,7 @@ use crate::{
 };
 use floe_api::PauseReason;
 use floe_image::Hash;
+use floe_mount::Mount;
 use parking_lot::{Mutex, RwLock};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -64,7 +68,7 @@ pub(crate) struct Parks {
     ports: Arc<ports::Ports>,
     /// The images that are the memory of a parked machine, or were.
     stored: Mutex<BTreeSet<Hash>>,
-    /// Held for reading from when a machine's memory is stored until its record names it.
+    /// Held for reading from when a machine's memory, or what its disks are to stand on, is known as stored until its record names it.
     unnamed: RwLock<()>,
 }
 
@@ -125,7 +129,16 @@ impl Parks {
         let unused = stored
             .into_iter()
             .filter(|id| self.images.user_of(id).is_none());
-        let unused: Vec<Hash> = unused.collect();
+        let mut unused: Vec<Hash> = unused.collect();
+        if unused.is_empty() {
+            return;
+        }
+        match self.under_disks() {
+            Ok(under) => unused.retain(|id| !under.contains(id)),
+            Err(error) => {
+                return tracing::warn!(%error, "stored memory stays until it is known what disks stand on");
+            }
+        }
         drop(all_named);
         for id in unused {
             match self.images.discard(&id) {
@@ -133,6 +146,16 @@ impl Parks {
                 Err(error) => tracing::warn!(image = id.short(), %error, "stored memory stays"),
             }
         }
+    }
+
+    /// Returns what the disks of all machines stand on, whatever the records say: a node may have been killed before it wrote that down.
+    fn under_disks(&self) -> Result<BTreeSet<Hash>, NodeError> {
+        let mut under = BTreeSet::new();
+        for entry in self.inventory.all() {
+            let dir = self.machines.disk_dir(&entry.record());
+            under.extend(Mount::recorded_bases(&dir)?);
+        }
+        Ok(under)
     }
 
     /// Refuses to park a machine that could not go on as the same machine afterwards; the error says what to do.

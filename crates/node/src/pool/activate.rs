@@ -8,7 +8,6 @@ use crate::{
     error::{NodeError, busy, not_found, refused, usage},
     fork::Purpose,
     images::sources::Found,
-    independence,
     inventory::{AGENT_LABEL, is_pending, record::Independent},
     news::News,
     plan,
@@ -84,7 +83,7 @@ impl Pool {
         let called = called
             .transpose()
             .map_err(|error| usage(error.to_string(), ""))?;
-        let independent = independence::asked(request.independent.as_ref())?;
+        let independent = Independent::asked(request.independent.as_ref())?;
         let basis = match &request.pool {
             Some(pool) => self.basis_elsewhere(pool, name, request, report)?,
             None => self.basis_here(name, caller)?,

@@ -7,7 +7,7 @@ use crate::{
     caller::FromMember,
     error::{NodeError, usage},
     fork::is_ordered_by,
-    independence,
+    inventory::record::Independent,
     report::{Report, millis},
 };
 use floe_api::{
@@ -55,7 +55,7 @@ impl Pool {
         if request.machines.len() > CLONES_MAX as usize {
             return Err(usage(format!("{} machines", request.machines.len()), ""));
         }
-        let independent = independence::asked(request.independent.as_ref())?;
+        let independent = Independent::asked(request.independent.as_ref())?;
         let (mut alone, _) = Report::new();
         let gains = self.gains(request.size, &request.disks, false, &mut alone)?;
         let mut machines = Vec::new();

@@ -29,12 +29,12 @@ pub(crate) use stock::Stock;
 use crate::{
     MachineName,
     caller::Caller,
-    capture::{Captures, Taking},
+    capture::{Captures, Taking, check_rehearsal},
     core::Core,
     error::{NodeError, busy, failed, not_found, refused, usage},
     files::{load_kept, make_private_dir, read_bounded, replace_file, replace_file_soon},
     fork::Forks,
-    images::{FORK_LABEL, ImageUser, Images},
+    images::{FORK_LABEL, ImageUser, Images, PARK_LABEL},
     inventory::{Inventory, Operation, lifecycle::Task},
     machines::Machines,
     names::similar,
@@ -91,6 +91,8 @@ pub(crate) struct DockOptions {
     pub reset: Vec<String>,
     /// Whether the machine ends with it. It is stopped then, with its disks.
     pub stop: bool,
+    /// For how many seconds a copy runs, to learn what is touched first.
+    pub rehearse_s: u32,
 }
 
 impl DockOptions {
@@ -102,6 +104,8 @@ impl DockOptions {
             .map_err(|error: crate::NameError| usage(error.to_string(), ""))?;
         check_users(request.visibility, &request.users)
             .map_err(|why| usage(why, "name users with --restricted anna,berta"))?;
+        let rehearse_s = request.rehearse_s.unwrap_or(0);
+        check_rehearsal(rehearse_s)?;
         Ok(DockOptions {
             name,
             visibility: request.visibility,
@@ -114,6 +118,7 @@ impl DockOptions {
                 }
             },
             stop: request.convert,
+            rehearse_s,
         })
     }
 }
@@ -277,7 +282,7 @@ impl Pool {
         let own = Cell::new(None);
         let taking = Taking {
             stop: options.stop,
-            rehearse_s: 0,
+            rehearse_s: options.rehearse_s,
             // a dock has hooks of its own
             hooks_s: Some(0),
             picture: false,
@@ -408,7 +413,8 @@ impl Pool {
         Ok((record, own))
     }
 
-    /// Returns the base of a substrate's image: its nearest ancestor that is no substrate's and no fork's, and so stays when those go.
+    /// Returns the base of a substrate's image: its nearest ancestor that is no substrate's, no fork's and no machine's own, and so stays
+    /// when those go.
     fn base_of(&self, id: &Hash) -> Result<Option<Hash>, NodeError> {
         let mut at = self.images.repo.manifest(id)?.parent;
         for _ in 0..ANCESTORS_MAX {
@@ -418,7 +424,8 @@ impl Pool {
                 return Ok(None);
             };
             let labels = &manifest.config.labels;
-            if !labels.contains_key(FORK_LABEL) && !labels.contains_key(SUBSTRATE_LABEL) {
+            let goes = [FORK_LABEL, SUBSTRATE_LABEL, PARK_LABEL];
+            if !goes.iter().any(|label| labels.contains_key(*label)) {
                 return Ok(Some(id));
             }
             at = manifest.parent;

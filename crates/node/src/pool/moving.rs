@@ -101,6 +101,7 @@ fn options_of(
         owner_uid: caller.uid(),
         reset,
         stop: false,
+        rehearse_s: 0,
     };
     Ok((options, machine.chars().take(64).collect()))
 }

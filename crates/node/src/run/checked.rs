@@ -5,7 +5,6 @@ use crate::{
     MachineName,
     error::{NodeError, usage},
     images::sources::bind_token,
-    independence,
     inventory::record::{Independent, Origin},
     machines::{launch::machine_access, limits::check_park_after},
 };
@@ -55,7 +54,7 @@ impl CheckedRun<'_> {
             request,
             name,
             access: access_of(request)?,
-            independent: independence::asked(request.independent.as_ref())?,
+            independent: Independent::asked(request.independent.as_ref())?,
             swarm: swarm_of(request),
         })
     }

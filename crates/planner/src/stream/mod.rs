@@ -4,13 +4,14 @@
 //! of them once, whichever machines want it. Each machine of the image has a [`Viewer`]: where in the model it is, its plan, and
 //! its pause. One of three policies chooses what is planned (`vmtorrent` has no file of its own: its plan is the model's order;
 //! `vtube`; `floe`). A machine is paused when it misses a chunk (or starts) and would have to wait anyway, by the plans and the
-//! image's share of the link (`plan`); it goes on as soon as the link can keep up. How much a stream may send is decided by its
+//! image's share of the link (`plan`, `pauses`); it goes on as soon as the link can keep up. How much a stream may send is decided by its
 //! link ([`crate::links`]), which other streams share; the machines of an image take turns in that.
 //!
 //! A pause always ends: when what it waited for has arrived, when nothing arrives any more, or after [`Config::pause_us_max`].
 
 mod floe;
 mod groups;
+mod pauses;
 mod plan;
 mod viewer;
 mod vtube;

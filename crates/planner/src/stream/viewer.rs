@@ -3,6 +3,7 @@
 
 use super::floe;
 use super::groups::{Groups, State};
+use super::pauses::{Pauses, Terms};
 use super::plan::{Ahead, Lateness, Planned};
 use super::vtube;
 use super::{Lent, Progress, RTT_US_UNKNOWN, Waiting};
@@ -26,13 +27,6 @@ enum Own {
     Floe(floe::Place),
 }
 
-#[derive(Debug)]
-struct Pause {
-    since_us: u64,
-    progress_us: u64,
-    told: Waiting,
-}
-
 /// The stream of one machine.
 #[derive(Debug)]
 pub(crate) struct Viewer {
@@ -47,12 +41,7 @@ pub(crate) struct Viewer {
     touched: u64,
     misses: u64,
     started_us: u64,
-    paused_us: u64,
-    pause: Option<Pause>,
-    /// No pause begins before this time: the machine must make progress between two pauses.
-    no_pause_before_us: u64,
-    /// Set at the start and at a miss, until it is decided whether to pause.
-    stalled: bool,
+    pauses: Pauses,
     /// Whether the miss was of a chunk that the model knows.
     late: bool,
     last_group: Option<u32>,
@@ -110,10 +99,7 @@ impl Viewer {
             touched: 0,
             misses: 0,
             started_us: now_us,
-            paused_us: 0,
-            pause: None,
-            no_pause_before_us: 0,
-            stalled: !running,
+            pauses: Pauses::new(running),
             late: false,
             last_group: None,
             replan: true,
@@ -122,17 +108,13 @@ impl Viewer {
 
     /// Returns the time on the machine's own clock: since its stream began, without pauses.
     fn run_us(&self, now_us: u64) -> u64 {
-        let open = self
-            .pause
-            .as_ref()
-            .map_or(0, |p| now_us.saturating_sub(p.since_us));
         now_us
             .saturating_sub(self.started_us)
-            .saturating_sub(self.paused_us + open)
+            .saturating_sub(self.pauses.paused_us(now_us))
     }
 
     pub(crate) fn is_paused(&self) -> bool {
-        self.pause.is_some()
+        self.pauses.is_paused()
     }
 
     /// Adds what is this machine's alone to what all machines of its image share.
@@ -145,7 +127,7 @@ impl Viewer {
             planned_chunks: groups.here + wanted.sum::<u64>() + self.touched,
             touched: self.touched,
             misses: self.misses,
-            buffering: self.pause.as_ref().map(|p| p.told),
+            buffering: self.pauses.told(),
             ..shared
         }
     }
@@ -160,12 +142,15 @@ impl Viewer {
     ) {
         self.touched += 1;
         self.misses += u64::from(missed);
+        self.pauses.touched();
         let Some((group, state)) = known else {
             return;
         };
         let run_us = self.run_us(lent.now_us);
         self.last_group = Some(group);
-        self.stalled |= missed;
+        if missed {
+            self.pauses.missed();
+        }
         self.late |= missed && state != State::Never;
         match (&mut self.own, rule) {
             (Own::VTube(selected), Rule::VTube(vtube)) if missed => {
@@ -178,9 +163,7 @@ impl Viewer {
 
     /// Notes that something of the image has arrived.
     pub(crate) fn came(&mut self, now_us: u64) {
-        if let Some(pause) = &mut self.pause {
-            pause.progress_us = now_us;
-        }
+        self.pauses.came(now_us);
     }
 
     /// Makes a plan if it is time. `speculation` is how many speculative chunks may be sent.
@@ -225,14 +208,13 @@ impl Viewer {
 
     /// Returns whether it is to be decided now whether the machine pauses or goes on.
     pub(crate) fn decides(&self, now_us: u64) -> bool {
-        let stalled = self.stalled && !matches!(self.own, Own::VmTorrent);
-        self.pause.is_some() || (stalled && now_us >= self.no_pause_before_us)
+        !matches!(self.own, Own::VmTorrent) && self.pauses.decides(now_us)
     }
 
     /// Returns what is planned, and the time by which it is judged whether that comes too late.
     pub(crate) fn ahead(&self, lent: &Lent<'_>) -> Ahead<'_> {
         // A machine that has overtaken its plan will do so again: it goes on only with a reserve.
-        let foreseen = self.pause.is_some() || self.late;
+        let foreseen = self.is_paused() || self.late;
         let reserve = matches!(self.own, Own::Floe(_)) && foreseen;
         let reserve_us = if reserve { lent.config.reserve_us } else { 0 };
         Ahead {
@@ -241,53 +223,42 @@ impl Viewer {
         }
     }
 
-    /// Returns the shortest pause, and the shortest time between two, in microseconds. What is chosen for our own rule leaves the published
-    /// one as it is.
-    fn shortest(&self, config: &Config) -> (u64, u64) {
-        match self.own {
-            Own::Floe(_) => (config.pause_us_min, config.run_us_min),
-            Own::VTube(_) | Own::VmTorrent => (vtube::PAUSE_US_MIN, vtube::RUN_US_MIN),
+    /// Returns what its pauses are held to. What is chosen for our own rule leaves the published one as it is.
+    fn terms(&self, config: &Config) -> Terms {
+        let (start_us_min, pause_us_min, run_us_min) = match self.own {
+            Own::Floe(_) => (
+                config.start_pause_us_min,
+                config.pause_us_min,
+                config.run_us_min,
+            ),
+            Own::VTube(_) | Own::VmTorrent => {
+                (vtube::PAUSE_US_MIN, vtube::PAUSE_US_MIN, vtube::RUN_US_MIN)
+            }
+        };
+        Terms {
+            start_us_min,
+            pause_us_min,
+            run_us_min,
+            idle_us_max: config.pause_idle_us_max,
+            pause_us_max: config.pause_us_max,
         }
     }
 
     /// Pauses the machine that would come that late, or lets it go on.
     pub(crate) fn decide(&mut self, late: Lateness, lent: &Lent<'_>) -> Option<Action> {
-        let (pause_us_min, run_us_min) = self.shortest(lent.config);
-        self.late &= self.pause.is_some();
-        self.stalled = false;
+        self.late &= self.is_paused();
+        let terms = self.terms(lent.config);
+        let pause = self.pauses.decide(lent.now_us, late, &terms)?;
         let told = Waiting {
             missing_bytes: late.bytes,
             eta_us: late.us,
         };
-        let Some(pause) = &mut self.pause else {
-            if late.us < pause_us_min {
-                return None;
-            }
-            self.pause = Some(Pause {
-                since_us: lent.now_us,
-                progress_us: lent.now_us,
-                told,
-            });
-            return Some(self.buffer(true, told));
-        };
-        pause.told = told;
-        let idle_us = lent.now_us.saturating_sub(pause.progress_us);
-        let long_us = lent.now_us.saturating_sub(pause.since_us);
-        let go_on = late.us == 0
-            || idle_us >= lent.config.pause_idle_us_max
-            || long_us >= lent.config.pause_us_max;
-        if !go_on {
-            return None;
-        }
-        self.paused_us += long_us;
-        self.pause = None;
-        self.no_pause_before_us = lent.now_us + run_us_min;
-        Some(self.buffer(false, told))
+        Some(self.buffer(pause, told))
     }
 
     /// Ends the machine's stream: if it is paused, it goes on.
     pub(crate) fn end(self) -> Option<Action> {
-        let paused = self.pause.is_some();
+        let paused = self.is_paused();
         paused.then(|| self.buffer(false, Waiting::default()))
     }
 

@@ -110,6 +110,8 @@ pub(crate) enum Task {
     Expand,
     /// The node asks the guest what it has of its hardware, after the guest or the node began anew.
     Look,
+    /// What was written to its disks is merged into an image of its own: they are frozen, and later put onto that.
+    Merge,
 }
 
 impl Task {
@@ -126,6 +128,7 @@ impl Task {
                 | Task::Settle
                 | Task::Expand
                 | Task::Look
+                | Task::Merge
         )
     }
 
@@ -133,7 +136,13 @@ impl Task {
     pub fn is_unasked(self) -> bool {
         matches!(
             self,
-            Task::End | Task::Adopt | Task::Settle | Task::Expand | Task::Look | Task::ParkIdle
+            Task::End
+                | Task::Adopt
+                | Task::Settle
+                | Task::Expand
+                | Task::Look
+                | Task::Merge
+                | Task::ParkIdle
         )
     }
 
@@ -177,6 +186,7 @@ impl Task {
                 | Task::Size
                 | Task::Expand
                 | Task::Look
+                | Task::Merge
                 | Task::Attach
         )
     }
@@ -209,6 +219,7 @@ impl Display for Task {
             Task::Settle => "the end of its move",
             Task::Expand => "expansion",
             Task::Look => "a look at its size",
+            Task::Merge => "the merge of its disks",
         })
     }
 }

@@ -1,0 +1,33 @@
+//! What is asked for of a machine's independence, checked once. No I/O.
+
+use super::record::Independent;
+use crate::error::{NodeError, usage};
+use floe_api::{INDEPENDENT_RATE_DEFAULT, INDEPENDENT_RATE_MIN, size_text};
+
+impl Independent {
+    /// Returns what the record of a machine that is about to run says of its independence.
+    pub(crate) fn asked(
+        request: Option<&floe_api::Independent>,
+    ) -> Result<Option<Independent>, NodeError> {
+        let Some(request) = request else {
+            return Ok(None);
+        };
+        let rate = checked_rate(request.rate_bytes_s)?;
+        Ok(Some(Independent {
+            rate_bytes_s: rate.unwrap_or(INDEPENDENT_RATE_DEFAULT),
+            whole: false,
+            merged: false,
+        }))
+    }
+}
+
+/// Returns a rate that was asked for, or an error if it is too low to be meant.
+pub(crate) fn checked_rate(rate: Option<u64>) -> Result<Option<u64>, NodeError> {
+    match rate {
+        Some(rate) if rate < INDEPENDENT_RATE_MIN => Err(usage(
+            format!("{} a second would never come to an end", size_text(rate)),
+            format!("give at least {}", size_text(INDEPENDENT_RATE_MIN)),
+        )),
+        rate => Ok(rate),
+    }
+}
