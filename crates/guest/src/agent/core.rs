@@ -6,6 +6,7 @@
 //! an error. If the node was merely restarted, all pending calls end with an error as well, so that nothing waits
 //! forever.
 
+use crate::input::{Inputs, Taken};
 use crate::message::{Answer, Call, Identity, Me, Place, Refusal, ToGuest, ToHost, VERSION, codes};
 use std::collections::BTreeMap;
 
@@ -31,6 +32,17 @@ pub enum Event<'a> {
     ClientGone(Client),
     /// The result of [`Action::Place`] for this session.
     Placed(u64, Result<(), String>),
+    /// The result of [`Action::Give`] for this session.
+    Gave {
+        /// The session.
+        session: u64,
+        /// The inputs.
+        inputs: Inputs,
+        /// How many of them the guest has got now.
+        count: usize,
+        /// Why the next one can't be given to it, if that is more than that it has not taken the last ones yet.
+        why: Option<String>,
+    },
     /// There are hooks in the guest now, or none any more.
     Hooks(bool),
     /// All settings were reported to the node as in place, and hooks are owed a call.
@@ -55,6 +67,8 @@ pub enum Action {
     Place(u64, Box<Place>),
     /// Tell from now on who reads from disks, in this session; with `None` tell nothing any more.
     Watch(Option<u64>),
+    /// Give inputs to the guest, and report the result with [`Event::Gave`] for this session.
+    Give(u64, Inputs),
 }
 
 struct Pending {
@@ -75,6 +89,12 @@ pub struct Core {
     me: Option<Me>,
     /// The identity that is being set.
     placing: Option<Identity>,
+    /// What the node is called that has sent it.
+    placing_node: Option<String>,
+    /// What the node is called that the machine is on, as far as the agent was told.
+    node: Option<String>,
+    /// Which inputs the guest has got.
+    taken: Taken,
     pending: BTreeMap<u64, Pending>,
     next: u64,
     /// The session in which it is told who reads from disks.
@@ -119,6 +139,18 @@ impl Core {
             Event::ClientLine(client, line) => self.asked(now_ms, client, line, &mut actions),
             Event::ClientGone(client) => self.forget(client, &mut actions),
             Event::Placed(session, result) => self.placed(session, result, &mut actions),
+            Event::Gave {
+                session,
+                inputs,
+                count,
+                why,
+            } => {
+                if count > 0 {
+                    let number = inputs.first + count as u64 - 1;
+                    self.taken.got(inputs.from, number);
+                }
+                self.tell_taken(session, inputs.from, why, &mut actions);
+            }
             Event::Hooks(any) => {
                 self.hooks = any;
                 self.tell_hooks(false, &mut actions);
@@ -161,6 +193,7 @@ impl Core {
                 self.session = Some(session);
                 self.watch(None, actions);
                 self.placing = None;
+                self.placing_node = None;
                 self.hooks_told = Some(self.hooks);
                 actions.push(Action::Begin { frames });
                 let ready = ToHost::Ready {
@@ -168,11 +201,13 @@ impl Core {
                     version: VERSION,
                     frames,
                     hooks: self.hooks,
+                    inputs: true,
                 };
                 actions.push(Action::Host(ready.encode()));
             }
             ToGuest::Place { session, place } if self.session == Some(session) => {
                 self.placing = place.identity.clone();
+                self.placing_node = place.node.clone();
                 actions.push(Action::Place(session, Box::new(place)));
             }
             ToGuest::Answer {
@@ -191,8 +226,27 @@ impl Core {
             ToGuest::Watch { session } if self.session == Some(session) => {
                 self.watch(Some(session), actions);
             }
-            ToGuest::Place { .. } | ToGuest::Watch { .. } => {}
+            // not before the machine is itself: what a clone gets is its own
+            ToGuest::Input { session, inputs } if self.session == Some(session) && self.open => {
+                let from = inputs.from;
+                match self.taken.new_of(inputs) {
+                    Some(inputs) => actions.push(Action::Give(session, inputs)),
+                    None => self.tell_taken(session, from, None, actions),
+                }
+            }
+            ToGuest::Place { .. } | ToGuest::Watch { .. } | ToGuest::Input { .. } => {}
         }
+    }
+
+    /// Tells the node which of a source's inputs the guest has got.
+    fn tell_taken(&self, session: u64, from: u64, why: Option<String>, actions: &mut Vec<Action>) {
+        let told = ToHost::Taken {
+            session,
+            from,
+            number: self.taken.last(from),
+            why,
+        };
+        actions.push(Action::Host(told.encode()));
     }
 
     /// Tells the node of the hooks if it does not know it yet; one that opens a session later hears of them by that.
@@ -222,6 +276,11 @@ impl Core {
         }
         let me = self.placing.take().map(|identity| identity.me);
         let is_other = me.is_some() && me != self.me;
+        let node = self.placing_node.take();
+        let has_moved = node.is_some() && self.node.is_some() && node != self.node;
+        if node.is_some() {
+            self.node = node;
+        }
         let error = result.as_ref().err().cloned();
         let told = match result {
             Ok(()) => ToHost::Placed { session },
@@ -240,7 +299,7 @@ impl Core {
                 self.pending.insert(number, call);
                 continue;
             }
-            let answer = self.left_over(&call.call, is_other, error.as_deref());
+            let answer = self.left_over(&call.call, is_other, has_moved, error.as_deref());
             actions.push(Action::Client(call.client, answer));
         }
         let unsent = self.pending.iter();
@@ -252,7 +311,13 @@ impl Core {
     }
 
     /// Returns the answer to a call that was pending before this session.
-    fn left_over(&self, call: &Call, is_other: bool, error: Option<&str>) -> Answer {
+    fn left_over(
+        &self,
+        call: &Call,
+        is_other: bool,
+        has_moved: bool,
+        error: Option<&str>,
+    ) -> Answer {
         let me = self.me.as_ref().filter(|_| is_other);
         match (me, call) {
             (Some(me), Call::Clone { ticket }) if me.ticket == *ticket => match error {
@@ -277,6 +342,17 @@ impl Core {
                 ),
                 "the parent has the answer; ask anew if a clone should do it",
             )),
+            (None, Call::Offload { .. } | Call::Recall) => match self.node.clone() {
+                Some(node) if has_moved => Answer::Moved { node },
+                node => Answer::Refused(Refusal::new(
+                    codes::FAILED,
+                    format!(
+                        "the machine goes on where it was, on {}",
+                        node.as_deref().unwrap_or("its node")
+                    ),
+                    "floe events on the host says why",
+                )),
+            },
             (None, _) => Answer::Refused(Refusal::new(
                 codes::UNREACHABLE,
                 "the node was restarted while the call was under way",
@@ -317,6 +393,18 @@ impl Core {
         let Some(session) = self.session.filter(|_| self.open) else {
             return;
         };
+        let moves = |pending: &Pending| is_move(&pending.call);
+        if self.node.is_none() && self.pending.get(&number).is_some_and(moves) {
+            // one that is too old would not answer
+            let client = self.pending.remove(&number).map(|pending| pending.client);
+            let refusal = Refusal::new(
+                codes::NOT_ALLOWED,
+                "the node of this machine is in no cluster that it could move in, or is too old to be asked for that",
+                "floe cluster on the host shows in which one it is",
+            );
+            actions.extend(client.map(|client| Action::Client(client, Answer::Refused(refusal))));
+            return;
+        }
         if let Some(pending) = self.pending.get_mut(&number) {
             pending.session = Some(session);
             let call = ToHost::Call {
@@ -335,7 +423,8 @@ impl Core {
         let since = self.closed_since_ms;
         let late = |call: &Pending| {
             let limit = match call.call {
-                Call::Clone { .. } => CLONE_SILENT_MS_MAX,
+                // both come back on another host, whose first message may be late
+                Call::Clone { .. } | Call::Offload { .. } | Call::Recall => CLONE_SILENT_MS_MAX,
                 _ => SILENT_MS_MAX,
             };
             now_ms.saturating_sub(call.asked_ms.max(since)) >= limit
@@ -359,6 +448,11 @@ impl Core {
     }
 }
 
+/// Whether a call is one that has its machine move.
+fn is_move(call: &Call) -> bool {
+    matches!(call, Call::Offload { .. } | Call::Recall)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -368,6 +462,8 @@ mod tests {
     struct World {
         core: Core,
         now_ms: u64,
+        /// What its node says that it is called.
+        node: Option<String>,
     }
 
     impl World {
@@ -375,6 +471,7 @@ mod tests {
             World {
                 core: Core::new(),
                 now_ms: 1,
+                node: None,
             }
         }
 
@@ -400,6 +497,7 @@ mod tests {
                 version: VERSION,
                 frames: session.is_multiple_of(2),
                 hooks: false,
+                inputs: true,
             };
             let frames = session.is_multiple_of(2);
             assert_eq!(
@@ -411,6 +509,7 @@ mod tests {
                 entropy: vec![7; ENTROPY_BYTES],
                 generation: None,
                 identity,
+                node: self.node.clone(),
             };
             let actions = self.host(&ToGuest::Place {
                 session,
@@ -530,6 +629,7 @@ mod tests {
             entropy: vec![7; ENTROPY_BYTES],
             generation: None,
             identity: Some(identity("t", 1)),
+            node: None,
         };
         world.host(&ToGuest::Place { session: 2, place });
         let told = world
@@ -544,6 +644,97 @@ mod tests {
     }
 
     #[test]
+    fn whoever_has_the_machine_moved_is_told_where_it_is_once_it_is_there() {
+        let offload = Call::Offload { to: None };
+        let told = |actions: &[Action], client: Client| {
+            let mut all = actions.iter();
+            all.find_map(|action| match action {
+                Action::Client(to, Answer::Moved { node }) if *to == client => Some(node.clone()),
+                _ => None,
+            })
+        };
+        let mut world = World::new();
+        world.node = Some("phone".into());
+        world.open(1, None);
+        let sent = world.ask(5, &offload);
+        assert!(matches!(&sent[..], [Action::Host(line)] if line.starts_with(b"call ")));
+        world.ask(6, &Call::Whoami);
+        world.node = Some("cloud".into());
+        let actions = world.open(2, None);
+        assert_eq!(told(&actions, 5), Some("cloud".into()));
+        assert_eq!(refused(&actions, 6), codes::UNREACHABLE);
+        // it could not move, and was woken where it was
+        world.ask(7, &Call::Recall);
+        let actions = world.open(3, None);
+        assert_eq!(refused(&actions, 7), codes::FAILED);
+        // a clone is no machine that has moved, wherever it is
+        world.ask(8, &offload);
+        world.node = Some("other".into());
+        let actions = world.open(4, Some(identity("t", 1)));
+        assert_eq!(refused(&actions, 8), codes::OTHER_MACHINE);
+        // a node that says nothing of a cluster is not asked
+        let mut world = World::new();
+        world.ask(5, &offload);
+        let actions = world.open(1, None);
+        assert_eq!(refused(&actions, 5), codes::NOT_ALLOWED);
+        assert!(!world.core.is_waited_for());
+    }
+
+    #[test]
+    fn an_input_is_given_once_whoever_sends_it_again() {
+        let inputs = |first: u64, count: u8| Inputs {
+            from: 9,
+            first,
+            events: (0..count)
+                .map(|n| crate::input::Input::Text(vec![n + 1]))
+                .collect(),
+        };
+        let input = |session, first, count| ToGuest::Input {
+            session,
+            inputs: inputs(first, count),
+        };
+        let taken = |session, number, why: Option<&str>| {
+            let told = ToHost::Taken {
+                session,
+                from: 9,
+                number,
+                why: why.map(str::to_owned),
+            };
+            [Action::Host(told.encode())]
+        };
+        let mut world = World::new();
+        world.open(1, None);
+        let give = world.host(&input(1, 1, 3));
+        assert_eq!(give, [Action::Give(1, inputs(1, 3))]);
+        let gave = |world: &mut World, session, inputs, count, why: Option<&str>| {
+            let why = why.map(str::to_owned);
+            let event = Event::Gave {
+                session,
+                inputs,
+                count,
+                why,
+            };
+            world.core.handle(1, event)
+        };
+        assert_eq!(
+            gave(&mut world, 1, inputs(1, 3), 2, None),
+            taken(1, 2, None)
+        );
+        // another host, which has heard of none of them
+        assert!(world.host(&input(2, 1, 3)).is_empty(), "no node is there");
+        world.open(2, None);
+        let again = world.host(&input(2, 1, 3));
+        let [Action::Give(2, rest)] = &again[..] else {
+            panic!("{again:?}");
+        };
+        assert_eq!((rest.first, rest.events.len()), (3, 1));
+        let stuck = gave(&mut world, 2, rest.clone(), 0, Some("no keyboard"));
+        assert_eq!(stuck, taken(2, 2, Some("no keyboard")));
+        gave(&mut world, 2, rest.clone(), 1, None);
+        assert_eq!(world.host(&input(2, 1, 3)), taken(2, 3, None));
+    }
+
+    #[test]
     fn what_comes_again_in_a_session_ends_no_call_and_no_process() {
         let mut world = World::new();
         world.open(1, Some(identity("t", 1)));
@@ -553,6 +744,7 @@ mod tests {
             entropy: vec![8; ENTROPY_BYTES],
             generation: None,
             identity: Some(identity("t", 1)),
+            node: None,
         };
         let again = world.host(&ToGuest::Place {
             session: 1,
@@ -631,6 +823,7 @@ mod tests {
             version: VERSION,
             frames: false,
             hooks: true,
+            inputs: true,
         };
         assert_eq!(world.host(&hello)[1], Action::Host(ready.encode()));
         assert!(tell(&mut world, Event::Hooks(true)).is_empty());
