@@ -424,6 +424,7 @@ fn services(
         machines.clone(),
         forks.clone(),
         agents.clone(),
+        moves.clone(),
     );
     let adoption = Arc::new(Adoption {
         core: core.clone(),

@@ -296,6 +296,29 @@ impl Moves {
         Ok(is_there.then_some(operation))
     }
 
+    /// Returns what this node is called in its cluster; `None` if it is in none.
+    pub fn own_name(&self) -> Option<String> {
+        let own = self.cluster.own_address()?;
+        let found = self.cluster.find(&own.to_string());
+        Some(found.map_or_else(|| own.to_string(), |member| member.name))
+    }
+
+    /// Returns the name of the one other node of the cluster, or an error if that is none, or one of several.
+    pub fn only_other(&self) -> Result<String, NodeError> {
+        let mut others = self.cluster.others();
+        match (others.pop(), others.is_empty()) {
+            (Some(only), true) => Ok(only.name),
+            (None, _) => Err(usage(
+                "this node's cluster has no other node",
+                "floe cluster invite here, and floe cluster join there",
+            )),
+            (Some(_), false) => Err(usage(
+                "this node's cluster has several other nodes",
+                "name the one that is meant: floe cluster members lists them",
+            )),
+        }
+    }
+
     /// Finds a machine by its key.
     fn find(&self, key: &str) -> Option<Arc<Entry>> {
         let mut all = self.inventory.all().into_iter();
