@@ -89,6 +89,14 @@ impl Typed {
         true
     }
 
+    fn takes_inputs(&self) -> Option<bool> {
+        match self.inner.lock().agent {
+            Agent::Silent => None,
+            Agent::Old => Some(false),
+            Agent::Ready(_) => Some(true),
+        }
+    }
+
     fn give(&self, inputs: &Inputs) -> Given {
         let mut inner = self.inner.lock();
         let say = match &inner.agent {
@@ -134,6 +142,11 @@ impl Agents {
         let typed = Arc::<Typed>::default();
         known.push((Arc::downgrade(vm), typed.clone()));
         typed
+    }
+
+    /// Whether a guest's agent takes inputs; `None` while no agent answers.
+    pub(crate) fn takes_inputs(&self, vm: &Arc<Machine>) -> Option<bool> {
+        self.typed_of(vm).takes_inputs()
     }
 
     /// Has a guest's agent give these inputs to it, and waits for its answer for some seconds.

@@ -33,6 +33,7 @@ use crate::{
     error::{NodeError, busy, usage},
     fork::Forks,
     images::{ImageUser, Images, parse_name},
+    inputs::Inputs,
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::Task,
@@ -65,6 +66,7 @@ pub(crate) struct Moves {
     captures: Arc<Captures>,
     forks: Arc<Forks>,
     parks: Arc<Parks>,
+    inputs: Arc<Inputs>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
     /// What is kept of machines that are to come, or may come back, by their keys.
@@ -108,6 +110,7 @@ impl Moves {
         captures: Arc<Captures>,
         forks: Arc<Forks>,
         parks: Arc<Parks>,
+        inputs: Arc<Inputs>,
     ) -> Arc<Moves> {
         let moves = Arc::new(Moves {
             core,
@@ -118,6 +121,7 @@ impl Moves {
             captures,
             forks,
             parks,
+            inputs,
             arriving: Mutex::default(),
             copies: Mutex::default(),
             recalls: Mutex::default(),
