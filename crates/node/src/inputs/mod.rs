@@ -10,8 +10,8 @@
 //! when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on, and
 //! keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!
-//! A guest whose agent takes no inputs, or that has none, gets them through QEMU's own devices: each at most once, since QEMU doesn't say
-//! what has become of them. They are noted as taken before.
+//! A guest whose agent takes no inputs, or can't give one to it, or that has no agent, gets them through QEMU's own devices: each at most
+//! once, since QEMU doesn't say what has become of them. They are noted as taken before.
 //!
 //! The files hold what users type, passwords too: only the node's user can read them, and what a guest has got is gone from them a moment
 //! after nothing waits for it any more.
@@ -39,7 +39,7 @@ use crate::{
 use decide::{Next, Unkept, Waiting};
 use floe_api::{ErrorCode, TypeReport, TypeRequest};
 use floe_guest::input::Inputs as Batch;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     fs::{self, OpenOptions},
@@ -65,7 +65,7 @@ const MACHINES_MAX: usize = 1024;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// The same for a guest that has not taken the last ones yet.
 const FULL_AGAIN: Duration = Duration::from_millis(20);
-/// The same for one that can't be given them.
+/// The same for a node that does not answer, or whose disk is full.
 const STUCK_AGAIN: Duration = Duration::from_secs(2);
 /// How often files are looked at that say what is over: not with each key that a guest has got, which would take as long as to keep it.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
@@ -255,22 +255,41 @@ impl Inputs {
                 None => Fate::Gone,
             });
         };
-        if !entry.turn().is_some_and(|turn| turn.is_here()) || entry.stands_still() {
+        if !entry.turn().is_some_and(|turn| turn.is_here()) {
             return Ok(Fate::Waits);
         }
-        let Ok(vm) = entry.vm() else {
-            return Ok(Fate::Waits);
-        };
         entry.has_input();
-        Ok(match self.agents.give(&vm, &inputs) {
+        let Some(mut buttons) = said.plainly else {
+            return Ok(self.give(&entry, &inputs));
+        };
+        // who says this has noted before that the guest has got them
+        let (vm, name) = (entry.vm()?, &said.name);
+        plain::give(
+            &self.machines,
+            &self.runtime,
+            &vm,
+            name,
+            &inputs,
+            &mut buttons,
+        )?;
+        Ok(Fate::Taken {
+            number: inputs.last(),
+            why: None,
+        })
+    }
+
+    /// Has the agent of a machine of this node give inputs to its guest.
+    fn give(&self, entry: &Arc<Entry>, batch: &Batch) -> Fate {
+        let vm = entry.vm().ok().filter(|_| !entry.stands_still());
+        let Some(vm) = vm else {
+            return Fate::Waits;
+        };
+        match self.agents.give(&vm, batch) {
             Given::Taken(number, why) => Fate::Taken { number, why },
             Given::Unheard => Fate::Unheard,
-            Given::Silent => Fate::Waits,
-            Given::Old => Fate::Taken {
-                number: 0,
-                why: Some("its agent takes no inputs".into()),
-            },
-        })
+            Given::Silent if vm.has_floe_port() => Fate::Silent,
+            Given::Silent | Given::Old => Fate::Old,
+        }
     }
 
     /// Whether it is known where a machine is that was moved from here.
@@ -441,7 +460,7 @@ impl Inputs {
                 }
             }
         };
-        let done = match way {
+        let done = match &way {
             Way::Waits => {
                 // a silence counts only while it runs
                 mailbox.lock().silent = None;
@@ -451,8 +470,7 @@ impl Inputs {
                 self.drop_all(name, mailbox);
                 return Some(Duration::ZERO);
             }
-            Way::Here(entry) => self.say_here(name, &entry, mailbox, &batch),
-            Way::There(to) => self.say_there(name, &to, mailbox, &batch),
+            Way::Here(_) | Way::There(_) => self.say(name, &way, mailbox, &batch),
         };
         match done {
             Ok(wait) => Some(wait),
@@ -483,89 +501,53 @@ impl Inputs {
         }
     }
 
-    fn say_here(
+    /// Says inputs where the machine is, and notes what has become of them. Returns how long to wait until the next time.
+    fn say(
         &self,
         name: &str,
-        entry: &Arc<Entry>,
+        way: &Way,
         mailbox: &Arc<Mutex<Mailbox>>,
         batch: &Batch,
     ) -> Result<Duration, NodeError> {
-        let Ok(vm) = entry.vm() else {
-            return Ok(LOOK_AGAIN);
+        let machine = self.note_said(name, way, &mut mailbox.lock(), batch)?;
+        let fate = match way {
+            Way::Here(entry) => Ok(self.give(entry, batch)),
+            Way::There(to) => wire::say(&self.cluster, to, &ForMachine::of(name, machine, batch)),
+            Way::Waits | Way::Nowhere => Ok(Fate::Waits),
         };
-        let takes = self.agents.takes_inputs(&vm);
-        if takes == Some(true) {
-            self.note_said(name, &mut mailbox.lock(), batch)?;
-            let given = self.agents.give(&vm, batch);
-            let mut now = mailbox.lock();
-            match given {
-                Given::Taken(number, why) => {
-                    (now.silent, now.by_agent) = (None, Some(true));
-                    return Ok(self.taken(name, &mut now, batch, number, why));
-                }
-                Given::Unheard => now.silent = None,
-                Given::Silent | Given::Old => now.waiting.was_not_said(),
-            }
-            return Ok(LOOK_AGAIN);
-        }
         let mut now = mailbox.lock();
-        let since = *now.silent.get_or_insert_with(Instant::now);
-        let is_there = takes.is_none() && vm.has_floe_port() && since.elapsed() < AGENT_WAIT;
-        // what an agent may have given does not come a second time by another way
-        if is_there || now.waiting.may_be_there(batch) || entry.stands_still() {
-            return Ok(LOOK_AGAIN);
+        if matches!(fate, Ok(Fate::Waits | Fate::Silent | Fate::Old)) {
+            now.waiting.was_not_said();
         }
-        now.by_agent = Some(false);
-        let last = batch.last();
-        self.write(
-            name,
-            &mut now,
-            &file::line("taken", batch.from, last),
-            false,
-        )?;
-        now.waiting.taken(self.now_ms(), batch.from, last);
-        let mut buttons = now.buttons;
-        drop(now);
-        let done = plain::give(
-            &self.machines,
-            &self.runtime,
-            &vm,
-            name,
-            batch,
-            &mut buttons,
-        );
-        mailbox.lock().buttons = buttons;
-        if let Err(error) = done {
-            tracing::warn!(machine = name, %error, "an input did not reach its guest");
+        if !matches!(fate, Ok(Fate::Silent)) {
+            now.silent = None;
         }
-        Ok(Duration::ZERO)
-    }
-
-    fn say_there(
-        &self,
-        name: &str,
-        to: &Peer,
-        mailbox: &Arc<Mutex<Mailbox>>,
-        batch: &Batch,
-    ) -> Result<Duration, NodeError> {
-        let machine = {
-            let mut mailbox = mailbox.lock();
-            mailbox.waiting.was_said(batch);
-            mailbox.machine
-        };
-        let said = ForMachine::of(name, machine, batch);
-        let fate = wire::say(&self.cluster, to, &said);
-        let mut now = mailbox.lock();
         Ok(match fate {
             Ok(Fate::Taken { number, why }) => {
                 now.by_agent = Some(true);
-                self.taken(name, &mut now, batch, number, why)
+                let wait = self.taken(name, &mut now, batch, number);
+                let left = why.as_ref().and_then(|_| next_of(batch, number));
+                match left {
+                    // it says that it has not given this one, and can't
+                    Some(left) => {
+                        tracing::debug!(machine = name, ?why, "an input goes through QEMU");
+                        self.say_plainly(name, way, now, mailbox, &left)?
+                    }
+                    None => wait,
+                }
             }
-            Ok(Fate::Waits) => {
-                now.waiting.was_not_said();
-                LOOK_AGAIN
+            Ok(Fate::Silent) => {
+                let since = *now.silent.get_or_insert_with(Instant::now);
+                // what an agent may have given does not come a second time by another way
+                match since.elapsed() < AGENT_WAIT || now.waiting.may_be_there(batch) {
+                    true => LOOK_AGAIN,
+                    false => self.say_plainly(name, way, now, mailbox, batch)?,
+                }
             }
-            Ok(Fate::Unheard) => LOOK_AGAIN,
+            Ok(Fate::Old) if !now.waiting.may_be_there(batch) => {
+                self.say_plainly(name, way, now, mailbox, batch)?
+            }
+            Ok(Fate::Waits | Fate::Unheard | Fate::Old) => LOOK_AGAIN,
             Ok(Fate::Moved { to }) => {
                 now.node = Some(to);
                 self.write_anew(name, &mut now)?;
@@ -577,31 +559,78 @@ impl Inputs {
                 Duration::ZERO
             }
             Err(why) => {
-                tracing::debug!(machine = name, node = to.name, why, "its inputs wait");
+                tracing::debug!(machine = name, why, "its inputs wait for its node");
                 STUCK_AGAIN
             }
         })
     }
 
-    /// Notes on the disk that the guest may get these inputs: a node that is killed now is followed by one that does not know it otherwise.
-    fn note_said(&self, name: &str, mailbox: &mut Mailbox, batch: &Batch) -> Result<(), NodeError> {
-        if mailbox.waiting.was_said(batch) {
+    /// Gives inputs through QEMU, after they were noted as taken: so they come at most once.
+    fn say_plainly(
+        &self,
+        name: &str,
+        way: &Way,
+        mut now: MutexGuard<'_, Mailbox>,
+        mailbox: &Mutex<Mailbox>,
+        batch: &Batch,
+    ) -> Result<Duration, NodeError> {
+        now.by_agent = Some(false);
+        let last = batch.last();
+        let line = file::line("taken", batch.from, last);
+        // another host's guest outlives this one's power
+        let elsewhere = matches!(way, Way::There(_));
+        self.write(name, &mut now, &line, elsewhere)?;
+        now.waiting.taken(self.now_ms(), batch.from, last);
+        let (machine, mut buttons) = (now.machine, now.buttons);
+        drop(now);
+        let given = match way {
+            Way::Here(entry) => entry.vm().and_then(|vm| {
+                let (machines, runtime) = (&self.machines, &self.runtime);
+                plain::give(machines, runtime, &vm, name, batch, &mut buttons)
+            }),
+            Way::There(to) => {
+                let said = ForMachine {
+                    plainly: Some(buttons),
+                    ..ForMachine::of(name, machine, batch)
+                };
+                buttons = plain::buttons_after(buttons, batch);
+                let fate = wire::say(&self.cluster, to, &said);
+                fate.map(drop).map_err(|why| refused(why, ""))
+            }
+            Way::Waits | Way::Nowhere => Ok(()),
+        };
+        mailbox.lock().buttons = buttons;
+        if let Err(error) = given {
+            tracing::warn!(machine = name, %error, "an input did not reach its guest");
+        }
+        Ok(Duration::ZERO)
+    }
+
+    /// Notes that the guest may get these inputs now; returns which machine they are for. If that is by an agent here, a node that is killed
+    /// now is followed by one that does not know it otherwise, so it is written down.
+    fn note_said(
+        &self,
+        name: &str,
+        way: &Way,
+        mailbox: &mut Mailbox,
+        batch: &Batch,
+    ) -> Result<u64, NodeError> {
+        let by_agent = match way {
+            Way::Here(entry) => entry
+                .vm()
+                .is_ok_and(|vm| self.agents.takes_inputs(&vm) == Some(true)),
+            _ => false,
+        };
+        if mailbox.waiting.was_said(batch) && by_agent {
             // the host's memory is enough: without it the guest is gone, too
             let line = file::line("said", batch.from, batch.last());
             self.write(name, mailbox, &line, false)?;
         }
-        Ok(())
+        Ok(mailbox.machine)
     }
 
     /// Forgets what a guest has got. Returns how long to wait until it is told of the next ones.
-    fn taken(
-        &self,
-        name: &str,
-        mailbox: &mut Mailbox,
-        batch: &Batch,
-        number: u64,
-        why: Option<String>,
-    ) -> Duration {
+    fn taken(&self, name: &str, mailbox: &mut Mailbox, batch: &Batch, number: u64) -> Duration {
         let number = number.min(batch.last());
         let count = mailbox.waiting.taken(self.now_ms(), batch.from, number);
         if count > 0 {
@@ -610,10 +639,6 @@ impl Inputs {
             if let Err(error) = self.write(name, mailbox, &line, false) {
                 tracing::warn!(machine = name, %error, "inputs that were taken may be said again");
             }
-        }
-        if let Some(why) = why {
-            tracing::warn!(machine = name, why, "its guest can't be given an input");
-            return STUCK_AGAIN;
         }
         match count {
             0 => FULL_AGAIN,
@@ -644,6 +669,17 @@ impl Inputs {
     fn now_ms(&self) -> u64 {
         self.core.started.elapsed().as_millis() as u64
     }
+}
+
+/// Returns the one of these inputs that follows on a number.
+fn next_of(batch: &Batch, number: u64) -> Option<Batch> {
+    let at = (number + 1).checked_sub(batch.first)?;
+    let next = batch.events.get(usize::try_from(at).ok()?)?;
+    Some(Batch {
+        from: batch.from,
+        first: number + 1,
+        events: vec![next.clone()],
+    })
 }
 
 impl Mailbox {

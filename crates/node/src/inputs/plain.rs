@@ -50,6 +50,17 @@ pub(super) fn give(
     }
 }
 
+/// Returns what the pointer's buttons are after these inputs.
+pub(super) fn buttons_after(before: u8, inputs: &Inputs) -> u8 {
+    let mut all = inputs.events.iter().rev();
+    let last = all.find_map(|input| match input {
+        Input::Pointer { buttons, .. } => Some(*buttons),
+        Input::Touch { at, .. } => Some(u8::from(at.is_some())),
+        Input::Key { .. } | Input::Text(_) => None,
+    });
+    last.unwrap_or(before)
+}
+
 fn point(vm: &Machine, (x, y): (u16, u16), buttons: &mut u8, now: u8) -> Result<(), NodeError> {
     let before = std::mem::replace(buttons, now);
     Ok(vm.point(x, y, before, now)?)

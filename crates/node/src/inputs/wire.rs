@@ -29,6 +29,9 @@ pub(crate) struct ForMachine {
     pub first: u64,
     /// The inputs, as agents are told of them.
     pub events: Vec<String>,
+    /// Gives them through QEMU and not by the agent: these were the pointer's buttons that QEMU was told of last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plainly: Option<u8>,
 }
 
 /// What has become of them.
@@ -42,8 +45,12 @@ pub(crate) enum Fate {
         /// Why it can't get the next one, if that is for more than a moment.
         why: Option<String>,
     },
-    /// Nobody was told of them yet: the machine stands still, or no agent answers.
+    /// Nobody was told of them yet: the machine stands still.
     Waits,
+    /// Nobody was told of them yet: it runs, and no agent answers.
+    Silent,
+    /// Nobody is told of them: its agent takes none, or it can't have one.
+    Old,
     /// They were said, and there is no answer.
     Unheard,
     /// The machine is on another node now.
@@ -64,6 +71,7 @@ impl ForMachine {
             from: inputs.from,
             first: inputs.first,
             events: inputs.events.iter().map(Input::to_string).collect(),
+            plainly: None,
         }
     }
 
