@@ -10,7 +10,7 @@
 //! needed for that but the inputs themselves; what was known of a source's numbers may be forgotten.
 
 use floe_guest::input::{INPUTS_MAX, Input, Inputs};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most inputs that wait for a machine.
 pub(crate) const WAITING_MAX: usize = 16_384;
@@ -119,7 +119,7 @@ impl Waiting {
         }
         if self.last.len() > SOURCES_MAX {
             // what is sent again of a source that is not known here, the agent knows
-            let waiting = self.all.iter().map(|kept| kept.from).collect::<Vec<_>>();
+            let waiting: BTreeSet<u64> = self.all.iter().map(|kept| kept.from).collect();
             self.last.retain(|from, _| waiting.contains(from));
         }
     }
@@ -129,8 +129,10 @@ impl Waiting {
         let Some(first) = self.all.front() else {
             return Next::Nothing;
         };
-        // what has waited for longer than its gap does not wait again
-        let due_ms = self.taken_ms.unwrap_or(0).saturating_add(first.gap_ms);
+        // what has waited for longer than its gap does not wait again, and the first of all has none before it
+        let due_ms = self
+            .taken_ms
+            .map_or(0, |taken_ms| taken_ms.saturating_add(first.gap_ms));
         if due_ms > now_ms {
             return Next::At(due_ms);
         }

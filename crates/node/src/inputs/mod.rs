@@ -20,6 +20,7 @@
 
 mod decide;
 mod file;
+mod mailbox;
 mod plain;
 mod request;
 mod wire;
@@ -32,18 +33,18 @@ use crate::{
     cluster::Cluster,
     core::Core,
     error::{NodeError, at, busy, refused, usage},
-    files::{load_one, make_private_dir, replace_file},
+    files::{load_one, make_private_dir},
     inventory::{Entry, Inventory, turn::Peer},
     machines::Machines,
 };
 use decide::{Next, Unkept, Waiting};
 use floe_api::{ErrorCode, TypeReport, TypeRequest};
 use floe_guest::input::Inputs as Batch;
+use mailbox::Mailbox;
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
-    fs::{self, OpenOptions},
-    io::{ErrorKind, Write},
+    fs,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -56,8 +57,6 @@ const DIR: &str = "inputs";
 const SUFFIX: &str = ".inputs";
 /// Largest file that is read: all that may wait, with what is written of what was taken.
 const FILE_BYTES_MAX: u64 = 64 << 20;
-/// When a file is written anew, in bytes, though something waits.
-const FILE_BYTES_LONG: u64 = 8 << 20;
 /// Of how many machines something is kept: inputs that wait, or where they are.
 const MACHINES_MAX: usize = 1024;
 /// How long nothing is said to a machine that stands still, or that nobody knows the way to, until it is tried again. Nothing tells of all
@@ -83,28 +82,6 @@ pub(crate) struct Inputs {
     runtime: Handle,
     dir: PathBuf,
     boxes: Mutex<HashMap<String, Arc<Mutex<Mailbox>>>>,
-}
-
-/// What is kept of one machine.
-#[derive(Default)]
-struct Mailbox {
-    /// When the machine was made, by which it is known: its name may be another's later.
-    machine: u64,
-    /// Where it is if it was moved from here.
-    node: Option<Peer>,
-    waiting: Waiting,
-    /// Whether a thread looks after it.
-    is_served: bool,
-    /// How long its file is; `None` if there is none that could be written on.
-    length: Option<u64>,
-    /// Whether its file says what is over.
-    stale: bool,
-    /// Since when its agent has been silent while it ran.
-    silent: Option<Instant>,
-    /// Whether its agent takes inputs; `None` if that is not known.
-    by_agent: Option<bool>,
-    /// What its pointer's buttons were when QEMU was told last.
-    buttons: u8,
 }
 
 /// Where inputs for a machine go.
@@ -165,7 +142,7 @@ impl Inputs {
             for (name, mailbox) in inputs.all() {
                 let mut mailbox = mailbox.lock();
                 if !mailbox.is_served && mailbox.waiting.is_empty() {
-                    inputs.tidy(&name, &mut mailbox);
+                    mailbox.tidy(&inputs.path(&name));
                 }
             }
         })?)
@@ -209,7 +186,7 @@ impl Inputs {
         })?;
         if !new.is_empty() {
             let lines = file::kept(new.iter());
-            self.write(name, &mut kept, &lines, true)?;
+            kept.write(&self.path(name), &lines, true)?;
             kept.waiting.keep(new);
         }
         let report = TypeReport {
@@ -228,7 +205,7 @@ impl Inputs {
             let mut mailbox = mailbox.lock();
             mailbox.node = Some(to.clone());
             mailbox.by_agent = None;
-            self.write_anew(name, &mut mailbox)
+            mailbox.write_anew(&self.path(name))
         });
         if let Err(error) = noted {
             tracing::warn!(machine = name, %error, "what its users do here does not follow it");
@@ -340,7 +317,7 @@ impl Inputs {
             mailbox.node = None;
             // a file that no node has written on since is removed too
             mailbox.stale = true;
-            self.tidy(&oldest, &mut mailbox);
+            mailbox.tidy(&self.path(&oldest));
         }
         Ok(())
     }
@@ -355,63 +332,6 @@ impl Inputs {
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}{SUFFIX}"))
-    }
-
-    /// Writes lines at the end of a machine's file, to the disk if they are to survive the host as well as the node.
-    fn write(
-        &self,
-        name: &str,
-        mailbox: &mut Mailbox,
-        lines: &str,
-        durable: bool,
-    ) -> Result<(), NodeError> {
-        if mailbox.length.is_none_or(|length| length > FILE_BYTES_LONG) {
-            self.write_anew(name, mailbox)?;
-        }
-        let path = self.path(name);
-        let length = mailbox.length.take();
-        mailbox.stale = true;
-        let append = || {
-            let mut file = OpenOptions::new().append(true).open(&path)?;
-            file.write_all(lines.as_bytes())?;
-            if durable { file.sync_data() } else { Ok(()) }
-        };
-        append().map_err(at(format!("cannot write {}", path.display())))?;
-        // if it could not be written, half a line may be there: it is written anew the next time
-        mailbox.length = length.map(|length| length + lines.len() as u64);
-        Ok(())
-    }
-
-    /// Replaces a machine's file by one that says what is the case now.
-    fn write_anew(&self, name: &str, mailbox: &mut Mailbox) -> Result<(), NodeError> {
-        let path = self.path(name);
-        mailbox.length = None;
-        let waiting = &mailbox.waiting;
-        let (node, said) = (mailbox.node.as_ref(), waiting.said());
-        let text = file::text(mailbox.machine, node, said, waiting.all());
-        replace_file(&path, text.as_bytes())?;
-        mailbox.length = Some(text.len() as u64);
-        mailbox.stale = false;
-        Ok(())
-    }
-
-    /// Forgets what was taken, now that nothing waits.
-    fn tidy(&self, name: &str, mailbox: &mut Mailbox) {
-        let path = self.path(name);
-        let done = match (&mailbox.node, mailbox.stale) {
-            (_, false) => Ok(()),
-            (Some(_), true) => self.write_anew(name, mailbox),
-            (None, true) => {
-                (mailbox.length, mailbox.stale) = (None, false);
-                match fs::remove_file(&path) {
-                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                    done => done.map_err(at(format!("cannot remove {}", path.display()))),
-                }
-            }
-        };
-        if let Err(error) = done {
-            tracing::warn!(machine = name, %error, "what its users did stays on the disk");
-        }
     }
 
     /// Starts the thread that says a machine's inputs, unless there is one.
@@ -549,8 +469,14 @@ impl Inputs {
             }
             Ok(Fate::Waits | Fate::Unheard | Fate::Old) => LOOK_AGAIN,
             Ok(Fate::Moved { to }) => {
-                now.node = Some(to);
-                self.write_anew(name, &mut now)?;
+                // a member of this node's cluster, whatever the other one says
+                if let Some(member) = self.cluster.find(&to.address.to_string()) {
+                    now.node = Some(Peer {
+                        name: member.name,
+                        address: member.address,
+                    });
+                    now.write_anew(&self.path(name))?;
+                }
                 LOOK_AGAIN
             }
             Ok(Fate::Gone) => {
@@ -579,7 +505,7 @@ impl Inputs {
         let line = file::line("taken", batch.from, last);
         // another host's guest outlives this one's power
         let elsewhere = matches!(way, Way::There(_));
-        self.write(name, &mut now, &line, elsewhere)?;
+        now.write(&self.path(name), &line, elsewhere)?;
         now.waiting.taken(self.now_ms(), batch.from, last);
         let (machine, mut buttons) = (now.machine, now.buttons);
         drop(now);
@@ -624,7 +550,7 @@ impl Inputs {
         if mailbox.waiting.was_said(batch) && by_agent {
             // the host's memory is enough: without it the guest is gone, too
             let line = file::line("said", batch.from, batch.last());
-            self.write(name, mailbox, &line, false)?;
+            mailbox.write(&self.path(name), &line, false)?;
         }
         Ok(mailbox.machine)
     }
@@ -636,7 +562,7 @@ impl Inputs {
         if count > 0 {
             let line = file::line("taken", batch.from, number);
             // what is said again because this is not on the disk, the agent knows
-            if let Err(error) = self.write(name, mailbox, &line, false) {
+            if let Err(error) = mailbox.write(&self.path(name), &line, false) {
                 tracing::warn!(machine = name, %error, "inputs that were taken may be said again");
             }
         }
@@ -658,7 +584,7 @@ impl Inputs {
         );
         (now.waiting, now.node) = (Waiting::default(), None);
         now.stale = true;
-        self.tidy(name, &mut now);
+        now.tidy(&self.path(name));
         drop(now);
         let is_it = |known: &Arc<Mutex<Mailbox>>| Arc::ptr_eq(known, mailbox);
         if boxes.get(name).is_some_and(is_it) {
@@ -673,26 +599,34 @@ impl Inputs {
 
 /// Returns the one of these inputs that follows on a number.
 fn next_of(batch: &Batch, number: u64) -> Option<Batch> {
-    let at = (number + 1).checked_sub(batch.first)?;
+    let first = number.checked_add(1)?;
+    let at = first.checked_sub(batch.first)?;
     let next = batch.events.get(usize::try_from(at).ok()?)?;
     Some(Batch {
         from: batch.from,
-        first: number + 1,
+        first,
         events: vec![next.clone()],
     })
 }
 
-impl Mailbox {
-    fn of(found: file::Found) -> Mailbox {
-        let mut waiting = Waiting::default();
-        waiting.keep(found.waiting);
-        waiting.were_said(found.said);
-        Mailbox {
-            machine: found.machine,
-            node: found.node,
-            waiting,
-            stale: true,
-            ..Mailbox::default()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_guest::input::Input;
+
+    #[test]
+    fn the_one_that_an_agent_cannot_give_is_the_one_after_the_last_that_it_gave() {
+        let text = |byte: u8| Input::Text(vec![byte]);
+        let batch = Batch {
+            from: 7,
+            first: 5,
+            events: vec![text(b'a'), text(b'b')],
+        };
+        let next = |number| next_of(&batch, number).map(|next| (next.first, next.events));
+        assert_eq!(next(4), Some((5, vec![text(b'a')])));
+        assert_eq!(next(5), Some((6, vec![text(b'b')])));
+        for none in [0, 3, 6, u64::MAX] {
+            assert_eq!(next(none), None, "{none}");
         }
     }
 }
