@@ -257,7 +257,7 @@ impl Inputs {
 
     /// Has the agent of a machine of this node give inputs to its guest.
     fn give(&self, entry: &Arc<Entry>, batch: &Batch) -> Fate {
-        let vm = entry.vm().ok().filter(|_| !entry.stands_still());
+        let vm = entry.vm().ok().filter(|_| !rests(entry));
         let Some(vm) = vm else {
             return Fate::Waits;
         };
@@ -407,7 +407,7 @@ impl Inputs {
             Ok(entry) if entry.record().created_unix_s == mailbox.machine => {
                 // it may be this node's only in name, and forgotten in a moment
                 let is_here = entry.turn().is_none_or(|turn| turn.is_here());
-                match is_here && !entry.stands_still() && entry.vm().is_ok() {
+                match is_here && !rests(&entry) && entry.vm().is_ok() {
                     true => Way::Here(entry),
                     false => Way::Waits,
                 }
@@ -595,6 +595,11 @@ impl Inputs {
     fn now_ms(&self) -> u64 {
         self.core.started.elapsed().as_millis() as u64
     }
+}
+
+/// Whether a machine's CPUs stand still, for whatever reason.
+fn rests(entry: &Entry) -> bool {
+    entry.stands_still() || !entry.reasons().is_empty()
 }
 
 /// Returns the one of these inputs that follows on a number.
