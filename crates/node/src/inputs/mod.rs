@@ -34,7 +34,10 @@ use crate::{
     core::Core,
     error::{NodeError, at, busy, refused, usage},
     files::{load_one, make_private_dir},
-    inventory::{Entry, Inventory, turn::Peer},
+    inventory::{
+        Entry, Inventory,
+        turn::{Peer, Side},
+    },
     machines::Machines,
 };
 use decide::{Next, Unkept, Waiting};
@@ -62,6 +65,8 @@ const MACHINES_MAX: usize = 1024;
 /// How long nothing is said to a machine that stands still, or that nobody knows the way to, until it is tried again. Nothing tells of all
 /// that may end that.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// The same for a machine that another node has, which is asked over the network.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The same for a guest that has not taken the last ones yet.
 const FULL_AGAIN: Duration = Duration::from_millis(20);
 /// The same for a node that does not answer, or whose disk is full.
@@ -405,11 +410,13 @@ impl Inputs {
     fn way(&self, name: &str, mailbox: &Mailbox) -> Way {
         match self.inventory.get(name) {
             Ok(entry) if entry.record().created_unix_s == mailbox.machine => {
-                // it may be this node's only in name, and forgotten in a moment
-                let is_here = entry.turn().is_none_or(|turn| turn.is_here());
-                match is_here && !rests(&entry) && entry.vm().is_ok() {
-                    true => Way::Here(entry),
-                    false => Way::Waits,
+                match entry.turn().map(|turn| turn.side) {
+                    // what is here is a copy
+                    Some(Side::Away { to, .. }) => Way::There(to),
+                    Some(Side::Here { .. }) | None if !rests(&entry) && entry.vm().is_ok() => {
+                        Way::Here(entry)
+                    }
+                    _ => Way::Waits,
                 }
             }
             Err(error) if error.code() != ErrorCode::NotFound => Way::Waits,
@@ -419,6 +426,12 @@ impl Inputs {
                 None => Way::Nowhere,
             },
         }
+    }
+
+    /// Whether something is here of a machine that was made at this time.
+    fn is_listed(&self, name: &str, machine: u64) -> bool {
+        let found = self.inventory.get(name);
+        found.is_ok_and(|entry| entry.record().created_unix_s == machine)
     }
 
     /// Says inputs where the machine is, and notes what has become of them. Returns how long to wait until the next time.
@@ -434,6 +447,10 @@ impl Inputs {
             Way::Here(entry) => Ok(self.give(entry, batch)),
             Way::There(to) => wire::say(&self.cluster, to, &ForMachine::of(name, machine, batch)),
             Way::Waits | Way::Nowhere => Ok(Fate::Waits),
+        };
+        let again = match way {
+            Way::There(_) => ASK_AGAIN,
+            _ => LOOK_AGAIN,
         };
         let mut now = mailbox.lock();
         if matches!(fate, Ok(Fate::Waits | Fate::Silent | Fate::Old)) {
@@ -460,14 +477,14 @@ impl Inputs {
                 let since = *now.silent.get_or_insert_with(Instant::now);
                 // what an agent may have given does not come a second time by another way
                 match since.elapsed() < AGENT_WAIT || now.waiting.may_be_there(batch) {
-                    true => LOOK_AGAIN,
+                    true => again,
                     false => self.say_plainly(name, way, now, mailbox, batch)?,
                 }
             }
             Ok(Fate::Old) if !now.waiting.may_be_there(batch) => {
                 self.say_plainly(name, way, now, mailbox, batch)?
             }
-            Ok(Fate::Waits | Fate::Unheard | Fate::Old) => LOOK_AGAIN,
+            Ok(Fate::Waits | Fate::Unheard | Fate::Old) => again,
             Ok(Fate::Moved { to }) => {
                 // a member of this node's cluster, whatever the other one says
                 if let Some(member) = self.cluster.find(&to.address.to_string()) {
@@ -479,6 +496,8 @@ impl Inputs {
                 }
                 LOOK_AGAIN
             }
+            // what is here of it may still go on
+            Ok(Fate::Gone) if self.is_listed(name, machine) => again,
             Ok(Fate::Gone) => {
                 drop(now);
                 self.drop_all(name, mailbox);
