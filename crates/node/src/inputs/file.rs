@@ -21,7 +21,7 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// What a file says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// When the machine was made, Unix time in seconds.
     pub machine: u64,
     /// Where it is if it is not here.
@@ -30,10 +30,12 @@ pub(super) struct Found {
     pub waiting: Vec<Kept>,
     /// Up to which number of which source the guest may have got some.
     pub said: Option<(u64, u64)>,
+    /// Whether a line made no sense: what stood there and after it is lost.
+    pub damaged: bool,
 }
 
 /// Returns a file's whole text.
-pub(super) fn text<'a>(
+pub(crate) fn text<'a>(
     machine: u64,
     node: Option<&Peer>,
     said: Option<(u64, u64)>,
@@ -51,7 +53,7 @@ pub(super) fn text<'a>(
 }
 
 /// Returns the lines of inputs that are kept from now on.
-pub(super) fn kept<'a>(inputs: impl Iterator<Item = &'a Kept>) -> String {
+pub(crate) fn kept<'a>(inputs: impl Iterator<Item = &'a Kept>) -> String {
     let mut text = String::new();
     for kept in inputs {
         let Kept {
@@ -66,12 +68,12 @@ pub(super) fn kept<'a>(inputs: impl Iterator<Item = &'a Kept>) -> String {
 }
 
 /// Returns the line that inputs up to a number were `said`, or were `taken`.
-pub(super) fn line(what: &str, from: u64, number: u64) -> String {
+pub(crate) fn line(what: &str, from: u64, number: u64) -> String {
     format!("{what} {from:016x} {number}\n")
 }
 
 /// Reads a file up to the first line that makes no sense.
-pub(super) fn parse(bytes: &[u8]) -> Result<Found, String> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Found, String> {
     let text = String::from_utf8_lossy(bytes);
     // what has no end is not whole
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -87,7 +89,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Found, String> {
     };
     for line in lines {
         if read(line, &mut found).is_none() {
-            tracing::warn!("a file of inputs is damaged: what it says after that is lost");
+            found.damaged = true;
             break;
         }
     }
@@ -167,12 +169,14 @@ mod tests {
         text += &line("taken", 0xab, 1);
         text += &kept([some(0xcd, 2)].iter());
         let found = parse(text.as_bytes()).unwrap();
-        assert_eq!(found.said, Some((0xab, 2)));
+        assert_eq!((found.said, found.damaged), (Some((0xab, 2)), false));
         let left = [some(0xab, 2), some(0xcd, 1), some(0xcd, 2)];
         assert_eq!(found.waiting, left);
         // the last line was cut
         let cut = parse(&text.as_bytes()[..text.len() - 1]).unwrap();
         assert_eq!(cut.waiting, left[..2]);
+        let damaged = parse(format!("{text}keep x\n{text}").as_bytes()).unwrap();
+        assert!(damaged.damaged && damaged.waiting == left);
         for bad in ["", "floe-inputs 1\n", "floe-inputs 2\nmachine 1\n", "x\n"] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }

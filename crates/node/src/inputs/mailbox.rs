@@ -42,6 +42,13 @@ pub(super) struct Mailbox {
 impl Mailbox {
     /// Returns what an earlier node has kept.
     pub fn of(found: file::Found) -> Mailbox {
+        if found.damaged {
+            let machine = found.machine;
+            tracing::error!(
+                machine,
+                "a file of inputs is damaged: those that stood after that are lost"
+            );
+        }
         let mut waiting = Waiting::default();
         waiting.keep(found.waiting);
         waiting.were_said(found.said);
