@@ -77,8 +77,8 @@ pub struct TypeReport {
     pub kept: u64,
     /// How many inputs of all sources wait for the machine.
     pub waiting: u64,
-    /// Whether the guest's agent gives inputs to it, each once. If that is not so, or not known yet, an input may be lost, and does not come
-    /// twice.
+    /// Whether the guest's agent gives inputs to it, each once. If that is not so, or not known yet, an input may be lost, and does not
+    /// come twice.
     pub once: bool,
 }
 

@@ -1,7 +1,7 @@
 //! A user's inputs through QEMU's own keyboard and pointer, for guests without an agent that takes them.
 //!
-//! QEMU drops what comes while the machine stands still, and does not say what the guest has got: whoever needs to know that each input came
-//! once has the agent give it.
+//! QEMU drops what comes while the machine stands still, and does not say what the guest has got: whoever needs to know that each input
+//! came once has the agent give it.
 
 use serde_json::{Value, json};
 

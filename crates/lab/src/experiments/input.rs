@@ -1,5 +1,5 @@
-//! `input`: what a user types at one host while the machine is parked, paused, moved between two hosts, and their nodes are killed. Counted in
-//! the guest: what is missing there, what came twice, what came too late.
+//! `input`: what a user types at one host while the machine is parked, paused, moved between two hosts, and their nodes are killed.
+//! Counted in the guest: what is missing there, what came twice, what came too late.
 use super::activate::{host_name, join};
 use super::live::Node;
 use crate::guest::Guest;

@@ -1,5 +1,6 @@
 //! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
-//! (`chores`, and `hooks` of its owner), and what users do that the guest is to get (`typed`). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
+//! (`chores`, and `hooks` of its owner), and what users do that the guest is to get (`typed`). The conversation with an agent belongs to
+//! a service further down (`guest`), which brings these streams their frames.
 
 mod checks;
 mod chores;

@@ -4,10 +4,10 @@
 //! typed -> sorted -> (durable) -> kept -> next -> said -> taken -> forgotten
 //!                                   ^-------- no answer --'
 //! ```
-//! Each input is a source's, which numbers its own from 1. All wait in the order in which they came, and the next ones are said only once the
-//! guest's agent has answered for those before, so they are in order. What has no answer is said again, and the agent knows which of it the
-//! guest has got already ([`Taken`](floe_guest::input::Taken)): whatever is cut, no input is lost and none comes twice. Nothing here is
-//! needed for that but the inputs themselves; what was known of a source's numbers may be forgotten.
+//! Each input is a source's, which numbers its own from 1. All wait in the order in which they came, and the next ones are said only once
+//! the guest's agent has answered for those before, so they are in order. What has no answer is said again, and the agent knows which of
+//! it the guest has got already ([`Taken`](floe_guest::input::Taken)): whatever is cut, no input is lost and none comes twice. Nothing
+//! here is needed for that but the inputs themselves; what was known of a source's numbers may be forgotten.
 
 use floe_guest::input::{INPUTS_MAX, Input, Inputs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -92,7 +92,8 @@ impl Waiting {
         self.all.iter()
     }
 
-    /// Returns those of one source's inputs, which follow on each other, that are new. They are written down, and then [kept](Waiting::keep).
+    /// Returns those of one source's inputs, which follow on each other, that are new. They are written down, and then
+    /// [kept](Waiting::keep).
     pub fn sort(&self, mut inputs: Vec<Kept>) -> Result<Vec<Kept>, Unkept> {
         if let Some(first) = inputs.first()
             && let Some(last) = self.last.get(&first.from)

@@ -6,9 +6,9 @@
 //!                                 there: the node that has it     `wire`
 //! ```
 //! An input is answered once it is on the disk. A thread for each machine with inputs that wait says them, the next ones when those before
-//! are taken; what is said, when and again is decided without I/O in [`decide`]. A machine that stands still, is parked or travels gets them
-//! when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on, and
-//! keeps nothing, so that what waits is in one place, with the node that its user speaks to.
+//! are taken; what is said, when and again is decided without I/O in [`decide`]. A machine that stands still, is parked or travels gets
+//! them when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on,
+//! and keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!
 //! A guest whose agent takes no inputs, or can't give one to it, or that has no agent, gets them through QEMU's own devices: each at most
 //! once, since QEMU doesn't say what has become of them. They are noted as taken before.
@@ -551,8 +551,8 @@ impl Inputs {
         Ok(Duration::ZERO)
     }
 
-    /// Notes that the guest may get these inputs now; returns which machine they are for. If that is by an agent here, a node that is killed
-    /// now is followed by one that does not know it otherwise, so it is written down.
+    /// Notes that the guest may get these inputs now; returns which machine they are for. If that is by an agent here, a node that is
+    /// killed now is followed by one that does not know it otherwise, so it is written down.
     fn note_said(
         &self,
         name: &str,

@@ -43,9 +43,9 @@ pub async fn recall(
     })
 }
 
-/// Keeps what a user does at a machine until its guest has got it: while it stands still, is parked or travels, and also when it was moved to
-/// another node from here. Answers once the inputs are on the disk. A guest's agent gives them to it in order and each once; without an agent
-/// that takes them, each comes at most once, through QEMU's own keyboard, pointer and console.
+/// Keeps what a user does at a machine until its guest has got it: while it stands still, is parked or travels, and also when it was
+/// moved to another node from here. Answers once the inputs are on the disk. A guest's agent gives them to it in order and each once;
+/// without an agent that takes them, each comes at most once, through QEMU's own keyboard, pointer and console.
 #[utoipa::path(post, path = "/v1/machines/{name}/type", tag = "machines", params(("name" = String, Path)),
     request_body = TypeRequest, responses((status = 200, body = TypeReport)))]
 pub async fn type_on(
