@@ -133,6 +133,12 @@ mod node {
         #[path = "turn.rs"]
         pub mod turn;
     }
+    pub mod inputs {
+        #[path = "decide.rs"]
+        pub mod decide;
+        #[path = "file.rs"]
+        pub mod file;
+    }
     pub mod cluster {
         #[path = "invitation.rs"]
         pub mod invitation;
@@ -206,6 +212,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("network_record", network_record),
     ("substrate_record", substrate_record),
     ("ticket_record", ticket_record),
+    ("inputs_file", inputs_file),
     ("hosts_file", hosts_file),
     ("slurm_output", slurm_output),
     ("mpi_frame", mpi_frame),

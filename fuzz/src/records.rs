@@ -137,6 +137,25 @@ pub fn ticket_record(data: &[u8]) {
     same_again(data, node::ticket::Ticket::parse);
 }
 
+/// What is read of a file of inputs is written and read again as the same.
+pub fn inputs_file(data: &[u8]) {
+    use node::inputs::file::{self, Found};
+    let Ok(found) = file::parse(data) else {
+        return;
+    };
+    let text = file::text(
+        found.machine,
+        found.node.as_ref(),
+        found.said,
+        found.waiting.iter(),
+    );
+    let whole = Found {
+        damaged: false,
+        ..found
+    };
+    assert_eq!(file::parse(text.as_bytes()), Ok(whole));
+}
+
 /// Hosts have names that differ, and addresses.
 pub fn hosts_file(data: &[u8]) {
     let Ok(hosts) = node::listed::decode(data) else {

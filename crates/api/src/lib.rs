@@ -35,6 +35,7 @@ mod resize;
 mod sched;
 mod swarm;
 mod traces;
+mod typing;
 mod visible;
 mod watching;
 pub use afterwards::RestartPolicy;
@@ -57,6 +58,7 @@ pub use resize::*;
 pub use sched::*;
 pub use swarm::*;
 pub use traces::*;
+pub use typing::*;
 pub use visible::*;
 pub use watching::*;
 

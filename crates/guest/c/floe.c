@@ -324,6 +324,37 @@ int floe_whoami(floe_self *self)
     return 0;
 }
 
+static int moved(const char *line, char *node, unsigned long node_bytes, int timeout_ms)
+{
+    char answer[LINE_BYTES_MAX + 1], name[256];
+    fflush(NULL);
+    if (call(line, "moved", answer, timeout_ms) < 0)
+        return -1;
+    if (!value(answer, "node", name, sizeof name))
+        return garbled();
+    if (node && node_bytes)
+        snprintf(node, node_bytes, "%s", name);
+    return 0;
+}
+
+int floe_offload(const char *to, char *node, unsigned long node_bytes, int timeout_ms)
+{
+    char line[LINE_BYTES_MAX];
+    if (!to)
+        return moved("offload version=1\n", node, node_bytes, timeout_ms);
+    size_t length = strnlen(to, 256);
+    /* what names of nodes and their addresses are made of; it needs no escapes */
+    if (!length || length == 256 || strspn(to, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-") != length)
+        return fail(FLOE_USAGE, "this is no node's name; floe cluster members on the host lists them");
+    snprintf(line, sizeof line, "offload version=1 to=%s\n", to);
+    return moved(line, node, node_bytes, timeout_ms);
+}
+
+int floe_recall(char *node, unsigned long node_bytes, int timeout_ms)
+{
+    return moved("recall version=1\n", node, node_bytes, timeout_ms);
+}
+
 int floe_which_generation(floe_generation *generation)
 {
     memset(generation, 0, sizeof *generation);

@@ -1,4 +1,4 @@
-/* libfloe: a program clones the whole machine that it runs in (SnowFlock, table 1).
+/* libfloe: a program clones the whole machine that it runs in (SnowFlock, table 1), or has it go on elsewhere (AMPhone, section 5.3).
  *
  *     floe_ticket ticket;
  *     if (floe_request_ticket(8, 0, &ticket) < 1) ...;   // room for at most 8 clones
@@ -57,7 +57,7 @@ enum floe_code {
     FLOE_OTHER_MACHINE,  /* another process has cloned the machine meanwhile, and this is one of its clones */
     FLOE_BUSY,           /* too many calls at once */
     FLOE_FAILED,         /* the attempt failed */
-    FLOE_NOT_ALLOWED     /* the machine was run without --clones: its user has not allowed that it is cloned from inside */
+    FLOE_NOT_ALLOWED     /* its user, or its node's, has not allowed that from inside: see --clones, and --guest-moves */
 };
 
 /* Requests room for n clones. With hierarchical set, clones are processes: each cloned machine has as many of them as it
@@ -81,6 +81,14 @@ int floe_kill(floe_ticket *ticket);
 
 /* Which machine this is. */
 int floe_whoami(floe_self *self);
+
+/* Has this machine go on on another node of its cluster: the one of this name or address, or the only other one if `to` is NULL.
+ * Returns 0 on that node, whose name is then in node if that is not NULL; all that runs in the machine goes on there. Returns -1 where
+ * the machine was if it could not move. timeout_ms -1 waits for ever. */
+int floe_offload(const char *to, char *node, unsigned long node_bytes, int timeout_ms);
+
+/* Has this machine go on on the node that it comes from. Otherwise as floe_offload. */
+int floe_recall(char *node, unsigned long node_bytes, int timeout_ms);
 
 /* Tells which generation of itself this machine is: another one in a clone, in a machine from an image and in one that was woken. A
  * program that draws random numbers by itself compares the id with the one that it has kept, and seeds itself anew if it differs.

@@ -1,4 +1,4 @@
-"""A program clones the whole machine that it runs in (SnowFlock, table 1).
+"""A program clones the whole machine that it runs in (SnowFlock, table 1), or has it go on elsewhere (AMPhone, section 5.3).
 
     import floe
 
@@ -20,7 +20,7 @@ import sys
 import time
 
 __version__ = "0.1.0"
-__all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami", "generation"]
+__all__ = ["Error", "Ticket", "request_ticket", "clone", "exit", "join", "kill", "whoami", "offload", "recall", "generation"]
 
 SOCKET_PATH = "/run/floe.sock"
 #: The file that says which generation of itself the machine is. It is replaced: whoever watches it watches its directory.
@@ -174,6 +174,25 @@ def whoami():
     """Returns which machine this is: its number (0 if it is no clone), its name, its parent's name."""
     keys = _call("whoami", "me", timeout_s)
     return int(keys["id"]), keys["machine"], keys["parent"]
+
+
+def offload(to=None, timeout=None):
+    """Has this machine go on on another node of its cluster: the one of this name or address, or the only other one.
+
+    Returns that node's name, there; all that runs in the machine goes on there. Raises Error where the machine was if it could not move.
+    """
+    if to is not None and not re.fullmatch("[A-Za-z0-9._:/-]{1,255}", to):
+        raise Error("usage", "this is no node's name; floe cluster members on the host lists them")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return _call("offload", "moved", timeout, **({} if to is None else {"to": to}))["node"]
+
+
+def recall(timeout=None):
+    """Has this machine go on on the node that it comes from, and returns that node's name, there."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return _call("recall", "moved", timeout)["node"]
 
 
 def generation():

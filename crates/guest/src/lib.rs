@@ -12,6 +12,8 @@
 //! first, [`copy`] files on their way in and out, [`tools`] what the agent's program does for that, [`chores`] what it does for
 //! the node itself.
 //!
+//! [`mod@input`] is how what users do comes into a guest in order and once, wherever its machine is.
+//!
 //! Neither side trusts the other: a guest may write anything to its port, and the node's messages are bounded too. This
 //! crate knows nothing about images, nodes or QEMU.
 #![cfg_attr(
@@ -29,6 +31,7 @@ pub mod client;
 pub mod copy;
 pub mod exec;
 mod files;
+pub mod input;
 pub mod line;
 pub mod message;
 pub mod mpi;

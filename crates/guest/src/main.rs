@@ -22,6 +22,8 @@ floe-guest: lets programs in this guest clone their machine, and users of its ho
   floe-guest kill TICKET                 ends them
   floe-guest exit                        ends this machine, a clone
   floe-guest whoami                      number, name and parent of this machine
+  floe-guest offload [NODE]              this machine goes on on another node of its cluster; prints which
+  floe-guest recall                      it goes on where it comes from; prints which node that is
   floe-guest mpirun ...                  an MPI program on clones: floe-mpirun, see floe-mpirun --help
 
 Each call takes --timeout SECONDS and --socket PATH.
@@ -175,6 +177,8 @@ fn parse(args: &mut Vec<String>, limit: Option<Duration>) -> Result<Call, String
         },
         "exit" => Call::Exit,
         "whoami" => Call::Whoami,
+        "offload" => Call::Offload { to: words.next() },
+        "recall" => Call::Recall,
         other => return Err(format!("{other:?} is unknown; see floe-guest --help")),
     };
     no_more(&words.collect::<Vec<_>>())?;
@@ -191,6 +195,7 @@ fn tell(answer: Answer) -> Result<String, String> {
         Answer::Cloned { id, .. } => format!("{id}\n"),
         Answer::Done { ended, lost } => format!("{ended} ended, {lost} of them lost\n"),
         Answer::Me(me) => format!("{} {} {}\n", me.id, me.machine, me.parent),
+        Answer::Moved { node } => format!("{node}\n"),
         Answer::Refused(refusal) => return Err(format!("{refusal} ({})", refusal.code)),
     })
 }

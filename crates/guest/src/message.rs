@@ -10,11 +10,16 @@
 //!   <- call session=S number=7 do=clone ticket=T
 //!   answer session=S number=7 is=cloned id=0 clones=4 ->
 //! ```
+//! `input` and `taken` are in [`mod@crate::input`].
 //! Messages with a session other than that of the last hello belong to an earlier life of the machine, perhaps to its
 //! parent's, and are ignored: bytes in flight at the moment of a fork arrive twice, in the parent and in its clones.
 
 use crate::asked::Asked;
+use crate::input::{Inputs, number_of};
 use crate::line::{Line, LineError};
+
+mod place;
+pub use place::{Identity, Me, Place};
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
@@ -54,6 +59,13 @@ pub enum Call {
     },
     /// Return which machine this is.
     Whoami,
+    /// Have the machine go on on another node (AMPhone, section 5.3: the application notifies its VMM).
+    Offload {
+        /// The node's name or address; `None` for the only other one of the cluster.
+        to: Option<String>,
+    },
+    /// Have the machine go on where it comes from.
+    Recall,
 }
 
 /// The answer to a [`Call`].
@@ -84,6 +96,11 @@ pub enum Answer {
     },
     /// Which machine this is.
     Me(Box<Me>),
+    /// The machine has moved.
+    Moved {
+        /// The name of the node that it is on now.
+        node: String,
+    },
     /// The call failed.
     Refused(Refusal),
 }
@@ -146,51 +163,6 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Which machine this is, as far as its agent knows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Me {
-    /// The clone's number in its fork; 0 if it is no clone.
-    pub id: u32,
-    /// Its name on its node; empty if it is no clone.
-    pub machine: String,
-    /// Its parent's name.
-    pub parent: String,
-    /// The ticket that it was cloned with.
-    pub ticket: String,
-}
-
-/// What distinguishes a clone from its siblings (SnowFlock, section 4.6: the address is derived from the id).
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Identity {
-    /// The clone's number and names.
-    pub me: Me,
-    /// MAC address of its network card, such as `52:54:00:12:34:56`; `None` if it has no card.
-    pub mac: Option<String>,
-    /// The MAC address that the card had in the parent.
-    pub mac_was: Option<String>,
-    /// Host name.
-    pub hostname: String,
-    /// 32 hex digits for `/etc/machine-id`.
-    pub machine_id: String,
-    /// Address such as `10.64.0.7/16` that the card gets instead of its parent's; with `None` it keeps the parent's.
-    pub address: Option<String>,
-    /// The default gateway.
-    pub gateway: Option<String>,
-}
-
-/// What a node sends to a guest at the beginning of a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// The host's time, nanoseconds since 1970.
-    pub time_ns: u64,
-    /// Random numbers that no other machine gets.
-    pub entropy: Vec<u8>,
-    /// Which generation of itself the machine is, as its vmgenid device has it; `None` if it has no such device.
-    pub generation: Option<String>,
-    /// The identity, if this is a clone.
-    pub identity: Option<Identity>,
-}
-
 /// A message from the node to the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToGuest {
@@ -224,6 +196,13 @@ pub enum ToGuest {
         /// The session.
         session: u64,
     },
+    /// Give these inputs to the guest, as far as it has not got them. Agents that take inputs have said so.
+    Input {
+        /// The session.
+        session: u64,
+        /// The inputs.
+        inputs: Inputs,
+    },
 }
 
 /// A message from the agent to the node.
@@ -241,6 +220,8 @@ pub enum ToHost {
         frames: bool,
         /// Whether there are [hooks](crate::chores::HOOKS_DIR) in the guest.
         hooks: bool,
+        /// Whether it takes inputs.
+        inputs: bool,
     },
     /// Everything is in place.
     Placed {
@@ -286,6 +267,17 @@ pub enum ToHost {
         /// Who, and what.
         asked: Asked,
     },
+    /// The answer to inputs: up to which of a source's the guest has got.
+    Taken {
+        /// The hello's session.
+        session: u64,
+        /// The source.
+        from: u64,
+        /// The number of the last one; 0 if there was none.
+        number: u64,
+        /// Why the next one can't be given to it, if that is more than that it has not taken the last ones yet.
+        why: Option<String>,
+    },
 }
 
 /// Returns a key's value as text of bounded length.
@@ -310,6 +302,8 @@ impl Call {
             Call::Join { .. } => "join",
             Call::Kill { .. } => "kill",
             Call::Whoami => "whoami",
+            Call::Offload { .. } => "offload",
+            Call::Recall => "recall",
         }
     }
 
@@ -325,7 +319,8 @@ impl Call {
             Call::Join { ticket, timeout_ms } => line
                 .with("ticket", ticket)
                 .with_some("timeout-ms", *timeout_ms),
-            Call::Exit | Call::Whoami => line,
+            Call::Offload { to } => line.with_some("to", to.as_deref()),
+            Call::Exit | Call::Whoami | Call::Recall => line,
         }
     }
 
@@ -350,6 +345,10 @@ impl Call {
                 ticket: text(line, "ticket")?,
             },
             "whoami" => Call::Whoami,
+            "offload" => Call::Offload {
+                to: some(line, "to")?,
+            },
+            "recall" => Call::Recall,
             other => return Err(LineError::UnknownVerb(other.into())),
         })
     }
@@ -377,6 +376,7 @@ impl Answer {
             Answer::Cloned { .. } => "cloned",
             Answer::Done { .. } => "done",
             Answer::Me(_) => "me",
+            Answer::Moved { .. } => "moved",
             Answer::Refused(_) => "refused",
         }
     }
@@ -394,6 +394,7 @@ impl Answer {
             Answer::Cloned { id, clones } => line.with("id", id).with_some("clones", *clones),
             Answer::Done { ended, lost } => line.with("ended", ended).with("lost", lost),
             Answer::Me(me) => me.add_to(line),
+            Answer::Moved { node } => line.with("node", node),
             Answer::Refused(refusal) => line
                 .with("code", &refusal.code)
                 .with("fix", &refusal.fix)
@@ -420,6 +421,9 @@ impl Answer {
                 lost: line.number("lost")?,
             },
             "me" => Answer::Me(Box::new(Me::of(line)?)),
+            "moved" => Answer::Moved {
+                node: text(line, "node")?,
+            },
             "refused" => Answer::Refused(Refusal {
                 code: text(line, "code")?,
                 message: line.text("message")?.to_owned(),
@@ -441,86 +445,9 @@ impl Answer {
     }
 }
 
-impl Me {
-    fn add_to(&self, line: Line) -> Line {
-        line.with("id", self.id)
-            .with("machine", &self.machine)
-            .with("parent", &self.parent)
-            .with("ticket", &self.ticket)
-    }
-
-    fn of(line: &Line) -> Result<Me, LineError> {
-        Ok(Me {
-            id: line.number("id")?,
-            machine: text(line, "machine")?,
-            parent: text(line, "parent")?,
-            ticket: text(line, "ticket")?,
-        })
-    }
-}
-
-impl Place {
-    fn add_to(&self, line: Line) -> Line {
-        let hex: String = self.entropy.iter().map(|b| format!("{b:02x}")).collect();
-        let line = line
-            .with("time-ns", self.time_ns)
-            .with("entropy", hex)
-            .with_some("generation", self.generation.as_deref());
-        let Some(identity) = &self.identity else {
-            return line;
-        };
-        identity
-            .me
-            .add_to(line)
-            .with_some("mac", identity.mac.as_deref())
-            .with_some("mac-was", identity.mac_was.as_deref())
-            .with("hostname", &identity.hostname)
-            .with("machine-id", &identity.machine_id)
-            .with_some("address", identity.address.as_deref())
-            .with_some("gateway", identity.gateway.as_deref())
-    }
-
-    fn of(line: &Line) -> Result<Place, LineError> {
-        let hex = line.text("entropy")?.as_bytes();
-        let bad = || LineError::BadValue("entropy");
-        if hex.len() != 2 * ENTROPY_BYTES {
-            return Err(bad());
-        }
-        let byte = |pair: &[u8]| {
-            let lower = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
-            let text = std::str::from_utf8(pair)
-                .ok()
-                .filter(|_| pair.iter().all(lower));
-            text.and_then(|text| u8::from_str_radix(text, 16).ok())
-        };
-        let entropy: Option<Vec<u8>> = hex.chunks(2).map(byte).collect();
-        let identity = match line.get("id") {
-            None => None,
-            Some(_) => Some(Identity {
-                me: Me::of(line)?,
-                mac: some(line, "mac")?,
-                mac_was: some(line, "mac-was")?,
-                hostname: text(line, "hostname")?,
-                machine_id: text(line, "machine-id")?,
-                address: some(line, "address")?,
-                gateway: some(line, "gateway")?,
-            }),
-        };
-        Ok(Place {
-            time_ns: line.number("time-ns")?,
-            entropy: entropy.ok_or_else(bad)?,
-            generation: some(line, "generation")?,
-            identity,
-        })
-    }
-}
-
 /// Returns the session, which is written as 16 hex digits.
 fn session_of(line: &Line) -> Result<u64, LineError> {
-    let text = line.text("session")?;
-    let good = text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let session = u64::from_str_radix(text, 16).ok().filter(|_| good);
-    session.ok_or(LineError::BadValue("session"))
+    number_of(line, "session")
 }
 
 /// Returns whether the other side knows something, or has it; one that does not know of it says nothing.
@@ -556,6 +483,7 @@ impl ToGuest {
                 answer.add_to(line.with("is", answer.verb()))
             }
             ToGuest::Watch { session } => opened("watch", *session),
+            ToGuest::Input { session, inputs } => inputs.add_to(opened("input", *session)),
         }
         .encode()
     }
@@ -580,6 +508,10 @@ impl ToGuest {
                 answer: Answer::of(line.text("is")?, &line)?,
             },
             "watch" => ToGuest::Watch { session: session? },
+            "input" => ToGuest::Input {
+                session: session?,
+                inputs: Inputs::of(&line)?,
+            },
             other => return Err(LineError::UnknownVerb(other.into())),
         })
     }
@@ -595,10 +527,12 @@ impl ToHost {
                 version,
                 frames,
                 hooks,
+                inputs,
             } => opened("ready", *session)
                 .with("version", version)
                 .with_some("frames", frames.then_some(1))
-                .with_some("hooks", hooks.then_some(1)),
+                .with_some("hooks", hooks.then_some(1))
+                .with_some("inputs", inputs.then_some(1)),
             ToHost::Hooks { session, any, owed } => opened("hooks", *session)
                 .with("any", u8::from(*any))
                 .with("owed", u8::from(*owed)),
@@ -614,6 +548,15 @@ impl ToHost {
             }
             ToHost::Cancel { session, number } => opened("cancel", *session).with("number", number),
             ToHost::Asked { session, asked } => asked.add_to(opened("asked", *session)),
+            ToHost::Taken {
+                session,
+                from,
+                number,
+                why,
+            } => opened("taken", *session)
+                .with("from", format_args!("{from:016x}"))
+                .with("number", number)
+                .with_some("why", why.as_deref()),
         }
         .encode()
     }
@@ -629,6 +572,7 @@ impl ToHost {
                 version: line.number("version")?,
                 frames: knows(&line, "frames")?,
                 hooks: knows(&line, "hooks")?,
+                inputs: knows(&line, "inputs")?,
             },
             "hooks" => ToHost::Hooks {
                 session: session?,
@@ -652,6 +596,12 @@ impl ToHost {
             "asked" => ToHost::Asked {
                 session: session?,
                 asked: Asked::of(&line)?,
+            },
+            "taken" => ToHost::Taken {
+                session: session?,
+                from: number_of(&line, "from")?,
+                number: line.number("number")?,
+                why: line.get("why").map(str::to_owned),
             },
             other => return Err(LineError::UnknownVerb(other.into())),
         })

@@ -29,6 +29,8 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(ticket, timeout_ms)| Call::Join { ticket, timeout_ms }),
         short().prop_map(|ticket| Call::Kill { ticket }),
         Just(Call::Whoami),
+        prop::option::of(short()).prop_map(|to| Call::Offload { to }),
+        Just(Call::Recall),
     ]
 }
 
@@ -44,6 +46,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         (any::<u32>(), any::<Option<u32>>()).prop_map(|(id, clones)| Answer::Cloned { id, clones }),
         (any::<u32>(), any::<u32>()).prop_map(|(ended, lost)| Answer::Done { ended, lost }),
         me().prop_map(|me| Answer::Me(Box::new(me))),
+        short().prop_map(|node| Answer::Moved { node }),
         (short(), short(), short()).prop_map(|(code, message, fix)| Answer::Refused(Refusal {
             code,
             message,
@@ -66,12 +69,19 @@ fn place() -> impl Strategy<Value = Place> {
         },
     );
     let entropy = prop::collection::vec(any::<u8>(), ENTROPY_BYTES);
-    let parts = (any::<u64>(), entropy, some(), prop::option::of(identity));
-    parts.prop_map(|(time_ns, entropy, generation, identity)| Place {
+    let parts = (
+        any::<u64>(),
+        entropy,
+        some(),
+        prop::option::of(identity),
+        some(),
+    );
+    parts.prop_map(|(time_ns, entropy, generation, identity, node)| Place {
         time_ns,
         entropy,
         generation,
         identity,
+        node,
     })
 }
 
@@ -89,10 +99,11 @@ proptest! {
         prop_assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer.clone());
         for message in [
             ToHost::Wake,
-            ToHost::Ready { session, version: 3, frames, hooks: !frames },
+            ToHost::Ready { session, version: 3, frames, hooks: !frames, inputs: frames },
             ToHost::Hooks { session, any: frames, owed: !frames },
             ToHost::Placed { session },
             ToHost::Cancel { session, number },
+            ToHost::Taken { session, from: number, number: session, why: frames.then(|| "no room".into()) },
             ToHost::NotPlaced { session, why: "no card".into() },
             ToHost::Call { session, number, call },
         ] {

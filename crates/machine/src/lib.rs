@@ -52,6 +52,7 @@ mod hardware;
 mod host;
 mod hurry;
 mod incompatible;
+mod input;
 mod launch;
 mod machine;
 mod memory;

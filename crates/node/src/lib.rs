@@ -55,6 +55,7 @@ pub mod helpers;
 pub mod host;
 mod images;
 mod independence;
+mod inputs;
 mod inventory;
 mod io;
 mod io_report;
@@ -152,6 +153,8 @@ pub struct Node {
     pub(crate) ensembles: Arc<ensemble::Ensembles>,
     /// Parks machines and wakes them.
     pub(crate) parks: Arc<park::Parks>,
+    /// Keeps what users do at machines until their guests have got it.
+    pub(crate) inputs: Arc<inputs::Inputs>,
     /// Moves machines to other nodes of the cluster, and takes theirs.
     pub(crate) moves: Arc<moves::Moves>,
     /// Listens to programs in guests until the node ends.

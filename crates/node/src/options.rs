@@ -50,6 +50,8 @@ pub struct NodeOptions {
     /// Most clones that a machine may have at a time because its guest and its clones' asked for them, whatever its own limit
     /// ([`floe_api::Limits::clones`]) says; 0 forbids such clones.
     pub guest_clones: u32,
+    /// Whether programs in guests may have their machines go on on other nodes of the cluster.
+    pub guest_moves: bool,
     /// The hosts of those clones, as in [`ForkRequest::hosts`](floe_api::ForkRequest::hosts); empty means this one.
     pub guest_hosts: Vec<String>,
     /// Whether those hosts and the known hosts may be asked in clear text, at their pages' addresses and with this page's
@@ -206,6 +208,7 @@ impl NodeOptions {
             traces: true,
             swarm: SwarmOptions::default(),
             guest_clones: GUEST_CLONES_DEFAULT,
+            guest_moves: false,
             guest_hosts: Vec::new(),
             insecure_hosts: false,
             guest_placement: None,

@@ -16,6 +16,7 @@ use crate::{
     helpers,
     images::{Images, Serving, WISHES_QUEUED_MAX, Wish, sources::Sources},
     independence::Independence,
+    inputs::Inputs,
     inventory::{Entry, Inventory, Users},
     machines::Machines,
     moves::Moves,
@@ -326,7 +327,7 @@ fn services(
         networks.clone(),
         inventory.clone(),
         resources,
-        Screens::new(clients),
+        Screens::new(clients.clone()),
         arrivals,
     )?;
     let shrinks = Arc::new(Shrinks {
@@ -407,6 +408,14 @@ fn services(
         machines.clone(),
         parks.clone(),
     );
+    let inputs = Inputs::open(
+        core.clone(),
+        cluster.clone(),
+        inventory.clone(),
+        agents.clone(),
+        machines.clone(),
+        clients,
+    )?;
     let moves = Moves::new(
         core.clone(),
         cluster.clone(),
@@ -416,6 +425,7 @@ fn services(
         captures.clone(),
         forks.clone(),
         parks.clone(),
+        inputs.clone(),
     );
     let guests = Guests::new(
         core.clone(),
@@ -425,6 +435,7 @@ fn services(
         machines.clone(),
         forks.clone(),
         agents.clone(),
+        moves.clone(),
     );
     let adoption = Arc::new(Adoption {
         core: core.clone(),
@@ -455,6 +466,7 @@ fn services(
         pool,
         ensembles,
         parks,
+        inputs,
         moves,
         guests,
         adoption,
@@ -507,6 +519,7 @@ fn begin(
     node.forks.store_found(found);
     node.pool.start_warming();
     node.adoption.take_over_machines(left);
+    node.inputs.start_giving()?;
     Ok(())
 }
 

@@ -225,6 +225,10 @@ impl Client {
     pub fn recall(&self, name: &str, request: &RecallRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/recall"), request)
     }
+    /// Keeps inputs for a machine, here or where it was moved to, and has them given to its guest.
+    pub fn type_on(&self, name: &str, request: &TypeRequest) -> Result<TypeReport, ClientError> {
+        self.post(&machine_path(name, "/type"), request)
+    }
     /// Has a machine go back to an image that was captured from it, and go on there.
     pub fn rollback(&self, name: &str, request: &RollbackRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/rollback"), request)

@@ -70,6 +70,9 @@ struct NodeArgs {
     /// own --clones says; 0 forbids guests to make any
     #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
+    /// Let programs in guests have their machines go on on other nodes of the cluster, and come back (floe_offload, floe_recall)
+    #[arg(long)]
+    guest_moves: bool,
     /// Nodes on which those clones run: members of this node's cluster by name or address, or here
     #[arg(long, value_delimiter = ',', value_name = "HOST")]
     guest_hosts: Vec<String>,
@@ -169,6 +172,7 @@ impl NodeArgs {
             CpuSched::Off => floe_api::CpuSched::Off,
         };
         options.guest_clones = self.guest_clones;
+        options.guest_moves = self.guest_moves;
         options.guest_hosts = self.guest_hosts;
         options.insecure_hosts = self.insecure_hosts;
         options.guest_placement = self.guest_placement;

@@ -58,6 +58,7 @@ mod terminal;
 mod top;
 mod traces;
 mod transfer;
+mod typing;
 mod visible;
 mod watching;
 
@@ -156,6 +157,7 @@ enum Command {
     Wake(park::Wake),
     Move(moves::Move),
     Recall(moves::Recall),
+    Type(typing::Type),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -307,6 +309,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wake(c) => return c.run(cx),
         Command::Move(c) => return c.run(cx),
         Command::Recall(c) => return c.run(cx),
+        Command::Type(c) => c.run(cx)?,
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

@@ -38,6 +38,7 @@ mod scheduling;
 mod standing;
 mod streaming;
 mod trim;
+mod typed;
 mod users;
 mod vcpus;
 mod verbs;

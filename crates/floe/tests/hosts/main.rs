@@ -22,4 +22,5 @@ mod placement;
 mod pool_host;
 mod strangers;
 mod swarm;
+mod typed;
 mod wire;

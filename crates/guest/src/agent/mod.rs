@@ -10,6 +10,7 @@ mod serve;
 mod shield;
 mod spawn;
 mod sys;
+mod typing;
 mod watch;
 
 pub use serve::{Options, serve};

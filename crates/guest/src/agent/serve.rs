@@ -4,6 +4,7 @@ use super::core::{Action, Client, Core, Event};
 use super::exec::{Polled, Processes};
 use super::hooks::Hooks;
 use super::port::{self, Port};
+use super::typing::Typing;
 use super::watch::Watch;
 use super::{SOCKET_PATH, hooks, identity, sys};
 use crate::exec::frame::{Frame, Message, Messages};
@@ -82,6 +83,7 @@ pub fn serve(options: &Options) -> io::Result<()> {
         woke: Instant::now(),
         watch: None,
         hooks: Hooks::begin(),
+        typing: Typing::default(),
     };
     agent.tell(Event::Hooks(agent.hooks.any()))?;
     loop {
@@ -138,6 +140,8 @@ struct Agent {
     watch: Option<Watch>,
     /// Whether there are hooks.
     hooks: Hooks,
+    /// What gives users' inputs to the guest.
+    typing: Typing,
 }
 
 impl Agent {
@@ -393,6 +397,15 @@ impl Agent {
                     }
                 }
                 Action::Watch(session) => self.watch = session.map(Watch::begin),
+                Action::Give(session, inputs) => {
+                    let (count, why) = self.typing.give(sys::now_ms(), &inputs.events);
+                    self.tell(Event::Gave {
+                        session,
+                        inputs,
+                        count,
+                        why,
+                    })?;
+                }
             }
         }
         Ok(())

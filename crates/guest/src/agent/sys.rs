@@ -80,6 +80,55 @@ pub(in crate::agent) fn add_entropy<const N: usize>(
     checked(unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG, 0) })
 }
 
+/// A byte that a terminal is to take as typed.
+const TIOCSTI: libc::Ioctl = 0x5412;
+
+/// Has a terminal take a byte as if it had been typed there.
+pub(in crate::agent) fn type_on(terminal: BorrowedFd<'_>, byte: u8) -> io::Result<()> {
+    // SAFETY: TIOCSTI reads one byte, which lives until the call returns.
+    checked(unsafe { libc::ioctl(terminal.as_raw_fd(), TIOCSTI, &raw const byte) })
+}
+
+/// Returns how many bytes wait that were typed on a terminal and that nobody has read. Of a line that is not complete a terminal may count
+/// none.
+pub(in crate::agent) fn typed_on(terminal: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: FIONREAD writes an int, which lives until the call returns.
+    checked(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::FIONREAD, &raw mut count) })?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// What is set on a new input device, with linux/uinput.h's numbers.
+#[derive(Clone, Copy)]
+pub(in crate::agent) enum Uinput {
+    /// `UI_SET_EVBIT`: a kind of events that it has.
+    Kind,
+    /// `UI_SET_KEYBIT`: a key or button.
+    Key,
+    /// `UI_SET_RELBIT`: an axis of movements.
+    Movement,
+    /// `UI_SET_ABSBIT`: an axis of places.
+    Place,
+    /// `UI_SET_PROPBIT`: a property.
+    Property,
+    /// `UI_DEV_CREATE`: the device begins to be there.
+    Create,
+}
+
+/// Sets something on an input device that is being made.
+pub(in crate::agent) fn uinput(device: BorrowedFd<'_>, what: Uinput, value: u16) -> io::Result<()> {
+    let request: libc::Ioctl = match what {
+        Uinput::Kind => 0x4004_5564,
+        Uinput::Key => 0x4004_5565,
+        Uinput::Movement => 0x4004_5566,
+        Uinput::Place => 0x4004_5567,
+        Uinput::Property => 0x4004_556e,
+        Uinput::Create => 0x5501,
+    };
+    // SAFETY: these requests take a number and no pointer.
+    checked(unsafe { libc::ioctl(device.as_raw_fd(), request, libc::c_int::from(value)) })
+}
+
 /// Sets the wall clock, nanoseconds since 1970.
 pub(in crate::agent) fn set_clock(time_ns: u64) -> io::Result<()> {
     let time = libc::timespec {

@@ -324,11 +324,20 @@ impl Node {
 
     /// Ends it by SIGKILL, and starts it again in the same state directory with these flags: it takes its machines over.
     pub fn kill_and_start_again(&mut self, flags: &[&str]) -> anyhow::Result<()> {
+        self.kill_and_start_again_in(None, flags)
+    }
+
+    /// The same for a node on a host of its own.
+    pub fn kill_and_start_again_in(
+        &mut self,
+        namespace: Option<&Namespace>,
+        flags: &[&str],
+    ) -> anyhow::Result<()> {
         let mut server = self.server.take().context("the node has ended")?;
         server.child.kill()?;
         server.child.wait()?;
         drop(server);
-        self.server = Some(serve_node(None, &self.home, flags)?);
+        self.server = Some(serve_node(namespace, &self.home, flags)?);
         Ok(())
     }
 

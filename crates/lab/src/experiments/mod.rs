@@ -31,6 +31,7 @@ pub mod hardware;
 pub mod hub_hostile;
 pub mod import;
 pub mod independent;
+pub mod input;
 pub mod io;
 pub mod io_cost;
 pub mod io_sim;
@@ -172,6 +173,11 @@ pub const ALL: &[Experiment] = &[
         name: "park",
         about: "what a parked machine takes, and how long a connection that wakes it waits, against a start from its disks",
         run: park::run,
+    },
+    Experiment {
+        name: "input",
+        about: "what a user types while the machine is parked, paused and moved, and nodes are killed: what is lost, twice or out of order",
+        run: input::run,
     },
     Experiment {
         name: "hardware",

@@ -1,15 +1,18 @@
 //! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
-//! (`chores`, and `hooks` of its owner). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
+//! (`chores`, and `hooks` of its owner), and what users do that the guest is to get (`typed`). The conversation with an agent belongs to
+//! a service further down (`guest`), which brings these streams their frames.
 
 mod checks;
 mod chores;
 mod exec;
 mod hooks;
 mod traffic;
+mod typed;
 
 pub(crate) use chores::ChoreError;
 pub(crate) use exec::Streams;
 pub(crate) use hooks::Frozen;
+pub(crate) use typed::{Given, Say, Typed};
 
 use crate::{
     error::{NodeError, refused},
@@ -19,11 +22,13 @@ use floe_machine::Machine;
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 
-/// The service that has agents do things. Locks: `streams` and `hooked`, neither while the other is held.
+/// The service that has agents do things. Locks: `streams`, `typed` and `hooked`, none while another is held.
 pub(crate) struct Agents {
     inventory: Arc<Inventory>,
     /// Processes in guests, by the QEMU in whose guest they run.
     streams: Mutex<Vec<(Weak<Machine>, Arc<Streams>)>>,
+    /// Inputs for guests, by their QEMU.
+    typed: Mutex<Vec<(Weak<Machine>, Arc<Typed>)>>,
     /// What is known of hooks in guests.
     hooked: Mutex<Vec<hooks::Hooked>>,
     /// Wakes those who wait for a guest's hooks when somebody has given them back.
@@ -36,6 +41,7 @@ impl Agents {
         Arc::new(Agents {
             inventory,
             streams: Mutex::default(),
+            typed: Mutex::default(),
             hooked: Mutex::default(),
             hooks_given_back: Condvar::new(),
         })

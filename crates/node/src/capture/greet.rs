@@ -65,5 +65,6 @@ pub(crate) fn fresh_place(generation: Option<String>, identity: Option<Identity>
         entropy: entropy.to_vec(),
         generation,
         identity,
+        node: None,
     }
 }

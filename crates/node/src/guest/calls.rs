@@ -8,7 +8,7 @@ use crate::{
     inventory::{Entry, record::Record},
     report::Report,
 };
-use floe_api::{CloneState, ErrorCode};
+use floe_api::{CloneState, ErrorCode, MoveRequest};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
 use floe_threads::Waited;
 use std::{
@@ -42,6 +42,8 @@ pub(super) fn carry_out(
         }
         Call::Kill { ticket } => guests.guest_kill(name, &ticket),
         Call::Whoami => Ok(guests.guest_self(entry)),
+        Call::Offload { to } => guests.guest_moves(entry, to),
+        Call::Recall => guests.guest_recall(entry),
     };
     done.unwrap_or_else(Answer::Refused)
 }
@@ -337,6 +339,48 @@ impl Guests {
         }
         self.ledger.lock().discard(name, ticket);
         Ok(Answer::Done { ended, lost: 0 })
+    }
+
+    /// Has the machine that the program runs in go on on another node. Where that succeeds nobody here is left to answer: the agent
+    /// answers there, once the other node has said what it is called.
+    fn guest_moves(&self, entry: &Arc<Entry>, to: Option<String>) -> Result<Answer, Refusal> {
+        if !self.core.options.guest_moves {
+            return Err(Refusal::new(
+                codes::NOT_ALLOWED,
+                "guests of this node may not have their machines moved",
+                "restart the node with --guest-moves",
+            ));
+        }
+        let to = to.map_or_else(|| self.moves.only_other(), Ok);
+        let request = MoveRequest {
+            to: Some(to.map_err(|error| went_wrong(&error))?),
+            keep: true, // it mostly comes back
+            ..Default::default()
+        };
+        let (mut report, _) = Report::new(); // as above
+        let _job = self.core.job(report.cancel());
+        let name = entry.name.as_str();
+        let moved = self.moves.move_machine(name, &request, &mut report);
+        let moved = moved.map_err(|error| {
+            tracing::warn!(machine = name, %error, "it was asked from inside to move, and did not");
+            went_wrong(&error)
+        })?;
+        // nobody hears it
+        let node = moved.moved.map_or_else(String::new, |moved| moved.to);
+        Ok(Answer::Moved { node })
+    }
+
+    /// Has the machine go on on the node that it comes from.
+    fn guest_recall(&self, entry: &Arc<Entry>) -> Result<Answer, Refusal> {
+        let home = entry.turn().and_then(|turn| turn.home);
+        let home = home.ok_or_else(|| {
+            Refusal::new(
+                codes::USAGE,
+                "this machine is on the node that it comes from",
+                "offload has it go on elsewhere",
+            )
+        })?;
+        self.guest_moves(entry, Some(format!("https://{}", home.address)))
     }
 
     fn guest_self(&self, entry: &Entry) -> Answer {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! started -> session: hello, ready, place, placed        one thread for each machine with a port
-//!              '-> calls: ticket, clone, join, kill, exit on a thread each, counted
+//!              '-> calls: ticket, clone, join, kill, exit, offload, recall on a thread each, counted
 //!                    '-> ledger: what each ticket allows
 //! ```
 //! Processes go the other way (`agents`): the node starts them in the guest, and their streams share the port.
@@ -29,6 +29,7 @@ use crate::{
     images::Images,
     inventory::{Entry, Inventory, is_pending, record::Record},
     machines::Machines,
+    moves::Moves,
     network::Networks,
     news::News,
 };
@@ -61,10 +62,15 @@ pub(crate) struct Guests {
     /// What plug-ins have reserved for tickets that are not used yet, by ticket.
     reserved: Mutex<BTreeMap<String, Reserved>>,
     agents: Arc<Agents>,
+    moves: Arc<Moves>,
 }
 
 impl Guests {
     /// Creates the service; it listens to no guest yet.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a handle for each service that a guest may need"
+    )]
     pub fn new(
         core: Arc<Core>,
         images: Arc<Images>,
@@ -73,6 +79,7 @@ impl Guests {
         machines: Arc<Machines>,
         forks: Arc<Forks>,
         agents: Arc<Agents>,
+        moves: Arc<Moves>,
     ) -> Arc<Guests> {
         Arc::new(Guests {
             core,
@@ -84,6 +91,7 @@ impl Guests {
             ledger: Mutex::default(),
             reserved: Mutex::default(),
             agents,
+            moves,
         })
     }
 
@@ -144,7 +152,10 @@ impl Guests {
             asked => asked?,
         };
         let record = entry.record();
-        Ok(fresh_place(generation, self.identity_of(entry, &record)))
+        Ok(Place {
+            node: self.moves.own_name(),
+            ..fresh_place(generation, self.identity_of(entry, &record))
+        })
     }
 
     /// Returns a clone's identity; `None` for other machines. Address and gateway are its family network's, if it has one.

@@ -4,10 +4,16 @@
 //! is disconnected for a while.
 
 use super::{asked::Ear, calls, meter::Meter};
-use crate::{agents::Streams, guest::Guests, inventory::Entry, news::News};
+use crate::{
+    agents::{Say, Streams, Typed},
+    guest::Guests,
+    inventory::Entry,
+    news::News,
+};
 use floe_api::IoOrder;
 use floe_guest::{
     exec::frame::{Message, Messages},
+    input::Inputs,
     line::LineError,
     message::{Answer, Call, Place, Refusal, ToGuest, ToHost, VERSION, codes},
 };
@@ -19,7 +25,7 @@ use std::{
     os::unix::net::UnixStream,
     sync::{
         Arc, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -55,6 +61,10 @@ pub(super) struct Link {
     to_watch: Mutex<Option<u64>>,
     /// What users have started in the guest.
     streams: Arc<Streams>,
+    /// Whether its agent takes inputs.
+    takes_inputs: AtomicBool,
+    /// The inputs that it is given.
+    typed: Arc<Typed>,
 }
 
 impl Link {
@@ -101,6 +111,7 @@ impl Link {
 
     fn hello(&self) -> std::io::Result<()> {
         self.streams.lose("the agent has begun anew");
+        self.typed.lose();
         // ends the half line that a fork or a restart may have cut off
         self.stream.lock().write_all(b"\n")?;
         let session = rand::random();
@@ -118,6 +129,33 @@ impl Link {
     fn place(&self, place: Place) -> std::io::Result<()> {
         let session = *self.session.lock();
         self.send(&ToGuest::Place { session, place })
+    }
+
+    /// Takes an answer to inputs. Returns whether the message is one that is waited for.
+    fn is_answer(&self, message: &ToHost) -> bool {
+        match message {
+            ToHost::Taken {
+                session,
+                from,
+                number,
+                why,
+            } => *session == *self.session.lock() && self.typed.took(*from, *number, why),
+            _ => false,
+        }
+    }
+
+    /// From now on the agent is given inputs, if it takes any.
+    fn begin_inputs(self: &Arc<Self>, session: u64) {
+        let takes = self.takes_inputs.load(Ordering::Relaxed);
+        let link = Arc::downgrade(self);
+        let say = move |inputs: &Inputs| {
+            let inputs = inputs.clone();
+            let message = ToGuest::Input { session, inputs };
+            link.upgrade()
+                .is_some_and(|link| link.send(&message).is_ok())
+        };
+        self.typed
+            .begin(session, takes.then(|| Arc::new(say) as Arc<Say>));
     }
 
     /// Sends what is to be sent of processes' streams until this conversation with the agent is over.
@@ -189,6 +227,12 @@ fn converse(
 ) -> std::io::Result<Ended> {
     stream.set_read_timeout(Some(LOOK_EVERY))?;
     stream.set_write_timeout(Some(WRITE_WAIT))?;
+    let Some((streams, typed)) = guests
+        .upgrade()
+        .map(|guests| (guests.agents.streams_of(vm), guests.agents.typed_of(vm)))
+    else {
+        return Ok(Ended::NodeGone);
+    };
     let link = Arc::new(Link {
         stream: Mutex::new(stream.try_clone()?),
         session: Mutex::new(0),
@@ -196,15 +240,15 @@ fn converse(
         under_way: AtomicUsize::new(0),
         cancelled: Mutex::default(),
         to_watch: Mutex::default(),
-        streams: match guests.upgrade() {
-            Some(guests) => guests.agents.streams_of(vm),
-            None => return Ok(Ended::NodeGone),
-        },
+        streams,
+        takes_inputs: AtomicBool::new(false),
+        typed,
     });
     let ended = listen(guests, entry, vm, &link, &mut stream, resets);
     // with session 0, answers of calls under way are dropped
     *link.session.lock() = 0;
     link.streams.lose("the connection to its agent ended");
+    link.typed.lose();
     let _ = stream.shutdown(std::net::Shutdown::Both);
     ended
 }
@@ -248,6 +292,7 @@ fn listen(
         if std::mem::replace(&mut was_open, is_open) != is_open && is_open == Some(false) {
             // one that starts anew says so, and is greeted then
             link.streams.lose("its agent has ended");
+            link.typed.lose();
         }
         ask_again(&guests, entry, link)?;
         let now_ms = began.elapsed().as_millis() as u64;
@@ -270,6 +315,10 @@ fn listen(
                 if *session == *link.session.lock() {
                     ear.told(entry, asked);
                 }
+                continue;
+            }
+            // one that is waited for is the answer to a message of this node's
+            if understood.as_ref().is_ok_and(|said| link.is_answer(said)) {
                 continue;
             }
             if !meter.take(now_ms, understood.is_ok()) {
@@ -314,10 +363,12 @@ fn heard(
             version,
             frames,
             hooks,
+            inputs,
         } if session == current => {
             if version == 0 {
                 return Ok(());
             }
+            link.takes_inputs.store(inputs, Ordering::Relaxed);
             let place: Place = match guests.place_of(entry, vm) {
                 Ok(place) => place,
                 // a guest that is not told of its generation takes itself for the one that it is a copy of
@@ -342,7 +393,10 @@ fn heard(
             link.place(place)?;
             *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
-        ToHost::Placed { session } if session == current => guests.identity_placed(entry, vm),
+        ToHost::Placed { session } if session == current => {
+            link.begin_inputs(session);
+            guests.identity_placed(entry, vm);
+        }
         ToHost::NotPlaced { session, why } if session == current => {
             guests.identity_failed(entry, &why)
         }

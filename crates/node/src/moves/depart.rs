@@ -412,6 +412,9 @@ impl Moves {
         if let Some(turn) = operation.turn().filter(|_| keep) {
             self.keep_copy(&turn.key, operation.record().image, COPY_KEPT);
         }
+        // before it is gone from here: what its users do is for nobody otherwise
+        let machine = operation.record().created_unix_s;
+        self.inputs.was_given(&name, machine, to);
         self.machines.remove(operation, true)?;
         self.core.tell(&name, &News::Moved(to.name.clone()));
         Ok(())

@@ -33,6 +33,7 @@ use crate::{
     error::{NodeError, busy, usage},
     fork::Forks,
     images::{ImageUser, Images, parse_name},
+    inputs::Inputs,
     inventory::{
         Entry, Inventory, Operation,
         lifecycle::Task,
@@ -65,6 +66,7 @@ pub(crate) struct Moves {
     captures: Arc<Captures>,
     forks: Arc<Forks>,
     parks: Arc<Parks>,
+    inputs: Arc<Inputs>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
     /// What is kept of machines that are to come, or may come back, by their keys.
@@ -108,6 +110,7 @@ impl Moves {
         captures: Arc<Captures>,
         forks: Arc<Forks>,
         parks: Arc<Parks>,
+        inputs: Arc<Inputs>,
     ) -> Arc<Moves> {
         let moves = Arc::new(Moves {
             core,
@@ -118,6 +121,7 @@ impl Moves {
             captures,
             forks,
             parks,
+            inputs,
             arriving: Mutex::default(),
             copies: Mutex::default(),
             recalls: Mutex::default(),
@@ -294,6 +298,29 @@ impl Moves {
         let named = self.inventory.get(operation.name.as_str());
         let is_there = named.is_ok_and(|named| Arc::ptr_eq(&named, entry));
         Ok(is_there.then_some(operation))
+    }
+
+    /// Returns what this node is called in its cluster; `None` if it is in none.
+    pub fn own_name(&self) -> Option<String> {
+        let own = self.cluster.own_address()?;
+        let found = self.cluster.find(&own.to_string());
+        Some(found.map_or_else(|| own.to_string(), |member| member.name))
+    }
+
+    /// Returns the name of the one other node of the cluster, or an error if that is none, or one of several.
+    pub fn only_other(&self) -> Result<String, NodeError> {
+        let mut others = self.cluster.others();
+        match (others.pop(), others.is_empty()) {
+            (Some(only), true) => Ok(only.name),
+            (None, _) => Err(usage(
+                "this node's cluster has no other node",
+                "floe cluster invite here, and floe cluster join there",
+            )),
+            (Some(_), false) => Err(usage(
+                "this node's cluster has several other nodes",
+                "name the one that is meant: floe cluster members lists them",
+            )),
+        }
     }
 
     /// Finds a machine by its key.

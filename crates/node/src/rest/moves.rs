@@ -4,6 +4,7 @@ use super::answer::{Failure, Input, Path, answer, stream};
 use crate::{
     Node,
     caller::FromMember,
+    inputs::{Fate, ForMachine},
     inventory::turn::Answer,
     moves::{Order, Question, Recall, Recalled, Reply},
 };
@@ -40,6 +41,28 @@ pub async fn recall(
     stream(node, "recall", move |node, report| {
         node.moves.recall(&name, &request, report)
     })
+}
+
+/// Keeps what a user does at a machine until its guest has got it: while it stands still, is parked or travels, and also when it was
+/// moved to another node from here. Answers once the inputs are on the disk. A guest's agent gives them to it in order and each once;
+/// without an agent that takes them, each comes at most once, through QEMU's own keyboard, pointer and console.
+#[utoipa::path(post, path = "/v1/machines/{name}/type", tag = "machines", params(("name" = String, Path)),
+    request_body = TypeRequest, responses((status = 200, body = TypeReport)))]
+pub async fn type_on(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<TypeRequest>,
+) -> Result<Json<TypeReport>, Failure> {
+    answer(move || node.inputs.type_on(&name, &request)).await
+}
+
+/// Gives inputs to a machine that came from the member that has kept them.
+pub async fn inputs(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(said): Input<ForMachine>,
+) -> Result<Json<Fate>, Failure> {
+    answer(move || node.inputs.receive(&said, &by)).await
 }
 
 /// What a member of the cluster says of a machine of its own that is to come here.
