@@ -17,7 +17,7 @@ enum Leader {
 }
 
 /// When the leader gets its core, its siblings that wait are put on theirs; when it leaves it, they leave them. Siblings that sleep are
-/// passed over.
+/// passed over, and so are those whose core another gang's leader has: leaders that put each other off their cores would do nothing else.
 #[derive(Clone, Debug)]
 pub struct Gang {
     leader: Leader,
@@ -64,7 +64,16 @@ impl Policy for Gang {
             };
             // force ends where somebody else has been passed over for too long: else a machine whose leader sleeps would starve
             let fair = queues.way_to_front_ns(sibling) <= PASSED_OVER * queues.slice_ns(sibling);
-            if place.0 == Place::Waits && place.1 != core && fair && !cores.contains(&place.1) {
+            let leaders = || self.gangs.iter().map(|(leader, _)| *leader);
+            let free = queues
+                .running(place.1)
+                .is_none_or(|runs| leaders().all(|leader| leader != runs));
+            if place.0 == Place::Waits
+                && place.1 != core
+                && fair
+                && free
+                && !cores.contains(&place.1)
+            {
                 queues.set_next(sibling);
                 members.push(sibling);
                 cores.push(place.1);
