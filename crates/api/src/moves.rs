@@ -23,14 +23,59 @@ pub struct MoveRequest {
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks_s: Option<u32>,
+    /// Lends the machine: this node keeps what it was, the other one gives it back to no other node, and if that one is gone for good,
+    /// `here` has it go on from what it was when it was lent or last synced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lend: bool,
+    /// How many virtual CPUs it is to have there; by default as many as here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// How much RAM it is to have there, in bytes, whole MiB; by default as much as here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 /// Body of `POST /v1/machines/{name}/recall`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RecallRequest {
-    /// The member of the cluster that has the machine: its name, or `https://ADDRESS:PORT`.
-    pub from: String,
+    /// The member of the cluster that has the machine: its name, or `https://ADDRESS:PORT`. By default the one that it was lent to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+}
+
+/// Shortest time between two syncs of a machine, in seconds.
+pub const SYNC_EVERY_S_MIN: u64 = 10;
+/// Longest time between two syncs of a machine, in seconds: a week.
+pub const SYNC_EVERY_S_MAX: u64 = 7 * 24 * 3600;
+
+/// Body of `POST /v1/machines/{name}/sync`. With neither `every_s` nor `stop` it is synced once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SyncRequest {
+    /// The member of the cluster that is told what the machine is, so that less is left to be sent when it moves there: its name, or
+    /// `https://ADDRESS:PORT`. By default the one that it is lent to, or that has lent it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Syncs it from now on so often, in seconds, between [`SYNC_EVERY_S_MIN`] and [`SYNC_EVERY_S_MAX`], wherever it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_s: Option<u64>,
+    /// With `every_s`: also syncs it sooner, once so many bytes of its disks were written and of its memory were touched for the first
+    /// time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold_bytes: Option<u64>,
+    /// Ends what `every_s` has begun.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stop: bool,
+}
+
+/// How a machine was synced.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SyncReport {
+    /// The name of the node that runs it not, and knows now what it is.
+    pub with: String,
+    /// Bytes that crossed the network for that, as far as this node knows: it does not count those of a machine that runs elsewhere.
+    pub wire_bytes: u64,
 }
 
 /// How a machine has moved.
@@ -65,6 +110,8 @@ pub enum MoveStanding {
     Offered,
     /// It was given to the other node, which has not said yet that it runs there.
     Given,
+    /// The other node runs it, and gives it back. What it was when it was lent, or last synced, is kept here.
+    Lent,
     /// It has come from the other node, and goes on here once that gives it away.
     Arriving,
     /// It went on on the other node without what it did here since, which is kept.

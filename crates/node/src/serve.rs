@@ -415,6 +415,7 @@ fn services(
         captures.clone(),
         forks.clone(),
         parks.clone(),
+        resizes.clone(),
     );
     let guests = Guests::new(
         core.clone(),

@@ -35,6 +35,7 @@ mod login;
 mod machines;
 mod man;
 mod moves;
+mod offload;
 mod outcome;
 pub(crate) mod output;
 mod park;
@@ -156,6 +157,10 @@ enum Command {
     Wake(park::Wake),
     Move(moves::Move),
     Recall(moves::Recall),
+    Offload(offload::Offload),
+    Sync(offload::SyncCommand),
+    Pair(offload::Pair),
+    Drain(moves::Drain),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -307,6 +312,10 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Wake(c) => return c.run(cx),
         Command::Move(c) => return c.run(cx),
         Command::Recall(c) => return c.run(cx),
+        Command::Offload(c) => return c.run(cx),
+        Command::Sync(c) => return c.run(cx),
+        Command::Pair(c) => c.run(cx)?,
+        Command::Drain(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

@@ -14,16 +14,21 @@
 //! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
-//! Locks: the lists of machines that are being brought here, of the copies that are kept and of the machines that are asked back; each is
-//! only held for a moment.
+//! A machine can be lent (`floe offload`): what it was stays here, and it comes back. Meanwhile, or before it moves, each side can tell the
+//! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
+//!
+//! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for and of what had
+//! changed when machines were synced; each is only held for a moment.
 
 mod arrive;
 mod depart;
 mod recall;
+mod sync;
 mod watch;
+mod when;
 mod wire;
 
-pub(crate) use wire::{Order, Question, Recall, Recalled, Reply};
+pub(crate) use wire::{Order, OtherSize, Question, Recall, Recalled, Reply, SyncAsked};
 
 use crate::{
     caller::FromMember,
@@ -42,6 +47,8 @@ use crate::{
     news::News,
     park::Parks,
     report::Report,
+    resize::Resizes,
+    time::unix_now,
 };
 use arrive::Bringing;
 use floe_api::{MoveRequest, Outcome, RestartPolicy};
@@ -65,12 +72,15 @@ pub(crate) struct Moves {
     captures: Arc<Captures>,
     forks: Arc<Forks>,
     parks: Arc<Parks>,
+    resizes: Arc<Resizes>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
     /// What is kept of machines that are to come, or may come back, by their keys.
     copies: Mutex<HashMap<String, KeptCopy>>,
-    /// The machines that go back to members that ask for them.
-    recalls: Mutex<HashMap<(String, SocketAddr), Ended>>,
+    /// What members have asked for and is under way: machines that go back to them, or that they are told of.
+    asked: Mutex<HashMap<(String, SocketAddr), Ended>>,
+    /// How much machines had changed, by their keys, when they were told of last.
+    told: Mutex<HashMap<String, u64>>,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -85,6 +95,12 @@ impl ImageUser for Moves {
     fn user_of(&self, image: &Hash) -> Option<String> {
         let copies = self.copies.lock();
         let kept = copies.values().any(|copy| copy.image == *image);
+        drop(copies);
+        let is_synced = |entry: &Arc<Entry>| {
+            let turn = entry.turn();
+            turn.is_some_and(|turn| turn.synced == Some(*image))
+        };
+        let kept = kept || self.inventory.all().iter().any(is_synced);
         kept.then(|| "a machine that is to come, or may come back".to_owned())
     }
 
@@ -108,6 +124,7 @@ impl Moves {
         captures: Arc<Captures>,
         forks: Arc<Forks>,
         parks: Arc<Parks>,
+        resizes: Arc<Resizes>,
     ) -> Arc<Moves> {
         let moves = Arc::new(Moves {
             core,
@@ -118,9 +135,11 @@ impl Moves {
             captures,
             forks,
             parks,
+            resizes,
             arriving: Mutex::default(),
             copies: Mutex::default(),
-            recalls: Mutex::default(),
+            asked: Mutex::default(),
+            told: Mutex::default(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);
@@ -181,7 +200,14 @@ impl Moves {
                 peer.name
             ));
         }
-        operation.update(|record| record.turn = Some(forced))?;
+        let image_name = operation.record().image_name;
+        if let Some(lent) = turn.filter(|turn| turn.borrower().is_some()) {
+            self.goes_on_from(&operation, &lent, report)?;
+        }
+        operation.update(|record| {
+            record.turn = Some(forced);
+            record.image_name = image_name;
+        })?;
         let trouble = self.go_on(&operation);
         report.stage("wake")?;
         if !trouble.is_empty() {
@@ -191,6 +217,26 @@ impl Moves {
             machine: Some(self.machines.info_of(&operation)),
             ..Default::default()
         })
+    }
+
+    /// Has what was lent stand where the borrower has told of it last, and says what is lost.
+    fn goes_on_from(
+        &self,
+        operation: &Operation,
+        lent: &Turn,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let image = lent.synced.unwrap_or(operation.record().image);
+        let made = self.images.repo.manifest(&image)?.created_unix_s;
+        if lent.synced.is_some() {
+            self.parks.goes_to(operation, &image, report)?;
+        }
+        let minutes = unix_now().saturating_sub(made).div_ceil(60);
+        report.note(format!(
+            "{} goes on from what it was {minutes} min ago: what it has done since then is lost",
+            operation.name
+        ));
+        Ok(())
     }
 
     /// Lets a machine go on whose turn says that this is due. Returns why it could not; it is parked then, and its user sees that. One that
@@ -229,7 +275,8 @@ impl Moves {
         let (mut report, _events) = Report::new();
         // one that was never let go on here is what came, which has no memory of this node's over it
         let due = operation.turn().is_some_and(|turn| turn.is_due());
-        let never_went_on = due || operation.record().own_layers == 0;
+        let came = operation.turn().is_some_and(|turn| turn.is_owed());
+        let never_went_on = came && (due || operation.record().own_layers == 0);
         if operation.is_parked() && !never_went_on {
             self.parks.wake_machine(operation, false, &mut report)?;
         }

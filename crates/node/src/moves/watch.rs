@@ -31,6 +31,7 @@ impl Moves {
     /// Starts the thread that finishes moves.
     pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut tries = Tries::new();
+        self.start_syncing()?;
         let threads = &self.core.threads;
         Ok(threads.keep("moves", self, LOOK_EVERY, move |moves| {
             moves.look(&mut tries);
@@ -101,7 +102,7 @@ impl Moves {
                 Some(late) => self.tells_late(entry, &turn, late),
                 None => Ok(false),
             },
-            Side::Fenced => Ok(false),
+            Side::Lent { .. } | Side::Fenced => Ok(false),
         }
     }
 
@@ -120,7 +121,7 @@ impl Moves {
         let Some(operation) = self.settles(entry, turn)? else {
             return Ok(false);
         };
-        self.forget(&operation, to, false).map(|()| true)
+        self.leave(&operation, to, false).map(|()| true)
     }
 
     /// Tells the node that a machine was given to that its user had it go on here: a later hand-over was given, and not to that node.

@@ -11,7 +11,9 @@ use crate::{
     machines::limits::check_park_after,
     plan::FORWARDS_MAX,
 };
-use floe_api::{ApiError, ErrorCode, Limits, PortForward, RestartPolicy};
+use floe_api::{
+    ApiError, ErrorCode, Limits, PortForward, ResizeReport, RestartPolicy, Size, SizeRequest,
+};
 use floe_http::Method;
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -23,6 +25,10 @@ const ORDERS: &str = "/v1/moves";
 const QUESTIONS: &str = "/v1/moves/question";
 /// Where a member is asked to give one back.
 const RECALLS: &str = "/v1/moves/recall";
+/// Where a member is asked to give one that came from here another size.
+const SIZES: &str = "/v1/moves/size";
+/// Where a member is asked to tell what one is that it has borrowed.
+const SYNCS: &str = "/v1/moves/sync";
 /// Most bytes of what a user called the image of a machine, which may be an address or a path.
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
@@ -31,6 +37,8 @@ const WORD_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may take to let a guest go on: as long as a clone may take to start.
 const GO_TIMEOUT: Duration = Duration::from_secs(130);
+/// How long it may take to give a machine another size: its guest is waited for at each of the steps.
+const SIZE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// What the node that gives a machine says to the one that takes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +69,9 @@ pub(crate) enum Word {
         image: Hash,
         /// What opens that at the node that says this.
         token: String,
+        /// Whether it is kept for the evening, and not only until the machine comes.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        kept: bool,
     },
     /// It is offered: it is to be brought.
     Offered {
@@ -102,6 +113,9 @@ pub(crate) struct Travels {
     /// Whether it was parked, and is to be.
     #[serde(default)]
     pub parked: bool,
+    /// Whether it is lent by the node that gives it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lends: bool,
 }
 
 /// What the node that takes a machine answers.
@@ -147,6 +161,30 @@ pub(crate) struct Question {
 pub(crate) struct Recall {
     /// The machine's name.
     pub name: String,
+    /// The size that it is to have before, if the node that asks has no room for more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+}
+
+/// What the node that gave a machine asks the one that has it: to give it another size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OtherSize {
+    /// The machine's key.
+    pub key: String,
+    /// The size.
+    pub size: SizeRequest,
+}
+
+/// What the node that has lent a machine asks the one that has it: to tell what it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SyncAsked {
+    /// The machine's key.
+    pub key: String,
+    /// After how many bytes of changes only.
+    #[serde(default)]
+    pub at_least_bytes: u64,
 }
 
 /// What that node answers.
@@ -206,6 +244,7 @@ impl Travels {
             created_unix_s: record.created_unix_s,
             home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
             parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
+            lends: record.turn.as_ref().is_some_and(|turn| turn.lends),
         }
     }
 }
@@ -264,6 +303,20 @@ pub(super) fn question(cluster: &Cluster, to: &Peer, asked: &Question) -> Result
 /// Asks the node that has a machine to give it back.
 pub(super) fn recall(cluster: &Cluster, from: &Peer, asked: &Recall) -> Result<Recalled, Silence> {
     say(cluster, from, RECALLS, asked, WORD_TIMEOUT)
+}
+
+/// Asks the node that has a machine to give it another size.
+pub(super) fn resize(
+    cluster: &Cluster,
+    at: &Peer,
+    asked: &OtherSize,
+) -> Result<ResizeReport, Silence> {
+    say(cluster, at, SIZES, asked, SIZE_TIMEOUT)
+}
+
+/// Asks the node that has borrowed a machine to tell what it is.
+pub(super) fn sync(cluster: &Cluster, at: &Peer, asked: &SyncAsked) -> Result<Recalled, Silence> {
+    say(cluster, at, SYNCS, asked, WORD_TIMEOUT)
 }
 
 fn say<T: DeserializeOwned>(
@@ -325,6 +378,7 @@ mod tests {
         let ahead = Word::Ahead {
             image: Hash::of(b"earlier"),
             token: "t".into(),
+            kept: true,
         };
         let asked = Word::Asked {
             config: Box::default(),
@@ -354,6 +408,14 @@ mod tests {
         assert!(refused(&|order| order.machine.forwards = many.clone()));
         let more = r#"{"key":"00112233445566aa","number":1,"more":1}"#;
         assert!(serde_json::from_str::<Question>(more).is_err());
+        // what an earlier node says, and what it understands
+        let asked = Recall {
+            name: "web".into(),
+            size: None,
+        };
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(text, r#"{"name":"web"}"#);
+        assert_eq!(serde_json::from_str::<Recall>(&text).unwrap(), asked);
     }
 
     #[test]

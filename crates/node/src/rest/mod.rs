@@ -46,6 +46,8 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/moves", post(moves::order))
         .route("/v1/moves/question", post(moves::question))
         .route("/v1/moves/recall", post(moves::give_back))
+        .route("/v1/moves/size", post(moves::resize))
+        .route("/v1/moves/sync", post(moves::sync_back))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -128,6 +130,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/wake", post(machines::wake))
         .route("/v1/machines/{name}/move", post(moves::move_machine))
         .route("/v1/machines/{name}/recall", post(moves::recall))
+        .route("/v1/machines/{name}/sync", post(moves::sync))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -246,6 +249,7 @@ pub fn router(node: Arc<Node>) -> Router {
         machines::wake,
         moves::move_machine,
         moves::recall,
+        moves::sync,
         machines::pause,
         machines::resume,
         machines::capture,
@@ -336,6 +340,8 @@ mod tests {
             "/v1/moves",
             "/v1/moves/question",
             "/v1/moves/recall",
+            "/v1/moves/size",
+            "/v1/moves/sync",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

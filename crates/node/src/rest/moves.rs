@@ -5,7 +5,7 @@ use crate::{
     Node,
     caller::FromMember,
     inventory::turn::Answer,
-    moves::{Order, Question, Recall, Recalled, Reply},
+    moves::{Order, OtherSize, Question, Recall, Recalled, Reply, SyncAsked},
 };
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
@@ -42,6 +42,20 @@ pub async fn recall(
     })
 }
 
+/// Has the node that does not run a machine know what it is, once or from time to time, so that less is left to be sent when it moves.
+#[utoipa::path(post, path = "/v1/machines/{name}/sync", tag = "machines", params(("name" = String, Path)),
+    request_body = SyncRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn sync(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<SyncRequest>,
+) -> Response {
+    stream(node, "sync", move |node, report| {
+        node.moves.sync(&name, &request, report)
+    })
+}
+
 /// What a member of the cluster says of a machine of its own that is to come here.
 pub async fn order(
     State(node): Floe,
@@ -67,4 +81,22 @@ pub async fn give_back(
     Input(asked): Input<Recall>,
 ) -> Result<Json<Recalled>, Failure> {
     answer(move || node.moves.give_back(&asked, &by)).await
+}
+
+/// Gives a machine that came from a member the size that the member wants for it.
+pub async fn resize(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<OtherSize>,
+) -> Result<Json<ResizeReport>, Failure> {
+    answer(move || node.moves.resize_for(&asked, &by)).await
+}
+
+/// Tells a member what a machine is that it has lent to this node.
+pub async fn sync_back(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<SyncAsked>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.sync_for(&asked, &by)).await
 }
