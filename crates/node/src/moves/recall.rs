@@ -9,7 +9,7 @@ use super::{
 use crate::{
     caller::FromMember,
     error::{NodeError, busy, failed, not_found, refused, usage},
-    inventory::{Entry, turn::Turn},
+    inventory::{AGENT_LABEL, Entry, lifecycle::Task, turn::Turn},
     machines::size_words,
     patience::PATIENCE,
     report::Report,
@@ -27,6 +27,9 @@ use std::{
 
 /// How often the other node is asked how it goes. It says nothing by itself.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// How often an agent is waited for, some seconds each time, before a machine that had one when it came gets another size without it.
+const AGENT_TRIES_MAX: u32 = 6;
 
 /// How what a member has asked for ended, once it has.
 pub(super) type Ended = Arc<Mutex<Option<Result<(), ApiError>>>>;
@@ -206,6 +209,8 @@ impl Moves {
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let entry = self.inventory.get(name)?;
+        // what is under way ends first, a sync for instance: who asks for the machine is told of its way back, and not of that
+        drop(entry.begin_when_free(Task::Settle, self.core.threads.over()));
         let before = entry.record().size();
         let fits = match size {
             Some(size) if size != before && !entry.is_parked() => self.fits(name, size, report),
@@ -259,6 +264,10 @@ impl Moves {
             turn.is_some_and(|turn| turn.came_from(by.address))
         });
         let entry = entry.ok_or_else(|| not_found("there is no such machine of yours", ""))?;
+        // it has just begun here, and its agent with it
+        let has_agent = entry.record().config.labels.contains_key(AGENT_LABEL);
+        let agents = &self.resizes.agents;
+        let _ = has_agent && (0..AGENT_TRIES_MAX).any(|_| agents.check(&entry).is_ok());
         let (mut report, _events) = Report::new();
         let done = self
             .resizes
