@@ -272,6 +272,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/moves/when.rs",
             "crates/node/src/images/agent/decide.rs",
             "crates/node/src/images/agent/stat.rs",
+            "crates/node/src/pays.rs",
             "crates/node/src/plan.rs",
             "crates/node/src/fork/decide.rs",
             "crates/node/src/fork/when.rs",

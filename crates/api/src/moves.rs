@@ -92,6 +92,77 @@ pub struct MoveReport {
     pub trouble: String,
 }
 
+/// Body of `POST /v1/machines/{name}/advise`. What is absent is measured, or taken from what was seen before.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AdviseRequest {
+    /// The member of the cluster that would have the machine: its name, or `https://ADDRESS:PORT`.
+    pub to: String,
+    /// How long the job takes here, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work_s: Option<f64>,
+    /// How much faster the other host's CPUs are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speedup: Option<f64>,
+    /// Bytes a second over the link, in both directions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bytes_s: Option<f64>,
+    /// A round trip over the link, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round_trip_ms: Option<f64>,
+}
+
+/// Whether it would pay to lend a machine to another node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Advice {
+    /// The name of that node.
+    pub to: String,
+    /// What is advised.
+    pub verdict: AdviceVerdict,
+    /// Why, in words.
+    pub why: String,
+    /// For which part of the time the machine needs its CPUs, from 0 to 1.
+    pub busy: f64,
+    /// How much faster that host's CPUs do what needs them.
+    pub speedup: f64,
+    /// Bytes that are expected to cross the network on the way there.
+    pub up_bytes: u64,
+    /// Bytes that are expected to cross it on the way back.
+    pub down_bytes: u64,
+    /// Bytes a second over the link; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_bytes_s: Option<f64>,
+    /// A round trip over it, in milliseconds.
+    pub round_trip_ms: f64,
+    /// From how many seconds of work here on it pays; absent if it never does, or the link is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub break_even_s: Option<f64>,
+    /// How long the job takes here, in seconds; this and what follows is absent unless job and link are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here_s: Option<f64>,
+    /// How long it takes there, both ways included, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub there_s: Option<f64>,
+    /// What a device's battery gives for it here, in joules, by a proxy: 1.5 J a second of CPU, 2 J a million bytes, 0.2 J a second of waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here_joule: Option<f64>,
+    /// The same if it is done there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub there_joule: Option<f64>,
+}
+
+/// What is advised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AdviceVerdict {
+    /// It is done sooner there.
+    Offload,
+    /// It is not.
+    Stay,
+    /// That depends on what is not known: how long the job takes, or the link.
+    Depends,
+}
+
 /// How a machine stands that is not this node's to run, because another node has it, or may have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineMove {

@@ -68,6 +68,7 @@ mod news;
 mod options;
 mod park;
 mod patience;
+pub mod pays;
 mod placement;
 pub mod plan;
 mod pool;

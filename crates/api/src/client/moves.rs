@@ -12,6 +12,10 @@ impl Client {
     pub fn recall(&self, name: &str, request: &RecallRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/recall"), request)
     }
+    /// Says whether it would pay to lend a machine to another node.
+    pub fn advise(&self, name: &str, request: &AdviseRequest) -> Result<Advice, ClientError> {
+        self.post(&machine_path(name, "/advise"), request)
+    }
     /// Has the node that does not run a machine know what it is, once or from time to time.
     pub fn sync(&self, name: &str, request: &SyncRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/sync"), request)

@@ -5,6 +5,7 @@
 //! [`ErrorCode`](floe_api::ErrorCode). Nothing is decided here: a command that does more than ask and show belongs in the
 //! node.
 
+mod advise;
 mod agent;
 mod args;
 mod attach;
@@ -160,6 +161,7 @@ enum Command {
     Offload(offload::Offload),
     Sync(offload::SyncCommand),
     Pair(offload::Pair),
+    Advise(advise::Advise),
     Drain(moves::Drain),
     Pause(power::Pause),
     Resume(power::Resume),
@@ -315,6 +317,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Offload(c) => return c.run(cx),
         Command::Sync(c) => return c.run(cx),
         Command::Pair(c) => c.run(cx)?,
+        Command::Advise(c) => c.run(cx)?,
         Command::Drain(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),

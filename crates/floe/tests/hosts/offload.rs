@@ -97,6 +97,14 @@ fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
     phone.boot_tiny("web");
     marks(phone, "before", 1);
 
+    // it does nothing, and so nothing would be gained
+    let advised = ok(
+        phone,
+        &["advise", "web", "--to", "cloud", "--link", "7.2M", "--json"],
+    );
+    let advice: Advice = serde_json::from_str(&advised).unwrap();
+    assert_eq!(advice.verdict, AdviceVerdict::Stay, "{advice:?}");
+    assert!(advice.busy < 0.25 && advice.speedup > 0.0, "{advice:?}");
     // told of ahead of time, by a name that it must say
     let which = code(phone, 2, &["sync", "web"]);
     assert!(said(&which).contains("--to NODE"), "{}", said(&which));

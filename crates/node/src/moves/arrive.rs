@@ -27,7 +27,11 @@ use floe_api::{ApiError, Event};
 use floe_image::{Hash, MachineConfig};
 use floe_threads::Cancel;
 use parking_lot::Mutex;
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// How many machines may be on their way here at once.
@@ -274,7 +278,9 @@ impl Moves {
         self.forks.check_source(by, image, &mut origin)?;
         let found = self.images.sources.find_at(*image, origin)?;
         self.machines.check_loads(&found.manifest.config, None)?;
+        let began = Instant::now();
         let brought = self.images.bring_here(&found, report)?;
+        self.saw_rate(by.address, brought.wire_bytes, began.elapsed(), false);
         if let Word::Ahead { kept, .. } = order.word {
             self.hears_what_it_is(order, *image, kept, by)?;
             return Ok(brought.wire_bytes);

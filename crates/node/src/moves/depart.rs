@@ -202,8 +202,12 @@ impl Moves {
             token: self.forks.lent.lend(taken.id),
             kept,
         };
+        let began = Instant::now();
         let done = self.bring_ahead(to, &Order { word, ..order }, report);
         self.forks.lent.end(&taken.id);
+        if let Ok(bytes) = &done {
+            self.saw_rate(to.address, *bytes, began.elapsed(), true);
+        }
         done
     }
 

@@ -17,9 +17,11 @@
 //! A machine can be lent (`floe offload`): what it was stays here, and it comes back. Meanwhile, or before it moves, each side can tell the
 //! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
 //!
-//! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for and of what had
-//! changed when machines were synced; each is only held for a moment.
+//! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
+//! changed when machines were synced and of links' rates, each of which is only held for a moment; that of this host's speed is held
+//! while the speed is measured.
 
+mod advise;
 mod arrive;
 mod depart;
 mod recall;
@@ -28,7 +30,7 @@ mod watch;
 mod when;
 mod wire;
 
-pub(crate) use wire::{Order, OtherSize, Question, Recall, Recalled, Reply, SyncAsked};
+pub(crate) use wire::{Order, OtherSize, Question, Recall, Recalled, Reply, Speed, SyncAsked};
 
 use crate::{
     caller::FromMember,
@@ -50,6 +52,7 @@ use crate::{
     resize::Resizes,
     time::unix_now,
 };
+use advise::{KnownSpeed, Rates};
 use arrive::Bringing;
 use floe_api::{MoveRequest, Outcome, RestartPolicy};
 use floe_image::{Hash, ImageName};
@@ -81,6 +84,10 @@ pub(crate) struct Moves {
     asked: Mutex<HashMap<(String, SocketAddr), Ended>>,
     /// How much machines had changed, by their keys, when they were told of last.
     told: Mutex<HashMap<String, u64>>,
+    /// How fast bytes went over the links to other nodes last.
+    rates: Mutex<HashMap<SocketAddr, Rates>>,
+    /// How fast this host was last.
+    speed: KnownSpeed,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -140,6 +147,8 @@ impl Moves {
             copies: Mutex::default(),
             asked: Mutex::default(),
             told: Mutex::default(),
+            rates: Mutex::default(),
+            speed: Mutex::default(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);

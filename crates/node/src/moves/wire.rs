@@ -29,6 +29,8 @@ const RECALLS: &str = "/v1/moves/recall";
 const SIZES: &str = "/v1/moves/size";
 /// Where a member is asked to tell what one is that it has borrowed.
 const SYNCS: &str = "/v1/moves/sync";
+/// Where a member is asked how fast its host is.
+const SPEED: &str = "/v1/moves/speed";
 /// Most bytes of what a user called the image of a machine, which may be an address or a path.
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
@@ -187,6 +189,16 @@ pub(crate) struct SyncAsked {
     pub at_least_bytes: u64,
 }
 
+/// How fast a node's host is, as that node tells.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Speed {
+    /// How many bytes one core hashes in a second, as the node gets it.
+    pub hashed_bytes_s: f64,
+    /// How many CPUs are promised to nobody.
+    pub free_cpus: u32,
+}
+
 /// What that node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -312,6 +324,11 @@ pub(super) fn resize(
     asked: &OtherSize,
 ) -> Result<ResizeReport, Silence> {
     say(cluster, at, SIZES, asked, SIZE_TIMEOUT)
+}
+
+/// Asks a node how fast its host is.
+pub(super) fn speed(cluster: &Cluster, at: &Peer) -> Result<Speed, Silence> {
+    say(cluster, at, SPEED, &(), WORD_TIMEOUT)
 }
 
 /// Asks the node that has borrowed a machine to tell what it is.

@@ -48,6 +48,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/moves/recall", post(moves::give_back))
         .route("/v1/moves/size", post(moves::resize))
         .route("/v1/moves/sync", post(moves::sync_back))
+        .route("/v1/moves/speed", post(moves::speed))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -131,6 +132,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/move", post(moves::move_machine))
         .route("/v1/machines/{name}/recall", post(moves::recall))
         .route("/v1/machines/{name}/sync", post(moves::sync))
+        .route("/v1/machines/{name}/advise", post(moves::advise))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -250,6 +252,7 @@ pub fn router(node: Arc<Node>) -> Router {
         moves::move_machine,
         moves::recall,
         moves::sync,
+        moves::advise,
         machines::pause,
         machines::resume,
         machines::capture,
@@ -342,6 +345,7 @@ mod tests {
             "/v1/moves/recall",
             "/v1/moves/size",
             "/v1/moves/sync",
+            "/v1/moves/speed",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

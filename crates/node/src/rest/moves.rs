@@ -5,7 +5,7 @@ use crate::{
     Node,
     caller::FromMember,
     inventory::turn::Answer,
-    moves::{Order, OtherSize, Question, Recall, Recalled, Reply, SyncAsked},
+    moves::{Order, OtherSize, Question, Recall, Recalled, Reply, Speed, SyncAsked},
 };
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
@@ -54,6 +54,26 @@ pub async fn sync(
     stream(node, "sync", move |node, report| {
         node.moves.sync(&name, &request, report)
     })
+}
+
+/// Whether it would pay to lend a machine to another node of the cluster, and why. The machine is looked at for two seconds.
+#[utoipa::path(post, path = "/v1/machines/{name}/advise", tag = "machines", params(("name" = String, Path)),
+    request_body = AdviseRequest,
+    responses((status = 200, body = Advice), (status = 404, body = ApiError)))]
+pub async fn advise(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<AdviseRequest>,
+) -> Result<Json<Advice>, Failure> {
+    answer(move || node.moves.advise(&name, &request)).await
+}
+
+/// How fast this host is, for a member.
+pub async fn speed(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+) -> Result<Json<Speed>, Failure> {
+    answer(move || Ok(node.moves.speed_for(&by))).await
 }
 
 /// What a member of the cluster says of a machine of its own that is to come here.
