@@ -57,12 +57,13 @@ impl Advise {
 /// Parses a rate in bits a second: a number, and k, M or G for powers of 1000.
 fn bits(text: &str) -> Result<f64, String> {
     let help = "write a number and a unit, such as 800k, 7.2M or 1G";
-    let (number, factor) = match text.trim_end_matches("bit/s").trim_end() {
-        short if short.ends_with(['k', 'K']) => (&short[..short.len() - 1], 1e3),
-        short if short.ends_with('M') => (&short[..short.len() - 1], 1e6),
-        short if short.ends_with('G') => (&short[..short.len() - 1], 1e9),
-        short => (short, 1.0),
-    };
+    let short = text.trim_end_matches("bit/s").trim_end();
+    let units = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9)];
+    let with_unit = |(unit, factor): (char, f64)| Some((short.strip_suffix(unit)?, factor));
+    let (number, factor) = units
+        .into_iter()
+        .find_map(with_unit)
+        .unwrap_or((short, 1.0));
     match number.trim().parse::<f64>() {
         Ok(number) if number.is_finite() && number > 0.0 => Ok(number * factor),
         _ => Err(format!("{text:?} is no rate; {help}")),
