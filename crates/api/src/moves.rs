@@ -42,6 +42,13 @@ pub struct RecallRequest {
     /// The member of the cluster that has the machine: its name, or `https://ADDRESS:PORT`. By default the one that it was lent to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// If any are named: only these files and directories of its guest come back, by their whole paths, each with at most 64 MiB. What else
+    /// the machine has become there is thrown away, and it goes on here from what it was when it was lent or last synced.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub results: Vec<String>,
+    /// The directory of the node's host into which they are written, by its whole path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub into: Option<String>,
 }
 
 /// Shortest time between two syncs of a machine, in seconds.

@@ -2,6 +2,7 @@
 //! of those gets its turn, whatever became of the others.
 
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -92,6 +93,8 @@ impl Move {
 Example: to a strong host for a while, and back
   floe offload web --to beta
   floe recall web
+Example: only what the job has made; what else the machine has become there is thrown away
+  floe recall web --results /root/out --into .
 Example: one that was moved there for good
   floe recall web --from beta
 Example: beta is gone for good
@@ -111,11 +114,27 @@ pub struct Recall {
     /// Let them go on here without that node, which is gone for good
     #[arg(long, conflicts_with = "from")]
     force: bool,
+    /// Bring back this file or directory of the guest alone (repeatable), by its whole path, with at most 64 MiB; the machine goes on here
+    /// from what it was when it was lent or last synced
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["from", "force"])]
+    results: Vec<String>,
+    /// The directory of this host for the results; by default the one in which the command is typed
+    #[arg(long, value_name = "DIR", requires = "results")]
+    into: Option<PathBuf>,
 }
 
 impl Recall {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let request = RecallRequest { from: self.from };
+        let into = self.into.unwrap_or_else(|| PathBuf::from("."));
+        let into = match self.results.is_empty() {
+            true => None,
+            false => Some(args::existing(&into)?),
+        };
+        let request = RecallRequest {
+            from: self.from,
+            results: self.results,
+            into,
+        };
         let forces = MoveRequest {
             here: true,
             ..Default::default()

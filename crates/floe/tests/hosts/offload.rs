@@ -5,6 +5,7 @@ use crate::support::command::{code, ends, floe, ok, run, said};
 use crate::support::hosts::Hosts;
 use crate::support::node::{Signal, TestNode, cluster, eventually};
 use floe_api::*;
+use std::fs;
 
 /// Two nodes on hosts of their own.
 fn nodes(hosts: &Hosts) -> [TestNode; 2] {
@@ -260,6 +261,42 @@ fn a_loan_stands_whatever_node_is_killed_meanwhile() {
     }
     assert!(remembers(&nodes[0], 20).contains("before-42"));
     eventually("it is gone there", || web(&nodes[1]).is_none());
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn only_results_come_back_if_that_is_wished_and_the_rest_is_thrown_away() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    let job = "mkdir /www/out; echo made-$((40+2)) > /www/out/result; echo done-$((1+1))";
+    nodes[1].type_and_wait("web", job, "done-2");
+    marks(&nodes[1], "thrown", 3);
+
+    let dir = nodes[0].home().join("results");
+    fs::create_dir(&dir).unwrap();
+    let into = dir.display().to_string();
+    let recall = |path| ["recall", "web", "--results", path, "--into", &into];
+    // what is no whole path, and what is not there: it stays where it is
+    code(&nodes[0], 2, &recall("out"));
+    let none = code(&nodes[0], 5, &recall("/www/none"));
+    assert!(said(&none).contains("/www/none"), "{}", said(&none));
+    assert_eq!(stands(&nodes[0]), Some(MoveStanding::Lent));
+    assert!(runs(&nodes[1]));
+
+    let back = ok(&nodes[0], &recall("/www/out"));
+    assert!(back.contains("web is back"), "{back}");
+    let result = fs::read_to_string(dir.join("out/result")).unwrap();
+    assert_eq!(result, "made-42\n");
+    assert!(runs(&nodes[0]) && web(&nodes[1]).is_none());
+    let words = remembers(&nodes[0], 4);
+    assert!(
+        words.contains("before-42") && !words.contains("thrown-42"),
+        "{words}"
+    );
 }
 
 #[test]

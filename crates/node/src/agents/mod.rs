@@ -1,6 +1,7 @@
 //! What the agents in guests do for their host: processes that users start (`exec`), and what the node itself needs done
 //! (`chores`, and `hooks` of its owner). The conversation with an agent belongs to a service further down (`guest`), which brings these streams their frames.
 
+mod archive;
 mod checks;
 mod chores;
 mod exec;

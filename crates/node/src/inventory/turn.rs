@@ -74,6 +74,9 @@ pub struct Turn {
     /// The image of what it was on the borrower's side when that told of it last: it goes on from there if it is forced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub synced: Option<Hash>,
+    /// Whether its loan is to end: the borrower is told to throw the machine away, and then it goes on here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends: bool,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -204,7 +207,9 @@ pub(crate) fn heard(here: Option<&Turn>, number: u64, given: bool, from: &Peer) 
             Heard::Runs
         }
         // it comes back
-        Side::Lent { to } if is(to, from) && !given && number > turn.number => Heard::Bring,
+        Side::Lent { to } if is(to, from) && !given && !turn.ends && number > turn.number => {
+            Heard::Bring
+        }
         Side::Here { .. } if number == turn.number => Heard::Runs,
         _ => Heard::Stale,
     }
@@ -245,6 +250,7 @@ impl Turn {
             lends: false,
             lender: before.and_then(|turn| turn.lender.clone()),
             synced: None,
+            ends: false,
         }
     }
 
@@ -263,6 +269,7 @@ impl Turn {
             lends: false,
             lender: None,
             synced: None,
+            ends: false,
         }
     }
 
@@ -278,6 +285,7 @@ impl Turn {
             lends: false,
             lender: None,
             synced: None,
+            ends: false,
         }
     }
 
@@ -296,6 +304,21 @@ impl Turn {
             synced: Some(image),
             ..self.clone()
         })
+    }
+
+    /// Its loan is to end: returns what is written before the borrower is told to throw it away. `None` if it is not lent.
+    pub(crate) fn ends_loan(&self) -> Option<Turn> {
+        self.borrower()?;
+        Some(Turn {
+            ends: true,
+            ..self.clone()
+        })
+    }
+
+    /// The borrower has nothing of it any more: returns what is written. `None` if its loan was not to end.
+    pub(crate) fn loan_ended(&self) -> Option<Turn> {
+        let forced = self.forces().filter(|_| self.ends)?;
+        Some(forced.has_told())
     }
 
     /// Returns the node that it is lent to.
@@ -346,6 +369,7 @@ impl Turn {
                 late: Some(to.clone()),
                 lends: false,
                 synced: None,
+                ends: false,
                 ..self.with(Side::Here {
                     owes: None,
                     due: !self.parked,
@@ -403,7 +427,8 @@ impl Turn {
     pub(crate) fn is_open(&self) -> bool {
         match &self.side {
             Side::Here { owes, due } => owes.is_some() || *due || self.late.is_some(),
-            Side::Fenced | Side::Lent { .. } => false,
+            Side::Lent { .. } => self.ends,
+            Side::Fenced => false,
             Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. } => true,
         }
     }

@@ -37,7 +37,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// How many machines may be on their way here at once.
 const ARRIVING_MAX: usize = 16;
 /// For how long what was brought ahead of a machine is kept if the machine itself does not come.
-const AHEAD_KEPT: Duration = Duration::from_secs(600);
+pub(super) const AHEAD_KEPT: Duration = Duration::from_secs(600);
 /// For how long what was told of it is kept that none follows soon.
 const SYNC_KEPT: Duration = Duration::from_secs(36 * 3600);
 

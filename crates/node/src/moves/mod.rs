@@ -25,12 +25,16 @@ mod advise;
 mod arrive;
 mod depart;
 mod recall;
+mod results;
 mod sync;
 mod watch;
 mod when;
 mod wire;
 
-pub(crate) use wire::{Order, OtherSize, Question, Recall, Recalled, Reply, Speed, SyncAsked};
+pub(crate) use wire::{
+    EndAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results, ResultsAsked, Speed,
+    SyncAsked,
+};
 
 use crate::{
     caller::FromMember,
@@ -193,39 +197,50 @@ impl Moves {
             )
         })?;
         let turn = operation.turn();
-        let Some(forced) = turn.as_ref().and_then(Turn::forces) else {
+        let forced = turn.and_then(|turn| Some((turn.clone(), turn.forces()?)));
+        let Some((turn, forced)) = forced else {
             return Err(usage(
                 format!("machine {name} is neither given away nor on its way here"),
                 format!("floe ps {name} shows how it stands"),
             ));
         };
-        if let Some(turn) = &turn {
-            self.check_forces(name, turn)?;
-        }
-        if let Some(peer) = turn.as_ref().and_then(Turn::peer) {
+        self.check_forces(name, &turn)?;
+        if let Some(peer) = turn.peer() {
             report.note(format!(
                 "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \
                  kept as an image",
                 peer.name
             ));
         }
-        let image_name = operation.record().image_name;
-        if let Some(lent) = turn.filter(|turn| turn.borrower().is_some()) {
-            self.goes_on_from(&operation, &lent, report)?;
-        }
-        operation.update(|record| {
-            record.turn = Some(forced);
-            record.image_name = image_name;
-        })?;
-        let trouble = self.go_on(&operation);
-        report.stage("wake")?;
-        if !trouble.is_empty() {
-            report.note(format!("{name} does not run yet: {trouble}"));
-        }
+        self.take_up(&operation, &turn, forced, report)?;
         Ok(Outcome {
             machine: Some(self.machines.info_of(&operation)),
             ..Default::default()
         })
+    }
+
+    /// Lets a machine go on here by another turn than it had `before`. What was lent goes on from where its borrower has told of it last.
+    fn take_up(
+        &self,
+        operation: &Operation,
+        before: &Turn,
+        next: Turn,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let image_name = operation.record().image_name;
+        if before.borrower().is_some() {
+            self.goes_on_from(operation, before, report)?;
+        }
+        operation.update(|record| {
+            record.turn = Some(next);
+            record.image_name = image_name;
+        })?;
+        let trouble = self.go_on(operation);
+        report.stage("wake")?;
+        if !trouble.is_empty() {
+            report.note(format!("{} does not run yet: {trouble}", operation.name));
+        }
+        Ok(())
     }
 
     /// Has what was lent stand where the borrower has told of it last, and says what is lost.
@@ -241,8 +256,9 @@ impl Moves {
             self.parks.goes_to(operation, &image, report)?;
         }
         let minutes = unix_now().saturating_sub(made).div_ceil(60);
+        let results = if lent.ends { ", but for its results" } else { "" };
         report.note(format!(
-            "{} goes on from what it was {minutes} min ago: what it has done since then is lost",
+            "{} goes on from what it was {minutes} min ago: what it has done since then is lost{results}",
             operation.name
         ));
         Ok(())

@@ -42,6 +42,9 @@ impl Moves {
         request: &RecallRequest,
         report: &mut Report,
     ) -> Result<Outcome, NodeError> {
+        if !request.results.is_empty() {
+            return self.recall_results(name, request, report);
+        }
         let lent = match self.inventory.get(name) {
             Ok(entry) => Some(entry),
             Err(error) if error.code() == ErrorCode::NotFound => None,

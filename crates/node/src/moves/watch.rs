@@ -3,7 +3,7 @@
 
 use super::{
     Moves,
-    wire::{self, Order, Question, Reply, Travels, Word},
+    wire::{self, Order, Question, Recalled, Reply, Travels, Word},
 };
 use crate::{
     cluster::Member,
@@ -14,6 +14,7 @@ use crate::{
         lifecycle::Task,
         turn::{Answer, Peer, Side, Told, Turn},
     },
+    report::Report,
 };
 use std::{
     collections::HashMap,
@@ -102,6 +103,13 @@ impl Moves {
                 Some(late) => self.tells_late(entry, &turn, late),
                 None => Ok(false),
             },
+            Side::Lent { to } if turn.ends => {
+                if self.ask_end(&turn, to)? == Recalled::UnderWay {
+                    return Ok(false);
+                }
+                let (mut report, _events) = Report::new(); // nobody waits for it
+                self.loan_has_ended(entry, &mut report)
+            }
             Side::Lent { .. } | Side::Fenced => Ok(false),
         }
     }

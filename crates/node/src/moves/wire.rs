@@ -29,6 +29,10 @@ const RECALLS: &str = "/v1/moves/recall";
 const SIZES: &str = "/v1/moves/size";
 /// Where a member is asked to tell what one is that it has borrowed.
 const SYNCS: &str = "/v1/moves/sync";
+/// Where a member is asked for files of one that it has borrowed.
+const RESULTS: &str = "/v1/moves/results";
+/// Where a member is told that a loan is over.
+const ENDS: &str = "/v1/moves/end";
 /// Where a member is asked how fast its host is.
 const SPEED: &str = "/v1/moves/speed";
 /// Most bytes of what a user called the image of a machine, which may be an address or a path.
@@ -189,6 +193,49 @@ pub(crate) struct SyncAsked {
     pub at_least_bytes: u64,
 }
 
+/// What the node that has lent a machine asks the one that has it: for a file or directory of its guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResultsAsked {
+    /// The machine's key.
+    pub key: String,
+    /// The path of the file or directory.
+    pub path: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Results {
+    /// The guest is asked for it.
+    UnderWay,
+    /// It is in an image.
+    Ready {
+        /// The image.
+        image: Hash,
+        /// What opens that at the node that says this.
+        token: String,
+    },
+}
+
+impl Results {
+    /// How that goes.
+    pub fn how(&self) -> Recalled {
+        match self {
+            Results::UnderWay => Recalled::UnderWay,
+            Results::Ready { .. } => Recalled::Given,
+        }
+    }
+}
+
+/// What the node that has lent a machine says to the one that has it: the loan is over, and the machine goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndAsked {
+    /// The machine's key.
+    pub key: String,
+}
+
 /// How fast a node's host is, as that node tells.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -324,6 +371,20 @@ pub(super) fn resize(
     asked: &OtherSize,
 ) -> Result<ResizeReport, Silence> {
     say(cluster, at, SIZES, asked, SIZE_TIMEOUT)
+}
+
+/// Asks the node that has borrowed a machine for a file or directory of its guest.
+pub(super) fn results(
+    cluster: &Cluster,
+    at: &Peer,
+    asked: &ResultsAsked,
+) -> Result<Results, Silence> {
+    say(cluster, at, RESULTS, asked, WORD_TIMEOUT)
+}
+
+/// Has the node that has borrowed a machine throw it away.
+pub(super) fn end(cluster: &Cluster, at: &Peer, asked: &EndAsked) -> Result<Recalled, Silence> {
+    say(cluster, at, ENDS, asked, GO_TIMEOUT)
 }
 
 /// Asks a node how fast its host is.

@@ -49,6 +49,8 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/moves/size", post(moves::resize))
         .route("/v1/moves/sync", post(moves::sync_back))
         .route("/v1/moves/speed", post(moves::speed))
+        .route("/v1/moves/results", post(moves::results))
+        .route("/v1/moves/end", post(moves::end))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -346,6 +348,8 @@ mod tests {
             "/v1/moves/size",
             "/v1/moves/sync",
             "/v1/moves/speed",
+            "/v1/moves/results",
+            "/v1/moves/end",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

@@ -5,7 +5,10 @@ use crate::{
     Node,
     caller::FromMember,
     inventory::turn::Answer,
-    moves::{Order, OtherSize, Question, Recall, Recalled, Reply, Speed, SyncAsked},
+    moves::{
+        EndAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results, ResultsAsked,
+        Speed, SyncAsked,
+    },
 };
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
@@ -119,4 +122,22 @@ pub async fn sync_back(
     Input(asked): Input<SyncAsked>,
 ) -> Result<Json<Recalled>, Failure> {
     answer(move || node.moves.sync_for(&asked, &by)).await
+}
+
+/// Gives a member a file or directory of a machine that it has lent to this node.
+pub async fn results(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<ResultsAsked>,
+) -> Result<Json<Results>, Failure> {
+    answer(move || node.moves.results_for(&asked, &by)).await
+}
+
+/// Throws a machine away that a member has lent to this node, since the loan is over.
+pub async fn end(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<EndAsked>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.end_for(&asked, &by)).await
 }

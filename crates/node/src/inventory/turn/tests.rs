@@ -37,6 +37,8 @@ enum Step {
     Lends(usize, usize),
     /// The borrower tells its lender what it is.
     Syncs(usize),
+    /// The lender ends its loan, and the borrower throws the machine away.
+    Ends(usize, Cut),
     Says(usize, Cut),
     Asks(usize, Cut),
     Killed(usize),
@@ -123,6 +125,7 @@ impl World {
             Step::Moves(at, to) => self.moves(at, to, false),
             Step::Lends(at, to) => self.moves(at, to, true),
             Step::Syncs(at) => self.syncs(at),
+            Step::Ends(at, cut) => self.ends(at, cut),
             Step::Says(at, cut) => self.says(at, cut),
             Step::Asks(at, cut) => self.asks(at, cut),
             Step::Killed(at) | Step::Back(at) => {
@@ -190,6 +193,32 @@ impl World {
             let mut offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(to));
             offered.lends = lends;
             has.turn = Some(offered);
+        }
+    }
+
+    fn ends(&mut self, at: usize, cut: Cut) {
+        let Some(turn) = self.turn(at).and_then(|turn| turn.ends_loan()) else {
+            return;
+        };
+        self.writes_down(at, turn.clone());
+        if cut == Cut::Word {
+            return;
+        }
+        let there = number(turn.borrower().unwrap());
+        let borrowed = self.turn(there);
+        let borrowed = borrowed.filter(|turn| turn.lender == Some(peer(at)));
+        match borrowed.map(|turn| turn.side) {
+            Some(Side::Here { .. }) => {
+                self.nodes[there] = None;
+                let left = self.nodes.iter().flatten().map(|has| has.wrote);
+                self.latest = left.max().unwrap(); // what was thrown away is missed by nobody
+            }
+            Some(Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. }) => return,
+            Some(Side::Fenced | Side::Lent { .. }) | None => {}
+        }
+        if cut == Cut::None {
+            self.writes_down(at, turn.loan_ended().unwrap());
+            self.goes_on(at);
         }
     }
 
@@ -312,6 +341,9 @@ impl World {
             for at in 0..NODES {
                 self.step(Step::Says(at, Cut::None));
                 self.step(Step::Asks(at, Cut::None));
+                if self.turn(at).is_some_and(|turn| turn.ends) {
+                    self.step(Step::Ends(at, Cut::None));
+                }
             }
         }
     }
@@ -325,7 +357,7 @@ fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Cut::Answer),
     ];
     let node = 0..NODES;
-    let step = (0..if forcing { 11u8 } else { 10 }, node.clone(), node, cut);
+    let step = (0..if forcing { 12u8 } else { 11 }, node.clone(), node, cut);
     let step = step.prop_map(|(kind, at, to, cut)| match kind {
         0 => Step::Moves(at, to),
         1..=3 => Step::Says(at, cut),
@@ -335,6 +367,7 @@ fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
         7 => Step::Writes,
         8 => Step::Lends(at, to),
         9 => Step::Syncs(at),
+        10 => Step::Ends(at, cut),
         _ => Step::Forced(at),
     });
     proptest::collection::vec(step, 1..120)
@@ -474,6 +507,16 @@ fn a_loan_is_kept_and_forced_above_all_that_the_borrower_has_tried() {
         (forced.late.as_ref(), forced.synced),
         (Some(&peer(1)), None)
     );
+    // a loan that ends goes on where it was lent once the other side has nothing of it, and what is offered is not brought any more
+    assert_eq!(synced.loan_ended(), None);
+    let ends = synced.ends_loan().unwrap();
+    assert!(ends.is_open() && ends.borrower().is_some());
+    assert_eq!(
+        heard(Some(&ends), twice.number, false, &peer(1)),
+        Heard::Stale
+    );
+    let ended = ends.loan_ended().unwrap();
+    assert!(ended.is_due() && ended.late.is_none() && !ended.ends);
     // what is being offered is taken back first
     let said = heard(Some(&twice), forced.number, true, &peer(0));
     assert_eq!(said, Heard::Runs);
