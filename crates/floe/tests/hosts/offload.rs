@@ -30,7 +30,7 @@ fn pair(phone: &TestNode, cloud: &TestNode) {
     assert_eq!((floe, pair), ("floe", "pair"));
     let listens = listen(phone);
     let args = [
-        "pair", url, invitation, "--name", "phone", "--listen", &listens,
+        "pair", url, invitation, "--name", "phone", "--listen", listens.as_str(),
     ];
     let joined = ok(phone, &args);
     assert!(joined.contains("phone"), "{joined}");
@@ -279,7 +279,7 @@ fn only_results_come_back_if_that_is_wished_and_the_rest_is_thrown_away() {
     let dir = nodes[0].home().join("results");
     fs::create_dir(&dir).unwrap();
     let into = dir.display().to_string();
-    let recall = |path| ["recall", "web", "--results", path, "--into", &into];
+    let recall = |path| ["recall", "web", "--results", path, "--into", into.as_str()];
     // what is no whole path, and what is not there: it stays where it is
     code(&nodes[0], 2, &recall("out"));
     let none = code(&nodes[0], 5, &recall("/www/none"));
