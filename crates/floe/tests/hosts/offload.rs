@@ -30,7 +30,13 @@ fn pair(phone: &TestNode, cloud: &TestNode) {
     assert_eq!((floe, pair), ("floe", "pair"));
     let listens = listen(phone);
     let args = [
-        "pair", url, invitation, "--name", "phone", "--listen", listens.as_str(),
+        "pair",
+        url,
+        invitation,
+        "--name",
+        "phone",
+        "--listen",
+        listens.as_str(),
     ];
     let joined = ok(phone, &args);
     assert!(joined.contains("phone"), "{joined}");
