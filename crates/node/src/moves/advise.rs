@@ -2,8 +2,9 @@
 //! words.
 //!
 //! Measured are, for a moment: for which part of the time the machine's CPUs are needed (run, or wait for a core of this host: a device that
-//! is too slow is not idle), how fast one core is here and there, the round trip. Remembered is how fast bytes came over the link when a
-//! machine was synced or moved last. What a job changes until it comes back is what it changes now, for as long as it takes.
+//! is too slow is not idle), which part of that they get, how fast one core is here and there, the round trip. Remembered is how fast bytes
+//! came over the link when a machine was synced or moved last. What a job changes until it comes back is what it changes now, for as long
+//! as it takes.
 
 use super::{
     Moves,
@@ -14,11 +15,12 @@ use crate::{
     error::{NodeError, at, failed, usage},
     inventory::{Entry, turn::Peer},
     pays::{BUSY_MIN, Case, Costs, Verdict},
-    vcpus::wanted_ns,
+    vcpus::run_and_wait_ns,
 };
 use floe_api::{Advice, AdviceVerdict, AdviseRequest, size_text};
 use floe_image::Hash;
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
@@ -26,8 +28,10 @@ use std::{
 
 /// For how long a machine is looked at.
 const SAMPLE: Duration = Duration::from_secs(2);
-/// For how long a core's speed is measured: several periods of a quota, if the node has one.
-const SPEED_SAMPLE: Duration = Duration::from_millis(400);
+/// How much processor time it takes to measure a core's speed.
+const SPEED_SAMPLE: Duration = Duration::from_millis(100);
+/// How long that may take on a host that is busy.
+const SPEED_MAX: Duration = Duration::from_secs(3);
 /// For how long a measured speed is told again.
 const SPEED_KEPT: Duration = Duration::from_secs(60);
 /// How much is hashed at a time, in bytes.
@@ -38,6 +42,8 @@ const WORK_S: f64 = 600.0;
 const SENT_PART: f64 = 0.4;
 /// What crosses it at least: the device state and tables.
 const SENT_BYTES_MIN: f64 = 256e3;
+/// The least part of a core that a machine is taken to have that wants one.
+const HAS_MIN: f64 = 0.01;
 /// Fewer bytes than this say nothing of a link's rate.
 const RATE_BYTES_MIN: u64 = 256 << 10;
 /// Round trips of a question: the connection, its keys, and the question.
@@ -59,6 +65,8 @@ pub(super) struct Rates {
 struct Seen {
     /// For which part of the time it needs its CPUs.
     busy: f64,
+    /// Which part of that time it has them.
+    has: f64,
     /// Bytes that it changes in a second.
     changes_s: f64,
     /// Bytes that it has changed and that the other node does not know.
@@ -73,7 +81,7 @@ impl Moves {
         entry.is_here()?;
         let to = self.member(&request.to)?;
         let seen = self.look_at(&entry)?;
-        let (speedup, round_trip_s) = self.ask_speed(&entry, &to, request)?;
+        let (speedup, round_trip_s) = self.ask_speed(&entry, &to, seen.has, request)?;
         let known = self.rates.lock().get(&to.address).copied();
         let known = known.unwrap_or_default();
         let rate = |seen: Option<f64>| request.link_bytes_s.or(seen);
@@ -105,31 +113,42 @@ impl Moves {
     fn look_at(&self, entry: &Entry) -> Result<Seen, NodeError> {
         let vm = entry.vm()?;
         let pid = vm.pid();
-        let wanted =
-            || wanted_ns(pid).map_err(at("cannot read what the kernel tells of QEMU's threads"));
-        let (began, ns, changes) = (Instant::now(), wanted()?, self.machines.changes_of(entry));
+        let sums = || {
+            run_and_wait_ns(pid).map_err(at("cannot read what the kernel tells of QEMU's threads"))
+        };
+        let (began, (run, wait)) = (Instant::now(), sums()?);
+        let changes = self.machines.changes_of(entry);
         if !self.core.threads.over().sleep(SAMPLE) {
             return Err(NodeError::Cancelled);
         }
-        let (ns_now, now) = (wanted()?, self.machines.changes_of(entry));
+        let (run_now, wait_now) = sums()?;
         let s = began.elapsed().as_secs_f64();
+        let now = self.machines.changes_of(entry);
+        let ran_s = run_now.saturating_sub(run) as f64 / 1e9;
+        let wanted_s = ran_s + wait_now.saturating_sub(wait) as f64 / 1e9;
         let cpus = f64::from(entry.record().size().cpus.max(1));
         let key = entry.turn().map(|turn| turn.key);
         let told = key.and_then(|key| self.told.lock().get(&key).copied());
         // a count that has gone back is one of another QEMU
         let unknown = now.checked_sub(told.unwrap_or_default()).unwrap_or(now);
         Ok(Seen {
-            busy: (ns_now.saturating_sub(ns) as f64 / 1e9 / s / cpus).min(1.0),
+            busy: (wanted_s / s / cpus).min(1.0),
+            has: match wanted_s > 0.0 {
+                true => (ran_s / wanted_s).max(HAS_MIN),
+                false => 1.0,
+            },
             changes_s: now.saturating_sub(changes) as f64 / s,
             unknown_bytes: unknown as f64,
         })
     }
 
-    /// Returns how much faster a machine's CPUs are on another node, and a round trip to that.
+    /// Returns how much faster a machine's CPUs are on another node, and a round trip to that. `has`: which part of the time that it wants
+    /// its CPUs here it has them.
     fn ask_speed(
         &self,
         entry: &Entry,
         to: &Peer,
+        has: f64,
         request: &AdviseRequest,
     ) -> Result<(f64, f64), NodeError> {
         if let Some((speedup, ms)) = request.speedup.zip(request.round_trip_ms) {
@@ -150,12 +169,12 @@ impl Moves {
         let share = (f64::from(there.free_cpus.max(1)) / cpus).min(1.0);
         let speedup = request
             .speedup
-            .unwrap_or(there.hashed_bytes_s / here * share);
+            .unwrap_or(there.hashed_bytes_s / (here * has) * share);
         let round_trip_s = request.round_trip_ms.map_or(asked_s, |ms| ms / 1e3);
         Ok((speedup, round_trip_s))
     }
 
-    /// Tells a member how fast a core of this host is, as this node gets it.
+    /// Tells a member how fast a core of this host is.
     pub fn speed_for(&self, _by: &FromMember) -> Speed {
         let room = self.machines.resources.room();
         Speed {
@@ -164,7 +183,7 @@ impl Moves {
         }
     }
 
-    /// Returns how many bytes one core hashes in a second, as this node gets it; who asks again soon is told the same.
+    /// Returns how many bytes one core hashes in a second of its time; who asks again soon is told the same.
     fn own_speed(&self) -> f64 {
         let mut known = self.speed.lock();
         if let Some((when, speed)) = *known
@@ -173,13 +192,14 @@ impl Moves {
             return speed;
         }
         let bytes = vec![0x5au8; HASHED_BYTES];
-        let began = Instant::now();
+        let (began, cpu_began) = (Instant::now(), cpu_s());
         let mut hashed = 0u64;
-        while began.elapsed() < SPEED_SAMPLE {
+        while cpu_s() - cpu_began < SPEED_SAMPLE.as_secs_f64() && began.elapsed() < SPEED_MAX {
             std::hint::black_box(Hash::of(std::hint::black_box(bytes.as_slice())));
             hashed += bytes.len() as u64;
         }
-        let speed = hashed as f64 / began.elapsed().as_secs_f64();
+        let took_s = (cpu_s() - cpu_began).max(f64::EPSILON);
+        let speed = hashed as f64 / took_s;
         *known = Some((Instant::now(), speed));
         speed
     }
@@ -197,6 +217,12 @@ impl Moves {
             false => known.down = Some(rate),
         }
     }
+}
+
+/// Processor time of this thread in seconds.
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// Refuses figures that are none.

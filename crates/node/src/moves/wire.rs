@@ -240,7 +240,7 @@ pub(crate) struct EndAsked {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Speed {
-    /// How many bytes one core hashes in a second, as the node gets it.
+    /// How many bytes one core hashes in a second of its time.
     pub hashed_bytes_s: f64,
     /// How many CPUs are promised to nobody.
     pub free_cpus: u32,

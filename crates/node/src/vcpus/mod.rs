@@ -13,7 +13,7 @@
 mod kept;
 mod threads;
 
-pub(crate) use threads::wanted_ns;
+pub(crate) use threads::run_and_wait_ns;
 
 use crate::{
     core::Core,
