@@ -269,6 +269,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/inventory/lifecycle/decide.rs",
             "crates/node/src/inventory/lifecycle/state.rs",
             "crates/node/src/machines/waiting.rs",
+            "crates/node/src/moves/lease.rs",
             "crates/node/src/moves/when.rs",
             "crates/node/src/images/agent/decide.rs",
             "crates/node/src/images/agent/stat.rs",

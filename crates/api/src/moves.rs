@@ -27,6 +27,11 @@ pub struct MoveRequest {
     /// `here` has it go on from what it was when it was lent or last synced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lend: bool,
+    /// With `lend`: for how many seconds it runs there without a word of this node, from [`LEASE_S_MIN`] to [`LEASE_S_MAX`]. It is parked
+    /// there then, and goes on once this node answers; and `here` waits so long before it has the machine go on, so that it never runs on
+    /// both. By default it runs there however long this node is silent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
     /// How many virtual CPUs it is to have there; by default as many as here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
@@ -34,6 +39,11 @@ pub struct MoveRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
 }
+
+/// Shortest lease, in seconds.
+pub const LEASE_S_MIN: u64 = 30;
+/// Longest lease, in seconds: a week.
+pub const LEASE_S_MAX: u64 = 7 * 24 * 3600;
 
 /// Body of `POST /v1/machines/{name}/recall`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -190,6 +200,8 @@ pub enum MoveStanding {
     Given,
     /// The other node runs it, and gives it back. What it was when it was lent, or last synced, is kept here.
     Lent,
+    /// It is lent to this node, and its lease is over: it is parked, and goes on once the other node answers.
+    Lapsed,
     /// It has come from the other node, and goes on here once that gives it away.
     Arriving,
     /// It went on on the other node without what it did here since, which is kept.

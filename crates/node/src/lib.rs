@@ -50,6 +50,7 @@ mod failure;
 mod files;
 mod firmware;
 mod fork;
+mod guard;
 mod guest;
 pub mod helpers;
 pub mod host;

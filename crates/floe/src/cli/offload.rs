@@ -49,6 +49,10 @@ pub struct Offload {
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
     #[arg(long, conflicts_with = "clones")]
     still: bool,
+    /// Have it run there for so long only without a word of this node, such as 10m: it is parked there then, and goes on once this node
+    /// answers; floe recall --force waits so long. By default it runs on, and after a forced recall both may until they hear of each other
+    #[arg(long, value_name = "TIME", value_parser = args::time_s, conflicts_with = "clones")]
+    lease: Option<u64>,
     /// Run so many clones of it there instead, while it goes on here
     #[arg(long = "clones", short = 'n', value_name = "N", conflicts_with_all = ["cpus", "memory"],
         value_parser = clap::value_parser!(u32).range(1..=i64::from(floe_api::CLONES_MAX)))]
@@ -76,6 +80,7 @@ impl Offload {
                     still: self.still,
                     hooks_s: self.hooks.hooks,
                     lend: true,
+                    lease_s: self.lease,
                     cpus: self.cpus,
                     memory_bytes: self.memory,
                     ..Default::default()

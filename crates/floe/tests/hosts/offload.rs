@@ -5,7 +5,7 @@ use crate::support::command::{code, ends, floe, ok, run, said};
 use crate::support::hosts::Hosts;
 use crate::support::node::{Signal, TestNode, cluster, eventually};
 use floe_api::*;
-use std::fs;
+use std::{fs, process::Command};
 
 /// Two nodes on hosts of their own.
 fn nodes(hosts: &Hosts) -> [TestNode; 2] {
@@ -267,6 +267,73 @@ fn a_loan_stands_whatever_node_is_killed_meanwhile() {
     }
     assert!(remembers(&nodes[0], 20).contains("before-42"));
     eventually("it is gone there", || web(&nodes[1]).is_none());
+}
+
+/// Cuts the link between the hosts, or mends it.
+fn link(hosts: &Hosts, up: bool) {
+    let state = if up { "up" } else { "down" };
+    let args = ["-n", &hosts.names[0], "link", "set", "eth0", state];
+    let status = Command::new("ip").args(args).status().unwrap();
+    assert!(status.success());
+}
+
+/// Whether a process has been stopped by a signal.
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(") ").unwrap();
+    rest.starts_with('T')
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lease_ends_on_a_cut_link_and_a_lender_that_is_forced_has_waited_for_that() {
+    let hosts = Hosts::new();
+    let mut nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    code(
+        &nodes[0],
+        2,
+        &["offload", "web", "--to", "node-1", "--lease", "1s"],
+    );
+    ok(
+        &nodes[0],
+        &["offload", "web", "--to", "node-1", "--lease", "30s"],
+    );
+    marks(&nodes[1], "there", 2);
+
+    // nobody hears of the other: it is parked there, and goes on when it hears again
+    link(&hosts, false);
+    eventually("its lease ends", || {
+        stands(&nodes[1]) == Some(MoveStanding::Lapsed)
+    });
+    let lapsed = web(&nodes[1]).unwrap();
+    assert_eq!(lapsed.status, MachineStatus::Parked, "{lapsed:?}");
+    assert!(lapsed.detail.contains("node-0"), "{lapsed:?}");
+    code(&nodes[1], 5, &["wake", "web"]);
+    link(&hosts, true);
+    eventually("its lender answers", || runs(&nodes[1]));
+    assert!(remembers(&nodes[1], 3).contains("there-42"));
+
+    // and once more, without its node: its guard stops it before the lender goes on
+    let pid = web(&nodes[1]).unwrap().pid.unwrap();
+    link(&hosts, false);
+    nodes[1].end(Signal::KILL);
+    let forced = code(&nodes[0], 0, &["recall", "web", "--force"]);
+    assert!(is_stopped(pid), "both run");
+    assert!(
+        said(&forced).contains("its lease lasts"),
+        "{}",
+        said(&forced)
+    );
+    assert!(runs(&nodes[0]));
+    let words = remembers(&nodes[0], 4);
+    assert!(
+        words.contains("before-42") && !words.contains("there-42"),
+        "{words}"
+    );
+    assert!(is_stopped(pid));
 }
 
 #[test]

@@ -77,6 +77,12 @@ pub struct Turn {
     /// Whether its loan is to end: the borrower is told to throw the machine away, and then it goes on here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends: bool,
+    /// For how many seconds it runs on the borrower's side without a word of its lender; `None` if that does not matter. Both sides have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
+    /// Whether that is over on this side: it is parked, and goes on once its lender answers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lapsed: bool,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -251,6 +257,8 @@ impl Turn {
             lender: before.and_then(|turn| turn.lender.clone()),
             synced: None,
             ends: false,
+            lease_s: None,
+            lapsed: false,
         }
     }
 
@@ -270,6 +278,8 @@ impl Turn {
             lender: None,
             synced: None,
             ends: false,
+            lease_s: None,
+            lapsed: false,
         }
     }
 
@@ -286,6 +296,8 @@ impl Turn {
             lender: None,
             synced: None,
             ends: false,
+            lease_s: None,
+            lapsed: false,
         }
     }
 
@@ -319,6 +331,36 @@ impl Turn {
     pub(crate) fn loan_ended(&self) -> Option<Turn> {
         let forced = self.forces().filter(|_| self.ends)?;
         Some(forced.has_told())
+    }
+
+    /// Returns for how many milliseconds it runs here without a word of its lender, if that is so.
+    pub(crate) fn lease_ms(&self) -> Option<u64> {
+        let lease_s = self.lease_s.filter(|_| self.lender.is_some())?;
+        Some(lease_s.saturating_mul(1000))
+    }
+
+    /// Its lease ends: returns what is written with its state. `None` if it is not here, or has ended before.
+    pub(crate) fn lapses(&self) -> Option<Turn> {
+        let runs = self.is_here() && self.lease_ms().is_some();
+        runs.then(|| Turn {
+            lapsed: true,
+            ..self.has_gone_on()
+        })
+    }
+
+    /// Its lender has granted its lease anew: it goes on.
+    pub(crate) fn unlapses(&self) -> Turn {
+        let side = match &self.side {
+            Side::Here { owes, .. } => Side::Here {
+                owes: owes.clone(),
+                due: !self.parked,
+            },
+            side => side.clone(),
+        };
+        Turn {
+            lapsed: false,
+            ..self.with(side)
+        }
     }
 
     /// Returns the node that it is lent to.
@@ -394,13 +436,13 @@ impl Turn {
 
     /// Whether its guest may execute here.
     pub(crate) fn is_here(&self) -> bool {
-        matches!(self.side, Side::Here { .. })
+        matches!(self.side, Side::Here { .. }) && !self.lapsed
     }
 
     /// Whether it is this node's, and comes from the node at this address.
     pub(crate) fn came_from(&self, address: SocketAddr) -> bool {
         let gave = |home: &Peer| home.address == address;
-        self.is_here() && self.home.as_ref().is_some_and(gave)
+        matches!(self.side, Side::Here { .. }) && self.home.as_ref().is_some_and(gave)
     }
 
     /// Whether it is this node's, and has come from one that was not heard to have forgotten it.
@@ -492,6 +534,7 @@ impl Turn {
     /// Returns how programs are told that a machine is not this node's to run; nothing if it is.
     pub(crate) fn listed(&self) -> Option<MachineMove> {
         let standing = match &self.side {
+            Side::Here { .. } if self.lapsed => MoveStanding::Lapsed,
             Side::Here { .. } => return None,
             Side::Offered { .. } => MoveStanding::Offered,
             Side::Away { .. } => MoveStanding::Given,
@@ -501,7 +544,10 @@ impl Turn {
         };
         Some(MachineMove {
             standing,
-            node: self.peer().map(|peer| peer.name.clone()),
+            node: self
+                .peer()
+                .or(self.lender.as_ref().filter(|_| self.lapsed))
+                .map(|peer| peer.name.clone()),
         })
     }
 
@@ -509,6 +555,13 @@ impl Turn {
     pub(crate) fn shown(&self, name: &str) -> Option<String> {
         let here = format!("floe move {name} --here");
         Some(match &self.side {
+            Side::Here { .. } if self.lapsed => match &self.lender {
+                Some(lender) => format!(
+                    "its lease is over, and it goes on once {} answers, which has lent it",
+                    lender.name
+                ),
+                None => "its lease is over".to_owned(),
+            },
             Side::Here { .. } => return None,
             Side::Offered { to } => format!("it moves to {}", to.name),
             Side::Away { to } => format!(

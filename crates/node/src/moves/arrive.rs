@@ -357,6 +357,7 @@ impl Moves {
         let mut turn = Turn::arrived(&order.key, order.number, from.clone());
         turn.parked = order.machine.parked;
         turn.lender = Some(from).filter(|_| order.machine.lends);
+        turn.lease_s = order.machine.lease_s.filter(|_| order.machine.lends);
         if let Some(home) = order.machine.home.clone() {
             let is_own = self.cluster.own_address() == Some(home.address);
             turn.home = Some(home).filter(|_| !is_own); // one that is home is not asked back

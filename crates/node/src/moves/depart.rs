@@ -2,6 +2,7 @@
 
 use super::{
     Moves,
+    leases::check_lease,
     wire::{self, Order, OtherSize, Reply, Silence, Travels, Word},
 };
 use crate::{
@@ -62,10 +63,12 @@ impl Moves {
         let operation = entry.begin(Task::Move)?;
         self.check_goes(&operation, report)?;
         check_loan(&operation, &to, request.lend)?;
+        check_lease(request.lease_s, request.lend)?;
         let record = operation.record();
         let mut turn = Turn::offered(record.turn.as_ref(), new_key(), to.clone());
         turn.parked = operation.is_parked();
         turn.lends = request.lend;
+        turn.lease_s = request.lease_s;
         // before its guest stands still for nothing
         let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;
@@ -121,6 +124,7 @@ impl Moves {
             },
             machine: Travels {
                 lends: turn.lends,
+                lease_s: turn.lease_s,
                 ..Travels::of(&record)
             },
         };

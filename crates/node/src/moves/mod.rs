@@ -18,12 +18,14 @@
 //! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
 //!
 //! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
-//! changed when machines were synced and of links' rates, each of which is only held for a moment; that of this host's speed is held
+//! changed when machines were synced, of leases and their guards, and of links' rates, each of which is only held for a moment; that of this host's speed is held
 //! while the speed is measured.
 
 mod advise;
 mod arrive;
 mod depart;
+mod lease;
+mod leases;
 mod recall;
 mod results;
 mod sync;
@@ -32,8 +34,8 @@ mod when;
 mod wire;
 
 pub(crate) use wire::{
-    EndAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results, ResultsAsked, Speed,
-    SyncAsked,
+    EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results,
+    ResultsAsked, Speed, SyncAsked,
 };
 
 use crate::{
@@ -61,6 +63,7 @@ use arrive::Bringing;
 use floe_api::{MoveRequest, Outcome, RestartPolicy};
 use floe_image::{Hash, ImageName};
 use parking_lot::Mutex;
+use leases::Leases;
 use recall::Ended;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -92,6 +95,7 @@ pub(crate) struct Moves {
     rates: Mutex<HashMap<SocketAddr, Rates>>,
     /// How fast this host was last.
     speed: KnownSpeed,
+    leases: Leases,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -113,6 +117,15 @@ impl ImageUser for Moves {
         };
         let kept = kept || self.inventory.all().iter().any(is_synced);
         kept.then(|| "a machine that is to come, or may come back".to_owned())
+    }
+
+    fn images(&self) -> Vec<Hash> {
+        let copies = self.copies.lock();
+        let mut images: Vec<Hash> = copies.values().map(|copy| copy.image).collect();
+        drop(copies);
+        let all = self.inventory.all().into_iter();
+        images.extend(all.filter_map(|entry| entry.turn()?.synced));
+        images
     }
 
     fn needs_shown(&self, _image: &Hash) -> bool {
@@ -153,6 +166,7 @@ impl Moves {
             told: Mutex::default(),
             rates: Mutex::default(),
             speed: Mutex::default(),
+            leases: Leases::new(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);
@@ -205,6 +219,7 @@ impl Moves {
             ));
         };
         self.check_forces(name, &turn)?;
+        let _no_lease = self.outlasts(&turn, report)?;
         if let Some(peer) = turn.peer() {
             report.note(format!(
                 "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \
@@ -271,6 +286,14 @@ impl Moves {
             self.parks.hold_again(&operation.entry);
             return String::new();
         }
+        if let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
+            && !self.may_go_on(operation)
+        {
+            if let Err(error) = operation.update(|record| record.turn = Some(lapsed)) {
+                tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
+            }
+            return "its lender does not grant its lease, and it goes on once that does".to_owned();
+        }
         // whoever asked may have hung up, and it goes on all the same
         let (mut report, _events) = Report::new();
         let woken = self.parks.wake_machine(operation, false, &mut report);
@@ -279,6 +302,9 @@ impl Moves {
             if let Err(error) = noted {
                 tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
             }
+        }
+        if operation.turn().is_some_and(|turn| turn.lease_ms().is_some()) {
+            self.guard(operation);
         }
         let trouble = woken.err().map(|error| error.to_api().to_string());
         trouble.unwrap_or_default()
@@ -302,7 +328,8 @@ impl Moves {
         let due = operation.turn().is_some_and(|turn| turn.is_due());
         let came = operation.turn().is_some_and(|turn| turn.is_owed());
         let never_went_on = came && (due || operation.record().own_layers == 0);
-        if operation.is_parked() && !never_went_on {
+        let lapsed = operation.turn().is_some_and(|turn| turn.lapsed);
+        if operation.is_parked() && !never_went_on && !lapsed {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
         let mut kept = String::new();
@@ -319,6 +346,12 @@ impl Moves {
                 keep: &|id, _| Ok(self.images.repo.tag(&name, id)?),
             };
             self.captures.take(operation, &taking, &mut report)?;
+        }
+        // what was stored when its lease was over has all of it
+        if lapsed {
+            let name = self.late_name(operation.name.as_str(), turn.number)?;
+            kept = name.name().to_owned();
+            self.images.repo.tag(&name, &operation.record().image)?;
         }
         operation.update(|record| {
             record.turn = Some(turn);

@@ -137,7 +137,7 @@ impl Moves {
         })?;
         let turn = entry.turn().filter(|turn| turn.came_from(by.address));
         let turn = turn.ok_or_else(absent)?;
-        if turn.is_open() {
+        if turn.is_open() || turn.lapsed {
             return Err(busy(
                 format!("{} has come a moment ago", asked.name),
                 "try again in a moment",

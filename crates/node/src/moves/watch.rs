@@ -33,6 +33,7 @@ impl Moves {
     pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut tries = Tries::new();
         self.start_syncing()?;
+        self.start_leasing()?;
         let threads = &self.core.threads;
         Ok(threads.keep("moves", self, LOOK_EVERY, move |moves| {
             moves.look(&mut tries);
@@ -115,7 +116,7 @@ impl Moves {
     }
 
     /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
-    fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
+    pub(super) fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
         let operation = self.begin(entry, Task::Settle)?;
         Ok(operation.filter(|operation| operation.turn().as_ref() == Some(turn)))
     }

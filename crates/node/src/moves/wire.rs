@@ -1,6 +1,6 @@
 //! What two members of a cluster say to each other about a machine that moves, over the port for members.
 
-use super::check_key;
+use super::{check_key, leases::check_lease};
 use crate::{
     cluster::{self, Ask, Cluster},
     error::{NodeError, usage},
@@ -29,6 +29,8 @@ const RECALLS: &str = "/v1/moves/recall";
 const SIZES: &str = "/v1/moves/size";
 /// Where a member is asked to tell what one is that it has borrowed.
 const SYNCS: &str = "/v1/moves/sync";
+/// Where a member is asked for a lease.
+const LEASES: &str = "/v1/moves/lease";
 /// Where a member is asked for files of one that it has borrowed.
 const RESULTS: &str = "/v1/moves/results";
 /// Where a member is told that a loan is over.
@@ -122,6 +124,9 @@ pub(crate) struct Travels {
     /// Whether it is lent by the node that gives it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lends: bool,
+    /// For how many seconds it runs there without a word of its lender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
 }
 
 /// What the node that takes a machine answers.
@@ -236,6 +241,24 @@ pub(crate) struct EndAsked {
     pub key: String,
 }
 
+/// What the node that has borrowed a machine asks the one that has lent it: whether it may run on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeaseAsked {
+    /// The machine's key.
+    pub key: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Granted {
+    /// For another lease from when it was asked on.
+    Yes,
+    /// It goes on itself, or it knows nothing of that machine.
+    No,
+}
+
 /// How fast a node's host is, as that node tells.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -304,6 +327,7 @@ impl Travels {
             home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
             parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
             lends: record.turn.as_ref().is_some_and(|turn| turn.lends),
+            lease_s: record.turn.as_ref().and_then(|turn| turn.lease_s),
         }
     }
 }
@@ -333,6 +357,8 @@ impl Order {
         if let Some(home) = &machine.home {
             cluster::check_name(&home.name).map_err(|why| usage(why, ""))?;
         }
+        // what is given back says nothing of a lease
+        check_lease(machine.lease_s.filter(|_| machine.lends), machine.lends)?;
         check_park_after(machine.park_after_s)
     }
 }
@@ -371,6 +397,11 @@ pub(super) fn resize(
     asked: &OtherSize,
 ) -> Result<ResizeReport, Silence> {
     say(cluster, at, SIZES, asked, SIZE_TIMEOUT)
+}
+
+/// Asks the node that has lent a machine whether it may run on.
+pub(super) fn lease(cluster: &Cluster, at: &Peer, asked: &LeaseAsked) -> Result<Granted, Silence> {
+    say(cluster, at, LEASES, asked, WORD_TIMEOUT)
 }
 
 /// Asks the node that has borrowed a machine for a file or directory of its guest.

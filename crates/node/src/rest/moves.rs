@@ -6,8 +6,8 @@ use crate::{
     caller::FromMember,
     inventory::turn::Answer,
     moves::{
-        EndAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results, ResultsAsked,
-        Speed, SyncAsked,
+        EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply,
+        Results, ResultsAsked, Speed, SyncAsked,
     },
 };
 use axum::{Extension, Json, extract::State, response::Response};
@@ -140,4 +140,13 @@ pub async fn end(
     Input(asked): Input<EndAsked>,
 ) -> Result<Json<Recalled>, Failure> {
     answer(move || node.moves.end_for(&asked, &by)).await
+}
+
+/// Grants the lease of a machine to the member that has borrowed it.
+pub async fn lease(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<LeaseAsked>,
+) -> Result<Json<Granted>, Failure> {
+    answer(move || node.moves.lease_for(&asked, &by)).await
 }

@@ -531,6 +531,32 @@ fn a_loan_is_kept_and_forced_above_all_that_the_borrower_has_tried() {
 }
 
 #[test]
+fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers() {
+    let mut taken = Turn::arrived(KEY, 1, peer(0)).taken(&peer(0));
+    taken.lease_s = Some(60);
+    assert_eq!(
+        (taken.lease_ms(), taken.lapses()),
+        (None, None),
+        "it is no loan"
+    );
+    taken.lender = Some(peer(0));
+    let runs = taken.has_gone_on();
+    assert_eq!(runs.lease_ms(), Some(60_000));
+    let lapsed = runs.lapses().unwrap();
+    assert!(!lapsed.is_here() && !lapsed.is_due() && lapsed.lapses().is_none());
+    // whoever lent it may have it back all the same
+    assert!(lapsed.came_from(peer(0).address));
+    assert!(lapsed.shown("web").unwrap().contains("node-0"));
+    let listed = lapsed.listed().unwrap();
+    assert_eq!(listed.standing, MoveStanding::Lapsed);
+    let again = lapsed.unlapses();
+    assert!(again.is_here() && again.is_due());
+    // one that was forced meanwhile is too late
+    let said = heard(Some(&lapsed), 1 << 32, true, &peer(0));
+    assert_eq!(said, Heard::Fence(lapsed.with(Side::Fenced)));
+}
+
+#[test]
 fn what_was_parked_goes_on_nowhere_by_itself() {
     let mut offered = Turn::offered(None, KEY.into(), peer(1));
     offered.parked = true;
