@@ -272,7 +272,7 @@ fn a_loan_stands_whatever_node_is_killed_meanwhile() {
 /// Cuts the link between the hosts, or mends it.
 fn link(hosts: &Hosts, up: bool) {
     let state = if up { "up" } else { "down" };
-    let args = ["-n", &hosts.names[0], "link", "set", "eth0", state];
+    let args = ["-n", hosts.names[0].as_str(), "link", "set", "eth0", state];
     let status = Command::new("ip").args(args).status().unwrap();
     assert!(status.success());
 }

@@ -62,8 +62,8 @@ use advise::{KnownSpeed, Rates};
 use arrive::Bringing;
 use floe_api::{MoveRequest, Outcome, RestartPolicy};
 use floe_image::{Hash, ImageName};
-use parking_lot::Mutex;
 use leases::Leases;
+use parking_lot::Mutex;
 use recall::Ended;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -271,7 +271,11 @@ impl Moves {
             self.parks.goes_to(operation, &image, report)?;
         }
         let minutes = unix_now().saturating_sub(made).div_ceil(60);
-        let results = if lent.ends { ", but for its results" } else { "" };
+        let results = if lent.ends {
+            ", but for its results"
+        } else {
+            ""
+        };
         report.note(format!(
             "{} goes on from what it was {minutes} min ago: what it has done since then is lost{results}",
             operation.name
@@ -303,7 +307,10 @@ impl Moves {
                 tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
             }
         }
-        if operation.turn().is_some_and(|turn| turn.lease_ms().is_some()) {
+        if operation
+            .turn()
+            .is_some_and(|turn| turn.lease_ms().is_some())
+        {
             self.guard(operation);
         }
         let trouble = woken.err().map(|error| error.to_api().to_string());

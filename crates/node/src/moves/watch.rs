@@ -116,7 +116,11 @@ impl Moves {
     }
 
     /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
-    pub(super) fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
+    pub(super) fn settles(
+        &self,
+        entry: &Arc<Entry>,
+        turn: &Turn,
+    ) -> Result<Option<Operation>, NodeError> {
         let operation = self.begin(entry, Task::Settle)?;
         Ok(operation.filter(|operation| operation.turn().as_ref() == Some(turn)))
     }
