@@ -59,6 +59,7 @@ pub(super) struct Forcing<'a> {
 }
 
 impl Leases {
+    /// Begins without any lease that this node has granted.
     pub fn new() -> Leases {
         Leases {
             began_ms: boot_ms(),

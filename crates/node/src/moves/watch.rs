@@ -172,7 +172,7 @@ impl Moves {
         };
         match told {
             Told::Becomes(next) => {
-                let comes = !turn.is_here();
+                let comes = matches!(turn.side, Side::Arriving { .. });
                 operation.update(|record| record.turn = Some(next))?;
                 if comes {
                     drop(self.comes(&operation, from));
