@@ -229,6 +229,11 @@ impl Moves {
             key: turn.key.clone(),
         };
         match self.was_removed(to) {
+            // it may run there until its lease is over, for which a forced recall waits
+            true if turn.lease_s.is_some() => Err(Silence::Unheard(format!(
+                "{} is no member any more; floe recall --force has the machine go on",
+                to.name
+            ))),
             true => Ok(wire::Recalled::Given),
             false => wire::end(&self.cluster, to, &asked),
         }
