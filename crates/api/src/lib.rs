@@ -173,6 +173,9 @@ pub struct Outcome {
     /// How a machine has moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<MoveReport>,
+    /// How a machine was synced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub synced: Option<SyncReport>,
 }
 
 // ---------------------------------------------------------------------------------------------------------- the node

@@ -1,8 +1,11 @@
 //! The helper processes, which run this program with another subcommand, and how they are started.
 //!
-//! The supervisor must outlive the node, so it gets a session of its own and none of the node's descriptors.
+//! The supervisor must outlive the node, so it gets a session of its own and none of the node's descriptors, and so does the guard of a lease.
 
-use crate::error::{NodeError, at, failed};
+use crate::{
+    error::{NodeError, at, failed},
+    guard,
+};
 use floe_mount::supervisor;
 use floe_threads::Ready;
 use std::{
@@ -25,7 +28,21 @@ pub fn dispatch(args: &[OsString]) -> Option<ExitCode> {
         ("exec-qemu", rest) => Some(ExitCode::from(
             floe_machine::exec::run(rest.iter().cloned()) as u8,
         )),
+        ("lease-guard", [file, qemu]) => Some(keep_lease(Path::new(file), qemu.to_str()?)),
         _ => None,
+    }
+}
+
+fn keep_lease(file: &Path, qemu: &str) -> ExitCode {
+    // fails only for the leader of a process group, which is detached enough
+    let _ = rustix::process::setsid();
+    let kept = match qemu.parse() {
+        Ok(qemu) => guard::run(file, qemu),
+        Err(_) => Err(std::io::ErrorKind::InvalidInput.into()),
+    };
+    match kept {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE, // nobody reads what it would say
     }
 }
 

@@ -426,6 +426,7 @@ fn services(
         forks.clone(),
         parks.clone(),
         inputs.clone(),
+        resizes.clone(),
     );
     let guests = Guests::new(
         core.clone(),

@@ -16,6 +16,7 @@
 mod change;
 mod cluster;
 mod images;
+mod moves;
 mod pool;
 
 use crate::*;
@@ -216,14 +217,6 @@ impl Client {
     /// Lets a parked machine go on where it was.
     pub fn wake(&self, name: &str, request: &StartRequest) -> Result<Events, ClientError> {
         self.stream(&machine_path(name, "/wake"), request)
-    }
-    /// Has a machine go on on another node of the cluster, and forgets it here.
-    pub fn move_machine(&self, name: &str, request: &MoveRequest) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, "/move"), request)
-    }
-    /// Has a machine come back from the node that it was moved to from here.
-    pub fn recall(&self, name: &str, request: &RecallRequest) -> Result<Events, ClientError> {
-        self.stream(&machine_path(name, "/recall"), request)
     }
     /// Keeps inputs for a machine, here or where it was moved to, and has them given to its guest.
     pub fn type_on(&self, name: &str, request: &TypeRequest) -> Result<TypeReport, ClientError> {

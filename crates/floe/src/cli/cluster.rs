@@ -202,7 +202,8 @@ impl Cluster {
     }
 }
 
-fn told(info: &floe_api::ClusterInfo) -> String {
+/// Tells what a node is in its cluster.
+pub(super) fn told(info: &floe_api::ClusterInfo) -> String {
     if !info.joined {
         return "this node is in no cluster: floe cluster init makes one, floe cluster join enters one\n".into();
     }

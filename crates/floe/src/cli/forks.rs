@@ -96,18 +96,39 @@ impl Fork {
             ttl_s: self.ttl,
         };
         let client = cx.client()?;
-        let done = progress::follow(cx.out, client.fork(&self.machine, &request)?)?;
-        let Some(fork) = &done.outcome.fork else {
-            return Err(CliError::failed("the fork", "the node told no result"));
-        };
-        if !cx.out.json {
-            cx.out.text(&told(fork, &done.outcome))?;
-        }
+        let fork = begun(cx, &client, &self.machine, &request)?;
         if self.wait {
-            wait(&client, fork)?;
+            wait(&client, &fork)?;
         }
-        complete(fork)
+        complete(&fork)
     }
+}
+
+/// Forks a machine, and tells of its clones.
+fn begun(
+    cx: &Context,
+    client: &Client,
+    machine: &str,
+    request: &floe_api::ForkRequest,
+) -> Result<floe_api::ForkReport, CliError> {
+    let done = progress::follow(cx.out, client.fork(machine, request)?)?;
+    let Some(fork) = &done.outcome.fork else {
+        return Err(CliError::failed("the fork", "the node told no result"));
+    };
+    if !cx.out.json {
+        cx.out.text(&told(fork, &done.outcome))?;
+    }
+    Ok(fork.clone())
+}
+
+/// Does so, and fails unless all clones run.
+pub(super) fn forked(
+    cx: &Context,
+    client: &Client,
+    machine: &str,
+    request: &floe_api::ForkRequest,
+) -> Result<(), CliError> {
+    complete(&begun(cx, client, machine, request)?)
 }
 
 /// How often awaited clones are checked.

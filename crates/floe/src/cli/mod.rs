@@ -5,6 +5,7 @@
 //! [`ErrorCode`](floe_api::ErrorCode). Nothing is decided here: a command that does more than ask and show belongs in the
 //! node.
 
+mod advise;
 mod agent;
 mod args;
 mod attach;
@@ -35,6 +36,7 @@ mod login;
 mod machines;
 mod man;
 mod moves;
+mod offload;
 mod outcome;
 pub(crate) mod output;
 mod park;
@@ -158,6 +160,11 @@ enum Command {
     Move(moves::Move),
     Recall(moves::Recall),
     Type(typing::Type),
+    Offload(offload::Offload),
+    Sync(offload::SyncCommand),
+    Pair(offload::Pair),
+    Advise(advise::Advise),
+    Drain(moves::Drain),
     Pause(power::Pause),
     Resume(power::Resume),
     Rm(power::Rm),
@@ -310,6 +317,11 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Move(c) => return c.run(cx),
         Command::Recall(c) => return c.run(cx),
         Command::Type(c) => c.run(cx)?,
+        Command::Offload(c) => return c.run(cx),
+        Command::Sync(c) => return c.run(cx),
+        Command::Pair(c) => c.run(cx)?,
+        Command::Advise(c) => c.run(cx)?,
+        Command::Drain(c) => return c.run(cx),
         Command::Pause(c) => return c.run(cx),
         Command::Resume(c) => return c.run(cx),
         Command::Rm(c) => return c.run(cx),

@@ -1,6 +1,8 @@
-//! Commands that have machines go on on another node of the cluster, and come back: move and recall. Each takes several machines, and each
+//! Commands that have machines go on on another node of the cluster, and come back: move, recall and drain. Each takes several machines, and each
 //! of those gets its turn, whatever became of the others.
 
+use std::cell::Cell;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -10,7 +12,7 @@ use super::output::bytes;
 use super::power::Turns;
 use super::{Context, args, progress};
 use floe_api::client::Client;
-use floe_api::{MachineInfo, MachineStatus, MoveReport, MoveRequest, RecallRequest};
+use floe_api::{ErrorCode, MachineInfo, MachineStatus, MoveReport, MoveRequest, RecallRequest};
 
 /// Move machines to another node of the cluster, where they go on with their memory, disks, names, ports and limits
 #[derive(Debug, Args)]
@@ -21,7 +23,7 @@ Example:
 Example: to a strong host for a while, and back with what it has changed there
   floe move web --to beta --keep
   floe recall web --from beta
-Example: make a host empty before it is maintained
+Example: make a host empty before it is maintained, onto one node; floe drain takes all that have room
   floe move --all --to beta
 
 Only what the other node does not have crosses the network, encrypted: an image that both have is not sent. Most of it is copied
@@ -69,6 +71,7 @@ impl Move {
             still: self.still,
             keep: self.keep,
             hooks_s: self.hooks.hooks,
+            ..Default::default()
         };
         let turns = Turns::take(cx, &names, |client, name| {
             let done = progress::follow(cx.out, client.move_machine(name, &request)?)?;
@@ -88,25 +91,60 @@ impl Move {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: to a strong host for a while, and back
-  floe move web --to beta --keep
+  floe offload web --to beta
+  floe recall web
+Example: only what the job has made; what else the machine has become there is thrown away
+  floe recall web --results /root/out --into .
+Example: one that was moved there for good
   floe recall web --from beta
+Example: beta is gone for good
+  floe recall web --force
 
 That is floe move, asked for from the node that gave the machines away; no other node can ask for them. Ctrl-C ends the wait, and
-they come all the same.")]
+they come all the same. One that has become larger there first gives that back; if its guest can't, it stays there.
+With --force a machine that was lent goes on here from what it was when it was last synced (floe sync), or when it went, without what
+it has done since. If the other node has it run all the same, it does so until it hears of this; what it did is kept there as an image.")]
 pub struct Recall {
     /// The machines
     #[arg(required = true)]
     machines: Vec<String>,
-    /// The node that has them, by its name in the cluster or by https://ADDRESS:PORT
+    /// The node that has them, by its name in the cluster or by https://ADDRESS:PORT; by default the one that they were lent to
     #[arg(long, value_name = "NODE")]
-    from: String,
+    from: Option<String>,
+    /// Let them go on here without that node, which is gone for good
+    #[arg(long, conflicts_with = "from")]
+    force: bool,
+    /// Bring back this file or directory of the guest alone (repeatable), by its whole path, with at most 64 MiB; the machine goes on here
+    /// from what it was when it was lent or last synced
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["from", "force"])]
+    results: Vec<String>,
+    /// The directory of this host for the results; by default the one in which the command is typed
+    #[arg(long, value_name = "DIR", requires = "results")]
+    into: Option<PathBuf>,
 }
 
 impl Recall {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let request = RecallRequest { from: self.from };
+        let into = self.into.unwrap_or_else(|| PathBuf::from("."));
+        let into = match self.results.is_empty() {
+            true => None,
+            false => Some(args::existing(&into)?),
+        };
+        let request = RecallRequest {
+            from: self.from,
+            results: self.results,
+            into,
+        };
+        let forces = MoveRequest {
+            here: true,
+            ..Default::default()
+        };
         let turns = Turns::take(cx, &self.machines, |client, name| {
-            let done = progress::follow(cx.out, client.recall(name, &request)?)?;
+            let events = match self.force {
+                true => client.move_machine(name, &forces)?,
+                false => client.recall(name, &request)?,
+            };
+            let done = progress::follow(cx.out, events)?;
             if cx.out.json {
                 return Ok::<_, CliError>(());
             }
@@ -121,6 +159,105 @@ impl Recall {
     }
 }
 
+/// Make this host empty before it is maintained: move its machines to other nodes of the cluster
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: to whichever nodes have room
+  floe drain
+Example: to one of these
+  floe drain --to beta,gamma
+
+Each machine that is not stopped goes to one of the nodes that can have it, as by floe move: with its memory, disks, name, ports and
+limits. The nodes take turns. A machine that no node can have stays and is named with the reasons, and the exit code is that of the first
+such. Machines that are lent stay with the nodes that have them.")]
+pub struct Drain {
+    /// The nodes, by their names in the cluster; by default all other members
+    #[arg(long, value_delimiter = ',', value_name = "NODE")]
+    to: Vec<String>,
+    /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
+    #[arg(long)]
+    still: bool,
+    #[command(flatten)]
+    hooks: args::HooksArgs,
+}
+
+impl Drain {
+    pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
+        let client = cx.client()?;
+        let names = not_stopped(&client)?;
+        let nodes = match self.to.is_empty() {
+            true => other_members(&client)?,
+            false => self.to.clone(),
+        };
+        if names.is_empty() && !cx.out.json {
+            cx.out
+                .text("no machine of this host has anything to lose\n")?;
+        }
+        let turn = Cell::new(0);
+        let turns = Turns::take(cx, &names, |client, name| {
+            let first = turn.replace(turn.get() + 1) % nodes.len().max(1);
+            let (later, sooner) = nodes.split_at(first);
+            self.goes(cx, client, name, &[sooner, later].concat())
+        })?;
+        Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
+    }
+
+    /// Moves a machine to the first of the nodes that can have it.
+    fn goes(
+        &self,
+        cx: &Context,
+        client: &Client,
+        name: &str,
+        nodes: &[String],
+    ) -> Result<(), CliError> {
+        let mut why = Vec::new();
+        for node in nodes {
+            let request = MoveRequest {
+                to: Some(node.clone()),
+                still: self.still,
+                hooks_s: self.hooks.hooks,
+                ..Default::default()
+            };
+            let done = progress::follow(cx.out, client.move_machine(name, &request)?);
+            match done {
+                Ok(done) => {
+                    let moved = done.outcome.moved.filter(|_| !cx.out.json);
+                    return moved.map_or(Ok(()), |moved| cx.out.text(&told(name, &moved)));
+                }
+                // another may have it; what was given to this one is not offered to another
+                Err(error) if is_still_here(client, name)? => why.push(error.0),
+                Err(error) => return Err(error),
+            }
+        }
+        let words = why.iter().map(|why| why.message.as_str());
+        let words = words.collect::<Vec<_>>().join("; ");
+        Err(CliError::new(
+            why.first().map_or(ErrorCode::Refused, |why| why.code),
+            match words.is_empty() {
+                true => format!("{name} stays: this node's cluster has no other member"),
+                false => format!("{name} stays: {words}"),
+            },
+            format!(
+                "floe park {name} stores it on this host; floe cluster join has a node with room take part"
+            ),
+        ))
+    }
+}
+
+/// Whether a machine is this node's to give.
+fn is_still_here(client: &Client, name: &str) -> Result<bool, CliError> {
+    let mut all = client.machines()?.machines.into_iter();
+    let found = all.find(|machine| machine.name == name);
+    Ok(found.is_some_and(|machine| machine.moves.is_none()))
+}
+
+/// Returns the names of the other members of the cluster.
+fn other_members(client: &Client) -> Result<Vec<String>, CliError> {
+    let members = client.cluster()?.members.into_iter();
+    let others = members.filter(|member| !member.this);
+    Ok(others.map(|member| member.name).collect())
+}
+
 /// Returns the names of the machines that have something to lose by standing still.
 fn not_stopped(client: &Client) -> Result<Vec<String>, CliError> {
     let stopped = [MachineStatus::Stopped, MachineStatus::Failed];
@@ -131,7 +268,8 @@ fn not_stopped(client: &Client) -> Result<Vec<String>, CliError> {
     Ok(machines.map(|machine| machine.name).collect())
 }
 
-fn told(name: &str, moved: &MoveReport) -> String {
+/// Tells where a machine is, and what it took.
+pub(super) fn told(name: &str, moved: &MoveReport) -> String {
     let sent = bytes(moved.wire_bytes);
     let still = moved.down_ms / 1e3;
     let to = &moved.to;

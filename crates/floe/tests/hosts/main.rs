@@ -18,6 +18,7 @@ mod members;
 mod moves;
 mod mpi;
 mod networks;
+mod offload;
 mod placement;
 mod pool_host;
 mod strangers;

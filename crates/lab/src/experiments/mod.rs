@@ -5,6 +5,7 @@
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod activate;
 mod activate_ways;
+pub mod advise;
 pub mod apps;
 pub mod avoid;
 pub mod build;
@@ -40,6 +41,7 @@ pub mod live;
 pub mod local;
 pub mod mcast;
 pub mod odd_sources;
+pub mod offload;
 pub mod optimize;
 pub mod page;
 pub mod park;
@@ -213,6 +215,16 @@ pub const ALL: &[Experiment] = &[
         name: "resume-wan",
         about: "a guest goes on behind 7.2 Mbit/s and 120 ms, against copying the image",
         run: resume_wan::run,
+    },
+    Experiment {
+        name: "offload",
+        about: "jobs of a weak device on a strong host behind a slow link and back, against the device",
+        run: offload::run,
+    },
+    Experiment {
+        name: "advise",
+        about: "whether the advice to lend a machine to a strong host is right, against doing each job on both",
+        run: advise::run,
     },
     Experiment {
         name: "stream-sim",

@@ -328,7 +328,7 @@ pub(super) struct Said {
 
 impl Process {
     /// Waits for its end, and returns it with up to `most` bytes of each of its outputs; `None` if `limit` is over before, or nobody
-    /// wants it any more. `most` is less than a guest has credit for.
+    /// wants it any more. What is more is read and dropped.
     pub(super) fn outcome(
         &mut self,
         limit: Duration,
@@ -371,6 +371,10 @@ impl Process {
                     };
                     let room = most.saturating_sub(kept.len()).min(bytes.len());
                     kept.extend(&bytes[..room]);
+                    let (stream, length) = (self.stream, bytes.len());
+                    self.streams.with(self.conversation, |mux| {
+                        mux.consumed(stream, channel, length);
+                    });
                 }
                 Frame::Over { outcome, .. } => {
                     return Some(Said {

@@ -2,6 +2,7 @@
 //! (`chores`, and `hooks` of its owner), and what users do that the guest is to get (`typed`). The conversation with an agent belongs to
 //! a service further down (`guest`), which brings these streams their frames.
 
+mod archive;
 mod checks;
 mod chores;
 mod exec;

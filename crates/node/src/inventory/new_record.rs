@@ -76,6 +76,7 @@ impl Record {
             ensemble: None,
             swarm: None,
             turn: None,
+            syncing: None,
         }
     }
 }

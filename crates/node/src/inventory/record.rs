@@ -5,7 +5,7 @@
 
 use super::given::Given;
 use super::small::{Fresh, Small};
-use super::turn::Turn;
+use super::turn::{Syncing, Turn};
 use crate::MachineName;
 use floe_api::{
     HostAccess, Identity, InEnsemble, Limits, MulticastGroup, PauseReason, PortForward, Prefetch,
@@ -132,6 +132,9 @@ pub struct Record {
     /// Where it stands between this node and another, if it moves or has moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn: Option<Turn>,
+    /// With which node, and how often, it is synced by itself; `None` if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syncing: Option<Syncing>,
 }
 
 /// The machines that share their limits: one that a user made, and the clones that its guest and theirs made of it.
@@ -534,6 +537,7 @@ pub(crate) mod tests {
             ensemble: None,
             swarm: None,
             turn: None,
+            syncing: None,
         }
     }
 

@@ -19,13 +19,21 @@
 //! both may run, and it cannot be otherwise over a cut link: the side that went on by an older number, or that was never given the
 //! machine, is *Fenced* as soon as the two hear of each other. What it did is kept and merged with nothing. The side on which the machine
 //! was forced says so until the other has heard it; before that the machine moves nowhere.
+//!
+//! A machine can be *lent*: whoever gives it keeps what it was, as [`Side::Lent`], instead of forgetting it, and what the other side tells
+//! of it meanwhile ([`Turn::synced`]). It comes back by an ordinary hand-over, and moves nowhere else. If the borrower is gone for good,
+//! the lender's user forces it: it goes on from what was told last. A borrower tries to give it back any number of times before that, each
+//! by a number of its own, so a forced loan begins a new *epoch*, whose numbers are above all of those.
 
 use ::core::net::SocketAddr;
 use floe_api::{MachineMove, MoveStanding};
+use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 
 /// Hex digits of a machine's key.
 const KEY_DIGITS: usize = 16;
+/// The part of a number that hand-overs count up; what is above it is the epoch.
+const IN_EPOCH: u64 = u32::MAX as u64;
 
 /// Another node that has a machine, or is to have it: a member of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +65,24 @@ pub struct Turn {
     /// Before that the machine moves nowhere: that node would find nobody who tells it that it is too late, and run on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Peer>,
+    /// Whether this node lends it by this hand-over, and keeps its copy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lends: bool,
+    /// The node that has lent it to this one: it moves to no other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lender: Option<Peer>,
+    /// The image of what it was on the borrower's side when that told of it last: it goes on from there if it is forced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub synced: Option<Hash>,
+    /// Whether its loan is to end: the borrower is told to throw the machine away, and then it goes on here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends: bool,
+    /// For how many seconds it runs on the borrower's side without a word of its lender; `None` if that does not matter. Both sides have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
+    /// Whether that is over on this side: it is parked, and goes on once its lender answers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lapsed: bool,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -80,6 +106,11 @@ pub enum Side {
         /// Who has it.
         to: Peer,
     },
+    /// What it was when it was lent. The other side runs it.
+    Lent {
+        /// Who has it.
+        to: Peer,
+    },
     /// A copy that is not to go on yet: it is offered.
     Arriving {
         /// Who offers it.
@@ -87,6 +118,19 @@ pub enum Side {
     },
     /// What the guest did here after the machine had gone on elsewhere. It is kept, and never goes on.
     Fenced,
+}
+
+/// How a machine is synced by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Syncing {
+    /// The node that is told what it is while it runs here.
+    pub with: Peer,
+    /// How often, in seconds.
+    pub every_s: u64,
+    /// After how many bytes of changes sooner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold_bytes: Option<u64>,
 }
 
 /// What the side that takes a machine does when it hears of a hand-over.
@@ -161,6 +205,17 @@ pub(crate) fn heard(here: Option<&Turn>, number: u64, given: bool, from: &Peer) 
         Side::Here {
             owes: Some(owed), ..
         } if is(owed, from) && number > turn.number => Heard::Fence(turn.with(Side::Fenced)),
+        Side::Here { .. } if given && number > turn.number && turn.is_borrowed_from(from) => {
+            Heard::Fence(turn.with(Side::Fenced))
+        }
+        // it takes that back first, and is fenced then
+        Side::Offered { .. } if given && number > turn.number && turn.is_borrowed_from(from) => {
+            Heard::Runs
+        }
+        // it comes back
+        Side::Lent { to } if is(to, from) && !given && !turn.ends && number > turn.number => {
+            Heard::Bring
+        }
         Side::Here { .. } if number == turn.number => Heard::Runs,
         _ => Heard::Stale,
     }
@@ -198,6 +253,33 @@ impl Turn {
             home: before.and_then(|turn| turn.home.clone()),
             parked: false,
             late: None,
+            lends: false,
+            lender: before.and_then(|turn| turn.lender.clone()),
+            synced: None,
+            ends: false,
+            lease_s: None,
+            lapsed: false,
+        }
+    }
+
+    /// Returns the turn of a machine that is told of to another node before it moves there, so that it is known by this key then.
+    pub(crate) fn told_of(key: String) -> Turn {
+        Turn {
+            key,
+            number: 0,
+            side: Side::Here {
+                owes: None,
+                due: false,
+            },
+            home: None,
+            parked: false,
+            late: None,
+            lends: false,
+            lender: None,
+            synced: None,
+            ends: false,
+            lease_s: None,
+            lapsed: false,
         }
     }
 
@@ -210,7 +292,87 @@ impl Turn {
             side: Side::Arriving { from },
             parked: false,
             late: None,
+            lends: false,
+            lender: None,
+            synced: None,
+            ends: false,
+            lease_s: None,
+            lapsed: false,
         }
+    }
+
+    /// The other side runs it, which was given it as a loan: returns what is written instead of forgetting it. `None` if it is no loan.
+    pub(crate) fn lent(&self) -> Option<Turn> {
+        match &self.side {
+            Side::Away { to } if self.lends => Some(self.with(Side::Lent { to: to.clone() })),
+            _ => None,
+        }
+    }
+
+    /// The borrower has told what it was a moment ago, which this image has: returns what is written. `None` if it is not lent to that one.
+    pub(crate) fn syncs(&self, image: Hash, by: SocketAddr) -> Option<Turn> {
+        let known = matches!(&self.side, Side::Lent { to } if to.address == by);
+        known.then(|| Turn {
+            synced: Some(image),
+            ..self.clone()
+        })
+    }
+
+    /// Its loan is to end: returns what is written before the borrower is told to throw it away. `None` if it is not lent.
+    pub(crate) fn ends_loan(&self) -> Option<Turn> {
+        self.borrower()?;
+        Some(Turn {
+            ends: true,
+            ..self.clone()
+        })
+    }
+
+    /// The borrower has nothing of it any more: returns what is written. `None` if its loan was not to end.
+    pub(crate) fn loan_ended(&self) -> Option<Turn> {
+        let forced = self.forces().filter(|_| self.ends)?;
+        Some(forced.has_told())
+    }
+
+    /// Returns for how many milliseconds it runs here without a word of its lender, if that is so.
+    pub(crate) fn lease_ms(&self) -> Option<u64> {
+        let lease_s = self.lease_s.filter(|_| self.lender.is_some())?;
+        Some(lease_s.saturating_mul(1000))
+    }
+
+    /// Its lease ends: returns what is written with its state. `None` if it is not here, or has ended before.
+    pub(crate) fn lapses(&self) -> Option<Turn> {
+        let runs = self.is_here() && self.lease_ms().is_some();
+        runs.then(|| Turn {
+            lapsed: true,
+            ..self.has_gone_on()
+        })
+    }
+
+    /// Its lender has granted its lease anew: it goes on.
+    pub(crate) fn unlapses(&self) -> Turn {
+        let side = match &self.side {
+            Side::Here { owes, .. } => Side::Here {
+                owes: owes.clone(),
+                due: !self.parked,
+            },
+            side => side.clone(),
+        };
+        Turn {
+            lapsed: false,
+            ..self.with(side)
+        }
+    }
+
+    /// Returns the node that it is lent to.
+    pub(crate) fn borrower(&self) -> Option<&Peer> {
+        match &self.side {
+            Side::Lent { to } => Some(to),
+            _ => None,
+        }
+    }
+
+    fn is_borrowed_from(&self, peer: &Peer) -> bool {
+        self.lender.as_ref().is_some_and(|lender| is(lender, peer))
     }
 
     /// The other side has all of it: returns what is written before it is told that the machine is its own. `None` if it was not offered.
@@ -243,6 +405,18 @@ impl Turn {
                     due: !self.parked,
                 })
             }),
+            // that side may have tried to give it back any number of times
+            Side::Lent { to } => Some(Turn {
+                number: (self.number | IN_EPOCH).saturating_add(1),
+                late: Some(to.clone()),
+                lends: false,
+                synced: None,
+                ends: false,
+                ..self.with(Side::Here {
+                    owes: None,
+                    due: !self.parked,
+                })
+            }),
             // if the other side took it back instead, that stands
             Side::Arriving { from } => Some(self.taken(from)),
             _ => None,
@@ -262,18 +436,28 @@ impl Turn {
 
     /// Whether its guest may execute here.
     pub(crate) fn is_here(&self) -> bool {
-        matches!(self.side, Side::Here { .. })
+        matches!(self.side, Side::Here { .. }) && !self.lapsed
     }
 
     /// Whether it is this node's, and comes from the node at this address.
     pub(crate) fn came_from(&self, address: SocketAddr) -> bool {
         let gave = |home: &Peer| home.address == address;
-        self.is_here() && self.home.as_ref().is_some_and(gave)
+        matches!(self.side, Side::Here { .. }) && self.home.as_ref().is_some_and(gave)
+    }
+
+    /// Whether it is this node's, and has come from one that was not heard to have forgotten it.
+    pub(crate) fn is_owed(&self) -> bool {
+        matches!(self.side, Side::Here { owes: Some(_), .. })
     }
 
     /// Whether it was given to another node, or is offered to one.
     pub(crate) fn is_given_or_offered(&self) -> bool {
         matches!(self.side, Side::Offered { .. } | Side::Away { .. })
+    }
+
+    /// Whether it is another node's as far as this one knows, or offered to one.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.is_given_or_offered() || self.borrower().is_some()
     }
 
     /// Whether its guest is to be let go on.
@@ -285,6 +469,7 @@ impl Turn {
     pub(crate) fn is_open(&self) -> bool {
         match &self.side {
             Side::Here { owes, due } => owes.is_some() || *due || self.late.is_some(),
+            Side::Lent { .. } => self.ends,
             Side::Fenced => false,
             Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. } => true,
         }
@@ -294,7 +479,7 @@ impl Turn {
     pub(crate) fn peer(&self) -> Option<&Peer> {
         match &self.side {
             Side::Here { owes, .. } => owes.as_ref(),
-            Side::Offered { to } | Side::Away { to } => Some(to),
+            Side::Offered { to } | Side::Away { to } | Side::Lent { to } => Some(to),
             Side::Arriving { from } => Some(from),
             Side::Fenced => None,
         }
@@ -309,6 +494,8 @@ impl Turn {
             (_, std::cmp::Ordering::Greater) => Answer::Void,
             (_, std::cmp::Ordering::Less) => Answer::Wait,
             (Side::Away { .. }, _) => Answer::Given,
+            // this side has nothing left to say about that hand-over
+            (Side::Lent { .. }, _) => Answer::Gone,
             (Side::Here { .. }, _) => Answer::Void,
             (Side::Offered { .. } | Side::Arriving { .. } | Side::Fenced, _) => Answer::Wait,
         }
@@ -347,15 +534,20 @@ impl Turn {
     /// Returns how programs are told that a machine is not this node's to run; nothing if it is.
     pub(crate) fn listed(&self) -> Option<MachineMove> {
         let standing = match &self.side {
+            Side::Here { .. } if self.lapsed => MoveStanding::Lapsed,
             Side::Here { .. } => return None,
             Side::Offered { .. } => MoveStanding::Offered,
             Side::Away { .. } => MoveStanding::Given,
+            Side::Lent { .. } => MoveStanding::Lent,
             Side::Arriving { .. } => MoveStanding::Arriving,
             Side::Fenced => MoveStanding::Fenced,
         };
         Some(MachineMove {
             standing,
-            node: self.peer().map(|peer| peer.name.clone()),
+            node: self
+                .peer()
+                .or(self.lender.as_ref().filter(|_| self.lapsed))
+                .map(|peer| peer.name.clone()),
         })
     }
 
@@ -363,12 +555,28 @@ impl Turn {
     pub(crate) fn shown(&self, name: &str) -> Option<String> {
         let here = format!("floe move {name} --here");
         Some(match &self.side {
+            Side::Here { .. } if self.lapsed => match &self.lender {
+                Some(lender) => format!(
+                    "its lease is over, and it goes on once {} answers, which has lent it",
+                    lender.name
+                ),
+                None => "its lease is over".to_owned(),
+            },
             Side::Here { .. } => return None,
             Side::Offered { to } => format!("it moves to {}", to.name),
             Side::Away { to } => format!(
                 "it was given to {0}, which does not say yet that it runs there, and is asked again; if {0} is gone for good, {here} \
                  lets it go on from where it left",
                 to.name
+            ),
+            Side::Lent { to } => format!(
+                "it runs on {0}; floe recall {name} brings it back, and if {0} is gone for good, {here} has it go on from what it was \
+                 when it was {1}",
+                to.name,
+                match self.synced {
+                    Some(_) => "last synced",
+                    None => "given away",
+                }
             ),
             Side::Arriving { from } => format!(
                 "it comes from {0}, and goes on here once {0} gives it away; if {0} is gone for good, {here} lets it go on",

@@ -60,6 +60,16 @@ impl Machines {
         }
     }
 
+    /// Returns a count that grows with what a machine changes: bytes that were written to its disks, and bytes of its memory that are its own
+    /// by now. What is written to the same page again is not in it.
+    pub(crate) fn changes_of(&self, entry: &Entry) -> u64 {
+        let usage = self.usage_of(entry);
+        usage.map_or(0, |usage| {
+            let own = usage.own_bytes.unwrap_or_default();
+            usage.disk_write_bytes.saturating_add(own)
+        })
+    }
+
     fn usage_of(&self, entry: &Entry) -> Option<MachineUsage> {
         let info = self.info_of(entry);
         let pid = info.pid?;

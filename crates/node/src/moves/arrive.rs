@@ -13,10 +13,11 @@ use crate::{
     images::{PARK_LABEL, sources::Found},
     inventory::{
         Entry, NewMachine, Operation,
+        given::Given,
         lifecycle::Task,
         record::{Afterwards, Household, Origin, Record, Wanted},
         small::Small,
-        turn::{Heard, Peer, Side, Turn, heard},
+        turn::{Heard, Peer, Side, Syncing, Turn, heard},
     },
     machines::launch::choose_ports,
     news::News,
@@ -26,13 +27,19 @@ use floe_api::{ApiError, Event};
 use floe_image::{Hash, MachineConfig};
 use floe_threads::Cancel;
 use parking_lot::Mutex;
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// How many machines may be on their way here at once.
 const ARRIVING_MAX: usize = 16;
 /// For how long what was brought ahead of a machine is kept if the machine itself does not come.
-const AHEAD_KEPT: Duration = Duration::from_secs(600);
+pub(super) const AHEAD_KEPT: Duration = Duration::from_secs(600);
+/// For how long what was told of it is kept that none follows soon.
+const SYNC_KEPT: Duration = Duration::from_secs(36 * 3600);
 
 /// A machine that is being brought here.
 pub(super) struct Bringing {
@@ -137,6 +144,8 @@ impl Moves {
             None => self.inventory.check_free(&name)?,
             // what is left of an earlier attempt gives way
             Some(Side::Arriving { from: known }) if known.address == from.address => {}
+            // it comes back
+            Some(Side::Lent { to }) if to.address == from.address => {}
             Some(_) => {
                 return Err(refused(
                     format!("{name} is here, from an earlier move"),
@@ -162,7 +171,8 @@ impl Moves {
 
     /// Brings a machine here, or what it was a moment ago, or says how far that is.
     fn bring(self: &Arc<Self>, order: &Order, by: &FromMember) -> Result<Reply, NodeError> {
-        let (Word::Ahead { image, token } | Word::Offered { image, token }) = &order.word else {
+        let (Word::Ahead { image, token, .. } | Word::Offered { image, token }) = &order.word
+        else {
             return Ok(Reply::Stale);
         };
         let ahead = matches!(order.word, Word::Ahead { .. });
@@ -268,9 +278,11 @@ impl Moves {
         self.forks.check_source(by, image, &mut origin)?;
         let found = self.images.sources.find_at(*image, origin)?;
         self.machines.check_loads(&found.manifest.config, None)?;
+        let began = Instant::now();
         let brought = self.images.bring_here(&found, report)?;
-        if matches!(order.word, Word::Ahead { .. }) {
-            self.keep_copy(&order.key, *image, AHEAD_KEPT);
+        self.saw_rate(by.address, brought.wire_bytes, began.elapsed(), false);
+        if let Word::Ahead { kept, .. } = order.word {
+            self.hears_what_it_is(order, *image, kept, by)?;
             return Ok(brought.wire_bytes);
         }
         // another hand-over may have begun meanwhile
@@ -280,6 +292,50 @@ impl Moves {
         made?;
         self.copies.lock().remove(&order.key);
         Ok(brought.wire_bytes)
+    }
+
+    /// Keeps what a machine was a moment ago: as that from which it goes on if its borrower is gone, or for when it comes.
+    fn hears_what_it_is(
+        self: &Arc<Self>,
+        order: &Order,
+        image: Hash,
+        kept: bool,
+        by: &FromMember,
+    ) -> Result<(), NodeError> {
+        let syncs = |entry: &Entry| entry.turn()?.syncs(image, by.address);
+        let lent = self.find(&order.key).filter(|entry| syncs(entry).is_some());
+        let Some(entry) = lent else {
+            let long = if kept { SYNC_KEPT } else { AHEAD_KEPT };
+            self.keep_copy(&order.key, image, long);
+            return Ok(());
+        };
+        let over = self.core.threads.over();
+        if let Some(operation) = entry.begin_when_free(Task::Settle, over)
+            && let Some(turn) = syncs(&operation)
+        {
+            operation.update(|record| record.turn = Some(turn))?;
+        }
+        self.parks.is_memory(image); // it goes once another takes its place
+        Ok(())
+    }
+
+    /// Removes what is here of a machine that was lent to a node and comes back from it. Returns how it is synced by itself.
+    fn gives_way(&self, key: &str, by: &FromMember) -> Result<Option<Syncing>, NodeError> {
+        let Some(entry) = self.find(key) else {
+            return Ok(None);
+        };
+        let operation = self.begin(&entry, Task::Move)?;
+        let is_lent = |operation: &Operation| {
+            let turn = operation.turn();
+            let to = turn.as_ref().and_then(Turn::borrower);
+            to.is_some_and(|to| to.address == by.address)
+        };
+        let Some(operation) = operation.filter(is_lent) else {
+            return Ok(None);
+        };
+        let syncing = operation.record().syncing;
+        self.machines.remove(&operation, true)?;
+        Ok(syncing)
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.
@@ -296,14 +352,19 @@ impl Moves {
         };
         let mut config = found.manifest.config.clone();
         config.labels.remove(PARK_LABEL);
-        let mut turn = Turn::arrived(&order.key, order.number, from);
+        // what it was goes only now that all of it is here; the other node has it until it is given
+        let syncing = self.gives_way(&order.key, by)?;
+        let mut turn = Turn::arrived(&order.key, order.number, from.clone());
         turn.parked = order.machine.parked;
+        turn.lender = Some(from).filter(|_| order.machine.lends);
+        turn.lease_s = order.machine.lease_s.filter(|_| order.machine.lends);
         if let Some(home) = order.machine.home.clone() {
             let is_own = self.cluster.own_address() == Some(home.address);
             turn.home = Some(home).filter(|_| !is_own); // one that is home is not asked back
         }
         let make = |name: &MachineName, place: &str, uid: Option<u32>| {
-            let record = arrived(name, place, uid, &order.machine, found.id, config, turn);
+            let mut record = arrived(name, place, uid, &order.machine, found.id, config, turn);
+            record.syncing = syncing;
             (self.core.home.machine(place), record)
         };
         let image_name = &order.machine.image_name;
@@ -377,6 +438,8 @@ fn arrived(
 ) -> Record {
     Record {
         small: Small::of_image(&config),
+        // what its guest has given back it need not have here
+        given: Given::in_labels(&config),
         forwards: travels.forwards.clone(),
         wanted: Wanted::Parked,
         // a trace is of one way from an image on

@@ -2,7 +2,8 @@
 
 use super::{
     Moves,
-    wire::{self, Order, Reply, Travels, Word},
+    leases::check_lease,
+    wire::{self, Order, OtherSize, Reply, Silence, Travels, Word},
 };
 use crate::{
     capture::Taking,
@@ -18,7 +19,9 @@ use crate::{
     patience::PATIENCE,
     report::{Report, millis},
 };
-use floe_api::{MoveReport, MoveRequest, Outcome, StoredReport};
+use floe_api::{
+    ErrorCode, MoveReport, MoveRequest, Outcome, ResizeReport, SizeRequest, StoredReport,
+};
 use std::{
     collections::BTreeMap,
     sync::Arc,
@@ -59,23 +62,15 @@ impl Moves {
         entry.wait_for_identity()?;
         let operation = entry.begin(Task::Move)?;
         self.check_goes(&operation, report)?;
+        check_loan(&operation, &to, request.lend)?;
+        check_lease(request.lease_s, request.lend)?;
         let record = operation.record();
-        let key = format!("{:016x}", rand::random::<u64>());
-        let mut turn = Turn::offered(record.turn.as_ref(), key, to.clone());
+        let mut turn = Turn::offered(record.turn.as_ref(), new_key(), to.clone());
         turn.parked = operation.is_parked();
+        turn.lends = request.lend;
+        turn.lease_s = request.lease_s;
         // before its guest stands still for nothing
-        let asked = Order {
-            key: turn.key.clone(),
-            number: turn.number,
-            word: Word::Asked {
-                config: Box::new(record.config.clone()),
-            },
-            machine: Travels::of(&record),
-        };
-        match wire::order(&self.cluster, &to, &asked)? {
-            Reply::Could => {}
-            other => return Err(no_answer(&to.name, &other)),
-        }
+        let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;
         if turn.parked {
             report.note(format!("{name} is woken for this, and parked there"));
@@ -85,31 +80,113 @@ impl Moves {
         self.parks.check(&operation)?;
         let ahead_bytes = match request.still || turn.parked {
             true => 0,
-            false => self.copy_ahead(&operation, &to, asked, report)?,
+            false => self.copy_ahead(&operation, &to, asked, false, report)?,
         };
+        let key = turn.key.clone();
         let hooks_s = request.hooks_s;
         let whole = self.parks.park_whole(&operation, hooks_s, turn, report)?;
         report.stage_at("qemu end", Instant::now());
         let image = whole.id;
         let done = self.hand_over(&operation, &to, whole, request.keep, report);
         self.forks.lent.end(&image);
-        done.map(|mut moved| {
-            moved.report.wire_bytes = moved.report.wire_bytes.saturating_add(ahead_bytes);
-            Outcome {
-                stored: Some(moved.stored),
-                moved: Some(moved.report),
-                ..Default::default()
-            }
+        let mut moved = done?;
+        moved.report.wire_bytes = moved.report.wire_bytes.saturating_add(ahead_bytes);
+        // one that does not go on there can't take anything
+        let goes_on = moved.report.trouble.is_empty();
+        let resized = match goes_on {
+            true => self.resize_there(name, &to, key, request, report),
+            false => None,
+        };
+        Ok(Outcome {
+            stored: Some(moved.stored),
+            moved: Some(moved.report),
+            resized,
+            ..Default::default()
         })
     }
 
+    /// Asks another node whether a machine could come, as what it is to be there. Returns what it was asked.
+    pub(super) fn ask(
+        &self,
+        operation: &Operation,
+        to: &Peer,
+        turn: &Turn,
+    ) -> Result<Order, NodeError> {
+        let record = operation.record();
+        let mut config = record.config.clone();
+        // that node need not have room for what its guest has given back
+        record.given.label(&mut config);
+        let asked = Order {
+            key: turn.key.clone(),
+            number: turn.number,
+            word: Word::Asked {
+                config: Box::new(config),
+            },
+            machine: Travels {
+                lends: turn.lends,
+                lease_s: turn.lease_s,
+                ..Travels::of(&record)
+            },
+        };
+        match wire::order(&self.cluster, to, &asked)? {
+            Reply::Could => Ok(asked),
+            other => Err(no_answer(&to.name, &other)),
+        }
+    }
+
+    /// Has the other node give the machine the size that it is to have there. The machine runs there whatever comes of that: what did not
+    /// come to be is told as a note.
+    fn resize_there(
+        &self,
+        name: &str,
+        to: &Peer,
+        key: String,
+        request: &MoveRequest,
+        report: &mut Report,
+    ) -> Option<ResizeReport> {
+        if request.cpus.is_none() && request.memory_bytes.is_none() {
+            return None;
+        }
+        let size = SizeRequest {
+            cpus: request.cpus,
+            memory_bytes: request.memory_bytes,
+            overcommit: false,
+        };
+        let asked = OtherSize { key, size };
+        let began = Instant::now();
+        let done = loop {
+            match wire::resize(&self.cluster, to, &asked) {
+                Ok(resized) => break Ok(resized),
+                // it may just be finishing the move
+                Err(Silence::Refused(why))
+                    if why.code == ErrorCode::Busy && began.elapsed() < PATIENCE =>
+                {
+                    if !report.cancel().sleep(AGAIN) {
+                        break Err(NodeError::Cancelled);
+                    }
+                }
+                Err(silence) => break Err(silence.into()),
+            }
+        };
+        report.stage_at("resize there", Instant::now());
+        match done {
+            Ok(resized) => Some(resized),
+            Err(error) => {
+                let why = error.to_api();
+                report.note(format!("{name} has the size that it had: {why}"));
+                None
+            }
+        }
+    }
+
     /// Has the other node bring what the machine is while it goes on. Once it stands still, what it has changed since is left to be
-    /// brought. Returns how many bytes crossed the network for it. `order` is one about this hand-over.
-    fn copy_ahead(
+    /// brought. Returns how many bytes crossed the network for it. `order` is one about this hand-over; `kept` is whether none follows soon.
+    pub(super) fn copy_ahead(
         &self,
         operation: &Operation,
         to: &Peer,
         order: Order,
+        kept: bool,
         report: &mut Report,
     ) -> Result<u64, NodeError> {
         let labels = BTreeMap::from([(PARK_LABEL.to_owned(), "1".to_owned())]);
@@ -127,9 +204,14 @@ impl Moves {
         let word = Word::Ahead {
             image: taken.id,
             token: self.forks.lent.lend(taken.id),
+            kept,
         };
+        let began = Instant::now();
         let done = self.bring_ahead(to, &Order { word, ..order }, report);
         self.forks.lent.end(&taken.id);
+        if let Ok(bytes) = &done {
+            self.saw_rate(to.address, *bytes, began.elapsed(), true);
+        }
         done
     }
 
@@ -294,7 +376,7 @@ impl Moves {
                 Ok(Step::Runs(trouble)) => {
                     report.stage_at("go on there", Instant::now());
                     let down_ms = millis(whole.stopped.elapsed());
-                    self.forget(operation, to, keep)?;
+                    self.leave(operation, to, keep)?;
                     let to = to.name.clone();
                     return Ok(Moved {
                         stored: whole.stored,
@@ -401,13 +483,24 @@ impl Moves {
         true
     }
 
-    /// Removes what is here of a machine that runs on another node. If it is to be kept, the image of what it was stays for a while.
-    pub(super) fn forget(
+    /// Does what is due with what is here of a machine that runs on another node: it is kept if it is lent, and removed otherwise.
+    pub(super) fn leave(
         &self,
         operation: &Operation,
         to: &Peer,
         keep: bool,
     ) -> Result<(), NodeError> {
+        let Some(lent) = operation.turn().and_then(|turn| turn.lent()) else {
+            return self.forget(operation, to, keep);
+        };
+        operation.update(|record| record.turn = Some(lent))?;
+        let news = News::Moved(to.name.clone());
+        self.core.tell(operation.name.as_str(), &news);
+        Ok(())
+    }
+
+    /// Removes what is here of a machine that runs on another node. If it is to be kept, the image of what it was stays for a while.
+    fn forget(&self, operation: &Operation, to: &Peer, keep: bool) -> Result<(), NodeError> {
         let name = operation.name.to_string();
         if let Some(turn) = operation.turn().filter(|_| keep) {
             self.keep_copy(&turn.key, operation.record().image, COPY_KEPT);
@@ -418,6 +511,26 @@ impl Moves {
         self.machines.remove(operation, true)?;
         self.core.tell(&name, &News::Moved(to.name.clone()));
         Ok(())
+    }
+}
+
+/// Returns a key for a machine that has none.
+pub(super) fn new_key() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// Refuses to move a borrowed machine elsewhere than to its lender, or to lend it on: its lender would not know where it is.
+fn check_loan(operation: &Operation, to: &Peer, lends: bool) -> Result<(), NodeError> {
+    let lender = operation.turn().and_then(|turn| turn.lender);
+    match lender {
+        Some(lender) if lends || lender.address != to.address => Err(refused(
+            format!("{} has lent {} to this node", lender.name, operation.name),
+            format!(
+                "floe move {0} --to {1} gives it back, as floe recall {0} does on {1}; from there it goes anywhere",
+                operation.name, lender.name
+            ),
+        )),
+        _ => Ok(()),
     }
 }
 

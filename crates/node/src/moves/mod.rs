@@ -14,16 +14,29 @@
 //! The image is a hidden one, as of a parked machine, and read as a fork's memory is: over the port for members, with a token of its own.
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
-//! Locks: the lists of machines that are being brought here, of the copies that are kept and of the machines that are asked back; each is
-//! only held for a moment.
+//! A machine can be lent (`floe offload`): what it was stays here, and it comes back. Meanwhile, or before it moves, each side can tell the
+//! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
+//!
+//! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
+//! changed when machines were synced, of leases and their guards, and of links' rates, each of which is only held for a moment; that of this host's speed is held
+//! while the speed is measured.
 
+mod advise;
 mod arrive;
 mod depart;
+mod lease;
+mod leases;
 mod recall;
+mod results;
+mod sync;
 mod watch;
+mod when;
 mod wire;
 
-pub(crate) use wire::{Order, Question, Recall, Recalled, Reply};
+pub(crate) use wire::{
+    EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results,
+    ResultsAsked, Speed, SyncAsked,
+};
 
 use crate::{
     caller::FromMember,
@@ -43,10 +56,14 @@ use crate::{
     news::News,
     park::Parks,
     report::Report,
+    resize::Resizes,
+    time::unix_now,
 };
+use advise::{KnownSpeed, Rates};
 use arrive::Bringing;
 use floe_api::{MoveRequest, Outcome, RestartPolicy};
 use floe_image::{Hash, ImageName};
+use leases::Leases;
 use parking_lot::Mutex;
 use recall::Ended;
 use std::{
@@ -67,12 +84,20 @@ pub(crate) struct Moves {
     forks: Arc<Forks>,
     parks: Arc<Parks>,
     inputs: Arc<Inputs>,
+    resizes: Arc<Resizes>,
     /// What is being brought here, by the machines' keys.
     arriving: Mutex<HashMap<String, Arc<Bringing>>>,
     /// What is kept of machines that are to come, or may come back, by their keys.
     copies: Mutex<HashMap<String, KeptCopy>>,
-    /// The machines that go back to members that ask for them.
-    recalls: Mutex<HashMap<(String, SocketAddr), Ended>>,
+    /// What members have asked for and is under way: machines that go back to them, or that they are told of.
+    asked: Mutex<HashMap<(String, SocketAddr), Ended>>,
+    /// How much machines had changed, by their keys, when they were told of last.
+    told: Mutex<HashMap<String, u64>>,
+    /// How fast bytes went over the links to other nodes last.
+    rates: Mutex<HashMap<SocketAddr, Rates>>,
+    /// How fast this host was last.
+    speed: KnownSpeed,
+    leases: Leases,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -87,7 +112,22 @@ impl ImageUser for Moves {
     fn user_of(&self, image: &Hash) -> Option<String> {
         let copies = self.copies.lock();
         let kept = copies.values().any(|copy| copy.image == *image);
+        drop(copies);
+        let is_synced = |entry: &Arc<Entry>| {
+            let turn = entry.turn();
+            turn.is_some_and(|turn| turn.synced == Some(*image))
+        };
+        let kept = kept || self.inventory.all().iter().any(is_synced);
         kept.then(|| "a machine that is to come, or may come back".to_owned())
+    }
+
+    fn images(&self) -> Vec<Hash> {
+        let copies = self.copies.lock();
+        let mut images: Vec<Hash> = copies.values().map(|copy| copy.image).collect();
+        drop(copies);
+        let all = self.inventory.all().into_iter();
+        images.extend(all.filter_map(|entry| entry.turn()?.synced));
+        images
     }
 
     fn needs_shown(&self, _image: &Hash) -> bool {
@@ -111,6 +151,7 @@ impl Moves {
         forks: Arc<Forks>,
         parks: Arc<Parks>,
         inputs: Arc<Inputs>,
+        resizes: Arc<Resizes>,
     ) -> Arc<Moves> {
         let moves = Arc::new(Moves {
             core,
@@ -122,9 +163,14 @@ impl Moves {
             forks,
             parks,
             inputs,
+            resizes,
             arriving: Mutex::default(),
             copies: Mutex::default(),
-            recalls: Mutex::default(),
+            asked: Mutex::default(),
+            told: Mutex::default(),
+            rates: Mutex::default(),
+            speed: Mutex::default(),
+            leases: Leases::new(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);
@@ -169,32 +215,76 @@ impl Moves {
             )
         })?;
         let turn = operation.turn();
-        let Some(forced) = turn.as_ref().and_then(Turn::forces) else {
+        let forced = turn.and_then(|turn| Some((turn.clone(), turn.forces()?)));
+        let Some((turn, forced)) = forced else {
             return Err(usage(
                 format!("machine {name} is neither given away nor on its way here"),
                 format!("floe ps {name} shows how it stands"),
             ));
         };
-        if let Some(turn) = &turn {
-            self.check_forces(name, turn)?;
-        }
-        if let Some(peer) = turn.as_ref().and_then(Turn::peer) {
+        self.check_forces(name, &turn)?;
+        let _no_lease = self.outlasts(&turn, report)?;
+        if let Some(peer) = turn.peer() {
             report.note(format!(
                 "{0} may have it run too, until it hears of this node: what it did after it was given is not merged, and one of the two is \
                  kept as an image",
                 peer.name
             ));
         }
-        operation.update(|record| record.turn = Some(forced))?;
-        let trouble = self.go_on(&operation);
-        report.stage("wake")?;
-        if !trouble.is_empty() {
-            report.note(format!("{name} does not run yet: {trouble}"));
-        }
+        self.take_up(&operation, &turn, forced, report)?;
         Ok(Outcome {
             machine: Some(self.machines.info_of(&operation)),
             ..Default::default()
         })
+    }
+
+    /// Lets a machine go on here by another turn than it had `before`. What was lent goes on from where its borrower has told of it last.
+    fn take_up(
+        &self,
+        operation: &Operation,
+        before: &Turn,
+        next: Turn,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let image_name = operation.record().image_name;
+        if before.borrower().is_some() {
+            self.goes_on_from(operation, before, report)?;
+        }
+        operation.update(|record| {
+            record.turn = Some(next);
+            record.image_name = image_name;
+        })?;
+        let trouble = self.go_on(operation);
+        report.stage("wake")?;
+        if !trouble.is_empty() {
+            report.note(format!("{} does not run yet: {trouble}", operation.name));
+        }
+        Ok(())
+    }
+
+    /// Has what was lent stand where the borrower has told of it last, and says what is lost.
+    fn goes_on_from(
+        &self,
+        operation: &Operation,
+        lent: &Turn,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let image = lent.synced.unwrap_or(operation.record().image);
+        let made = self.images.repo.manifest(&image)?.created_unix_s;
+        if lent.synced.is_some() {
+            self.parks.goes_to(operation, &image, report)?;
+        }
+        let minutes = unix_now().saturating_sub(made).div_ceil(60);
+        let results = if lent.ends {
+            ", but for its results"
+        } else {
+            ""
+        };
+        report.note(format!(
+            "{} goes on from what it was {minutes} min ago: what it has done since then is lost{results}",
+            operation.name
+        ));
+        Ok(())
     }
 
     /// Lets a machine go on whose turn says that this is due. Returns why it could not; it is parked then, and its user sees that. One that
@@ -204,6 +294,14 @@ impl Moves {
             self.parks.hold_again(&operation.entry);
             return String::new();
         }
+        if let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
+            && !self.may_go_on(operation)
+        {
+            if let Err(error) = operation.update(|record| record.turn = Some(lapsed)) {
+                tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
+            }
+            return "its lender does not grant its lease, and it goes on once that does".to_owned();
+        }
         // whoever asked may have hung up, and it goes on all the same
         let (mut report, _events) = Report::new();
         let woken = self.parks.wake_machine(operation, false, &mut report);
@@ -212,6 +310,12 @@ impl Moves {
             if let Err(error) = noted {
                 tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
             }
+        }
+        if operation
+            .turn()
+            .is_some_and(|turn| turn.lease_ms().is_some())
+        {
+            self.guard(operation);
         }
         let trouble = woken.err().map(|error| error.to_api().to_string());
         trouble.unwrap_or_default()
@@ -233,8 +337,10 @@ impl Moves {
         let (mut report, _events) = Report::new();
         // one that was never let go on here is what came, which has no memory of this node's over it
         let due = operation.turn().is_some_and(|turn| turn.is_due());
-        let never_went_on = due || operation.record().own_layers == 0;
-        if operation.is_parked() && !never_went_on {
+        let came = operation.turn().is_some_and(|turn| turn.is_owed());
+        let never_went_on = came && (due || operation.record().own_layers == 0);
+        let lapsed = operation.turn().is_some_and(|turn| turn.lapsed);
+        if operation.is_parked() && !never_went_on && !lapsed {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
         let mut kept = String::new();
@@ -251,6 +357,12 @@ impl Moves {
                 keep: &|id, _| Ok(self.images.repo.tag(&name, id)?),
             };
             self.captures.take(operation, &taking, &mut report)?;
+        }
+        // what was stored when its lease was over has all of it
+        if lapsed {
+            let name = self.late_name(operation.name.as_str(), turn.number)?;
+            kept = name.name().to_owned();
+            self.images.repo.tag(&name, &operation.record().image)?;
         }
         operation.update(|record| {
             record.turn = Some(turn);

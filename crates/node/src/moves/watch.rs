@@ -3,7 +3,7 @@
 
 use super::{
     Moves,
-    wire::{self, Order, Question, Reply, Travels, Word},
+    wire::{self, Order, Question, Recalled, Reply, Travels, Word},
 };
 use crate::{
     cluster::Member,
@@ -14,6 +14,7 @@ use crate::{
         lifecycle::Task,
         turn::{Answer, Peer, Side, Told, Turn},
     },
+    report::Report,
 };
 use std::{
     collections::HashMap,
@@ -31,6 +32,8 @@ impl Moves {
     /// Starts the thread that finishes moves.
     pub(crate) fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut tries = Tries::new();
+        self.start_syncing()?;
+        self.start_leasing()?;
         let threads = &self.core.threads;
         Ok(threads.keep("moves", self, LOOK_EVERY, move |moves| {
             moves.look(&mut tries);
@@ -101,12 +104,23 @@ impl Moves {
                 Some(late) => self.tells_late(entry, &turn, late),
                 None => Ok(false),
             },
-            Side::Fenced => Ok(false),
+            Side::Lent { to } if turn.ends => {
+                if self.ask_end(&turn, to)? == Recalled::UnderWay {
+                    return Ok(false);
+                }
+                let (mut report, _events) = Report::new(); // nobody waits for it
+                self.loan_has_ended(entry, &mut report)
+            }
+            Side::Lent { .. } | Side::Fenced => Ok(false),
         }
     }
 
     /// Begins to change how a machine stands that stood like this; nothing if it does not any more, or is gone.
-    fn settles(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<Option<Operation>, NodeError> {
+    pub(super) fn settles(
+        &self,
+        entry: &Arc<Entry>,
+        turn: &Turn,
+    ) -> Result<Option<Operation>, NodeError> {
         let operation = self.begin(entry, Task::Settle)?;
         Ok(operation.filter(|operation| operation.turn().as_ref() == Some(turn)))
     }
@@ -120,7 +134,7 @@ impl Moves {
         let Some(operation) = self.settles(entry, turn)? else {
             return Ok(false);
         };
-        self.forget(&operation, to, false).map(|()| true)
+        self.leave(&operation, to, false).map(|()| true)
     }
 
     /// Tells the node that a machine was given to that its user had it go on here: a later hand-over was given, and not to that node.
@@ -158,7 +172,7 @@ impl Moves {
         };
         match told {
             Told::Becomes(next) => {
-                let comes = !turn.is_here();
+                let comes = matches!(turn.side, Side::Arriving { .. });
                 operation.update(|record| record.turn = Some(next))?;
                 if comes {
                     drop(self.comes(&operation, from));

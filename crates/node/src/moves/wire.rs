@@ -1,6 +1,6 @@
 //! What two members of a cluster say to each other about a machine that moves, over the port for members.
 
-use super::check_key;
+use super::{check_key, leases::check_lease};
 use crate::{
     cluster::{self, Ask, Cluster},
     error::{NodeError, usage},
@@ -11,7 +11,9 @@ use crate::{
     machines::limits::check_park_after,
     plan::FORWARDS_MAX,
 };
-use floe_api::{ApiError, ErrorCode, Limits, PortForward, RestartPolicy};
+use floe_api::{
+    ApiError, ErrorCode, Limits, PortForward, ResizeReport, RestartPolicy, Size, SizeRequest,
+};
 use floe_http::Method;
 use floe_image::{Hash, MachineConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -23,6 +25,18 @@ const ORDERS: &str = "/v1/moves";
 const QUESTIONS: &str = "/v1/moves/question";
 /// Where a member is asked to give one back.
 const RECALLS: &str = "/v1/moves/recall";
+/// Where a member is asked to give one that came from here another size.
+const SIZES: &str = "/v1/moves/size";
+/// Where a member is asked to tell what one is that it has borrowed.
+const SYNCS: &str = "/v1/moves/sync";
+/// Where a member is asked for a lease.
+const LEASES: &str = "/v1/moves/lease";
+/// Where a member is asked for files of one that it has borrowed.
+const RESULTS: &str = "/v1/moves/results";
+/// Where a member is told that a loan is over.
+const ENDS: &str = "/v1/moves/end";
+/// Where a member is asked how fast its host is.
+const SPEED: &str = "/v1/moves/speed";
 /// Most bytes of what a user called the image of a machine, which may be an address or a path.
 const IMAGE_NAME_BYTES_MAX: usize = 4096;
 /// How long a simple word may take to be answered.
@@ -31,6 +45,8 @@ const WORD_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may take to let a guest go on: as long as a clone may take to start.
 const GO_TIMEOUT: Duration = Duration::from_secs(130);
+/// How long it may take to give a machine another size: its guest is waited for at each of the steps.
+const SIZE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// What the node that gives a machine says to the one that takes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +77,9 @@ pub(crate) enum Word {
         image: Hash,
         /// What opens that at the node that says this.
         token: String,
+        /// Whether it is kept for the evening, and not only until the machine comes.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        kept: bool,
     },
     /// It is offered: it is to be brought.
     Offered {
@@ -102,6 +121,12 @@ pub(crate) struct Travels {
     /// Whether it was parked, and is to be.
     #[serde(default)]
     pub parked: bool,
+    /// Whether it is lent by the node that gives it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lends: bool,
+    /// For how many seconds it runs there without a word of its lender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_s: Option<u64>,
 }
 
 /// What the node that takes a machine answers.
@@ -147,6 +172,101 @@ pub(crate) struct Question {
 pub(crate) struct Recall {
     /// The machine's name.
     pub name: String,
+    /// The size that it is to have before, if the node that asks has no room for more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+}
+
+/// What the node that gave a machine asks the one that has it: to give it another size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OtherSize {
+    /// The machine's key.
+    pub key: String,
+    /// The size.
+    pub size: SizeRequest,
+}
+
+/// What the node that has lent a machine asks the one that has it: to tell what it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SyncAsked {
+    /// The machine's key.
+    pub key: String,
+    /// After how many bytes of changes only.
+    #[serde(default)]
+    pub at_least_bytes: u64,
+}
+
+/// What the node that has lent a machine asks the one that has it: for a file or directory of its guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResultsAsked {
+    /// The machine's key.
+    pub key: String,
+    /// The path of the file or directory.
+    pub path: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Results {
+    /// The guest is asked for it.
+    UnderWay,
+    /// It is in an image.
+    Ready {
+        /// The image.
+        image: Hash,
+        /// What opens that at the node that says this.
+        token: String,
+    },
+}
+
+impl Results {
+    /// How that goes.
+    pub fn how(&self) -> Recalled {
+        match self {
+            Results::UnderWay => Recalled::UnderWay,
+            Results::Ready { .. } => Recalled::Given,
+        }
+    }
+}
+
+/// What the node that has lent a machine says to the one that has it: the loan is over, and the machine goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndAsked {
+    /// The machine's key.
+    pub key: String,
+}
+
+/// What the node that has borrowed a machine asks the one that has lent it: whether it may run on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LeaseAsked {
+    /// The machine's key.
+    pub key: String,
+}
+
+/// What that node answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Granted {
+    /// For another lease from when it was asked on.
+    Yes,
+    /// It goes on itself, or it knows nothing of that machine.
+    No,
+}
+
+/// How fast a node's host is, as that node tells.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Speed {
+    /// How many bytes one core hashes in a second of its time.
+    pub hashed_bytes_s: f64,
+    /// How many CPUs are promised to nobody.
+    pub free_cpus: u32,
 }
 
 /// What that node answers.
@@ -206,6 +326,8 @@ impl Travels {
             created_unix_s: record.created_unix_s,
             home: record.turn.as_ref().and_then(|turn| turn.home.clone()),
             parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
+            lends: record.turn.as_ref().is_some_and(|turn| turn.lends),
+            lease_s: record.turn.as_ref().and_then(|turn| turn.lease_s),
         }
     }
 }
@@ -235,6 +357,8 @@ impl Order {
         if let Some(home) = &machine.home {
             cluster::check_name(&home.name).map_err(|why| usage(why, ""))?;
         }
+        // what is given back says nothing of a lease
+        check_lease(machine.lease_s.filter(|_| machine.lends), machine.lends)?;
         check_park_after(machine.park_after_s)
     }
 }
@@ -264,6 +388,44 @@ pub(super) fn question(cluster: &Cluster, to: &Peer, asked: &Question) -> Result
 /// Asks the node that has a machine to give it back.
 pub(super) fn recall(cluster: &Cluster, from: &Peer, asked: &Recall) -> Result<Recalled, Silence> {
     say(cluster, from, RECALLS, asked, WORD_TIMEOUT)
+}
+
+/// Asks the node that has a machine to give it another size.
+pub(super) fn resize(
+    cluster: &Cluster,
+    at: &Peer,
+    asked: &OtherSize,
+) -> Result<ResizeReport, Silence> {
+    say(cluster, at, SIZES, asked, SIZE_TIMEOUT)
+}
+
+/// Asks the node that has lent a machine whether it may run on.
+pub(super) fn lease(cluster: &Cluster, at: &Peer, asked: &LeaseAsked) -> Result<Granted, Silence> {
+    say(cluster, at, LEASES, asked, WORD_TIMEOUT)
+}
+
+/// Asks the node that has borrowed a machine for a file or directory of its guest.
+pub(super) fn results(
+    cluster: &Cluster,
+    at: &Peer,
+    asked: &ResultsAsked,
+) -> Result<Results, Silence> {
+    say(cluster, at, RESULTS, asked, WORD_TIMEOUT)
+}
+
+/// Has the node that has borrowed a machine throw it away.
+pub(super) fn end(cluster: &Cluster, at: &Peer, asked: &EndAsked) -> Result<Recalled, Silence> {
+    say(cluster, at, ENDS, asked, GO_TIMEOUT)
+}
+
+/// Asks a node how fast its host is.
+pub(super) fn speed(cluster: &Cluster, at: &Peer) -> Result<Speed, Silence> {
+    say(cluster, at, SPEED, &(), WORD_TIMEOUT)
+}
+
+/// Asks the node that has borrowed a machine to tell what it is.
+pub(super) fn sync(cluster: &Cluster, at: &Peer, asked: &SyncAsked) -> Result<Recalled, Silence> {
+    say(cluster, at, SYNCS, asked, WORD_TIMEOUT)
 }
 
 fn say<T: DeserializeOwned>(
@@ -325,6 +487,7 @@ mod tests {
         let ahead = Word::Ahead {
             image: Hash::of(b"earlier"),
             token: "t".into(),
+            kept: true,
         };
         let asked = Word::Asked {
             config: Box::default(),
@@ -354,6 +517,14 @@ mod tests {
         assert!(refused(&|order| order.machine.forwards = many.clone()));
         let more = r#"{"key":"00112233445566aa","number":1,"more":1}"#;
         assert!(serde_json::from_str::<Question>(more).is_err());
+        // what an earlier node says, and what it understands
+        let asked = Recall {
+            name: "web".into(),
+            size: None,
+        };
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(text, r#"{"name":"web"}"#);
+        assert_eq!(serde_json::from_str::<Recall>(&text).unwrap(), asked);
     }
 
     #[test]

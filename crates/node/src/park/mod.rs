@@ -128,7 +128,8 @@ impl Parks {
         let stored: Vec<Hash> = self.stored.lock().iter().copied().collect();
         let unused = stored
             .into_iter()
-            .filter(|id| self.images.user_of(id).is_none());
+            // one that was named is kept for its name, as what a machine did too late
+            .filter(|id| self.images.user_of(id).is_none() && !self.images.may_have_name(id));
         let mut unused: Vec<Hash> = unused.collect();
         if unused.is_empty() {
             return;

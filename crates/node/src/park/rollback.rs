@@ -88,6 +88,26 @@ impl Parks {
         self.runs.wait_for_woken(&entry, start, (0, 0), report)
     }
 
+    /// Has a parked machine stand where it was when this image was made, which is another state of the same machine. Its user's name for the
+    /// image that it was made from is left to the caller.
+    pub(crate) fn goes_to(
+        &self,
+        operation: &Operation,
+        image: &Hash,
+        report: &mut Report,
+    ) -> Result<(), NodeError> {
+        let former = operation.record();
+        let to = Back {
+            id: *image,
+            name: "what it was when it was last synced",
+            manifest: self.images.repo.manifest(image)?,
+        };
+        self.go_back(operation, &former, &to, report)?;
+        let place = self.core.home.root().join(&former.place);
+        self.machines.clear_former(operation, &place, false);
+        Ok(())
+    }
+
     /// Refuses a machine that others still need, or that is about to change otherwise; the error says what to do.
     fn check_goes_back(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
@@ -296,6 +316,7 @@ fn goes_back(record: &mut Record, to: &Back<'_>, place: &NewPlace, limits: Limit
     record.image_name = to.name.to_owned();
     record.origin = Origin::default();
     record.config = to.manifest.config.clone();
+    record.config.labels.remove(PARK_LABEL); // that is said of the image, not of the machine
     record.small = Small::of_image(&record.config);
     record.given = Default::default();
     record.resizing = None;

@@ -35,7 +35,11 @@ mod limits;
 mod refusal;
 mod trim;
 
-use crate::{BLANK_BYTES, MachineName, STANDBY_BYTES, error::NodeError, inventory::record::Record};
+use crate::{
+    BLANK_BYTES, MachineName, STANDBY_BYTES,
+    error::NodeError,
+    inventory::{given::Given, record::Record},
+};
 use floe_api::{Room, Size, paths::Home, size_text};
 use floe_image::MachineConfig;
 use floe_machine::{MEMORY_BYTES_DEFAULT, accel::Accel};
@@ -161,6 +165,19 @@ fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcom
         },
         peak_bytes: ram.saturating_add(STANDBY_BYTES),
         overcommit,
+    }
+}
+
+/// Returns the same for a machine whose state is loaded: what its guest had given back when that was saved is in its balloon then.
+fn ask_of_state(config: &MachineConfig, link_bytes_per_s: u64, overcommit: bool) -> Ask {
+    let ask = ask_of(config, Memory::Shared, link_bytes_per_s, overcommit);
+    let given = Given::in_labels(config).of(config).memory_bytes;
+    if given == 0 {
+        return ask; // its size is not said
+    }
+    Ask {
+        peak_bytes: ask.peak_bytes.min(given.saturating_add(STANDBY_BYTES)),
+        ..ask
     }
 }
 
@@ -290,12 +307,11 @@ impl Resources {
         overcommit: bool,
         give_way: impl FnMut() -> bool,
     ) -> Result<(), NodeError> {
-        let ask = ask_of(
-            &record.config,
-            memory_of(record),
-            link_bytes_per_s,
-            overcommit,
-        );
+        let config = &record.config;
+        let ask = match memory_of(record) {
+            Memory::Own => ask_of(config, Memory::Own, link_bytes_per_s, overcommit),
+            Memory::Shared => ask_of_state(config, link_bytes_per_s, overcommit),
+        };
         let claim = self.reserve_yielding(&record.name, &ask, give_way)?;
         self.enter(&record.name, Holding::Reserved(claim));
         Ok(())
@@ -430,7 +446,7 @@ impl Resources {
         count: u32,
         overcommit: bool,
     ) -> (ForClones, Option<String>) {
-        let modest = ask_of(config, Memory::Shared, 0, false);
+        let modest = ask_of_state(config, 0, false);
         let holder = format!("a fork of {parent}");
         let reserve =
             |count, ask: &Ask| self.ledger.reserve_up_to(count, &holder, ask, self.sight());

@@ -47,6 +47,12 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/moves/question", post(moves::question))
         .route("/v1/moves/recall", post(moves::give_back))
         .route("/v1/moves/inputs", post(moves::inputs))
+        .route("/v1/moves/size", post(moves::resize))
+        .route("/v1/moves/sync", post(moves::sync_back))
+        .route("/v1/moves/speed", post(moves::speed))
+        .route("/v1/moves/results", post(moves::results))
+        .route("/v1/moves/end", post(moves::end))
+        .route("/v1/moves/lease", post(moves::lease))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -130,6 +136,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/machines/{name}/move", post(moves::move_machine))
         .route("/v1/machines/{name}/recall", post(moves::recall))
         .route("/v1/machines/{name}/type", post(moves::type_on))
+        .route("/v1/machines/{name}/sync", post(moves::sync))
+        .route("/v1/machines/{name}/advise", post(moves::advise))
         .route("/v1/machines/{name}/pause", post(machines::pause))
         .route("/v1/machines/{name}/resume", post(machines::resume))
         .route("/v1/machines/{name}/capture", post(machines::capture))
@@ -249,6 +257,8 @@ pub fn router(node: Arc<Node>) -> Router {
         moves::move_machine,
         moves::recall,
         moves::type_on,
+        moves::sync,
+        moves::advise,
         machines::pause,
         machines::resume,
         machines::capture,
@@ -340,6 +350,12 @@ mod tests {
             "/v1/moves/question",
             "/v1/moves/recall",
             "/v1/moves/inputs",
+            "/v1/moves/size",
+            "/v1/moves/sync",
+            "/v1/moves/speed",
+            "/v1/moves/results",
+            "/v1/moves/end",
+            "/v1/moves/lease",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

@@ -6,7 +6,10 @@ use crate::{
     caller::FromMember,
     inputs::{Fate, ForMachine},
     inventory::turn::Answer,
-    moves::{Order, Question, Recall, Recalled, Reply},
+    moves::{
+        EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply,
+        Results, ResultsAsked, Speed, SyncAsked,
+    },
 };
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
@@ -65,6 +68,40 @@ pub async fn inputs(
     answer(move || node.inputs.receive(&said, &by)).await
 }
 
+/// Has the node that does not run a machine know what it is, once or from time to time, so that less is left to be sent when it moves.
+#[utoipa::path(post, path = "/v1/machines/{name}/sync", tag = "machines", params(("name" = String, Path)),
+    request_body = SyncRequest,
+    responses((status = 200, body = Event, content_type = "application/x-ndjson")))]
+pub async fn sync(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<SyncRequest>,
+) -> Response {
+    stream(node, "sync", move |node, report| {
+        node.moves.sync(&name, &request, report)
+    })
+}
+
+/// Whether it would pay to lend a machine to another node of the cluster, and why. The machine is looked at for two seconds.
+#[utoipa::path(post, path = "/v1/machines/{name}/advise", tag = "machines", params(("name" = String, Path)),
+    request_body = AdviseRequest,
+    responses((status = 200, body = Advice), (status = 404, body = ApiError)))]
+pub async fn advise(
+    State(node): Floe,
+    Path(name): Path<String>,
+    Input(request): Input<AdviseRequest>,
+) -> Result<Json<Advice>, Failure> {
+    answer(move || node.moves.advise(&name, &request)).await
+}
+
+/// How fast this host is, for a member.
+pub async fn speed(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+) -> Result<Json<Speed>, Failure> {
+    answer(move || Ok(node.moves.speed_for(&by))).await
+}
+
 /// What a member of the cluster says of a machine of its own that is to come here.
 pub async fn order(
     State(node): Floe,
@@ -90,4 +127,49 @@ pub async fn give_back(
     Input(asked): Input<Recall>,
 ) -> Result<Json<Recalled>, Failure> {
     answer(move || node.moves.give_back(&asked, &by)).await
+}
+
+/// Gives a machine that came from a member the size that the member wants for it.
+pub async fn resize(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<OtherSize>,
+) -> Result<Json<ResizeReport>, Failure> {
+    answer(move || node.moves.resize_for(&asked, &by)).await
+}
+
+/// Tells a member what a machine is that it has lent to this node.
+pub async fn sync_back(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<SyncAsked>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.sync_for(&asked, &by)).await
+}
+
+/// Gives a member a file or directory of a machine that it has lent to this node.
+pub async fn results(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<ResultsAsked>,
+) -> Result<Json<Results>, Failure> {
+    answer(move || node.moves.results_for(&asked, &by)).await
+}
+
+/// Throws a machine away that a member has lent to this node, since the loan is over.
+pub async fn end(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<EndAsked>,
+) -> Result<Json<Recalled>, Failure> {
+    answer(move || node.moves.end_for(&asked, &by)).await
+}
+
+/// Grants the lease of a machine to the member that has borrowed it.
+pub async fn lease(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    Input(asked): Input<LeaseAsked>,
+) -> Result<Json<Granted>, Failure> {
+    answer(move || node.moves.lease_for(&asked, &by)).await
 }

@@ -107,6 +107,6 @@ fn is_over(entry: &Entry, now_unix_s: u64) -> bool {
     let state = entry.state();
     let turn = state.record.turn.as_ref();
     let family = state.record.family.as_ref();
-    turn.is_none_or(|turn| !turn.is_given_or_offered())
+    turn.is_none_or(|turn| !turn.is_elsewhere())
         && family.is_some_and(|family| family.is_over(now_unix_s))
 }

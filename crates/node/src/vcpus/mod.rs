@@ -13,6 +13,8 @@
 mod kept;
 mod threads;
 
+pub(crate) use threads::run_and_wait_ns;
+
 use crate::{
     core::Core,
     error::NodeError,

@@ -104,6 +104,25 @@ pub(super) fn look(tid: u32) -> io::Result<Option<ThreadSample>> {
     }
 }
 
+/// Returns for how many nanoseconds the threads of a process have run together, and have waited for a core. Those that have ended do not
+/// count.
+pub(crate) fn run_and_wait_ns(pid: u32) -> io::Result<(u64, u64)> {
+    let (mut run, mut wait) = (0u64, 0u64);
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let file = thread?.path().join("schedstat");
+        let text = match fs::read_to_string(&file) {
+            Err(error) if is_gone(&error) => continue,
+            text => text?,
+        };
+        let sums = parse_schedstat(&text);
+        let (run_ns, wait_ns, _) =
+            sums.ok_or_else(|| not_understood(&file.display().to_string()))?;
+        run = run.saturating_add(run_ns);
+        wait = wait.saturating_add(wait_ns);
+    }
+    Ok((run, wait))
+}
+
 /// Returns what becomes of a change, and logs what nobody expects.
 fn outcome(done: io::Result<Outcome>, of: ThreadId) -> Outcome {
     match done {

@@ -105,6 +105,13 @@ impl CpuCap {
         }
         Ok(cap)
     }
+
+    /// Lets another process share in it, which must end before this is dropped, too.
+    pub fn add(&self, process: u32) -> anyhow::Result<()> {
+        let path = self.dir.join("cgroup.procs");
+        std::fs::write(&path, process.to_string())
+            .with_context(|| format!("cannot write to {}", path.display()))
+    }
 }
 
 impl Drop for CpuCap {

@@ -34,6 +34,11 @@ enum Cut {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Moves(usize, usize),
+    Lends(usize, usize),
+    /// The borrower tells its lender what it is.
+    Syncs(usize),
+    /// The lender ends its loan, and the borrower throws the machine away.
+    Ends(usize, Cut),
     Says(usize, Cut),
     Asks(usize, Cut),
     Killed(usize),
@@ -117,7 +122,10 @@ impl World {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Moves(at, to) => self.moves(at, to),
+            Step::Moves(at, to) => self.moves(at, to, false),
+            Step::Lends(at, to) => self.moves(at, to, true),
+            Step::Syncs(at) => self.syncs(at),
+            Step::Ends(at, cut) => self.ends(at, cut),
             Step::Says(at, cut) => self.says(at, cut),
             Step::Asks(at, cut) => self.asks(at, cut),
             Step::Killed(at) | Step::Back(at) => {
@@ -160,11 +168,20 @@ impl World {
         answer == Answer::Given
     }
 
-    fn moves(&mut self, at: usize, to: usize) {
+    fn moves(&mut self, at: usize, to: usize, lends: bool) {
         // asked first, it says whether the machine could come
         let left = Side::Arriving { from: peer(at) };
-        let is_left = |has: &Has| has.turn.as_ref().is_some_and(|turn| turn.side == left);
+        let lent = Side::Lent { to: peer(at) };
+        let is_left = |has: &Has| {
+            let side = has.turn.as_ref().map(|turn| &turn.side);
+            side.is_some_and(|side| *side == left || *side == lent)
+        };
         if at == to || !self.nodes[to].as_ref().is_none_or(is_left) {
+            return;
+        }
+        // one that is borrowed goes back, and nowhere else
+        let lender = self.turn(at).and_then(|turn| turn.lender);
+        if lender.is_some_and(|lender| lends || lender != peer(to)) {
             return;
         }
         let Some(has) = &mut self.nodes[at] else {
@@ -173,8 +190,54 @@ impl World {
         let calm = has.turn.as_ref().is_none_or(|turn| !turn.is_open());
         if has.runs && calm {
             has.runs = false;
-            let offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(to));
+            let mut offered = Turn::offered(has.turn.as_ref(), KEY.into(), peer(to));
+            offered.lends = lends;
             has.turn = Some(offered);
+        }
+    }
+
+    fn ends(&mut self, at: usize, cut: Cut) {
+        let Some(turn) = self.turn(at).and_then(|turn| turn.ends_loan()) else {
+            return;
+        };
+        self.writes_down(at, turn.clone());
+        if cut == Cut::Word {
+            return;
+        }
+        let there = number(turn.borrower().unwrap());
+        let borrowed = self.turn(there);
+        let borrowed = borrowed.filter(|turn| turn.lender == Some(peer(at)));
+        match borrowed.map(|turn| turn.side) {
+            Some(Side::Here { .. }) => {
+                self.nodes[there] = None;
+                let left = self.nodes.iter().flatten().map(|has| has.wrote);
+                self.latest = left.max().unwrap(); // what was thrown away is missed by nobody
+            }
+            Some(Side::Offered { .. } | Side::Away { .. } | Side::Arriving { .. }) => return,
+            Some(Side::Fenced | Side::Lent { .. }) | None => {}
+        }
+        if cut == Cut::None {
+            self.writes_down(at, turn.loan_ended().unwrap());
+            self.goes_on(at);
+        }
+    }
+
+    fn syncs(&mut self, at: usize) {
+        let Some(lender) = self.turn(at).and_then(|turn| turn.lender) else {
+            return;
+        };
+        let Some(has) = self.nodes[at].clone().filter(|has| has.runs) else {
+            return;
+        };
+        let there = number(&lender);
+        let turn = self.turn(there);
+        if let Some(turn) = turn.and_then(|turn| turn.syncs(Hash::of(b"now"), peer(at).address)) {
+            let wrote = has.wrote;
+            self.nodes[there] = Some(Has {
+                turn: Some(turn),
+                runs: false,
+                wrote,
+            });
         }
     }
 
@@ -200,8 +263,10 @@ impl World {
             Heard::Bring if cut == Cut::Work => {}
             Heard::Bring => {
                 let wrote = self.nodes[at].as_ref().unwrap().wrote;
+                let mut arrived = Turn::arrived(KEY, turn.number, peer(at));
+                arrived.lender = turn.lends.then(|| peer(at));
                 self.nodes[there] = Some(Has {
-                    turn: Some(Turn::arrived(KEY, turn.number, peer(at))),
+                    turn: Some(arrived),
                     runs: false,
                     wrote,
                 });
@@ -236,6 +301,8 @@ impl World {
             }
         } else if let Some(given) = turn.gives().filter(|_| ready || runs) {
             self.writes_down(at, given);
+        } else if let Some(lent) = turn.lent().filter(|_| runs) {
+            self.writes_down(at, lent);
         } else if runs {
             self.nodes[at] = None;
         } else if let Some(back) = turn.takes_back().filter(|_| stale) {
@@ -274,6 +341,9 @@ impl World {
             for at in 0..NODES {
                 self.step(Step::Says(at, Cut::None));
                 self.step(Step::Asks(at, Cut::None));
+                if self.turn(at).is_some_and(|turn| turn.ends) {
+                    self.step(Step::Ends(at, Cut::None));
+                }
             }
         }
     }
@@ -287,7 +357,7 @@ fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Cut::Answer),
     ];
     let node = 0..NODES;
-    let step = (0..if forcing { 9u8 } else { 8 }, node.clone(), node, cut);
+    let step = (0..if forcing { 12u8 } else { 11 }, node.clone(), node, cut);
     let step = step.prop_map(|(kind, at, to, cut)| match kind {
         0 => Step::Moves(at, to),
         1..=3 => Step::Says(at, cut),
@@ -295,6 +365,9 @@ fn steps(forcing: bool) -> impl Strategy<Value = Vec<Step>> {
         5 => Step::Killed(at),
         6 => Step::Back(at),
         7 => Step::Writes,
+        8 => Step::Lends(at, to),
+        9 => Step::Syncs(at),
+        10 => Step::Ends(at, cut),
         _ => Step::Forced(at),
     });
     proptest::collection::vec(step, 1..120)
@@ -318,9 +391,10 @@ proptest! {
                 prop_assert_eq!(has.wrote, world.latest);
                 prop_assert!(turn.is_none_or(|turn| !turn.is_open()));
             } else {
-                // it was offered to that node, taken back and moved elsewhere
+                // it was offered to that node, taken back and moved elsewhere, or it is lent
                 let side = turn.map(|turn| &turn.side);
-                prop_assert!(matches!(side, Some(Side::Arriving { .. })), "{:?}", side);
+                let waits = matches!(side, Some(Side::Arriving { .. } | Side::Lent { .. }));
+                prop_assert!(waits, "{:?}", side);
             }
         }
     }
@@ -336,7 +410,8 @@ proptest! {
         prop_assert_eq!(world.running(), 1, "{:?}", world.nodes);
         for has in world.nodes.iter().flatten().filter(|has| !has.runs) {
             let side = &has.turn.as_ref().unwrap().side;
-            prop_assert!(matches!(side, Side::Fenced | Side::Arriving { .. }), "{:?}", side);
+            let kept = matches!(side, Side::Fenced | Side::Arriving { .. } | Side::Lent { .. });
+            prop_assert!(kept, "{:?}", side);
         }
     }
 }
@@ -388,6 +463,100 @@ fn a_side_that_was_given_the_machine_and_comes_back_late_is_fenced() {
 }
 
 #[test]
+fn a_loan_is_kept_and_forced_above_all_that_the_borrower_has_tried() {
+    let mut offered = Turn::offered(None, KEY.into(), peer(1));
+    offered.lends = true;
+    let away = offered.gives().unwrap();
+    let lent = away.lent().unwrap();
+    assert!(lent.is_elsewhere() && !lent.is_open() && lent.gives().is_none());
+    assert_eq!(lent.borrower(), Some(&peer(1)));
+    let mut taken = Turn::arrived(KEY, away.number, peer(0)).taken(&peer(0));
+    taken.lender = Some(peer(0));
+    // the lender says nothing more of it, and the borrower asks no more
+    let answer = Turn::answer(Some(&lent), taken.number);
+    let Told::Becomes(runs) = taken.told(taken.number, answer) else {
+        panic!("{answer:?}");
+    };
+    let runs = runs.has_gone_on();
+    assert!(!runs.is_open());
+    // what the borrower tells is noted, and nobody else's word
+    let image = Hash::of(b"an hour later");
+    assert_eq!(lent.syncs(image, peer(2).address), None);
+    let synced = lent.syncs(image, peer(1).address).unwrap();
+    assert_eq!(synced.synced, Some(image));
+    assert!(synced.shown("web").unwrap().contains("last synced"));
+    // it could not be given back, twice
+    let again = Turn::offered(Some(&runs), KEY.into(), peer(0));
+    let back = again.takes_back().unwrap();
+    let twice = Turn::offered(Some(&back), KEY.into(), peer(0));
+    assert_eq!(
+        heard(Some(&synced), twice.number, false, &peer(1)),
+        Heard::Bring
+    );
+    assert_eq!(
+        heard(Some(&synced), twice.number, false, &peer(2)),
+        Heard::Stale
+    );
+    assert_eq!(
+        heard(Some(&synced), twice.number, true, &peer(1)),
+        Heard::Stale
+    );
+    let forced = synced.forces().unwrap();
+    assert!(forced.is_here() && forced.number > twice.number);
+    assert_eq!(
+        (forced.late.as_ref(), forced.synced),
+        (Some(&peer(1)), None)
+    );
+    // a loan that ends goes on where it was lent once the other side has nothing of it, and what is offered is not brought any more
+    assert_eq!(synced.loan_ended(), None);
+    let ends = synced.ends_loan().unwrap();
+    assert!(ends.is_open() && ends.borrower().is_some());
+    assert_eq!(
+        heard(Some(&ends), twice.number, false, &peer(1)),
+        Heard::Stale
+    );
+    let ended = ends.loan_ended().unwrap();
+    assert!(ended.is_due() && ended.late.is_none() && !ended.ends);
+    // what is being offered is taken back first
+    let said = heard(Some(&twice), forced.number, true, &peer(0));
+    assert_eq!(said, Heard::Runs);
+    let back = twice.takes_back().unwrap();
+    let said = heard(Some(&back), forced.number, true, &peer(0));
+    assert_eq!(said, Heard::Fence(back.with(Side::Fenced)));
+    // of another it is no word
+    assert_eq!(
+        heard(Some(&back), forced.number, true, &peer(2)),
+        Heard::Stale
+    );
+}
+
+#[test]
+fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers() {
+    let mut taken = Turn::arrived(KEY, 1, peer(0)).taken(&peer(0));
+    taken.lease_s = Some(60);
+    assert_eq!(
+        (taken.lease_ms(), taken.lapses()),
+        (None, None),
+        "it is no loan"
+    );
+    taken.lender = Some(peer(0));
+    let runs = taken.has_gone_on();
+    assert_eq!(runs.lease_ms(), Some(60_000));
+    let lapsed = runs.lapses().unwrap();
+    assert!(!lapsed.is_here() && !lapsed.is_due() && lapsed.lapses().is_none());
+    // whoever lent it may have it back all the same
+    assert!(lapsed.came_from(peer(0).address));
+    assert!(lapsed.shown("web").unwrap().contains("node-0"));
+    let listed = lapsed.listed().unwrap();
+    assert_eq!(listed.standing, MoveStanding::Lapsed);
+    let again = lapsed.unlapses();
+    assert!(again.is_here() && again.is_due());
+    // one that was forced meanwhile is too late
+    let said = heard(Some(&lapsed), 1 << 32, true, &peer(0));
+    assert_eq!(said, Heard::Fence(lapsed.with(Side::Fenced)));
+}
+
+#[test]
 fn what_was_parked_goes_on_nowhere_by_itself() {
     let mut offered = Turn::offered(None, KEY.into(), peer(1));
     offered.parked = true;
@@ -411,6 +580,8 @@ fn a_turn_is_read_as_it_was_written_and_one_of_another_kind_is_refused() {
         offered.clone(),
         offered.gives().unwrap(),
         offered.takes_back().unwrap(),
+        offered.with(Side::Lent { to: peer(1) }),
+        Turn::told_of(KEY.into()),
         Turn::arrived(KEY, 7, peer(0)),
         offered.with(Side::Fenced),
     ] {

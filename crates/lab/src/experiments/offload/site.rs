@@ -1,0 +1,260 @@
+//! A device and a strong host with a slow link between them, and a machine that goes to and fro: for `offload` and `advise`.
+//!
+//! The device is what a quota leaves of one core to its node and to its QEMU together. The image of the machine is on both sides.
+use crate::experiments::io::groups::CpuCap;
+use crate::experiments::live::Node;
+use crate::guest::Guest;
+use crate::link::{Bridge, Rate, Shape};
+use anyhow::Context as _;
+use floe_api::client::ClientError;
+use floe_api::{
+    ClusterInit, ClusterInvite, ClusterJoin, ErrorCode, MoveReport, MoveRequest, RecallRequest,
+    SyncRequest,
+};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The machine.
+pub const MACHINE: &str = "phone";
+/// What the device has of a core, in percent: the paper's is 5 to 12 times slower than its cloud.
+pub const DEVICE_PERCENT: u32 = 17;
+/// Longest time for a job, on the device.
+pub const JOB_MAX: Duration = Duration::from_secs(3600);
+/// Longest time until a node has forgotten the trip before.
+const CALM_MAX: Duration = Duration::from_secs(120);
+/// Port of the nodes for each other.
+const PORT: u16 = 7071;
+/// The strong host's name.
+const CLOUD: &str = "cloud";
+/// How often it is looked whether somebody answers.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long an answer may take that is asked for while the machine moves.
+const ASK_MAX: Duration = Duration::from_secs(1);
+
+/// A link.
+#[derive(Clone)]
+pub struct Link {
+    /// What is added to the names of its figures.
+    pub suffix: &'static str,
+    /// Bits a second, each way.
+    pub bits_s: u64,
+    /// Seconds of a round trip.
+    pub round_trip_s: f64,
+}
+
+impl Link {
+    /// Returns the paper's, which is the design's slow link, and a better one.
+    pub fn all() -> [Link; 2] {
+        [
+            Link {
+                suffix: "",
+                bits_s: 7_200_000,
+                round_trip_s: 0.12,
+            },
+            Link {
+                suffix: "_50",
+                bits_s: 50_000_000,
+                round_trip_s: 0.03,
+            },
+        ]
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            rate: Rate::BitsPerSecond(self.bits_s),
+            delay_ns: (self.round_trip_s * 1e9 / 2.0) as u64,
+            ..Shape::default()
+        }
+    }
+
+    /// Bytes a second, each way.
+    pub fn bytes_s(&self) -> f64 {
+        self.bits_s as f64 / 8.0
+    }
+}
+
+/// Both hosts and the link.
+pub struct Site {
+    /// The device.
+    pub device: Node,
+    /// The strong host.
+    pub cloud: Node,
+    /// The device's quota; its processes have ended before.
+    cap: CpuCap,
+    /// Dropped last, because processes at its ends still use it.
+    bridge: Bridge,
+}
+
+impl Site {
+    /// Boots `guest` on the device, with one CPU and so much memory.
+    pub fn new(scratch: &Path, guest: &Guest, memory: u64, link: &Link) -> anyhow::Result<Site> {
+        std::fs::create_dir_all(scratch)?;
+        let bridge = Bridge::new(link.shape(), link.shape())?;
+        let device = Node::start(Some(&bridge.ends.near), &scratch.join("device"), false)?;
+        let cloud = Node::start(Some(&bridge.ends.far), &scratch.join(CLOUD), false)?;
+        for node in [&device, &cloud] {
+            node.import_with(guest, "guest", memory, 1)?;
+        }
+        pair(&device, &cloud)?;
+        device.boot("guest", MACHINE)?;
+        let cap = CpuCap::new(scratch, device.process()?, DEVICE_PERCENT)?;
+        let site = Site {
+            device,
+            cloud,
+            cap,
+            bridge,
+        };
+        site.bound()?;
+        Ok(site)
+    }
+
+    /// Puts the machine's QEMU under the device's quota.
+    fn bound(&self) -> anyhow::Result<()> {
+        let qemu = self.device.machine(MACHINE)?.pid;
+        self.cap
+            .add(qemu.context("the machine has no QEMU on the device")?)
+    }
+
+    /// Bytes on the link so far: towards the strong host, and back.
+    pub fn wire(&self) -> (u64, u64) {
+        let (up, down) = (self.bridge.up.read(), self.bridge.down.read());
+        (up.bytes_delivered, down.bytes_delivered)
+    }
+
+    /// Lends the machine to the strong host.
+    pub fn offload(&self) -> anyhow::Result<MoveReport> {
+        let request = MoveRequest {
+            to: Some(CLOUD.into()),
+            lend: true,
+            ..MoveRequest::default()
+        };
+        let until = Instant::now() + CALM_MAX;
+        let once = || -> Result<_, ClientError> {
+            let events = self.device.client.move_machine(MACHINE, &request)?;
+            events.finish(|_| {})
+        };
+        loop {
+            match once() {
+                Ok(outcome) => return outcome.moved.context("the node told no result"),
+                // the strong host has not forgotten the trip before
+                Err(error) if error.to_api().code == ErrorCode::Busy && Instant::now() < until => {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Has it come back.
+    pub fn recall(&self) -> anyhow::Result<()> {
+        let request = RecallRequest::default();
+        let events = self.device.client.recall(MACHINE, &request)?;
+        events.finish(|_| {})?;
+        self.bound()
+    }
+
+    /// Has the side that does not run it know what it is.
+    pub fn sync(&self) -> anyhow::Result<()> {
+        let request = SyncRequest {
+            to: Some(CLOUD.into()),
+            ..SyncRequest::default()
+        };
+        let events = self.device.client.sync(MACHINE, &request)?;
+        events.finish(|_| {})?;
+        Ok(())
+    }
+
+    /// Does a job on the strong host: from the user's command to the answer back on the device.
+    pub fn trip(&self, job: &str) -> anyhow::Result<Trip> {
+        let (before, began) = (self.wire(), Instant::now());
+        self.offload()?;
+        let there = self.cloud.tell(MACHINE, job, JOB_MAX)?;
+        self.recall()?;
+        self.device.ask(MACHINE, JOB_MAX)?;
+        let (after, took) = (self.wire(), began.elapsed());
+        Ok(Trip {
+            total_s: took.as_secs_f64(),
+            job_s: there.as_secs_f64(),
+            up_bytes: (after.0 - before.0) as f64,
+            down_bytes: (after.1 - before.1) as f64,
+        })
+    }
+}
+
+/// A job on the strong host.
+#[derive(Clone, Copy, Debug)]
+pub struct Trip {
+    /// From the command to the answer on the device.
+    pub total_s: f64,
+    /// The job alone.
+    pub job_s: f64,
+    /// Bytes on the link towards the strong host.
+    pub up_bytes: f64,
+    /// Bytes back.
+    pub down_bytes: f64,
+}
+
+/// Puts the two nodes into a cluster.
+fn pair(device: &Node, cloud: &Node) -> anyhow::Result<()> {
+    let at = |address: Ipv4Addr| Some(SocketAddr::from((address, PORT)));
+    cloud.client.cluster_init(&ClusterInit {
+        name: Some(CLOUD.into()),
+        listen: at(Bridge::FAR),
+        ..ClusterInit::default()
+    })?;
+    let invited = cloud.client.cluster_invite(&ClusterInvite::default())?;
+    device.client.cluster_join(&ClusterJoin {
+        url: invited.url,
+        invitation: invited.invitation,
+        name: Some("device".into()),
+        listen: at(Bridge::NEAR),
+    })?;
+    Ok(())
+}
+
+/// Returns for how long nobody answers while `act` has the machine go from one node to the other, and how long `act` took.
+pub fn down(
+    from: &Node,
+    to: &Node,
+    act: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<(Duration, Duration)> {
+    let began = Instant::now();
+    // milliseconds from then on; 0: not yet
+    let (last, first) = (AtomicU64::new(1), AtomicU64::new(0));
+    let gives_up = AtomicBool::new(false);
+    let now = || (began.elapsed().as_millis() as u64).max(1);
+    let over = || gives_up.load(Ordering::SeqCst) || first.load(Ordering::SeqCst) > 0;
+    let acted = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over() {
+                if from.ask(MACHINE, ASK_MAX).is_ok() {
+                    last.store(now(), Ordering::SeqCst);
+                }
+                std::thread::sleep(LOOK_EVERY);
+            }
+        });
+        scope.spawn(|| {
+            while !over() {
+                if to.ask(MACHINE, ASK_MAX).is_ok() {
+                    first.store(now(), Ordering::SeqCst);
+                }
+                std::thread::sleep(LOOK_EVERY);
+            }
+        });
+        let done = act().map(|()| began.elapsed());
+        if done.is_ok() {
+            let until = Instant::now() + CALM_MAX;
+            while first.load(Ordering::SeqCst) == 0 && Instant::now() < until {
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        gives_up.store(true, Ordering::SeqCst);
+        done
+    });
+    let took = acted?;
+    let (last, first) = (last.into_inner(), first.into_inner());
+    anyhow::ensure!(first > 0, "the machine never answered where it went");
+    Ok((Duration::from_millis(first.saturating_sub(last)), took))
+}

@@ -1,0 +1,329 @@
+//! Leases: a lent machine runs on its borrower for as long as its lender answers, and a lender that goes on without the borrower waits until
+//! the last lease is over. So at no moment both run, also if the link is cut and a user forces the machine. [`lease`](super::lease) decides.
+//!
+//! A machine whose lease is about to end is stored with its disks and parked by its node. What the node can't do, because it hangs, ended or
+//! was killed, a [guard](crate::guard) does: it stops QEMU.
+
+use super::{
+    Moves,
+    lease::{self, Next},
+    wire::{self, Granted, LeaseAsked},
+};
+use crate::{
+    caller::FromMember,
+    error::{NodeError, at, usage},
+    guard::{self, LEASE_FILE, boot_ms},
+    inventory::{
+        Entry, Operation,
+        lifecycle::Task,
+        turn::{Side, Turn},
+    },
+    report::Report,
+};
+use floe_api::{LEASE_S_MAX, LEASE_S_MIN};
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeSet, HashMap},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+/// How often leases are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often a user who forces a machine is told how long its lease lasts.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// What a node knows of leases.
+pub(super) struct Leases {
+    /// When this node began; it may have granted any lease until then.
+    began_ms: u64,
+    granted: Mutex<Grants>,
+    /// The guards of QEMUs, by their process ids.
+    guards: Mutex<HashMap<u32, Child>>,
+}
+
+/// What a lender has granted.
+#[derive(Default)]
+struct Grants {
+    /// When last, by machines' keys.
+    at_ms: HashMap<String, u64>,
+    /// Those that are granted no more, since their users force them.
+    ended: BTreeSet<String>,
+}
+
+/// Grants no lease of a machine while this is there.
+pub(super) struct Forcing<'a> {
+    leases: &'a Leases,
+    key: String,
+}
+
+impl Leases {
+    /// Begins without any lease that this node has granted.
+    pub fn new() -> Leases {
+        Leases {
+            began_ms: boot_ms(),
+            granted: Mutex::default(),
+            guards: Mutex::default(),
+        }
+    }
+}
+
+impl Drop for Forcing<'_> {
+    fn drop(&mut self) {
+        self.leases.granted.lock().ended.remove(&self.key);
+    }
+}
+
+/// Refuses a lease that is too short to be renewed, or too long to be waited for.
+pub(super) fn check_lease(lease_s: Option<u64>, lends: bool) -> Result<(), NodeError> {
+    let Some(lease_s) = lease_s else {
+        return Ok(());
+    };
+    if !lends {
+        return Err(usage(
+            "only a machine that is lent has a lease",
+            "floe offload lends it",
+        ));
+    }
+    match (LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
+        true => Ok(()),
+        false => Err(usage(
+            format!("{lease_s} s are no lease"),
+            format!("name a time from {LEASE_S_MIN} s to {LEASE_S_MAX} s"),
+        )),
+    }
+}
+
+impl Moves {
+    /// Starts the threads that stop machines whose lease ends, and that ask for leases anew.
+    pub(super) fn start_leasing(self: &Arc<Self>) -> Result<(), NodeError> {
+        let threads = &self.core.threads;
+        threads.keep("lease-stop", self, LOOK_EVERY, |moves| moves.stop_due())?;
+        let mut asked = HashMap::new();
+        Ok(threads.keep("lease-ask", self, LOOK_EVERY, move |moves| {
+            moves.ask_due(&mut asked);
+        })?)
+    }
+
+    /// Returns the machines that run here by a lease, or that would.
+    fn leased(&self) -> Vec<(Arc<Entry>, Turn)> {
+        let all = self.inventory.all().into_iter();
+        let of = |entry: Arc<Entry>| {
+            let turn = entry.turn().filter(|turn| turn.lease_ms().is_some())?;
+            matches!(turn.side, Side::Here { .. }).then_some((entry, turn))
+        };
+        all.filter_map(of).collect()
+    }
+
+    fn stop_due(&self) {
+        self.guards_that_ended();
+        for (entry, turn) in self.leased() {
+            let (Some(long_ms), true) = (turn.lease_ms(), entry.state().vm.is_some()) else {
+                continue;
+            };
+            self.guard(&entry);
+            let until = until_of(&entry);
+            if lease::next(boot_ms(), long_ms, until, None, true) != Next::Stop {
+                continue;
+            }
+            if let Err(error) = self.lapse(&entry) {
+                tracing::warn!(machine = %entry.name, %error, "its lease ends, and it is not stored yet");
+            }
+        }
+    }
+
+    /// Stores a machine whose lease ends, and parks it. It goes on nowhere before its lender has answered.
+    fn lapse(&self, entry: &Arc<Entry>) -> Result<(), NodeError> {
+        let Some(operation) = self.begin(entry, Task::Move)? else {
+            return Ok(());
+        };
+        let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses()) else {
+            return Ok(());
+        };
+        let (mut report, _events) = Report::new();
+        // its guest's hooks have no time
+        let done = self
+            .parks
+            .park_whole(&operation, Some(0), lapsed, &mut report);
+        done.map(drop)
+    }
+
+    fn ask_due(&self, asked: &mut HashMap<String, u64>) {
+        let mut still = HashMap::new();
+        for (entry, turn) in self.leased() {
+            let Some(long_ms) = turn.lease_ms() else {
+                continue;
+            };
+            if self.core.threads.over().is_cancelled() {
+                return;
+            }
+            let last = asked.get(&turn.key).copied();
+            let now = boot_ms();
+            if lease::next(now, long_ms, until_of(&entry), last, false) != Next::Ask {
+                still.extend(last.map(|last| (turn.key.clone(), last)));
+                continue;
+            }
+            still.insert(turn.key.clone(), now);
+            let renewed =
+                self.renew(&entry, &turn)
+                    .and_then(|granted| match granted && turn.lapsed {
+                        true => self.unlapse(&entry, &turn),
+                        false => Ok(()),
+                    });
+            if let Err(error) = renewed {
+                tracing::debug!(machine = %entry.name, %error, "its lease is not renewed");
+            }
+        }
+        *asked = still;
+    }
+
+    /// Asks the lender of a machine for its lease. Returns whether it was granted.
+    fn renew(&self, entry: &Entry, turn: &Turn) -> Result<bool, NodeError> {
+        let (Some(lender), Some(long_ms)) = (&turn.lender, turn.lease_ms()) else {
+            return Ok(false);
+        };
+        let asked = LeaseAsked {
+            key: turn.key.clone(),
+        };
+        let asked_ms = boot_ms(); // before anybody hears of it
+        match wire::lease(&self.cluster, lender, &asked)? {
+            Granted::Yes => {
+                guard::write(&entry.dir, lease::until(asked_ms, long_ms)).map(|()| true)
+            }
+            Granted::No => Ok(false),
+        }
+    }
+
+    /// Lets a machine go on whose lease was over and is granted again.
+    fn unlapse(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<(), NodeError> {
+        let Some(operation) = self.settles(entry, turn)? else {
+            return Ok(());
+        };
+        operation.update(|record| record.turn = Some(turn.unlapses()))?;
+        drop(self.go_on(&operation));
+        Ok(())
+    }
+
+    /// Whether a machine may be let go on as far as leases are concerned: if it has one, that lasts, or its lender grants it now.
+    pub(super) fn may_go_on(&self, operation: &Operation) -> bool {
+        let Some(turn) = operation.turn().filter(|turn| turn.lease_ms().is_some()) else {
+            return true;
+        };
+        let lasts = |until: u64| until > boot_ms().saturating_add(lease::STOPS_MS_BEFORE);
+        until_of(operation).is_some_and(lasts)
+            || self.renew(operation, &turn).is_ok_and(|granted| granted)
+    }
+
+    /// Grants a member the lease of a machine that it has borrowed.
+    pub fn lease_for(&self, asked: &LeaseAsked, by: &FromMember) -> Result<Granted, NodeError> {
+        super::check_key(&asked.key)?;
+        let turn = self.find(&asked.key).and_then(|entry| entry.turn());
+        let is_its = turn.is_some_and(|turn| match &turn.side {
+            Side::Lent { to } | Side::Away { to } => to.address == by.address && !turn.ends,
+            _ => false,
+        });
+        let mut granted = self.leases.granted.lock();
+        if !is_its || granted.ended.contains(&asked.key) {
+            return Ok(Granted::No);
+        }
+        granted.at_ms.insert(asked.key.clone(), boot_ms());
+        Ok(Granted::Yes)
+    }
+
+    /// Grants no lease of a machine any more, and waits until the last one is over. It is granted again when what this returns is dropped.
+    pub(super) fn outlasts(
+        &self,
+        turn: &Turn,
+        report: &mut Report,
+    ) -> Result<Option<Forcing<'_>>, NodeError> {
+        let lent = matches!(turn.side, Side::Lent { .. } | Side::Away { .. });
+        let Some(lease_s) = turn.lease_s.filter(|_| lent) else {
+            return Ok(None);
+        };
+        let mut granted = self.leases.granted.lock();
+        granted.ended.insert(turn.key.clone());
+        let at_ms = granted.at_ms.get(&turn.key).copied();
+        drop(granted);
+        let forcing = Forcing {
+            leases: &self.leases,
+            key: turn.key.clone(),
+        };
+        // an earlier node may have granted it until this one began
+        let at_ms = at_ms.unwrap_or(self.leases.began_ms);
+        let free_ms = lease::free_at(at_ms, lease_s.saturating_mul(1000));
+        let began_ms = boot_ms();
+        let all_s = free_ms.saturating_sub(began_ms).div_ceil(1000);
+        if all_s > 0 {
+            report.note(format!(
+                "its lease lasts for {all_s} s more at the most, and is waited for"
+            ));
+        }
+        let cancel = report.cancel();
+        while boot_ms() < free_ms {
+            let done_s = boot_ms().saturating_sub(began_ms) / 1000;
+            report.progress("lease", done_s, all_s, "s");
+            if !cancel.sleep(TELL_EVERY) {
+                return Err(NodeError::Cancelled);
+            }
+        }
+        Ok(Some(forcing))
+    }
+
+    /// Has a guard look after the QEMU of a leased machine, unless one does.
+    pub(super) fn guard(&self, entry: &Entry) {
+        let Some(pid) = entry.state().vm.as_ref().map(|vm| vm.pid()) else {
+            return;
+        };
+        let mut guards = self.leases.guards.lock();
+        if guards.contains_key(&pid) {
+            return;
+        }
+        let started = std::env::current_exe().and_then(|program| {
+            Command::new(program)
+                .arg("lease-guard")
+                .arg(entry.dir.join(LEASE_FILE))
+                .arg(pid.to_string())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .current_dir("/")
+                .spawn()
+        });
+        match started.map_err(at("cannot start a guard")) {
+            Ok(child) => drop(guards.insert(pid, child)),
+            Err(error) => {
+                tracing::error!(machine = %entry.name, %error, "its lease is kept by this node alone");
+            }
+        }
+    }
+
+    /// Reaps guards that have ended.
+    fn guards_that_ended(&self) {
+        let mut guards = self.leases.guards.lock();
+        guards.retain(|_, guard| matches!(guard.try_wait(), Ok(None)));
+    }
+}
+
+/// Returns until when a machine may run here, as far as that is known.
+fn until_of(entry: &Entry) -> Option<u64> {
+    let file = entry.dir.join(LEASE_FILE);
+    guard::read(&file).unwrap_or_else(|error| {
+        tracing::warn!(machine = %entry.name, %error, "its lease can't be read");
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_lent_has_a_lease_of_some_length() {
+        check_lease(None, false).unwrap();
+        check_lease(Some(LEASE_S_MIN), true).unwrap();
+        assert!(check_lease(Some(LEASE_S_MIN), false).is_err());
+        assert!(check_lease(Some(LEASE_S_MIN - 1), true).is_err());
+        assert!(check_lease(Some(LEASE_S_MAX + 1), true).is_err());
+    }
+}
