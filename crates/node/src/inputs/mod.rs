@@ -412,7 +412,7 @@ impl Inputs {
             Ok(entry) if entry.record().created_unix_s == mailbox.machine => {
                 match entry.turn().map(|turn| turn.side) {
                     // what is here is a copy
-                    Some(Side::Away { to, .. }) => Way::There(to),
+                    Some(Side::Away { to } | Side::Lent { to }) => Way::There(to),
                     Some(Side::Here { .. }) | None if !rests(&entry) && entry.vm().is_ok() => {
                         Way::Here(entry)
                     }
