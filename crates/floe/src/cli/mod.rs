@@ -68,7 +68,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use error::CliError;
 use floe_api::client::Client;
@@ -85,6 +85,7 @@ Example: from a disk to a machine that others can run
 
 Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 not found, 4 unreachable, 5 refused or unsupported,
 6 a machine had to be switched off, 7 only some machines of an ensemble are ready, 130 interrupted.
+
 Files: $FLOE_HOME (/var/lib/floe for root, ~/.local/share/floe for others).";
 
 /// Run virtual machines from streamed state: capture a running machine, publish it, run it anywhere at once.
@@ -238,9 +239,9 @@ pub fn main() -> ExitCode {
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
-    completions::answer(Cli::command);
+    completions::answer(command);
     // on a wrong command line: usage on standard error, exit code 2
-    let cli = Cli::try_parse_from(args).unwrap_or_else(|error| explained(error).exit());
+    let cli = parse(args).unwrap_or_else(|error| explained(error).exit());
     let home = Home::from_env();
     let context = Context {
         out: Output {
@@ -257,6 +258,47 @@ pub fn main() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let matches = command.try_get_matches_from_mut(args)?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Returns the command line's description, with notes that are cut into lines where the terminal ends and nowhere else.
+fn command() -> clap::Command {
+    with_flowing_notes(Cli::command())
+}
+
+fn with_flowing_notes(mut command: clap::Command) -> clap::Command {
+    if let Some(notes) = command.get_after_help().map(ToString::to_string) {
+        command = command.after_help(flowing(&notes));
+    }
+    let subcommands = command.get_subcommands();
+    let names: Vec<String> = subcommands.map(|sub| sub.get_name().to_owned()).collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, with_flowing_notes)
+    })
+}
+
+/// Makes one line of each paragraph. Lines that are indented, as what is to be typed is, stay as they are.
+fn flowing(notes: &str) -> String {
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    let mut text = String::new();
+    let mut before = "";
+    for line in notes.lines() {
+        if !text.is_empty() {
+            text.push(if is_prose(before) && is_prose(line) {
+                ' '
+            } else {
+                '\n'
+            });
+        }
+        text += line;
+        before = line;
+    }
+    text
 }
 
 /// Says of a number below zero that none is possible. The parser takes it for an option, and would advise to write `-- -1`.
@@ -349,7 +391,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Prune(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
         Command::Completions(c) => c.run(cx)?,
-        Command::Manual(c) => c.run(cx, Cli::command())?,
+        Command::Manual(c) => c.run(cx, command())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
             return Err(CliError::usage(why, "see its --help"));
@@ -364,7 +406,24 @@ mod tests {
 
     #[test]
     fn the_command_tree_is_well_formed() {
-        Cli::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn notes_are_cut_into_lines_by_the_terminal_and_examples_are_not() {
+        let notes = "Example: one\n  floe a \\\n    --b\nExample: two\n  floe c\n\nA note\nof two lines.\n\nAnother.";
+        let flows = "Example: one\n  floe a \\\n    --b\nExample: two\n  floe c\n\nA note of two lines.\n\nAnother.";
+        assert_eq!(flowing(notes), flows);
+        let runs = |notes: &str| {
+            notes
+                .lines()
+                .any(|line| line.starts_with("Only what") && line.len() > 140)
+        };
+        let moves = command();
+        let moves = moves
+            .find_subcommand("move")
+            .and_then(|sub| sub.get_after_help());
+        assert!(runs(&moves.unwrap().to_string()));
     }
 
     #[test]
@@ -403,7 +462,7 @@ mod tests {
     #[test]
     fn every_command_and_option_is_explained() {
         let mut seen = 0;
-        each(&Cli::command(), "floe", &mut |path, command| {
+        each(&command(), "floe", &mut |path, command| {
             seen += 1;
             assert!(command.get_about().is_some(), "{path} has no description");
             for argument in command.get_arguments() {

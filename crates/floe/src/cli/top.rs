@@ -34,10 +34,10 @@ Example: for scripts
   floe top --once
   floe top --json | jq -c '.machines[] | [.name, .misses]'
 
-RATE   what arrives now        MISSES  first touches of chunks that were not here, of all
-RATIO  chunks fetched for each chunk touched
-AHEAD  chunks fetched and not touched yet, of those that the model of earlier runs expects
-STACKED, LAG, STEAL  how its vCPUs share the host's cores: floe sched status says more")]
+  RATE   what arrives now        MISSES  first touches of chunks that were not here, of all
+  RATIO  chunks fetched for each chunk touched
+  AHEAD  chunks fetched and not touched yet, of those that the model of earlier runs expects
+  STACKED, LAG, STEAL  how its vCPUs share the host's cores: floe sched status says more")]
 pub struct Top {
     /// Show it once and end
     #[arg(long)]
