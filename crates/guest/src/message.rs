@@ -180,7 +180,7 @@ pub enum ToGuest {
         /// The session.
         session: u64,
         /// The values to set.
-        place: Place,
+        place: Box<Place>,
     },
     /// The answer to a call.
     Answer {
@@ -500,7 +500,7 @@ impl ToGuest {
             },
             "place" => ToGuest::Place {
                 session: session?,
-                place: Place::of(&line)?,
+                place: Box::new(Place::of(&line)?),
             },
             "answer" => ToGuest::Answer {
                 session: session?,

@@ -111,7 +111,7 @@ proptest! {
         }
         for message in [
             ToGuest::Hello { session, version: 3, frames },
-            ToGuest::Place { session, place },
+            ToGuest::Place { session, place: Box::new(place) },
             ToGuest::Answer { session, number, answer },
         ] {
             prop_assert_eq!(ToGuest::decode(&message.encode()).unwrap(), message);

@@ -208,7 +208,7 @@ impl Core {
             ToGuest::Place { session, place } if self.session == Some(session) => {
                 self.placing = place.identity.clone();
                 self.placing_node = place.node.clone();
-                actions.push(Action::Place(session, Box::new(place)));
+                actions.push(Action::Place(session, place));
             }
             ToGuest::Answer {
                 session,

@@ -46,7 +46,7 @@ pub(crate) fn greet(machine: &Machine, limit: Duration) -> io::Result<UnixStream
             match ToHost::decode(&line) {
                 Ok(ToHost::Ready { session: of, .. }) if of == session => {
                     let generation = machine.generation_id().map_err(io::Error::other)?;
-                    let place = fresh_place(generation, None);
+                    let place = Box::new(fresh_place(generation, None));
                     stream.write_all(&ToGuest::Place { session, place }.encode())?;
                 }
                 Ok(ToHost::Placed { session: of }) if of == session => return Ok(stream),

@@ -128,7 +128,10 @@ impl Link {
     /// Sends an agent that has answered who its machine is and what time it is, in the session that has begun.
     fn place(&self, place: Place) -> std::io::Result<()> {
         let session = *self.session.lock();
-        self.send(&ToGuest::Place { session, place })
+        self.send(&ToGuest::Place {
+            session,
+            place: Box::new(place),
+        })
     }
 
     /// Takes an answer to inputs. Returns whether the message is one that is waited for.

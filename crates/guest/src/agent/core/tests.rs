@@ -56,7 +56,7 @@ impl World {
         };
         let actions = self.host(&ToGuest::Place {
             session,
-            place: place.clone(),
+            place: Box::new(place.clone()),
         });
         assert_eq!(actions, [Action::Place(session, Box::new(place))]);
         self.core
@@ -174,7 +174,10 @@ fn a_clone_without_its_identity_is_told_so() {
         identity: Some(identity("t", 1)),
         node: None,
     };
-    world.host(&ToGuest::Place { session: 2, place });
+    world.host(&ToGuest::Place {
+        session: 2,
+        place: Box::new(place),
+    });
     let told = world
         .core
         .handle(1, Event::Placed(2, Err("no card".into())));
@@ -291,7 +294,7 @@ fn what_comes_again_in_a_session_ends_no_call_and_no_process() {
     };
     let again = world.host(&ToGuest::Place {
         session: 1,
-        place: place.clone(),
+        place: Box::new(place.clone()),
     });
     assert_eq!(again, [Action::Place(1, Box::new(place))]);
     let told = world.core.handle(1, Event::Placed(1, Ok(())));
