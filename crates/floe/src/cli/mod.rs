@@ -239,7 +239,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = floe_node::helpers::dispatch(args.get(1..).unwrap_or_default()) {
         return code;
     }
-    completions::answer(command);
+    completions::answer(description);
     // on a wrong command line: usage on standard error, exit code 2
     let cli = parse(args).unwrap_or_else(|error| explained(error).exit());
     let home = Home::from_env();
@@ -261,13 +261,13 @@ pub fn main() -> ExitCode {
 }
 
 fn parse(args: Vec<OsString>) -> Result<Cli, clap::Error> {
-    let mut command = command();
+    let mut command = description();
     let matches = command.try_get_matches_from_mut(args)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 /// Returns the command line's description, with notes that are cut into lines where the terminal ends and nowhere else.
-fn command() -> clap::Command {
+fn description() -> clap::Command {
     with_flowing_notes(Cli::command())
 }
 
@@ -391,7 +391,7 @@ fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
         Command::Prune(c) => return c.run(cx),
         Command::Doctor(c) => return c.run(cx),
         Command::Completions(c) => c.run(cx)?,
-        Command::Manual(c) => c.run(cx, command())?,
+        Command::Manual(c) => c.run(cx, description())?,
         Command::Supervisor { .. } | Command::ExecQemu { .. } => {
             let why = "this command is the node's own and was not called the way the node calls it";
             return Err(CliError::usage(why, "see its --help"));
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn the_command_tree_is_well_formed() {
-        command().debug_assert();
+        description().debug_assert();
     }
 
     #[test]
@@ -419,7 +419,7 @@ mod tests {
                 .lines()
                 .any(|line| line.starts_with("Only what") && line.len() > 140)
         };
-        let moves = command();
+        let moves = description();
         let moves = moves
             .find_subcommand("move")
             .and_then(|sub| sub.get_after_help());
@@ -462,7 +462,7 @@ mod tests {
     #[test]
     fn every_command_and_option_is_explained() {
         let mut seen = 0;
-        each(&command(), "floe", &mut |path, command| {
+        each(&description(), "floe", &mut |path, command| {
             seen += 1;
             assert!(command.get_about().is_some(), "{path} has no description");
             for argument in command.get_arguments() {

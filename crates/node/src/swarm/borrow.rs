@@ -19,6 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The swarms that may have some of an image, and what is decided for it.
+type Lenders = (Vec<Arc<Part>>, Arc<Mutex<Choice>>);
+
 /// The host of a fork's parent as a source; the swarms of this node are asked before it. Locks, never together: the list of images whose
 /// manifests are known, and what is decided for one.
 pub(super) struct Borrowed {
@@ -50,9 +53,9 @@ impl Borrowed {
         self.active.lends(*image, manifest.parent, &choice);
     }
 
-    /// Returns the swarms that may have some of an image, and what is decided for it; `None` if there are none. What the image is based on is
+    /// Returns an image's lenders; `None` if there are none. What the image is based on is
     /// found out with the first read for which no guest stands still, if its manifest was not read here.
-    fn lenders(&self, image: &Hash, demand: bool) -> Option<(Vec<Arc<Part>>, Arc<Mutex<Choice>>)> {
+    fn lenders(&self, image: &Hash, demand: bool) -> Option<Lenders> {
         let used = self.active.used();
         if used.is_empty() {
             return None;
