@@ -86,12 +86,8 @@ impl Backend for Stored {
         here: bool,
         done: Done,
     ) {
-        let (fetcher, image) = (&self.fetcher, &self.image);
-        match most {
-            Some(most) => fetcher.demand_within(who, most, image, (kind, hash), here, done),
-            None if here => fetcher.demand_here(who, image, kind, hash, done),
-            None => fetcher.demand(who, image, kind, hash, done),
-        }
+        self.fetcher
+            .demand_within(who, most, &self.image, (kind, hash), here, done);
     }
 
     fn prefetch(&self, who: Who, items: Vec<(Kind, Hash)>, each: Each) {

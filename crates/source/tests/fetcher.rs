@@ -427,7 +427,7 @@ fn a_demand_with_a_limit_of_its_own_ends_with_that_and_is_asked_for_no_longer() 
     };
     let item = (Kind::Chunk, &hash);
     let fetcher = &bench.fetcher;
-    fetcher.demand_within(Who::default(), most, &IMAGE, item, false, done);
+    fetcher.demand_within(Who::default(), Some(most), &IMAGE, item, false, done);
     let error = next(&told).1.unwrap_err();
     assert!(matches!(error, SourceError::Unreachable { .. }), "{error}");
     assert_eq!(fetcher.stats().waiting, 0);

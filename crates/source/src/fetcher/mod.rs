@@ -145,15 +145,7 @@ impl Fetcher {
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        let (image, hash) = (*image, *hash);
-        let wanted = Wanted {
-            who,
-            image,
-            kind,
-            hash,
-        };
-        let until = self.engine.options.until();
-        self.engine.demand(wanted, until, Box::new(done));
+        self.demand_within(who, None, image, (kind, hash), false, done);
     }
 
     /// As [`Fetcher::demand`], but if the link is fast (or still unknown) and fewer than [`FetchOptions::here_max`] others do
@@ -167,23 +159,15 @@ impl Fetcher {
         hash: &Hash,
         done: impl FnOnce(Result<&[u8], SourceError>) + Send + 'static,
     ) {
-        let (image, hash) = (*image, *hash);
-        let wanted = Wanted {
-            who,
-            image,
-            kind,
-            hash,
-        };
-        let until = self.engine.options.until();
-        self.engine.demand_here(wanted, until, Box::new(done));
+        self.demand_within(who, None, image, (kind, hash), true, done);
     }
 
-    /// As [`Fetcher::demand`], or with `here` as [`Fetcher::demand_here`], but given up after `most`, whatever
+    /// As [`Fetcher::demand`], or with `here` as [`Fetcher::demand_here`], but given up after `most` if that is given, whatever
     /// [`FetchOptions::demand_deadline`] says: for a guest's request that may wait no longer.
     pub fn demand_within(
         &self,
         who: Who,
-        most: Duration,
+        most: Option<Duration>,
         image: &Hash,
         (kind, hash): (Kind, &Hash),
         here: bool,
@@ -196,7 +180,10 @@ impl Fetcher {
             kind,
             hash,
         };
-        let until = Some(floe_threads::from_now(most));
+        let until = most.map_or_else(
+            || self.engine.options.until(),
+            |most| Some(floe_threads::from_now(most)),
+        );
         match here {
             true => self.engine.demand_here(wanted, until, Box::new(done)),
             false => self.engine.demand(wanted, until, Box::new(done)),
