@@ -69,7 +69,14 @@ impl Connection {
         let _ = self.certificate.set(certificate); // it is empty yet
     }
 
-    /// Records that bytes arrived from the client.
+    /// Records that the client has begun its TLS handshake: from now on it outlasts those that say nothing.
+    pub fn speaks(&self) {
+        if let Some(seat) = &*self.seat.lock() {
+            seat.speaks();
+        }
+    }
+
+    /// Records that bytes of a request arrived from the client.
     pub fn bytes_came(&self) {
         let mut head = self.head.lock();
         if *head == Head::None {

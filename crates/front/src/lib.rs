@@ -6,7 +6,7 @@
 //!
 //! | shared | decided by | when it runs short |
 //! | --- | --- | --- |
-//! | connections | [`seats`] | the party that holds most loses the connection that has been idle longest |
+//! | connections | [`seats`] | the party that holds most loses the connection that has said nothing, or been idle, longest |
 //! | the processor and the disk | [`turns`] | parties take turns, users before strangers |
 //! | memory of bodies and answers | [`memory`] | a party that exceeds its share gets 503 |
 //! | time of one request's bytes | [`pace`] | a client that moves fewer bytes than the slowest honest link is disconnected |

@@ -214,7 +214,12 @@ async fn serve(
     };
     let mut closes = Closes(Some(connection.clone()));
     let address = connection.address;
-    match tokio::time::timeout(connection.bounds.handshake, acceptor.accept(stream)).await {
+    let handshake = async {
+        stream.readable().await?;
+        connection.speaks();
+        acceptor.accept(stream).await
+    };
+    match tokio::time::timeout(connection.bounds.handshake, handshake).await {
         Ok(Ok(stream)) => {
             closes.0 = None;
             let shown = stream.get_ref().1.peer_certificates();

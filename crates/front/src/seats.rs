@@ -1,9 +1,10 @@
 //! Decides which connections may stay: a state machine without sockets.
 //!
 //! If all seats are taken, a new connection is still accepted if its party holds fewer than the largest party. The
-//! largest party then loses a connection: the one that has waited longest for a request, or if none waits, the one that
-//! has been busy longest. The largest party itself gets another connection for one of its own that waits. So an address
-//! that opens every available connection keeps nobody out, not even who shares it, and idle connections go first.
+//! largest party then loses a connection: the oldest that has never said anything, or else the one that has waited longest
+//! for a request, or if none waits, the one that has been busy longest. The largest party itself gets another connection for
+//! one of its own that waits. So an address that opens every available connection keeps nobody out, not even who shares it,
+//! and idle connections go first.
 //!
 //! A connection counts for its address until its client has proved to be a user; from then on it counts for the user, so
 //! that strangers at the same address cannot displace it. At a port that is for users, strangers have seats of their own
@@ -26,40 +27,51 @@ pub enum Arrival {
     Refused,
 }
 
+/// What a connection does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing has come from its client.
+    Silent,
+    /// It waits for a request.
+    Waits,
+    /// Its request is being answered.
+    Busy,
+}
+
 struct Seat {
     party: Party,
     /// When its state last changed, as a count of events.
     since: u64,
-    busy: bool,
+    state: State,
 }
 
-/// A party's connections. Those longest in their state are first.
+/// A party's connections, by state. Those longest in their state are first.
 #[derive(Default)]
 struct Holding {
-    waiting: BTreeMap<u64, Id>,
-    busy: BTreeMap<u64, Id>,
+    by_state: [BTreeMap<u64, Id>; 3],
 }
 
 impl Holding {
     fn len(&self) -> usize {
-        self.waiting.len() + self.busy.len()
+        self.by_state.iter().map(BTreeMap::len).sum()
     }
 
-    fn of(&mut self, busy: bool) -> &mut BTreeMap<u64, Id> {
-        if busy {
-            &mut self.busy
-        } else {
-            &mut self.waiting
-        }
+    /// How many are not busy.
+    fn idle(&self) -> usize {
+        self.len() - self.by_state[State::Busy as usize].len()
     }
 
-    fn longest_waiting(&self) -> Option<Id> {
-        self.waiting.values().next().copied()
+    fn of(&mut self, state: State) -> &mut BTreeMap<u64, Id> {
+        &mut self.by_state[state as usize]
+    }
+
+    /// The first to go of those that are not busy.
+    fn idlest(&self) -> Option<Id> {
+        self.first_to_go().filter(|_| self.idle() > 0)
     }
 
     fn first_to_go(&self) -> Option<Id> {
-        let oldest = || self.busy.values().next().copied();
-        self.longest_waiting().or_else(oldest)
+        self.by_state.iter().flat_map(BTreeMap::values).next().copied()
     }
 }
 
@@ -146,10 +158,10 @@ impl Seats {
         let others = self.parties.iter().filter(|(other, _)| same_room(other));
         let largest = others
             .map(|(_, holding)| holding)
-            .max_by_key(|holding| (holding.len(), holding.waiting.len()));
+            .max_by_key(|holding| (holding.len(), holding.idle()));
         let goes = match largest {
             Some(largest) if largest.len() > own => largest.first_to_go(),
-            _ => holding.and_then(Holding::longest_waiting),
+            _ => holding.and_then(Holding::idlest),
         };
         goes.map(Some).ok_or(Full)
     }
@@ -161,30 +173,39 @@ impl Seats {
         self.parties
             .entry(party.clone())
             .or_default()
-            .waiting
+            .of(State::Silent)
             .insert(id, id);
         self.seats.insert(
             id,
             Seat {
                 party,
                 since: id,
-                busy: false,
+                state: State::Silent,
             },
         );
         id
     }
 
+    /// Records that something has come from a connection's client, and that its request is awaited.
+    pub fn speaks(&mut self, id: Id) {
+        self.becomes(id, State::Waits);
+    }
+
     /// Records that a request arrived on a connection (`busy`), or that it was answered.
     pub fn turns(&mut self, id: Id, busy: bool) {
-        let Some(seat) = self.seats.get_mut(&id).filter(|seat| seat.busy != busy) else {
+        self.becomes(id, if busy { State::Busy } else { State::Waits });
+    }
+
+    fn becomes(&mut self, id: Id, state: State) {
+        let Some(seat) = self.seats.get_mut(&id).filter(|seat| seat.state != state) else {
             return;
         };
         self.events += 1;
         if let Some(holding) = self.parties.get_mut(&seat.party) {
-            holding.of(seat.busy).remove(&seat.since);
-            holding.of(busy).insert(self.events, id);
+            holding.of(seat.state).remove(&seat.since);
+            holding.of(state).insert(self.events, id);
         }
-        (seat.busy, seat.since) = (busy, self.events);
+        (seat.state, seat.since) = (state, self.events);
     }
 
     /// Counts a connection for `party` from now on. Returns a connection of that party which must be closed in exchange,
@@ -194,14 +215,14 @@ impl Seats {
             .seats
             .get_mut(&id)
             .filter(|seat| seat.party != *party)?;
-        let (busy, since) = (seat.busy, seat.since);
+        let (state, since) = (seat.state, seat.since);
         let old = std::mem::replace(&mut seat.party, party.clone());
-        self.take_from(&old, busy, since);
+        self.take_from(&old, state, since);
         // if all of its party's connections are at work and there is no room for more, it is this one that goes
         let goes = self.who_goes(party).unwrap_or(Some(id));
         self.held[class(party)] += 1;
         let holding = self.parties.entry(party.clone()).or_default();
-        holding.of(busy).insert(since, id);
+        holding.of(state).insert(since, id);
         if let Some(goes) = goes {
             self.leave(goes);
         }
@@ -211,14 +232,14 @@ impl Seats {
     /// Removes a connection that is closed or must be closed.
     pub fn leave(&mut self, id: Id) {
         if let Some(seat) = self.seats.remove(&id) {
-            self.take_from(&seat.party, seat.busy, seat.since);
+            self.take_from(&seat.party, seat.state, seat.since);
         }
     }
 
-    fn take_from(&mut self, party: &Party, busy: bool, since: u64) {
+    fn take_from(&mut self, party: &Party, state: State, since: u64) {
         self.held[class(party)] -= 1;
         if let Some(holding) = self.parties.get_mut(party) {
-            holding.of(busy).remove(&since);
+            holding.of(state).remove(&since);
             if holding.len() == 0 {
                 self.parties.remove(party);
             }
@@ -271,6 +292,22 @@ mod tests {
         }
         assert_eq!(seats.arrive(address(2)), Arrival::Refused);
         assert!(matches!(seats.arrive(address(1)), Arrival::Instead(..)));
+    }
+
+    #[test]
+    fn who_has_begun_to_speak_outlasts_any_number_of_silent_ones_behind_its_address() {
+        let mut seats = Seats::new(10, 4);
+        let Arrival::Seated(speaker) = seats.arrive(address(1)) else {
+            panic!("room");
+        };
+        seats.speaks(speaker);
+        for _ in 0..100 {
+            match seats.arrive(address(1)) {
+                Arrival::Instead(_, goes) => assert_ne!(goes, speaker),
+                Arrival::Seated(_) => {}
+                Arrival::Refused => panic!("an address makes room for itself"),
+            }
+        }
     }
 
     /// Seats for users, and two for each stranger's address, three in all.
@@ -356,6 +393,7 @@ mod tests {
             for (what, who, which) in events {
                 let some = (!open.is_empty()).then(|| open[which.index(open.len().max(1))]);
                 match (what, some) {
+                    (1, Some(id)) if who == 5 => seats.speaks(id),
                     (1, Some(id)) => seats.turns(id, who % 2 == 0),
                     (2, Some(id)) => {
                         if let Some(goes) = seats.known(id, &Party::User(format!("u{}", who % 2).into())) {

@@ -61,6 +61,11 @@ impl Table {
 }
 
 impl Seat {
+    /// Records that something has come from the client.
+    pub fn speaks(&self) {
+        self.table.0.lock().seats.speaks(self.id);
+    }
+
     /// Records that the connection is at work from now on, or waits for its client.
     pub fn turns(&self, busy: bool) {
         self.table.0.lock().seats.turns(self.id, busy);

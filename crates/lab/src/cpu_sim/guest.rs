@@ -12,7 +12,8 @@ pub enum LockKind {
     Unfair,
     /// In the order of coming, even if who comes next has no core.
     Queued,
-    /// The same; who spins for long halts, and is woken when it is its turn (`CONFIG_PARAVIRT_SPINLOCKS`).
+    /// The same; who spins for long halts, and is woken when it is its turn. Until it has a core, whoever comes by may take the lock
+    /// (`CONFIG_PARAVIRT_SPINLOCKS` since Linux 4.5, `pv_hybrid_queued_unfair_trylock`).
     Paravirtual,
 }
 
@@ -79,6 +80,8 @@ pub enum Wish {
 struct Held {
     lock: usize,
     owner: usize,
+    /// Whether it keeps others off: it does not while its owner has been woken for it, but has had no core since.
+    taken: bool,
     waiters: VecDeque<usize>,
 }
 
@@ -191,7 +194,8 @@ impl Guest {
                 if !self.ready.is_empty() {
                     next = next.min(GUEST_SLICE_NS.saturating_sub(vcpu.slice_ns));
                 }
-                let rate = self.locks.per_s / self.locks.count as f64 * self.held.len() as f64;
+                let taken = self.held.iter().filter(|held| held.taken).count();
+                let rate = self.locks.per_s / self.locks.count as f64 * taken as f64;
                 if rate > 0.0 {
                     let meets = random.exponential(1e9 / rate);
                     if meets < next {
@@ -217,8 +221,9 @@ impl Guest {
         let Doing::Computes(left) = self.vcpus[at].doing else {
             return;
         };
-        let which = random.below(self.held.len());
-        let Some(held) = self.held.get_mut(which) else {
+        let taken = || self.held.iter().filter(|held| held.taken);
+        let which = random.below(taken().count());
+        let Some(held) = self.held.iter_mut().filter(|held| held.taken).nth(which) else {
             return;
         };
         if held.owner == at {
@@ -439,6 +444,7 @@ impl Guest {
         // each one in its turn; the first that has no core keeps the others waiting
         while let Some(next) = self.held[which].waiters.pop_front() {
             let halts = matches!(self.vcpus[next].doing, Doing::HaltsForLock(_));
+            let spun = matches!(self.vcpus[next].doing, Doing::Spins(_, spun) if spun > 0);
             self.vcpus[next].doing = Doing::Computes(self.vcpus[next].rest);
             if halts {
                 self.wishes.push(Wish::Wake(next));
@@ -447,6 +453,7 @@ impl Guest {
             }
             if !self.vcpus[next].on_core {
                 self.held[which].owner = next;
+                self.held[which].taken = spun || self.kind == LockKind::Queued;
                 return;
             }
         }
@@ -466,13 +473,24 @@ impl Guest {
         }
         self.stopped_holding += 1;
         let lock = random.below(self.locks.count);
-        let free = self.held.iter().all(|held| held.lock != lock);
+        let held = self.held.iter_mut().find(|held| held.lock == lock);
+        let free = held.as_ref().is_none_or(|held| !held.taken);
         if free && !spared {
-            self.held.push(Held {
-                lock,
-                owner: at,
-                waiters: VecDeque::new(),
-            });
+            match held {
+                // it came by before the one that had been woken, which spins for it when it gets its core
+                Some(held) => {
+                    let woken = std::mem::replace(&mut held.owner, at);
+                    held.taken = true;
+                    held.waiters.push_front(woken);
+                    self.vcpus[woken].doing = Doing::Spins(Spin::Lock(lock), 0);
+                }
+                None => self.held.push(Held {
+                    lock,
+                    owner: at,
+                    taken: true,
+                    waiters: VecDeque::new(),
+                }),
+            }
             // siblings that compute may run into it
             for other in 0..self.vcpus.len() {
                 if other != at && self.vcpus[other].on_core {

@@ -2,7 +2,7 @@
 //! and LAVD's boost.
 
 use floe_sched::MachineId;
-use floe_sched::cpu::{Base, Place, Policy, Queues, TaskId, Tell};
+use floe_sched::cpu::{Base, Place, Policy, Queues, TaskId, Tell, service_ns};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// KVM's directed yield (`kvm_vcpu_on_spin`, `yield_to`): a vCPU that spins gives its core away, and names a sibling that goes next on
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// the kernel's order allows it, and the one that yields loses nothing under CFS and asks anew under EEVDF, so that it may be chosen
 /// again at once.
 ///
-/// With the patches for semantics-aware scheduling (under review since November 2025): who yielded is put behind whom it yielded to; who
+/// With the patches for semantics-aware scheduling (under review since November 2025): who yielded is put behind whom it yielded to, in the same queue; who
 /// sent an interrupt is known to wait for its receiver; and the one that is named gets a bounded credit of lag (their third version), so
 /// that the kernel's order allows it.
 #[derive(Clone, Debug)]
@@ -78,6 +78,24 @@ impl DirectedYield {
     }
 }
 
+/// Puts a spinner as far behind another task of its queue as that one may run for once it is chosen, unless it is there already: it goes
+/// back to that place however often it spins, and so does not starve.
+fn put_behind(queues: &mut Queues, spinner: TaskId, ahead: TaskId) {
+    let place = |id: TaskId| {
+        let task = queues.task(id)?;
+        Some(match queues.base() {
+            Base::Cfs(_) => task.vruntime,
+            Base::Eevdf { .. } => task.deadline,
+        })
+    };
+    if let (Some(own), Some(other), Some(task)) =
+        (place(spinner), place(ahead), queues.task(spinner))
+    {
+        let way_ns = service_ns(other - own, task.weight) + queues.base().least_ns();
+        queues.shift(spinner, way_ns.max(0));
+    }
+}
+
 impl Policy for DirectedYield {
     fn spreads(&self) -> bool {
         false
@@ -99,13 +117,15 @@ impl Policy for DirectedYield {
         };
         let core = |id: TaskId| queues.task(id).map_or(0, |task| task.core);
         let (here, there) = (core(task), core(to));
-        let slice_ns = queues.slice_ns(to);
+        if let Base::Eevdf { slice_ns } = queues.base() {
+            queues.shift(task, slice_ns);
+        }
         if self.patched {
-            let credit = queues.way_to_front_ns(to).clamp(0, slice_ns);
+            let credit = queues.way_to_front_ns(to).clamp(0, queues.slice_ns(to));
             queues.shift(to, -credit);
-            queues.shift(task, slice_ns);
-        } else if let Base::Eevdf { slice_ns } = queues.base() {
-            queues.shift(task, slice_ns);
+            if here == there {
+                put_behind(queues, task, to);
+            }
         }
         let mut cores = Vec::new();
         if queues.waiting(here) > 0 {

@@ -82,6 +82,7 @@ mod tests {
     use floe_http::{Limits, Method, Server, Url};
     use rustls::ClientConfig;
     use std::net::{SocketAddr, TcpStream};
+    use std::sync::mpsc::{self, RecvTimeoutError};
     use tokio::{runtime::Runtime, sync::watch};
 
     const ROOM: &str = "/v1/clones/room";
@@ -163,10 +164,19 @@ mod tests {
             assert_eq!(said, b"room");
         };
         says();
-        let silent: Vec<TcpStream> = (0..SILENT)
-            .map(|_| TcpStream::connect(address).unwrap())
-            .collect();
-        for _ in 0..20 {
+        // they are put out for each other, and come again and again
+        let (goes_on, is_over) = mpsc::channel::<()>();
+        let (came, all_came) = mpsc::channel();
+        let silent = std::thread::spawn(move || {
+            while let Err(RecvTimeoutError::Timeout) = {
+                let connect = |_| TcpStream::connect(address).ok();
+                let _held: Vec<TcpStream> = (0..SILENT).filter_map(connect).collect();
+                let _ = came.send(()); // it is waited for once
+                is_over.recv_timeout(Duration::from_millis(20))
+            } {}
+        });
+        all_came.recv().unwrap();
+        for _ in 0..40 {
             let question = Ask {
                 to: &address.to_string(),
                 method: Method::GET,
@@ -179,6 +189,7 @@ mod tests {
         }
         // and a connection that a member had before is not the one that makes room
         says();
-        drop(silent);
+        drop(goes_on);
+        silent.join().unwrap();
     }
 }
