@@ -1,7 +1,7 @@
 //! What is typed at a machine while it stands still, is parked, and its node is killed: `floe type`.
 
 use crate::support::command::{code, ok};
-use crate::support::node::{Signal, TestNode, eventually};
+use crate::support::node::{Setup, Signal, TestNode, eventually};
 use floe_api::{TypeRequest, TypedInput, UserInput};
 
 /// The end of what a program reads.
@@ -14,7 +14,10 @@ fn got(node: &TestNode) -> String {
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_is_typed_while_a_machine_stands_still_comes_once_and_in_order_when_it_goes_on() {
-    let mut node = TestNode::start();
+    let mut node = TestNode::with(Setup {
+        args: vec!["--guest-moves".into()],
+        ..Default::default()
+    });
     node.boot_tiny("web");
     // alone, it can't move, and says so
     let alone = "floe-guest offload 2>&1 | grep -q 'in no cluster' && echo alone-$((3+4))";

@@ -20,32 +20,19 @@ impl Machines {
         request: &LimitRequest,
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.inventory.get(name)?;
-        let operation = entry.begin(Task::Limit)?;
         let _held = self.limiting.lock();
-        let mut record = operation.record();
-        let change = |old: &mut Option<u32>, new: Option<u32>| match new {
-            None => {}
-            Some(0) => *old = None,
-            Some(_) => *old = new,
-        };
-        change(&mut record.limits.cpu_millicores, request.cpu_millicores);
-        change(&mut record.limits.io_weight, request.io_weight);
-        change(&mut record.limits.io_cap_percent, request.io_cap_percent);
-        change(&mut record.limits.io_timeout_s, request.io_timeout_s);
-        change(&mut record.limits.clones, request.clones);
-        match request.memory_max_bytes {
-            None => {}
-            Some(0) => record.limits.memory_max_bytes = None,
-            max => record.limits.memory_max_bytes = max,
-        }
+        // what can't be is refused for that, whatever else is under way
+        let record = entry.record();
+        let limits = changed(record.limits, request);
         let park_after_s = match request.park_after_s {
             None => record.park_after_s,
             Some(0) => None,
             after_s => after_s,
         };
         check_park_after(park_after_s)?;
-        self.resources.check_limits(&record.limits)?;
-        self.limit_household(&operation, record.limits, |record| {
+        self.resources.check_limits(&limits)?;
+        let operation = entry.begin(Task::Limit)?;
+        self.limit_household(&operation, limits, |record| {
             record.park_after_s = park_after_s;
             record.no_trim = request.trim.map_or(record.no_trim, |trim| !trim);
         })?;
@@ -119,6 +106,26 @@ impl Machines {
 }
 
 /// Sets what a machine's disks may have of the host's, and how long its requests wait.
+/// Returns limits as a request changes them.
+fn changed(mut limits: Limits, request: &LimitRequest) -> Limits {
+    let change = |old: &mut Option<u32>, new: Option<u32>| match new {
+        None => {}
+        Some(0) => *old = None,
+        Some(_) => *old = new,
+    };
+    change(&mut limits.cpu_millicores, request.cpu_millicores);
+    change(&mut limits.io_weight, request.io_weight);
+    change(&mut limits.io_cap_percent, request.io_cap_percent);
+    change(&mut limits.io_timeout_s, request.io_timeout_s);
+    change(&mut limits.clones, request.clones);
+    match request.memory_max_bytes {
+        None => {}
+        Some(0) => limits.memory_max_bytes = None,
+        max => limits.memory_max_bytes = max,
+    }
+    limits
+}
+
 fn limit_disks(entry: &Entry, limits: &Limits) {
     let disks = entry.state().disks.clone();
     if let Some(disks) = disks {
