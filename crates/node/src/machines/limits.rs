@@ -20,18 +20,23 @@ impl Machines {
         request: &LimitRequest,
     ) -> Result<MachineInfo, NodeError> {
         let entry = self.inventory.get(name)?;
-        let _held = self.limiting.lock();
-        // what can't be is refused for that, whatever else is under way
-        let record = entry.record();
-        let limits = changed(record.limits, request);
-        let park_after_s = match request.park_after_s {
-            None => record.park_after_s,
-            Some(0) => None,
-            after_s => after_s,
+        let asked = |record: &Record| -> Result<(Limits, Option<u64>), NodeError> {
+            let limits = changed(record.limits, request);
+            let park_after_s = match request.park_after_s {
+                None => record.park_after_s,
+                Some(0) => None,
+                after_s => after_s,
+            };
+            check_park_after(park_after_s)?;
+            self.resources.check_limits(&limits)?;
+            Ok((limits, park_after_s))
         };
-        check_park_after(park_after_s)?;
-        self.resources.check_limits(&limits)?;
+        // what can't be is refused for that, whatever else is under way
+        asked(&entry.record())?;
         let operation = entry.begin(Task::Limit)?;
+        // not before that: what is under way may be waiting for it
+        let _held = self.limiting.lock();
+        let (limits, park_after_s) = asked(&operation.record())?;
         self.limit_household(&operation, limits, |record| {
             record.park_after_s = park_after_s;
             record.no_trim = request.trim.map_or(record.no_trim, |trim| !trim);
@@ -105,7 +110,6 @@ impl Machines {
     }
 }
 
-/// Sets what a machine's disks may have of the host's, and how long its requests wait.
 /// Returns limits as a request changes them.
 fn changed(mut limits: Limits, request: &LimitRequest) -> Limits {
     let change = |old: &mut Option<u32>, new: Option<u32>| match new {
@@ -126,6 +130,7 @@ fn changed(mut limits: Limits, request: &LimitRequest) -> Limits {
     limits
 }
 
+/// Sets what a machine's disks may have of the host's, and how long its requests wait.
 fn limit_disks(entry: &Entry, limits: &Limits) {
     let disks = entry.state().disks.clone();
     if let Some(disks) = disks {
