@@ -160,6 +160,7 @@ impl Independence {
     /// Merges what a machine has written into an image of its own, at the pace at which its image came.
     fn merge(&self, entry: &Arc<Entry>, wish: &Wish, cancel: &Cancel) -> Result<(), NodeError> {
         let written = entry.mounted()?.stats().overlay_bytes;
+        let mut all = true;
         if written > 0 {
             let fetcher = self.images.sources.fetcher(&entry.record().origin)?;
             let gate = self.gate(wish, fetcher);
@@ -172,12 +173,12 @@ impl Independence {
                     other => io::Error::other(other),
                 })
             };
-            self.parks.merge_disks(entry, cancel, &pass)?;
+            all = self.parks.merge_disks(entry, cancel, &pass)?;
         }
         entry.update(|record| {
             // one that was cancelled just now is asked for anew, of what was written since
             if let Some(asked) = &mut record.independence {
-                asked.merged |= !cancel.is_cancelled();
+                asked.merged |= all && !cancel.is_cancelled();
             }
         })
     }

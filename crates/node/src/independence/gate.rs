@@ -57,6 +57,10 @@ impl transfer::Gate for Gate {
     fn pass(&self, bytes: u64, cancel: &Cancel) -> Result<(), TransferError> {
         self.room(bytes)?;
         loop {
+            // at a rate that is never reached nothing else looks
+            if cancel.is_cancelled() {
+                return Err(TransferError::Cancelled);
+            }
             let demand = self.fetcher.stats().waiting > 0;
             let now_us = self.began.elapsed().as_micros() as u64;
             let Some(wait_us) = self.pace.lock().ask(now_us, bytes, demand) else {

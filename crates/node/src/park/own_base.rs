@@ -26,14 +26,15 @@ use std::{collections::BTreeMap, sync::Arc};
 const HEIGHT_MAX: usize = 8;
 
 impl Parks {
-    /// Merges what a machine on the mount has written. All that its disks stand on must be in the repository. `pass` is asked before each
-    /// piece is stored. After an error the disks stand where they stood.
+    /// Merges what a machine on the mount has written; returns whether that was all until now, or only what earlier attempts have left. All
+    /// that its disks stand on must be in the repository. `pass` is asked before each piece is stored. After an error before the last step
+    /// the disks stand where they stood; if it is met there, each of them stands there or on the new image.
     pub(crate) fn merge_disks(
         &self,
         entry: &Arc<Entry>,
         cancel: &Cancel,
         pass: Pass<'_>,
-    ) -> Result<(), NodeError> {
+    ) -> Result<bool, NodeError> {
         let begin = || -> Result<Operation, NodeError> {
             let begun = entry.begin_when_free(Task::Merge, cancel);
             let operation = begun.ok_or(NodeError::Cancelled)?;
@@ -46,6 +47,7 @@ impl Parks {
             true => disks.frozen_before(),
             false => None,
         };
+        let all = left.is_none();
         let frozen = match left {
             Some(frozen) => frozen,
             None => disks.freeze()?,
@@ -69,7 +71,10 @@ impl Parks {
         let _storing = self.images.storing.read();
         let disks = operation.state().disks.clone();
         match disks.filter(|disks| disks.has_frozen(&frozen)) {
-            Some(disks) => self.captures.rebase(&operation, &disks, &frozen, &id),
+            Some(disks) => {
+                self.captures.rebase(&operation, &disks, &frozen, &id)?;
+                Ok(all)
+            }
             None => Err(busy(
                 format!(
                     "the disks of {} were put elsewhere meanwhile",
