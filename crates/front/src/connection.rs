@@ -69,7 +69,7 @@ impl Connection {
         let _ = self.certificate.set(certificate); // it is empty yet
     }
 
-    /// Records that the client has begun its TLS handshake: from now on it outlasts those that say nothing.
+    /// Records that something has come from the client, be it of a TLS handshake: from now on it outlasts those that say nothing.
     pub fn speaks(&self) {
         if let Some(seat) = &*self.seat.lock() {
             seat.speaks();
@@ -81,6 +81,9 @@ impl Connection {
         let mut head = self.head.lock();
         if *head == Head::None {
             *head = Head::Since(Instant::now());
+            drop(head);
+            // without TLS these are the first
+            self.speaks();
         }
     }
 
@@ -169,5 +172,47 @@ impl Peer {
         if let Some(seat) = &*self.0.seat.lock() {
             seat.known(party);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pace::Pace;
+    use crate::seats::Seats;
+    use crate::table::Table;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn who_has_sent_a_part_of_a_request_without_tls_outlasts_those_that_say_nothing() {
+        const LONG: Duration = Duration::from_secs(600);
+        let bounds = Arc::new(Bounds {
+            connections_max: 2,
+            connections_each_max: 2,
+            strangers: None,
+            handshake: LONG,
+            head: LONG,
+            idle: LONG,
+            pace: Pace {
+                bytes_per_s_min: 1,
+                stretch: LONG,
+            },
+            drain: LONG,
+        });
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let table = Table::new(Seats::new(2, 2));
+        let (told, tells) = mpsc::channel();
+        let sit = |n: u8| {
+            let told = told.clone();
+            let leave = move || told.send(n).unwrap();
+            let seat = table.sit(Party::at(address.ip()), leave).unwrap();
+            Connection::new(address, None, bounds.clone(), seat)
+        };
+        let speaker = sit(0);
+        speaker.bytes_came();
+        let silent: Vec<Connection> = (1..5).map(sit).collect();
+        assert_eq!(tells.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+        drop((speaker, silent));
     }
 }
