@@ -17,6 +17,7 @@ use crate::{
 };
 use floe_api::{Independence as Standing, IndependenceState, PauseReason};
 use floe_image::Hash;
+use floe_mount::Mount;
 use floe_source::Fetcher;
 use parking_lot::Mutex;
 use std::{
@@ -142,6 +143,10 @@ impl Independence {
                 if has_no_room(error) {
                     ends.how = How::Full;
                 }
+                // it stays due, however little is left: some disks may stand on the new image, and others not
+                if let Err(error) = entry.merges_again() {
+                    tracing::warn!(machine = %entry.name, %error, "its record does not say that its disks are to be merged");
+                }
                 format!(
                     "what it has written still lies over its image: {}",
                     error.to_api()
@@ -157,11 +162,12 @@ impl Independence {
         }
     }
 
-    /// Merges what a machine has written into an image of its own, at the pace at which its image came.
+    /// Merges what a machine has written into an image of its own, at the pace at which its image came; its disks stand on that one alone then.
     fn merge(&self, entry: &Arc<Entry>, wish: &Wish, cancel: &Cancel) -> Result<(), NodeError> {
         let written = entry.mounted()?.stats().overlay_bytes;
+        let bases = Mount::recorded_bases(&self.machines.disk_dir(&entry.record()))?;
         let mut all = true;
-        if written > 0 {
+        if written > 0 || bases.len() > 1 {
             let fetcher = self.images.sources.fetcher(&entry.record().origin)?;
             let gate = self.gate(wish, fetcher);
             gate.room(written)?;

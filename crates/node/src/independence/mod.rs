@@ -223,7 +223,9 @@ impl Independence {
     /// Whether what a machine's disks have over its image is still to be merged for the first time.
     fn has_to_merge(&self, entry: &Entry) -> bool {
         let asked = entry.record().independence;
-        asked.is_some_and(|asked| !asked.merged) && entry.mounted().is_ok()
+        asked.is_some_and(|asked| !asked.merged)
+            && entry.mounted().is_ok()
+            && entry.is_here().is_ok()
     }
 
     /// Compares what is wanted with what is being done.
@@ -310,10 +312,14 @@ fn place_of(entry: &Entry) -> String {
     entry.dir.display().to_string()
 }
 
-/// Whether what a machine's disks have over its image is to be merged now. One that is not on the mount has to wait.
+/// Whether what a machine's disks have over its image is to be merged now. One that is not on the mount, or is another node's, has to
+/// wait.
 fn has_to_merge_now(entry: &Entry, merged: bool) -> bool {
     let disks = entry.state().disks.clone();
     disks.is_some_and(|disks| {
+        if entry.is_here().is_err() {
+            return false;
+        }
         let disk_bytes = disks.disk_sizes().iter().map(|(_, bytes)| bytes).sum();
         is_to_merge(merged, disks.stats().overlay_bytes, disk_bytes)
     })

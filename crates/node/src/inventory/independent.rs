@@ -1,6 +1,6 @@
-//! What is asked for of a machine's independence, checked once. No I/O.
+//! What is asked for of a machine's independence, checked once.
 
-use super::record::Independent;
+use super::{Entry, record::Independent};
 use crate::error::{NodeError, usage};
 use floe_api::{INDEPENDENT_RATE_DEFAULT, INDEPENDENT_RATE_MIN, size_text};
 
@@ -18,6 +18,17 @@ impl Independent {
             whole: false,
             merged: false,
         }))
+    }
+}
+
+impl Entry {
+    /// Has what its disks have over its image merged again, if it is an independent machine.
+    pub(crate) fn merges_again(&self) -> Result<(), NodeError> {
+        self.update(|record| {
+            if let Some(asked) = &mut record.independence {
+                asked.merged = false;
+            }
+        })
     }
 }
 

@@ -79,10 +79,13 @@ impl Machines {
         let fetcher = self.images.sources.fetcher(&record.origin)?;
         let recorded = Mount::recorded_bases(&self.disk_dir(&record))?;
         // a node that was killed in between had put the disks onto another image, and not written that down
-        if let [base] = recorded[..]
-            && base != record.disk_base
-        {
-            entry.update(|record| record.disk_base = base)?;
+        match recorded[..] {
+            [base] if base != record.disk_base => {
+                entry.update(|record| record.disk_base = base)?;
+            }
+            // or only some of them: an independent machine's are merged again, after which all stand on one
+            [_, _, ..] => entry.merges_again()?,
+            _ => {}
         }
         let mut bases = Vec::new();
         for base in recorded {
