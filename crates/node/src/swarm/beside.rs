@@ -49,12 +49,7 @@ impl Provide for Active {
 
     fn beside(&self, source: Arc<dyn Source>, place: &Address) -> Arc<dyn Source> {
         match HubAddress::of(place.url().as_str()) {
-            Some(hub) => Arc::new(Beside {
-                hub_source: source,
-                hub,
-                active: self.clone(),
-                alone: Mutex::default(),
-            }),
+            Some(hub) => Arc::new(Beside::new(source, hub, self.clone())),
             None => source,
         }
     }
@@ -71,9 +66,22 @@ struct Beside {
     active: Active,
     /// The image that was read last of the hub alone, and when.
     alone: Mutex<Option<(Hash, Instant)>>,
+    /// Bytes of pieces that the hub's swarms had brought before this was opened: they are not what was read of it.
+    before: u64,
 }
 
 impl Beside {
+    fn new(hub_source: Arc<dyn Source>, hub: HubAddress, active: Active) -> Beside {
+        let (before, _) = active.carried(&hub);
+        Beside {
+            hub_source,
+            hub,
+            active,
+            alone: Mutex::default(),
+            before,
+        }
+    }
+
     /// Returns the part in an image's swarm, if it is of use.
     fn part(&self, image: &Hash) -> Option<Arc<Part>> {
         let key = Key {
@@ -200,6 +208,7 @@ impl Source for Beside {
         if of_hub {
             speeds.clear();
         }
+        let bytes = bytes.saturating_sub(self.before);
         link_of(self.hub_source.link(), bytes, &speeds)
     }
 }
@@ -301,14 +310,8 @@ mod tests {
                 image,
             };
             active.put(key, part.clone());
-            let beside = Beside {
-                hub_source: Arc::new(Directory::new(repo)),
-                hub,
-                active,
-                alone: Mutex::default(),
-            };
             World {
-                beside,
+                beside: Beside::new(Arc::new(Directory::new(repo)), hub, active),
                 part,
                 image,
                 content,
@@ -357,7 +360,7 @@ mod tests {
         number: usize,
     ) -> Swarm {
         let at = dir.path().join(number.to_string());
-        std::fs::create_dir(&at).unwrap();
+        std::fs::create_dir_all(&at).unwrap();
         let shelf = Arc::new(Shelf::open(&at, content.clone()).unwrap());
         let members = hosts.iter().map(|host| Member {
             key: host.key(),
@@ -453,6 +456,44 @@ mod tests {
             world.beside.active.carried(&world.beside.hub),
             (received, Vec::new())
         );
+    }
+
+    #[test]
+    fn what_swarms_had_brought_before_a_source_was_opened_is_not_counted_as_its_own() {
+        let world = World::new(false);
+        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
+        let at = world.dir.path().join("1");
+        std::fs::create_dir(&at).unwrap();
+        let shelf = Shelf::open(&at, world.content.clone()).unwrap();
+        let packs = repo.layout(&world.image).unwrap().packs;
+        for (number, pack) in packs.iter().enumerate() {
+            let file = tempfile::NamedTempFile::new_in(&at).unwrap();
+            std::fs::copy(repo.pack_path(&pack.id), file.path()).unwrap();
+            assert!(shelf.fill(number, file.into_temp_path()).unwrap());
+        }
+        drop(shelf);
+        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        world
+            .read(0, &Request::prefetch(crate::patience::PATIENCE))
+            .unwrap();
+        let Beside {
+            hub_source,
+            hub,
+            active,
+            ..
+        } = &world.beside;
+        let key = Key {
+            hub: hub.clone(),
+            image: world.image,
+        };
+        // what has ended brings no more
+        active.take(&key).unwrap();
+        let (brought, _) = active.carried(hub);
+        assert!(brought > 0);
+        assert_eq!(world.beside.link().wire_bytes, brought);
+        let later = Beside::new(hub_source.clone(), hub.clone(), active.clone());
+        assert_eq!(later.link().wire_bytes, 0);
+        drop(other);
     }
 
     /// A parent's host that says what images are, and gives nothing of them.
