@@ -539,6 +539,13 @@ impl Forks {
         if !manifest.config.labels.contains_key(FORK_LABEL) || self.images.may_have_name(id) {
             return;
         }
+        match self.machines.under_disks() {
+            Ok(under) if !under.contains(id) => {}
+            Ok(_) => return, // the record of a machine whose disks were put onto it does not say so yet
+            Err(error) => {
+                return tracing::warn!(image = id.short(), %error, "a fork's image stays until it is known what disks stand on");
+            }
+        }
         match self.images.discard(id) {
             Ok(bytes) => tracing::info!(image = id.short(), bytes, "a fork's image is gone"),
             Err(error) => tracing::warn!(image = id.short(), %error, "a fork's image stays"),

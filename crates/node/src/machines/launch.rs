@@ -18,6 +18,7 @@ use floe_machine::{Boot, HostAccess, Machine, PortForward, Protocol, Spec, User}
 use floe_mount::{DiskSpec, ImageHandle, MachineHandle, MachineSpec, Mount};
 use floe_store::private;
 use std::{
+    collections::BTreeSet,
     fs, io,
     net::TcpListener,
     os::unix::fs::PermissionsExt,
@@ -67,6 +68,16 @@ impl Machines {
     /// Returns the directory with the guest's console output.
     pub(crate) fn console_dir(&self, record: &Record) -> PathBuf {
         self.vm_dir(record).join(RUN_DIR)
+    }
+
+    /// Returns what the disks of all machines stand on, whatever the records say: a node may have been killed before it wrote that down, or
+    /// had no room for it.
+    pub(crate) fn under_disks(&self) -> Result<BTreeSet<Hash>, NodeError> {
+        let mut under = BTreeSet::new();
+        for entry in self.inventory.all() {
+            under.extend(Mount::recorded_bases(&self.disk_dir(&entry.record()))?);
+        }
+        Ok(under)
     }
 
     /// Puts a machine and its images onto the mount.

@@ -45,7 +45,6 @@ use crate::{
 };
 use floe_api::PauseReason;
 use floe_image::Hash;
-use floe_mount::Mount;
 use parking_lot::{Mutex, RwLock};
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -134,7 +133,7 @@ impl Parks {
         if unused.is_empty() {
             return;
         }
-        match self.under_disks() {
+        match self.machines.under_disks() {
             Ok(under) => unused.retain(|id| !under.contains(id)),
             Err(error) => {
                 return tracing::warn!(%error, "stored memory stays until it is known what disks stand on");
@@ -147,16 +146,6 @@ impl Parks {
                 Err(error) => tracing::warn!(image = id.short(), %error, "stored memory stays"),
             }
         }
-    }
-
-    /// Returns what the disks of all machines stand on, whatever the records say: a node may have been killed before it wrote that down.
-    fn under_disks(&self) -> Result<BTreeSet<Hash>, NodeError> {
-        let mut under = BTreeSet::new();
-        for entry in self.inventory.all() {
-            let dir = self.machines.disk_dir(&entry.record());
-            under.extend(Mount::recorded_bases(&dir)?);
-        }
-        Ok(under)
     }
 
     /// Refuses to park a machine that could not go on as the same machine afterwards; the error says what to do.
