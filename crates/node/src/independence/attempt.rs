@@ -162,7 +162,8 @@ impl Independence {
         }
     }
 
-    /// Merges what a machine has written into an image of its own, at the pace at which its image came; its disks stand on that one alone then.
+    /// Merges what a machine has written into an image of its own, at the pace at which its image came. Its disks stand on that one alone
+    /// then.
     fn merge(&self, entry: &Arc<Entry>, wish: &Wish, cancel: &Cancel) -> Result<(), NodeError> {
         let written = entry.mounted()?.stats().overlay_bytes;
         let bases = Mount::recorded_bases(&self.machines.disk_dir(&entry.record()))?;
