@@ -73,6 +73,14 @@ impl Moves {
         let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;
         if turn.parked {
+            if !self.may_go_on(&operation) {
+                return Err(busy(
+                    format!(
+                        "{name} would be woken for this, and its lender does not grant its lease"
+                    ),
+                    "try again in a moment",
+                ));
+            }
             report.note(format!("{name} is woken for this, and parked there"));
             self.parks.wake_machine(&operation, false, report)?;
             report.stage("wake")?;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     caller::FromMember,
-    error::{NodeError, at, usage},
+    error::{NodeError, usage},
     guard::{self, LEASE_FILE, boot_ms},
     inventory::{
         Entry, Operation,
@@ -24,7 +24,6 @@ use floe_api::{LEASE_S_MAX, LEASE_S_MIN};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
-    process::{Child, Command, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -39,8 +38,6 @@ pub(super) struct Leases {
     /// When this node began; it may have granted any lease until then.
     began_ms: u64,
     granted: Mutex<Grants>,
-    /// The guards of QEMUs, by their process ids.
-    guards: Mutex<HashMap<u32, Child>>,
 }
 
 /// What a lender has granted.
@@ -64,7 +61,6 @@ impl Leases {
         Leases {
             began_ms: boot_ms(),
             granted: Mutex::default(),
-            guards: Mutex::default(),
         }
     }
 }
@@ -117,12 +113,12 @@ impl Moves {
     }
 
     fn stop_due(&self) {
-        self.guards_that_ended();
+        self.machines.guards.reap();
         for (entry, turn) in self.leased() {
             let (Some(long_ms), true) = (turn.lease_ms(), entry.state().vm.is_some()) else {
                 continue;
             };
-            self.guard(&entry);
+            self.machines.guard_lease(&entry);
             let until = until_of(&entry);
             if lease::next(boot_ms(), long_ms, until, None, true) != Next::Stop {
                 continue;
@@ -268,40 +264,6 @@ impl Moves {
             }
         }
         Ok(Some(forcing))
-    }
-
-    /// Has a guard look after the QEMU of a leased machine, unless one does.
-    pub(super) fn guard(&self, entry: &Entry) {
-        let Some(pid) = entry.state().vm.as_ref().map(|vm| vm.pid()) else {
-            return;
-        };
-        let mut guards = self.leases.guards.lock();
-        if guards.contains_key(&pid) {
-            return;
-        }
-        let started = std::env::current_exe().and_then(|program| {
-            Command::new(program)
-                .arg("lease-guard")
-                .arg(entry.dir.join(LEASE_FILE))
-                .arg(pid.to_string())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .current_dir("/")
-                .spawn()
-        });
-        match started.map_err(at("cannot start a guard")) {
-            Ok(child) => drop(guards.insert(pid, child)),
-            Err(error) => {
-                tracing::error!(machine = %entry.name, %error, "its lease is kept by this node alone");
-            }
-        }
-    }
-
-    /// Reaps guards that have ended.
-    fn guards_that_ended(&self) {
-        let mut guards = self.leases.guards.lock();
-        guards.retain(|_, guard| matches!(guard.try_wait(), Ok(None)));
     }
 }
 

@@ -18,7 +18,7 @@
 //! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
 //!
 //! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
-//! changed when machines were synced, of leases and their guards, and of links' rates, each of which is only held for a moment; that of this host's speed is held
+//! changed when machines were synced, of leases, and of links' rates, each of which is only held for a moment; that of this host's speed is held
 //! while the speed is measured.
 
 mod advise;
@@ -310,12 +310,6 @@ impl Moves {
             if let Err(error) = noted {
                 tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
             }
-        }
-        if operation
-            .turn()
-            .is_some_and(|turn| turn.lease_ms().is_some())
-        {
-            self.guard(operation);
         }
         let trouble = woken.err().map(|error| error.to_api().to_string());
         trouble.unwrap_or_default()
