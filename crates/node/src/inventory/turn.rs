@@ -257,7 +257,10 @@ impl Turn {
             lender: before.and_then(|turn| turn.lender.clone()),
             synced: None,
             ends: false,
-            lease_s: None,
+            // what is borrowed has it still if it is taken back
+            lease_s: before
+                .filter(|turn| turn.lender.is_some())
+                .and_then(|turn| turn.lease_s),
             lapsed: false,
         }
     }

@@ -68,7 +68,7 @@ impl Moves {
         let mut turn = Turn::offered(record.turn.as_ref(), new_key(), to.clone());
         turn.parked = operation.is_parked();
         turn.lends = request.lend;
-        turn.lease_s = request.lease_s;
+        turn.lease_s = request.lease_s.or(turn.lease_s);
         // before its guest stands still for nothing
         let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;

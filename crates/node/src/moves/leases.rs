@@ -234,7 +234,7 @@ impl Moves {
         report: &mut Report,
     ) -> Result<Option<Forcing<'_>>, NodeError> {
         let lent = matches!(turn.side, Side::Lent { .. } | Side::Away { .. });
-        let Some(lease_s) = turn.lease_s.filter(|_| lent) else {
+        let Some(lease_s) = turn.lease_s.filter(|_| lent && turn.lends) else {
             return Ok(None);
         };
         let mut granted = self.leases.granted.lock();

@@ -542,6 +542,9 @@ fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers(
     taken.lender = Some(peer(0));
     let runs = taken.has_gone_on();
     assert_eq!(runs.lease_ms(), Some(60_000));
+    // that it could not be given back frees it of nothing
+    let back = Turn::offered(Some(&runs), KEY.into(), peer(0)).takes_back();
+    assert_eq!(back.unwrap().lease_ms(), Some(60_000));
     let lapsed = runs.lapses().unwrap();
     assert!(!lapsed.is_here() && !lapsed.is_due() && lapsed.lapses().is_none());
     // whoever lent it may have it back all the same
