@@ -338,6 +338,29 @@ fn a_lease_ends_on_a_cut_link_and_a_lender_that_is_forced_has_waited_for_that() 
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_its_lender_has_removed_needs_no_lease_any_more() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    ok(
+        &nodes[0],
+        &["offload", "web", "--to", "node-1", "--lease", "30s"],
+    );
+    ok(&nodes[0], &["rm", "web"]);
+    let lease = nodes[1].home().join("machines/web/lease");
+    eventually("it waits for nobody", || {
+        let text = fs::read_to_string(&lease).unwrap();
+        text.trim_end().ends_with(&u64::MAX.to_string())
+    });
+    assert!(runs(&nodes[1]));
+    ok(&nodes[0], &["recall", "web", "--from", "node-1"]);
+    assert!(remembers(&nodes[0], 3).contains("before-42"));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn only_results_come_back_if_that_is_wished_and_the_rest_is_thrown_away() {
     let hosts = Hosts::new();
     let nodes = nodes(&hosts);

@@ -351,18 +351,30 @@ impl Turn {
         })
     }
 
-    /// Its lender has granted its lease anew: it goes on.
+    /// Its lender has granted its lease anew: it goes on, as it did when that was over, whatever it did when it came.
     pub(crate) fn unlapses(&self) -> Turn {
         let side = match &self.side {
             Side::Here { owes, .. } => Side::Here {
                 owes: owes.clone(),
-                due: !self.parked,
+                due: true,
             },
             side => side.clone(),
         };
         Turn {
             lapsed: false,
             ..self.with(side)
+        }
+    }
+
+    /// Its lender has nothing of it any more, and so can't let it go on: returns what is written. It needs no lease from now on.
+    pub(crate) fn needs_no_lease(&self) -> Turn {
+        let free = match self.lapsed {
+            true => self.unlapses(),
+            false => self.clone(),
+        };
+        Turn {
+            lease_s: None,
+            ..free
         }
     }
 

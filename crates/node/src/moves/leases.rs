@@ -24,6 +24,7 @@ use floe_api::{LEASE_S_MAX, LEASE_S_MIN};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -47,6 +48,22 @@ struct Grants {
     at_ms: HashMap<String, u64>,
     /// Those that are granted no more, since their users force them.
     ended: BTreeSet<String>,
+}
+
+/// What a borrower has asked its lenders for.
+#[derive(Default)]
+struct Asked {
+    /// When last, by machines' keys.
+    at_ms: HashMap<String, u64>,
+    /// The lenders that did not answer then.
+    silent: BTreeSet<SocketAddr>,
+}
+
+impl Asked {
+    fn is_silent(&self, turn: &Turn) -> bool {
+        let lender = turn.lender.as_ref();
+        lender.is_some_and(|lender| self.silent.contains(&lender.address))
+    }
 }
 
 /// Grants no lease of a machine while this is there.
@@ -96,7 +113,7 @@ impl Moves {
     pub(super) fn start_leasing(self: &Arc<Self>) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         threads.keep("lease-stop", self, LOOK_EVERY, |moves| moves.stop_due())?;
-        let mut asked = HashMap::new();
+        let mut asked = Asked::default();
         Ok(threads.keep("lease-ask", self, LOOK_EVERY, move |moves| {
             moves.ask_due(&mut asked);
         })?)
@@ -145,81 +162,117 @@ impl Moves {
         done.map(drop)
     }
 
-    fn ask_due(&self, asked: &mut HashMap<String, u64>) {
-        let mut still = HashMap::new();
-        for (entry, turn) in self.leased() {
-            let Some(long_ms) = turn.lease_ms() else {
+    /// Asks for the leases that are due. Lenders that did not answer last are asked after all others, and one of them each time: they keep
+    /// no other's machine waiting until its lease is over.
+    fn ask_due(&self, asked: &mut Asked) {
+        let mut leased = self.leased();
+        leased
+            .sort_by_key(|(_, turn)| (asked.is_silent(turn), asked.at_ms.get(&turn.key).copied()));
+        let (mut still, mut one_was_silent) = (HashMap::new(), false);
+        for (entry, turn) in leased {
+            let (Some(lender), Some(long_ms)) = (&turn.lender, turn.lease_ms()) else {
                 continue;
             };
             if self.core.threads.over().is_cancelled() {
                 return;
             }
-            let last = asked.get(&turn.key).copied();
+            let last = asked.at_ms.get(&turn.key).copied();
             let now = boot_ms();
-            if lease::next(now, long_ms, until_of(&entry), last, false) != Next::Ask {
+            // what stands still for that is asked for, whatever its file says
+            let until = until_of(&entry).filter(|_| !turn.lapsed);
+            let is_due = lease::next(now, long_ms, until, last, false) == Next::Ask;
+            if !is_due || (one_was_silent && asked.is_silent(&turn)) {
                 still.extend(last.map(|last| (turn.key.clone(), last)));
                 continue;
             }
             still.insert(turn.key.clone(), now);
-            let renewed =
-                self.renew(&entry, &turn)
-                    .and_then(|granted| match granted && turn.lapsed {
-                        true => self.unlapse(&entry, &turn),
-                        false => Ok(()),
-                    });
-            if let Err(error) = renewed {
+            let renewed = self.renew(&entry, &turn);
+            if renewed.is_ok() {
+                asked.silent.remove(&lender.address);
+            } else {
+                one_was_silent = true;
+                asked.silent.insert(lender.address);
+            }
+            let done = renewed.and_then(|granted| self.follows(&entry, &turn, granted));
+            if let Err(error) = done {
                 tracing::debug!(machine = %entry.name, %error, "its lease is not renewed");
             }
         }
-        *asked = still;
+        asked.at_ms = still;
     }
 
-    /// Asks the lender of a machine for its lease. Returns whether it was granted.
-    fn renew(&self, entry: &Entry, turn: &Turn) -> Result<bool, NodeError> {
+    /// Asks the lender of a machine for its lease, and writes down until when it lasts if it is granted.
+    fn renew(&self, entry: &Entry, turn: &Turn) -> Result<Granted, NodeError> {
         let (Some(lender), Some(long_ms)) = (&turn.lender, turn.lease_ms()) else {
-            return Ok(false);
+            return Ok(Granted::No);
         };
         let asked = LeaseAsked {
             key: turn.key.clone(),
         };
         let asked_ms = boot_ms(); // before anybody hears of it
-        match wire::lease(&self.cluster, lender, &asked)? {
-            Granted::Yes => {
-                guard::write(&entry.dir, lease::until(asked_ms, long_ms)).map(|()| true)
-            }
-            Granted::No => Ok(false),
+        let granted = wire::lease(&self.cluster, lender, &asked)?;
+        if granted == Granted::Yes {
+            guard::write(&entry.dir, lease::until(asked_ms, long_ms))?;
         }
+        Ok(granted)
     }
 
-    /// Lets a machine go on whose lease was over and is granted again.
-    fn unlapse(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<(), NodeError> {
+    /// Does what follows from a lender's answer. A machine whose lease was over is let go on by the thread that looks after moves: here
+    /// others wait.
+    fn follows(&self, entry: &Arc<Entry>, turn: &Turn, granted: Granted) -> Result<(), NodeError> {
+        let next = match granted {
+            Granted::Yes if turn.lapsed => turn.unlapses(),
+            Granted::Gone => turn.needs_no_lease(),
+            Granted::Yes | Granted::No => return Ok(()),
+        };
         let Some(operation) = self.settles(entry, turn)? else {
             return Ok(());
         };
-        operation.update(|record| record.turn = Some(turn.unlapses()))?;
-        drop(self.go_on(&operation));
-        Ok(())
+        if granted == Granted::Gone {
+            lasts_for_good(&operation)?;
+        }
+        operation.update(|record| record.turn = Some(next))
     }
 
-    /// Whether a machine may be let go on as far as leases are concerned: if it has one, that lasts, or its lender grants it now.
+    /// Whether a machine may be let go on as far as leases are concerned: if it has one, that lasts, or its lender grants it now, or has
+    /// nothing of it any more.
     pub(super) fn may_go_on(&self, operation: &Operation) -> bool {
         let Some(turn) = operation.turn().filter(|turn| turn.lease_ms().is_some()) else {
             return true;
         };
         let lasts = |until: u64| until > boot_ms().saturating_add(lease::STOPS_MS_BEFORE);
-        until_of(operation).is_some_and(lasts)
-            || self.renew(operation, &turn).is_ok_and(|granted| granted)
+        if until_of(operation).is_some_and(lasts) {
+            return true;
+        }
+        match self.renew(operation, &turn) {
+            Ok(Granted::Yes) => true,
+            Ok(Granted::Gone) => {
+                let next = turn.needs_no_lease();
+                let noted = lasts_for_good(operation)
+                    .and_then(|()| operation.update(|record| record.turn = Some(next)));
+                noted.is_ok()
+            }
+            Ok(Granted::No) | Err(_) => false,
+        }
     }
 
     /// Grants a member the lease of a machine that it has borrowed.
     pub fn lease_for(&self, asked: &LeaseAsked, by: &FromMember) -> Result<Granted, NodeError> {
         super::check_key(&asked.key)?;
-        let turn = self.find(&asked.key).and_then(|entry| entry.turn());
-        let is_its = turn.is_some_and(|turn| match &turn.side {
-            Side::Lent { to } | Side::Away { to } => to.address == by.address && !turn.ends,
+        // before it is looked how the machine stands: it may be forced from then on, and is granted no more
+        let mut granted = self.leases.granted.lock();
+        let Some(entry) = self.find(&asked.key) else {
+            return Ok(match self.inventory.any_left_alone() {
+                true => Granted::No, // it may be one of those whose records can't be read
+                false => Granted::Gone,
+            });
+        };
+        let is_its = entry.turn().is_some_and(|turn| match &turn.side {
+            Side::Lent { to } | Side::Away { to } => {
+                to.address == by.address && turn.lends && !turn.ends
+            }
             _ => false,
         });
-        let mut granted = self.leases.granted.lock();
         if !is_its || granted.ended.contains(&asked.key) {
             return Ok(Granted::No);
         }
@@ -274,6 +327,11 @@ fn until_of(entry: &Entry) -> Option<u64> {
         tracing::warn!(machine = %entry.name, %error, "its lease can't be read");
         None
     })
+}
+
+/// Writes down for a machine's guard, which is there until QEMU has ended, that the machine needs no lease.
+fn lasts_for_good(entry: &Entry) -> Result<(), NodeError> {
+    guard::write(&entry.dir, u64::MAX)
 }
 
 #[cfg(test)]

@@ -554,6 +554,14 @@ fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers(
     assert_eq!(listed.standing, MoveStanding::Lapsed);
     let again = lapsed.unlapses();
     assert!(again.is_here() && again.is_due());
+    // its user there had woken what came parked
+    let mut came_parked = runs.clone();
+    came_parked.parked = true;
+    assert!(came_parked.lapses().unwrap().unlapses().is_due());
+    // its lender has nothing of it any more
+    let free = lapsed.needs_no_lease();
+    assert!(free.is_here() && free.is_due() && free.lease_ms().is_none());
+    assert!(!runs.needs_no_lease().is_due());
     // one that was forced meanwhile is too late
     let said = heard(Some(&lapsed), 1 << 32, true, &peer(0));
     assert_eq!(said, Heard::Fence(lapsed.with(Side::Fenced)));
