@@ -34,6 +34,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often a user who forces a machine is told how long its lease lasts.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
+/// For how long the QEMU of a machine that went on elsewhere answers at the most until it is stored, in milliseconds.
+const ANSWERS_MS: u64 = 60_000;
+
 /// What a node knows of leases.
 pub(super) struct Leases {
     /// When this node began; it may have granted any lease until then.
@@ -72,6 +75,9 @@ pub(super) struct Forcing<'a> {
     key: String,
 }
 
+/// Has a machine's guard let QEMU answer while this is there.
+pub(super) struct Answers<'a>(&'a Entry);
+
 impl Leases {
     /// Begins without any lease that this node has granted.
     pub fn new() -> Leases {
@@ -85,6 +91,14 @@ impl Leases {
 impl Drop for Forcing<'_> {
     fn drop(&mut self) {
         self.leases.granted.lock().ended.remove(&self.key);
+    }
+}
+
+impl Drop for Answers<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = guard::write(&self.0.dir, 0) {
+            tracing::error!(machine = %self.0.name, %error, "its QEMU is stopped a little later");
+        }
     }
 }
 
@@ -254,6 +268,22 @@ impl Moves {
             }
             Ok(Granted::No) | Err(_) => false,
         }
+    }
+
+    /// Has the guard of a machine whose lease is over let its QEMU answer for a while, so that what it did can be stored. `None` if it has no
+    /// lease.
+    pub(super) fn lets_answer<'a>(
+        &self,
+        operation: &'a Operation,
+    ) -> Result<Option<Answers<'a>>, NodeError> {
+        let is_leased = operation
+            .turn()
+            .is_some_and(|turn| turn.lease_ms().is_some());
+        if !is_leased {
+            return Ok(None);
+        }
+        guard::write(&operation.dir, boot_ms().saturating_add(ANSWERS_MS))?;
+        Ok(Some(Answers(operation)))
     }
 
     /// Grants a member the lease of a machine that it has borrowed.

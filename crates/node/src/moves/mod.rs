@@ -334,6 +334,7 @@ impl Moves {
         let came = operation.turn().is_some_and(|turn| turn.is_owed());
         let never_went_on = came && (due || operation.record().own_layers == 0);
         let lapsed = operation.turn().is_some_and(|turn| turn.lapsed);
+        let answers = self.lets_answer(operation)?;
         if operation.is_parked() && !never_went_on && !lapsed {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
@@ -345,7 +346,8 @@ impl Moves {
             let taking = Taking {
                 stop: true,
                 rehearse_s: 0,
-                hooks_s: None,
+                // what has no lease any more runs for no longer than it must
+                hooks_s: answers.is_some().then_some(0),
                 picture: true,
                 labels: &labels,
                 keep: &|id, _| Ok(self.images.repo.tag(&name, id)?),
