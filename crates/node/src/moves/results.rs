@@ -28,12 +28,14 @@ use crate::{
     },
     report::Report,
 };
-use floe_api::{Outcome, RecallRequest};
+use floe_api::{Outcome, RecallRequest, size_text};
 use floe_guest::copy::{self, Form, Place};
 use floe_image::MachineConfig;
 use floe_store::{Ingest, IngestOptions};
 use std::{cell::RefCell, path::Path, sync::Arc, time::Duration};
 
+/// How they are called among what is under way and what is kept: no machine's key begins so.
+const WHAT: &str = "results ";
 /// The region of the image that has them.
 const REGION: &str = "results";
 /// Most bytes of one file or directory that comes back.
@@ -129,9 +131,20 @@ impl Moves {
         };
         self.forks.check_source(&by, &image, &mut origin)?;
         let found = self.images.sources.find_at(image, origin)?;
+        let most = RESULTS_BYTES_MAX as u64;
+        // before any of it is brought
+        if found.manifest.total_bytes() > most {
+            return Err(refused(
+                format!(
+                    "what {} gives as {path} has more than {}",
+                    to.name,
+                    size_text(most)
+                ),
+                "what is larger comes with the whole machine",
+            ));
+        }
         self.images.bring_here(&found, report)?;
         self.keep_copy(&what(key, path), image, AHEAD_KEPT);
-        let most = RESULTS_BYTES_MAX as u64;
         Ok(self.images.repo.read_region(&image, REGION, most)?)
     }
 
@@ -260,7 +273,12 @@ impl Moves {
 
 /// What a file or directory of a machine is called among what is under way and what is kept.
 fn what(key: &str, path: &str) -> String {
-    format!("results {key} {path}")
+    format!("{WHAT}{key} {path}")
+}
+
+/// Whether what is kept by this name is one.
+pub(super) fn is_result(what: &str) -> bool {
+    what.starts_with(WHAT)
 }
 
 fn no_loan(name: &str) -> NodeError {
@@ -327,6 +345,8 @@ mod tests {
         for path in ["/root/out", "/a", "/srv/with space/"] {
             check_path(path).unwrap();
         }
+        assert!(is_result(&what("00112233445566aa", "/root/out")));
+        assert!(!is_result("00112233445566aa"));
         for path in ["", "/", "out", "../out", "/a/..", "/a\0b"] {
             assert!(check_path(path).is_err(), "{path:?}");
         }

@@ -3,6 +3,7 @@
 
 use super::{
     Moves,
+    results::is_result,
     wire::{self, Order, Question, Recalled, Reply, Travels, Word},
 };
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     },
     report::Report,
 };
+use floe_image::Hash;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -42,8 +44,13 @@ impl Moves {
 
     fn look(&self, tries: &mut Tries) {
         let mut copies = self.copies.lock();
-        copies.retain(|_, copy| copy.since.elapsed() < copy.long);
+        let over = copies.extract_if(|_, copy| copy.since.elapsed() >= copy.long);
+        let over: Vec<Hash> = over
+            .filter(|(what, _)| is_result(what))
+            .map(|(_, copy)| copy.image)
+            .collect();
         drop(copies);
+        over.iter().for_each(|image| self.forks.lent.end(image));
         let mut still = Tries::new();
         for entry in self.inventory.all() {
             let Some(turn) = entry.turn().filter(Turn::is_open) else {
