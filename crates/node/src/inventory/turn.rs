@@ -434,6 +434,8 @@ impl Turn {
             }),
             // if the other side took it back instead, that stands
             Side::Arriving { from } => Some(self.taken(from)),
+            // its lender is gone for good
+            Side::Here { .. } if self.lapsed => Some(self.needs_no_lease()),
             _ => None,
         }
     }
@@ -572,7 +574,8 @@ impl Turn {
         Some(match &self.side {
             Side::Here { .. } if self.lapsed => match &self.lender {
                 Some(lender) => format!(
-                    "its lease is over, and it goes on once {} answers, which has lent it",
+                    "its lease is over, and it goes on once {0} answers, which has lent it; if {0} is gone for good, floe cluster revoke \
+                     {0} and then {here} let it go on",
                     lender.name
                 ),
                 None => "its lease is over".to_owned(),

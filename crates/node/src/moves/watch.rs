@@ -193,8 +193,25 @@ impl Moves {
     }
 
     /// Refuses to force a copy that was not given if the node that it comes from is there: that one may have the machine go on, and move to
-    /// a third node, and then nobody would ever tell this one that it is too late.
+    /// a third node, and then nobody would ever tell this one that it is too late. And one whose lease is over while its lender is a member.
     pub(super) fn check_forces(&self, name: &str, turn: &Turn) -> Result<(), NodeError> {
+        if turn.lapsed
+            && let Some(lender) = turn
+                .lender
+                .as_ref()
+                .filter(|lender| !self.was_removed(lender))
+        {
+            return Err(refused(
+                format!(
+                    "{name} is lent, and its lender {} may have it go on",
+                    lender.name
+                ),
+                format!(
+                    "it goes on here once {0} answers; if {0} is gone for good, take it out of the cluster first: floe cluster revoke {0}",
+                    lender.name
+                ),
+            ));
+        }
         let Side::Arriving { from } = &turn.side else {
             return Ok(());
         };

@@ -562,6 +562,7 @@ fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers(
     let free = lapsed.needs_no_lease();
     assert!(free.is_here() && free.is_due() && free.lease_ms().is_none());
     assert!(!runs.needs_no_lease().is_due());
+    assert_eq!((lapsed.forces(), runs.forces()), (Some(free), None));
     // one that was forced meanwhile is too late
     let said = heard(Some(&lapsed), 1 << 32, true, &peer(0));
     assert_eq!(said, Heard::Fence(lapsed.with(Side::Fenced)));
