@@ -97,6 +97,14 @@ fn time_of(text: &str, boot: &str) -> u64 {
     until.unwrap_or_default()
 }
 
+/// Whether a process stands still by a signal, as a guard has it stand still. One that has ended does not.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // its name may have spaces and parentheses
+    let state = stat.rsplit_once(") ").map(|(_, state)| state);
+    state.is_some_and(|state| state.starts_with('T'))
+}
+
 /// Guards a QEMU until it has ended, or the file is gone.
 pub(crate) fn run(file: &Path, qemu: i32) -> io::Result<()> {
     // first: after the wait below its number may be another process's
@@ -158,15 +166,10 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
-        let state = || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            let (_, rest) = stat.rsplit_once(") ").unwrap();
-            rest.chars().next().unwrap()
-        };
         let until = Instant::now() + crate::patience::PATIENCE;
         let becomes = |stopped: bool| {
-            while (state() == 'T') != stopped {
-                assert!(Instant::now() < until, "it is {}", state());
+            while is_stopped(child.id()) != stopped {
+                assert!(Instant::now() < until, "it is to be stopped: {stopped}");
                 std::thread::yield_now();
             }
         };

@@ -146,12 +146,17 @@ impl Moves {
     fn stop_due(&self) {
         self.machines.guards.reap();
         for (entry, turn) in self.leased() {
-            let (Some(long_ms), true) = (turn.lease_ms(), entry.state().vm.is_some()) else {
+            let pid = entry.state().vm.as_ref().map(|vm| vm.pid());
+            let (Some(long_ms), Some(pid)) = (turn.lease_ms(), pid) else {
                 continue;
             };
             self.machines.guard_lease(&entry);
             let until = until_of(&entry);
             if lease::next(boot_ms(), long_ms, until, None, true) != Next::Stop {
+                continue;
+            }
+            // its guard was first: it answers nobody, and operations would wait for it, until its lease is granted anew
+            if guard::is_stopped(pid) {
                 continue;
             }
             if let Err(error) = self.lapse(&entry) {
