@@ -333,9 +333,16 @@ impl Moves {
         let Some(operation) = operation.filter(is_lent) else {
             return Ok(None);
         };
-        let syncing = operation.record().syncing;
+        let record = operation.record();
+        // until it is here, and if it is not let go on here after all, what its users do goes there
+        let from = Peer {
+            name: by.name.clone(),
+            address: by.address,
+        };
+        let name = operation.name.as_str();
+        self.inputs.was_given(name, record.created_unix_s, &from);
         self.machines.remove(&operation, true)?;
-        Ok(syncing)
+        Ok(record.syncing)
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.
