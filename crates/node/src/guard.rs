@@ -99,6 +99,7 @@ fn time_of(text: &str, boot: &str) -> u64 {
 
 /// Whether a process stands still by a signal, as a guard has it stand still. One that has ended does not.
 pub(crate) fn is_stopped(pid: u32) -> bool {
+    // there is none of one that has ended, and at worst it is stopped once more
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // its name may have spaces and parentheses
     let state = stat.rsplit_once(") ").map(|(_, state)| state);
