@@ -198,7 +198,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Finds a machine that a member has lent to this node, and that is this node's.
+    /// Finds what is here of a machine that a member has lent to this node. One that another has lent, or this member when it had another
+    /// address, is an error: nobody may take it for one that is gone.
     fn borrowed(&self, key: &str, by: &FromMember) -> Result<Option<Arc<Entry>>, NodeError> {
         let found = self.find(key);
         if found.is_none() && self.inventory.any_left_alone() {
@@ -207,11 +208,17 @@ impl Moves {
                 "floe ps there shows them",
             ));
         }
-        let is_its = |entry: &Arc<Entry>| {
-            let lender = entry.turn().and_then(|turn| turn.lender);
-            lender.is_some_and(|lender| lender.address == by.address)
+        let Some(entry) = found else {
+            return Ok(None);
         };
-        Ok(found.filter(is_its))
+        let lender = entry.turn().and_then(|turn| turn.lender);
+        match lender.is_some_and(|lender| lender.address == by.address) {
+            true => Ok(Some(entry)),
+            false => Err(refused(
+                format!("{} is here, and not lent by {}", entry.name, by.address),
+                format!("floe ps {} there shows how it stands", entry.name),
+            )),
+        }
     }
 
     /// Removes a machine that a member has lent, since that ends the loan.
