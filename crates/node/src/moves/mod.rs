@@ -294,7 +294,9 @@ impl Moves {
             self.parks.hold_again(&operation.entry);
             return String::new();
         }
-        if let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
+        // one that runs, since a node was killed before it wrote that down, is stored when its lease ends
+        if operation.is_parked()
+            && let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
             && !self.may_go_on(operation)
         {
             if let Err(error) = operation.update(|record| record.turn = Some(lapsed)) {
