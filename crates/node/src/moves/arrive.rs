@@ -282,6 +282,11 @@ impl Moves {
         let brought = self.images.bring_here(&found, report)?;
         self.saw_rate(by.address, brought.wire_bytes, began.elapsed(), false);
         if let Word::Ahead { kept, .. } = order.word {
+            // a later one may have taken its place
+            if let Err(error) = report.check() {
+                self.parks.is_memory(*image); // it goes
+                return Err(error);
+            }
             self.hears_what_it_is(order, *image, kept, by)?;
             return Ok(brought.wire_bytes);
         }
