@@ -9,16 +9,19 @@ use crate::{
     files::replace_file_soon,
 };
 use floe_threads::Ready;
+use parking_lot::Mutex;
 use rustix::{
     fs::{FlockOperation, flock},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
     time::{ClockId, clock_gettime},
 };
 use std::{
+    collections::HashMap,
     fs::{self, File},
     io,
     os::fd::AsFd,
     path::Path,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -28,6 +31,40 @@ pub(crate) const LEASE_FILE: &str = "lease";
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Where the kernel tells which start of the host this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The guards that this node has started, by the process ids of their QEMUs. Locks: itself, briefly.
+#[derive(Default)]
+pub(crate) struct Guards(Mutex<HashMap<u32, Child>>);
+
+impl Guards {
+    /// Has a guard look after a QEMU by the file in its machine's directory, unless one does.
+    pub fn keep(&self, dir: &Path, qemu: u32) -> Result<(), NodeError> {
+        let mut guards = self.0.lock();
+        if guards.contains_key(&qemu) {
+            return Ok(());
+        }
+        let started = std::env::current_exe().and_then(|program| {
+            Command::new(program)
+                .arg("lease-guard")
+                .arg(dir.join(LEASE_FILE))
+                .arg(qemu.to_string())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .current_dir("/")
+                .spawn()
+        });
+        let guard = started.map_err(at("cannot start a guard"))?;
+        guards.insert(qemu, guard);
+        Ok(())
+    }
+
+    /// Forgets those that have ended.
+    pub fn reap(&self) {
+        let mut guards = self.0.lock();
+        guards.retain(|_, guard| matches!(guard.try_wait(), Ok(None)));
+    }
+}
 
 /// Milliseconds since the host was started, those included in which it slept.
 pub(crate) fn boot_ms() -> u64 {
@@ -60,8 +97,20 @@ fn time_of(text: &str, boot: &str) -> u64 {
     until.unwrap_or_default()
 }
 
+/// Whether a process stands still by a signal, as a guard has it stand still. One that has ended does not.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    // there is none of one that has ended, and at worst it is stopped once more
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // its name may have spaces and parentheses
+    let state = stat.rsplit_once(") ").map(|(_, state)| state);
+    state.is_some_and(|state| state.starts_with('T'))
+}
+
 /// Guards a QEMU until it has ended, or the file is gone.
 pub(crate) fn run(file: &Path, qemu: i32) -> io::Result<()> {
+    // first: after the wait below its number may be another process's
+    let qemu = Pid::from_raw(qemu).ok_or(io::ErrorKind::InvalidInput)?;
+    let qemu = pidfd_open(qemu, PidfdFlags::empty())?;
     let lock = file.with_extension("lock");
     let lock = File::options()
         .create(true)
@@ -70,8 +119,6 @@ pub(crate) fn run(file: &Path, qemu: i32) -> io::Result<()> {
         .open(lock)?;
     // one that an earlier node has started guards on, and this one after it
     flock(&lock, FlockOperation::LockExclusive)?;
-    let qemu = Pid::from_raw(qemu).ok_or(io::ErrorKind::InvalidInput)?;
-    let qemu = pidfd_open(qemu, PidfdFlags::empty())?;
     let (mut until_ms, mut stopped) = (0, None);
     loop {
         match read(file) {
@@ -120,15 +167,10 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
-        let state = || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-            let (_, rest) = stat.rsplit_once(") ").unwrap();
-            rest.chars().next().unwrap()
-        };
         let until = Instant::now() + crate::patience::PATIENCE;
         let becomes = |stopped: bool| {
-            while (state() == 'T') != stopped {
-                assert!(Instant::now() < until, "it is {}", state());
+            while is_stopped(child.id()) != stopped {
+                assert!(Instant::now() < until, "it is to be stopped: {stopped}");
                 std::thread::yield_now();
             }
         };

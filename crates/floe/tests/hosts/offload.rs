@@ -338,6 +338,56 @@ fn a_lease_ends_on_a_cut_link_and_a_lender_that_is_forced_has_waited_for_that() 
 
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_is_parked_there_when_its_lease_ends_stays_so_and_is_kept_once_its_lender_was_forced() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    ok(
+        &nodes[0],
+        &["offload", "web", "--to", "node-1", "--lease", "30s"],
+    );
+    marks(&nodes[1], "there", 2);
+    ok(&nodes[1], &["park", "web"]);
+    link(&hosts, false);
+    code(&nodes[0], 0, &["recall", "web", "--force"]);
+    let woken = code(&nodes[1], 5, &["wake", "web"]);
+    assert!(said(&woken).contains("lease"), "{}", said(&woken));
+    link(&hosts, true);
+    eventually("it hears that it is too late", || {
+        stands(&nodes[1]) == Some(MoveStanding::Fenced)
+    });
+    let images = ok(&nodes[1], &["image", "ls"]);
+    assert!(images.contains("web-late-"), "{images}");
+    assert!(runs(&nodes[0]));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn what_its_lender_has_removed_needs_no_lease_any_more() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    ok(
+        &nodes[0],
+        &["offload", "web", "--to", "node-1", "--lease", "30s"],
+    );
+    ok(&nodes[0], &["rm", "web"]);
+    let lease = nodes[1].home().join("machines/web/lease");
+    eventually("it waits for nobody", || {
+        let text = fs::read_to_string(&lease).unwrap();
+        text.trim_end().ends_with(&u64::MAX.to_string())
+    });
+    assert!(runs(&nodes[1]));
+    ok(&nodes[0], &["recall", "web", "--from", "node-1"]);
+    assert!(remembers(&nodes[0], 3).contains("before-42"));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn only_results_come_back_if_that_is_wished_and_the_rest_is_thrown_away() {
     let hosts = Hosts::new();
     let nodes = nodes(&hosts);

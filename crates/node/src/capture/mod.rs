@@ -158,8 +158,8 @@ impl Captures {
             frozen.take().into_iter().for_each(|it| it.thaw(report));
         }
         report.stage("capture")?;
-        // the image may be captured from a clone or of what was docked, but is not removed like theirs
-        for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL] {
+        // the image may be captured from a clone, of what was docked or of stored memory, but is not removed like theirs
+        for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL, PARK_LABEL] {
             captured.config.labels.remove(label);
         }
         operation.label_guest(&mut captured.config);

@@ -74,7 +74,7 @@ use std::{
 const CMDLINE_DEFAULT: &str = "console=ttyS0 init_on_free=1";
 /// Label of an image that a fork made: it is removed when nobody needs it any more.
 pub(crate) const FORK_LABEL: &str = "floe.fork";
-/// Label of an image that is the memory of a parked machine: it is in no list, and goes with that machine.
+/// Label of an image that is the memory of a parked machine: without a name it is in no list, and goes with that machine.
 pub(crate) const PARK_LABEL: &str = "floe.park";
 /// Most disks that an import may have.
 const DISKS_MAX: usize = 16;
@@ -132,7 +132,9 @@ impl Images {
     /// Returns all images, newest first.
     pub fn images(&self) -> Result<ImageList, NodeError> {
         let listed = self.repo.list()?.into_iter();
-        let listed = listed.filter(|entry| !entry.labels.contains_key(PARK_LABEL));
+        // what a machine did too late, and had stored when its lease was over, has a name
+        let listed = listed
+            .filter(|entry| !entry.labels.contains_key(PARK_LABEL) || !entry.names.is_empty());
         let images = listed.map(|entry| ImageSummary {
             id: entry.id.to_string(),
             names: entry.names.iter().map(ToString::to_string).collect(),

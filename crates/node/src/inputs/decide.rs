@@ -98,7 +98,7 @@ impl Waiting {
         if let Some(first) = inputs.first()
             && let Some(last) = self.last.get(&first.from)
         {
-            if first.number > last + 1 {
+            if first.number > last.saturating_add(1) {
                 return Err(Unkept::After(*last));
             }
             inputs.retain(|kept| kept.number > *last);
@@ -175,6 +175,14 @@ impl Waiting {
     /// Notes up to which of a source's inputs were said by an earlier node.
     pub fn were_said(&mut self, said: Option<(u64, u64)>) {
         self.said = said;
+    }
+
+    /// Notes which of each source's inputs an earlier node had kept at least: those are not kept again.
+    pub fn were_kept(&mut self, last: &BTreeMap<u64, u64>) {
+        for (from, number) in last {
+            let known = self.last.entry(*from).or_default();
+            *known = (*known).max(*number);
+        }
     }
 
     /// Returns up to which of a source's inputs were said without an answer.

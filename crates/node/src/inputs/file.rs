@@ -12,7 +12,7 @@
 
 use super::decide::{GAP_MS_MAX, Kept};
 use crate::inventory::turn::Peer;
-use std::fmt::Write;
+use std::{collections::BTreeMap, fmt::Write};
 
 /// The first line.
 const HEAD: &str = "floe-inputs 1";
@@ -30,6 +30,8 @@ pub(crate) struct Found {
     pub waiting: Vec<Kept>,
     /// Up to which number of which source the guest may have got some.
     pub said: Option<(u64, u64)>,
+    /// The last number of each source that the guest has got, as far as the file still says that.
+    pub taken: BTreeMap<u64, u64>,
     /// Whether a line made no sense: what stood there and after it is lost.
     pub damaged: bool,
 }
@@ -126,6 +128,8 @@ fn read(line: &str, found: &mut Found) -> Option<()> {
         "taken" => {
             let is_taken = |kept: &Kept| kept.from == from && kept.number <= number;
             found.waiting.retain(|kept| !is_taken(kept));
+            let last = found.taken.entry(from).or_default();
+            *last = number.max(*last);
         }
         _ => return None,
     }
@@ -170,6 +174,7 @@ mod tests {
         text += &kept([some(0xcd, 2)].iter());
         let found = parse(text.as_bytes()).unwrap();
         assert_eq!((found.said, found.damaged), (Some((0xab, 2)), false));
+        assert_eq!(found.taken, BTreeMap::from([(0xab, 1)]));
         let left = [some(0xab, 2), some(0xcd, 1), some(0xcd, 2)];
         assert_eq!(found.waiting, left);
         // the last line was cut

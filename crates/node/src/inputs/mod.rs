@@ -293,8 +293,12 @@ impl Inputs {
             self.drop_oldest(&mut boxes)?;
         }
         // the thread of the one before drops what it has, since nobody finds that any more
+        if let Some(known) = &known {
+            known.lock().is_over = true;
+        }
         let mailbox = Arc::new(Mutex::new(Mailbox {
             machine: machine.unwrap_or_default(),
+            stale: known.is_some(), // there may be its file
             ..Mailbox::default()
         }));
         boxes.insert(name.to_owned(), mailbox.clone());
@@ -323,6 +327,7 @@ impl Inputs {
             // a file that no node has written on since is removed too
             mailbox.stale = true;
             mailbox.tidy(&self.path(&oldest));
+            mailbox.is_over = true;
         }
         Ok(())
     }
@@ -604,6 +609,7 @@ impl Inputs {
         (now.waiting, now.node) = (Waiting::default(), None);
         now.stale = true;
         now.tidy(&self.path(name));
+        now.is_over = true;
         drop(now);
         let is_it = |known: &Arc<Mutex<Mailbox>>| Arc::ptr_eq(known, mailbox);
         if boxes.get(name).is_some_and(is_it) {

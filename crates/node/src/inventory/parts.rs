@@ -7,7 +7,10 @@ use super::{
     record::{Household, Record},
     turn::Turn,
 };
-use crate::error::{NodeError, refused};
+use crate::{
+    error::{NodeError, at, refused},
+    guard::{self, LEASE_FILE, boot_ms},
+};
 use floe_image::Hash;
 use floe_machine::Machine;
 use floe_mount::{ImageHandle, MachineHandle};
@@ -72,6 +75,26 @@ impl Entry {
                 format!("floe ps {name} shows how it stands"),
             ))
         })
+    }
+
+    /// Returns an error if it runs here by a lease that is over: its lender may have it go on.
+    pub fn lease_lasts(&self) -> Result<(), NodeError> {
+        let turn = self.turn().filter(|turn| turn.lease_ms().is_some());
+        let Some(lender) = turn.and_then(|turn| turn.lender) else {
+            return Ok(());
+        };
+        let file = self.dir.join(LEASE_FILE);
+        let until = guard::read(&file).map_err(at(format!("cannot read {}", file.display())))?;
+        match until.is_some_and(|until| until > boot_ms()) {
+            true => Ok(()),
+            false => Err(refused(
+                format!("the lease of machine {} is over", self.name),
+                format!(
+                    "it can go on once {} answers, which has lent it",
+                    lender.name
+                ),
+            )),
+        }
     }
 
     /// Changes where the machine's files and its QEMU are, in memory only; it is written down with the next [`Entry::update`].
@@ -209,5 +232,43 @@ impl Entry {
                 ..known
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        MachineName,
+        inventory::{lifecycle::Task, record::tests::record, tests::inventory, turn::Peer},
+    };
+
+    #[test]
+    fn what_runs_here_by_a_lease_begins_only_while_that_lasts() {
+        let (dir, machines) = (tempfile::tempdir().unwrap(), inventory());
+        let make = |name: &MachineName, _: &str, uid: Option<u32>| {
+            let record = Record {
+                name: name.to_string(),
+                uid,
+                ..record()
+            };
+            (dir.path().to_owned(), record)
+        };
+        let name = Some("web".parse().unwrap());
+        let web = machines.reserve(name, "tiny", make, Task::Run).unwrap();
+        web.lease_lasts().unwrap();
+        let lender = Peer {
+            name: "alpha".into(),
+            address: "10.0.0.1:7071".parse().unwrap(),
+        };
+        let mut turn = Turn::told_of("00112233445566aa".into());
+        (turn.lender, turn.lease_s) = (Some(lender), Some(30));
+        web.update(|record| record.turn = Some(turn)).unwrap();
+        assert!(web.lease_lasts().is_err(), "it was never granted");
+        guard::write(dir.path(), u64::MAX).unwrap();
+        web.lease_lasts().unwrap();
+        guard::write(dir.path(), 1).unwrap();
+        let error = web.lease_lasts().unwrap_err().to_api();
+        assert!(error.fix.contains("alpha"), "{error}");
     }
 }

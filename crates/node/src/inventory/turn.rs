@@ -257,7 +257,10 @@ impl Turn {
             lender: before.and_then(|turn| turn.lender.clone()),
             synced: None,
             ends: false,
-            lease_s: None,
+            // what is borrowed has it still if it is taken back
+            lease_s: before
+                .filter(|turn| turn.lender.is_some())
+                .and_then(|turn| turn.lease_s),
             lapsed: false,
         }
     }
@@ -348,18 +351,30 @@ impl Turn {
         })
     }
 
-    /// Its lender has granted its lease anew: it goes on.
+    /// Its lender has granted its lease anew: it goes on, as it did when that was over, whatever it did when it came.
     pub(crate) fn unlapses(&self) -> Turn {
         let side = match &self.side {
             Side::Here { owes, .. } => Side::Here {
                 owes: owes.clone(),
-                due: !self.parked,
+                due: true,
             },
             side => side.clone(),
         };
         Turn {
             lapsed: false,
             ..self.with(side)
+        }
+    }
+
+    /// Its lender has nothing of it any more, and so can't let it go on: returns what is written. It needs no lease from now on.
+    pub(crate) fn needs_no_lease(&self) -> Turn {
+        let free = match self.lapsed {
+            true => self.unlapses(),
+            false => self.clone(),
+        };
+        Turn {
+            lease_s: None,
+            ..free
         }
     }
 
@@ -419,6 +434,8 @@ impl Turn {
             }),
             // if the other side took it back instead, that stands
             Side::Arriving { from } => Some(self.taken(from)),
+            // its lender is gone for good
+            Side::Here { .. } if self.lapsed => Some(self.needs_no_lease()),
             _ => None,
         }
     }
@@ -557,7 +574,8 @@ impl Turn {
         Some(match &self.side {
             Side::Here { .. } if self.lapsed => match &self.lender {
                 Some(lender) => format!(
-                    "its lease is over, and it goes on once {} answers, which has lent it",
+                    "its lease is over, and it goes on once {0} answers, which has lent it; if {0} is gone for good, floe cluster revoke \
+                     {0} and then {here} let it go on",
                     lender.name
                 ),
                 None => "its lease is over".to_owned(),

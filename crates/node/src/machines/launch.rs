@@ -313,6 +313,7 @@ impl Machines {
     ) -> Result<(), NodeError> {
         self.resources.started(&entry.record(), machine.pid());
         entry.has_qemu(machine);
+        self.guard_lease(entry);
         if let Err(error) = self.ends.watch(machine) {
             tracing::error!(machine = %entry.name, %error, "its end will not be noticed");
         }

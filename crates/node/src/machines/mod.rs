@@ -5,8 +5,8 @@
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering`, `sources` and `stopped` (machines that stand
 //! still).
 //!
-//! Locks: that of limits, then those of the inventory. Those of the standby QEMUs, of the keyboards and of what was seen on
-//! screens (`faces`) are held only briefly.
+//! Locks: that of limits, then those of the inventory. Those of the standby QEMUs, of the keyboards, of the guards and of what
+//! was seen on screens (`faces`) are held only briefly.
 
 pub(crate) mod blanks;
 mod buffering;
@@ -47,6 +47,7 @@ pub(crate) use standby::DIR as STANDBY_DIR;
 use crate::{
     core::Core,
     error::{NodeError, at},
+    guard::Guards,
     images::{ImageUser, Images},
     inventory::{Entry, Inventory},
     keyboard::Keyboards,
@@ -82,6 +83,8 @@ pub(crate) struct Machines {
     keyboards: Keyboards,
     screens: Screens,
     faces: faces::Faces,
+    /// Who stops the QEMUs of machines whose lease is over.
+    pub guards: Guards,
     /// Held while the limits of a household are changed.
     limiting: Mutex<()>,
     /// Sends each machine whose QEMU starts running to whoever listens to its guest.
@@ -119,6 +122,7 @@ impl Machines {
             keyboards: Keyboards::default(),
             screens,
             faces: faces::Faces::default(),
+            guards: Guards::default(),
             limiting: Mutex::default(),
             arrivals,
             kin: OnceLock::new(),
@@ -136,6 +140,18 @@ impl Machines {
     /// Makes the conversation with the guest of a QEMU begin that now runs.
     pub fn attend(&self, entry: &Arc<Entry>) {
         let _ = self.arrivals.send(entry.clone()); // while the node ends nobody receives
+    }
+
+    /// Has a guard look after the QEMU of a machine that runs here by a lease, unless one does.
+    pub(crate) fn guard_lease(&self, entry: &Entry) {
+        let turn = entry.turn();
+        let is_leased = turn.is_some_and(|turn| turn.lease_ms().is_some());
+        let Some(pid) = entry.state().vm.as_ref().map(|vm| vm.pid()) else {
+            return;
+        };
+        if is_leased && let Err(error) = self.guards.keep(&entry.dir, pid) {
+            tracing::error!(machine = %entry.name, %error, "its lease is kept by this node alone");
+        }
     }
 
     /// Returns how many QEMUs wait for a run.

@@ -282,6 +282,11 @@ impl Moves {
         let brought = self.images.bring_here(&found, report)?;
         self.saw_rate(by.address, brought.wire_bytes, began.elapsed(), false);
         if let Word::Ahead { kept, .. } = order.word {
+            // a later one may have taken its place
+            if let Err(error) = report.check() {
+                self.parks.is_memory(*image); // it goes
+                return Err(error);
+            }
             self.hears_what_it_is(order, *image, kept, by)?;
             return Ok(brought.wire_bytes);
         }
@@ -333,9 +338,16 @@ impl Moves {
         let Some(operation) = operation.filter(is_lent) else {
             return Ok(None);
         };
-        let syncing = operation.record().syncing;
+        let record = operation.record();
+        // until it is here, and if it is not let go on here after all, what its users do goes there
+        let from = Peer {
+            name: by.name.clone(),
+            address: by.address,
+        };
+        let name = operation.name.as_str();
+        self.inputs.was_given(name, record.created_unix_s, &from);
         self.machines.remove(&operation, true)?;
-        Ok(syncing)
+        Ok(record.syncing)
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.

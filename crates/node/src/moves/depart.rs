@@ -68,11 +68,19 @@ impl Moves {
         let mut turn = Turn::offered(record.turn.as_ref(), new_key(), to.clone());
         turn.parked = operation.is_parked();
         turn.lends = request.lend;
-        turn.lease_s = request.lease_s;
+        turn.lease_s = request.lease_s.or(turn.lease_s);
         // before its guest stands still for nothing
         let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;
         if turn.parked {
+            if !self.may_go_on(&operation) {
+                return Err(busy(
+                    format!(
+                        "{name} would be woken for this, and its lender does not grant its lease"
+                    ),
+                    "try again in a moment",
+                ));
+            }
             report.note(format!("{name} is woken for this, and parked there"));
             self.parks.wake_machine(&operation, false, report)?;
             report.stage("wake")?;

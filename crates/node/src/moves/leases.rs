@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     caller::FromMember,
-    error::{NodeError, at, usage},
+    error::{NodeError, usage},
     guard::{self, LEASE_FILE, boot_ms},
     inventory::{
         Entry, Operation,
@@ -24,7 +24,7 @@ use floe_api::{LEASE_S_MAX, LEASE_S_MIN};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
-    process::{Child, Command, Stdio},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -34,13 +34,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often a user who forces a machine is told how long its lease lasts.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
+/// For how long the QEMU of a machine that went on elsewhere answers at the most until it is stored, in milliseconds.
+const ANSWERS_MS: u64 = 60_000;
+
 /// What a node knows of leases.
 pub(super) struct Leases {
     /// When this node began; it may have granted any lease until then.
     began_ms: u64,
     granted: Mutex<Grants>,
-    /// The guards of QEMUs, by their process ids.
-    guards: Mutex<HashMap<u32, Child>>,
 }
 
 /// What a lender has granted.
@@ -52,11 +53,30 @@ struct Grants {
     ended: BTreeSet<String>,
 }
 
+/// What a borrower has asked its lenders for.
+#[derive(Default)]
+struct Asked {
+    /// When last, by machines' keys.
+    at_ms: HashMap<String, u64>,
+    /// The lenders that did not answer then.
+    silent: BTreeSet<SocketAddr>,
+}
+
+impl Asked {
+    fn is_silent(&self, turn: &Turn) -> bool {
+        let lender = turn.lender.as_ref();
+        lender.is_some_and(|lender| self.silent.contains(&lender.address))
+    }
+}
+
 /// Grants no lease of a machine while this is there.
 pub(super) struct Forcing<'a> {
     leases: &'a Leases,
     key: String,
 }
+
+/// Has a machine's guard let QEMU answer while this is there.
+pub(super) struct Answers<'a>(&'a Entry);
 
 impl Leases {
     /// Begins without any lease that this node has granted.
@@ -64,7 +84,6 @@ impl Leases {
         Leases {
             began_ms: boot_ms(),
             granted: Mutex::default(),
-            guards: Mutex::default(),
         }
     }
 }
@@ -72,6 +91,14 @@ impl Leases {
 impl Drop for Forcing<'_> {
     fn drop(&mut self) {
         self.leases.granted.lock().ended.remove(&self.key);
+    }
+}
+
+impl Drop for Answers<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = guard::write(&self.0.dir, 0) {
+            tracing::error!(machine = %self.0.name, %error, "its QEMU is stopped a little later");
+        }
     }
 }
 
@@ -100,7 +127,7 @@ impl Moves {
     pub(super) fn start_leasing(self: &Arc<Self>) -> Result<(), NodeError> {
         let threads = &self.core.threads;
         threads.keep("lease-stop", self, LOOK_EVERY, |moves| moves.stop_due())?;
-        let mut asked = HashMap::new();
+        let mut asked = Asked::default();
         Ok(threads.keep("lease-ask", self, LOOK_EVERY, move |moves| {
             moves.ask_due(&mut asked);
         })?)
@@ -117,14 +144,19 @@ impl Moves {
     }
 
     fn stop_due(&self) {
-        self.guards_that_ended();
+        self.machines.guards.reap();
         for (entry, turn) in self.leased() {
-            let (Some(long_ms), true) = (turn.lease_ms(), entry.state().vm.is_some()) else {
+            let pid = entry.state().vm.as_ref().map(|vm| vm.pid());
+            let (Some(long_ms), Some(pid)) = (turn.lease_ms(), pid) else {
                 continue;
             };
-            self.guard(&entry);
+            self.machines.guard_lease(&entry);
             let until = until_of(&entry);
             if lease::next(boot_ms(), long_ms, until, None, true) != Next::Stop {
+                continue;
+            }
+            // its guard was first: it answers nobody, and operations would wait for it, until its lease is granted anew
+            if guard::is_stopped(pid) {
                 continue;
             }
             if let Err(error) = self.lapse(&entry) {
@@ -149,81 +181,133 @@ impl Moves {
         done.map(drop)
     }
 
-    fn ask_due(&self, asked: &mut HashMap<String, u64>) {
-        let mut still = HashMap::new();
-        for (entry, turn) in self.leased() {
-            let Some(long_ms) = turn.lease_ms() else {
+    /// Asks for the leases that are due. Lenders that did not answer last are asked after all others, and one of them each time: they keep
+    /// no other's machine waiting until its lease is over.
+    fn ask_due(&self, asked: &mut Asked) {
+        let mut leased = self.leased();
+        leased
+            .sort_by_key(|(_, turn)| (asked.is_silent(turn), asked.at_ms.get(&turn.key).copied()));
+        let (mut still, mut one_was_silent) = (HashMap::new(), false);
+        for (entry, turn) in leased {
+            let (Some(lender), Some(long_ms)) = (&turn.lender, turn.lease_ms()) else {
                 continue;
             };
             if self.core.threads.over().is_cancelled() {
                 return;
             }
-            let last = asked.get(&turn.key).copied();
+            let last = asked.at_ms.get(&turn.key).copied();
             let now = boot_ms();
-            if lease::next(now, long_ms, until_of(&entry), last, false) != Next::Ask {
+            // what stands still for that is asked for, whatever its file says
+            let until = until_of(&entry).filter(|_| !turn.lapsed);
+            let is_due = lease::next(now, long_ms, until, last, false) == Next::Ask;
+            if !is_due || (one_was_silent && asked.is_silent(&turn)) {
                 still.extend(last.map(|last| (turn.key.clone(), last)));
                 continue;
             }
             still.insert(turn.key.clone(), now);
-            let renewed =
-                self.renew(&entry, &turn)
-                    .and_then(|granted| match granted && turn.lapsed {
-                        true => self.unlapse(&entry, &turn),
-                        false => Ok(()),
-                    });
-            if let Err(error) = renewed {
+            let renewed = self.renew(&entry, &turn);
+            if renewed.is_ok() {
+                asked.silent.remove(&lender.address);
+            } else {
+                one_was_silent = true;
+                asked.silent.insert(lender.address);
+            }
+            let done = renewed.and_then(|granted| self.follows(&entry, &turn, granted));
+            if let Err(error) = done {
                 tracing::debug!(machine = %entry.name, %error, "its lease is not renewed");
             }
         }
-        *asked = still;
+        asked.at_ms = still;
     }
 
-    /// Asks the lender of a machine for its lease. Returns whether it was granted.
-    fn renew(&self, entry: &Entry, turn: &Turn) -> Result<bool, NodeError> {
+    /// Asks the lender of a machine for its lease, and writes down until when it lasts if it is granted.
+    fn renew(&self, entry: &Entry, turn: &Turn) -> Result<Granted, NodeError> {
         let (Some(lender), Some(long_ms)) = (&turn.lender, turn.lease_ms()) else {
-            return Ok(false);
+            return Ok(Granted::No);
         };
         let asked = LeaseAsked {
             key: turn.key.clone(),
         };
         let asked_ms = boot_ms(); // before anybody hears of it
-        match wire::lease(&self.cluster, lender, &asked)? {
-            Granted::Yes => {
-                guard::write(&entry.dir, lease::until(asked_ms, long_ms)).map(|()| true)
-            }
-            Granted::No => Ok(false),
+        let granted = wire::lease(&self.cluster, lender, &asked)?;
+        if granted == Granted::Yes {
+            guard::write(&entry.dir, lease::until(asked_ms, long_ms))?;
         }
+        Ok(granted)
     }
 
-    /// Lets a machine go on whose lease was over and is granted again.
-    fn unlapse(&self, entry: &Arc<Entry>, turn: &Turn) -> Result<(), NodeError> {
+    /// Does what follows from a lender's answer. A machine whose lease was over is let go on by the thread that looks after moves: here
+    /// others wait.
+    fn follows(&self, entry: &Arc<Entry>, turn: &Turn, granted: Granted) -> Result<(), NodeError> {
+        let next = match granted {
+            Granted::Yes if turn.lapsed => turn.unlapses(),
+            Granted::Gone => turn.needs_no_lease(),
+            Granted::Yes | Granted::No => return Ok(()),
+        };
         let Some(operation) = self.settles(entry, turn)? else {
             return Ok(());
         };
-        operation.update(|record| record.turn = Some(turn.unlapses()))?;
-        drop(self.go_on(&operation));
-        Ok(())
+        if granted == Granted::Gone {
+            lasts_for_good(&operation)?;
+        }
+        operation.update(|record| record.turn = Some(next))
     }
 
-    /// Whether a machine may be let go on as far as leases are concerned: if it has one, that lasts, or its lender grants it now.
+    /// Whether a machine may be let go on as far as leases are concerned: if it has one, that lasts, or its lender grants it now, or has
+    /// nothing of it any more.
     pub(super) fn may_go_on(&self, operation: &Operation) -> bool {
         let Some(turn) = operation.turn().filter(|turn| turn.lease_ms().is_some()) else {
             return true;
         };
         let lasts = |until: u64| until > boot_ms().saturating_add(lease::STOPS_MS_BEFORE);
-        until_of(operation).is_some_and(lasts)
-            || self.renew(operation, &turn).is_ok_and(|granted| granted)
+        if until_of(operation).is_some_and(lasts) {
+            return true;
+        }
+        match self.renew(operation, &turn) {
+            Ok(Granted::Yes) => true,
+            Ok(Granted::Gone) => {
+                let next = turn.needs_no_lease();
+                let noted = lasts_for_good(operation)
+                    .and_then(|()| operation.update(|record| record.turn = Some(next)));
+                noted.is_ok()
+            }
+            Ok(Granted::No) | Err(_) => false,
+        }
+    }
+
+    /// Has the guard of a machine whose lease is over let its QEMU answer for a while, so that what it did can be stored. `None` if it has no
+    /// lease.
+    pub(super) fn lets_answer<'a>(
+        &self,
+        operation: &'a Operation,
+    ) -> Result<Option<Answers<'a>>, NodeError> {
+        let is_leased = operation
+            .turn()
+            .is_some_and(|turn| turn.lease_ms().is_some());
+        if !is_leased {
+            return Ok(None);
+        }
+        guard::write(&operation.dir, boot_ms().saturating_add(ANSWERS_MS))?;
+        Ok(Some(Answers(operation)))
     }
 
     /// Grants a member the lease of a machine that it has borrowed.
     pub fn lease_for(&self, asked: &LeaseAsked, by: &FromMember) -> Result<Granted, NodeError> {
         super::check_key(&asked.key)?;
-        let turn = self.find(&asked.key).and_then(|entry| entry.turn());
-        let is_its = turn.is_some_and(|turn| match &turn.side {
-            Side::Lent { to } | Side::Away { to } => to.address == by.address && !turn.ends,
+        // before it is looked how the machine stands: it may be forced from then on, and is granted no more
+        let mut granted = self.leases.granted.lock();
+        let Some(entry) = self.find(&asked.key) else {
+            return Ok(match self.inventory.any_left_alone() {
+                true => Granted::No, // it may be one of those whose records can't be read
+                false => Granted::Gone,
+            });
+        };
+        let is_its = entry.turn().is_some_and(|turn| match &turn.side {
+            Side::Lent { to } | Side::Away { to } => {
+                to.address == by.address && turn.lends && !turn.ends
+            }
             _ => false,
         });
-        let mut granted = self.leases.granted.lock();
         if !is_its || granted.ended.contains(&asked.key) {
             return Ok(Granted::No);
         }
@@ -238,7 +322,7 @@ impl Moves {
         report: &mut Report,
     ) -> Result<Option<Forcing<'_>>, NodeError> {
         let lent = matches!(turn.side, Side::Lent { .. } | Side::Away { .. });
-        let Some(lease_s) = turn.lease_s.filter(|_| lent) else {
+        let Some(lease_s) = turn.lease_s.filter(|_| lent && turn.lends) else {
             return Ok(None);
         };
         let mut granted = self.leases.granted.lock();
@@ -269,40 +353,6 @@ impl Moves {
         }
         Ok(Some(forcing))
     }
-
-    /// Has a guard look after the QEMU of a leased machine, unless one does.
-    pub(super) fn guard(&self, entry: &Entry) {
-        let Some(pid) = entry.state().vm.as_ref().map(|vm| vm.pid()) else {
-            return;
-        };
-        let mut guards = self.leases.guards.lock();
-        if guards.contains_key(&pid) {
-            return;
-        }
-        let started = std::env::current_exe().and_then(|program| {
-            Command::new(program)
-                .arg("lease-guard")
-                .arg(entry.dir.join(LEASE_FILE))
-                .arg(pid.to_string())
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .current_dir("/")
-                .spawn()
-        });
-        match started.map_err(at("cannot start a guard")) {
-            Ok(child) => drop(guards.insert(pid, child)),
-            Err(error) => {
-                tracing::error!(machine = %entry.name, %error, "its lease is kept by this node alone");
-            }
-        }
-    }
-
-    /// Reaps guards that have ended.
-    fn guards_that_ended(&self) {
-        let mut guards = self.leases.guards.lock();
-        guards.retain(|_, guard| matches!(guard.try_wait(), Ok(None)));
-    }
 }
 
 /// Returns until when a machine may run here, as far as that is known.
@@ -312,6 +362,11 @@ fn until_of(entry: &Entry) -> Option<u64> {
         tracing::warn!(machine = %entry.name, %error, "its lease can't be read");
         None
     })
+}
+
+/// Writes down for a machine's guard, which is there until QEMU has ended, that the machine needs no lease.
+fn lasts_for_good(entry: &Entry) -> Result<(), NodeError> {
+    guard::write(&entry.dir, u64::MAX)
 }
 
 #[cfg(test)]

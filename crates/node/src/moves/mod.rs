@@ -18,7 +18,7 @@
 //! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
 //!
 //! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
-//! changed when machines were synced, of leases and their guards, and of links' rates, each of which is only held for a moment; that of this host's speed is held
+//! changed when machines were synced, of leases, and of links' rates, each of which is only held for a moment; that of this host's speed is held
 //! while the speed is measured.
 
 mod advise;
@@ -294,7 +294,9 @@ impl Moves {
             self.parks.hold_again(&operation.entry);
             return String::new();
         }
-        if let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
+        // one that runs, since a node was killed before it wrote that down, is stored when its lease ends
+        if operation.is_parked()
+            && let Some(lapsed) = operation.turn().and_then(|turn| turn.lapses())
             && !self.may_go_on(operation)
         {
             if let Err(error) = operation.update(|record| record.turn = Some(lapsed)) {
@@ -310,12 +312,6 @@ impl Moves {
             if let Err(error) = noted {
                 tracing::warn!(machine = %operation.name, %error, "its record says that it is still to go on");
             }
-        }
-        if operation
-            .turn()
-            .is_some_and(|turn| turn.lease_ms().is_some())
-        {
-            self.guard(operation);
         }
         let trouble = woken.err().map(|error| error.to_api().to_string());
         trouble.unwrap_or_default()
@@ -340,6 +336,7 @@ impl Moves {
         let came = operation.turn().is_some_and(|turn| turn.is_owed());
         let never_went_on = came && (due || operation.record().own_layers == 0);
         let lapsed = operation.turn().is_some_and(|turn| turn.lapsed);
+        let answers = self.lets_answer(operation)?;
         if operation.is_parked() && !never_went_on && !lapsed {
             self.parks.wake_machine(operation, false, &mut report)?;
         }
@@ -351,7 +348,8 @@ impl Moves {
             let taking = Taking {
                 stop: true,
                 rehearse_s: 0,
-                hooks_s: None,
+                // what has no lease any more runs for no longer than it must
+                hooks_s: answers.is_some().then_some(0),
                 picture: true,
                 labels: &labels,
                 keep: &|id, _| Ok(self.images.repo.tag(&name, id)?),

@@ -31,8 +31,11 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// How often an agent is waited for, some seconds each time, before a machine that had one when it came gets another size without it.
 const AGENT_TRIES_MAX: u32 = 6;
 
-/// How what a member has asked for ended, once it has.
-pub(super) type Ended = Arc<Mutex<Option<Result<(), ApiError>>>>;
+/// How much may be under way at once that members have asked for.
+const ASKED_MAX: usize = 64;
+
+/// When and how what a member has asked for ended, once it has.
+pub(super) type Ended = Arc<Mutex<Option<(Instant, Result<(), ApiError>)>>>;
 
 impl Moves {
     /// Has a machine come back that was given to another node, and waits until it is here.
@@ -150,16 +153,20 @@ impl Moves {
         })
     }
 
-    /// Says how what a member has asked for goes, if it has been asked for. Its end is said once.
+    /// Says how what a member has asked for goes, if it has been asked for. Its end is said once, and only to one that still waits for it: who
+    /// asks later means something else.
     pub(super) fn how_goes(
         &self,
         what: &(String, SocketAddr),
     ) -> Option<Result<Recalled, NodeError>> {
         let known = self.asked.lock().get(what).cloned()?;
-        let Some(ended) = known.lock().clone() else {
+        let Some((when, ended)) = known.lock().clone() else {
             return Some(Ok(Recalled::UnderWay));
         };
         self.asked.lock().remove(what);
+        if when.elapsed() > PATIENCE {
+            return None;
+        }
         // it is over: who asks is told so, and does not ask again as of what is busy for a moment
         Some(
             ended
@@ -179,7 +186,19 @@ impl Moves {
     ) -> Result<Recalled, NodeError> {
         let ended = Ended::default();
         let mut asked = self.asked.lock();
-        asked.retain(|_, known| known.lock().is_none());
+        // one that has just ended is still asked about
+        asked.retain(|_, known| {
+            let known = known.lock();
+            known
+                .as_ref()
+                .is_none_or(|(when, _)| when.elapsed() <= PATIENCE)
+        });
+        if asked.len() >= ASKED_MAX {
+            return Err(busy(
+                format!("{ASKED_MAX} things that members have asked for are under way here"),
+                "try again in a moment",
+            ));
+        }
         asked.insert(what.clone(), ended.clone());
         drop(asked);
         let (mut report, _events) = Report::new();
@@ -193,7 +212,8 @@ impl Moves {
                     "see its log, and report it",
                 ))
             });
-            *ended.lock() = Some(done.map_err(|error| error.to_api()));
+            let done = done.map_err(|error| error.to_api());
+            *ended.lock() = Some((Instant::now(), done));
             drop(job);
         };
         if let Err(error) = floe_threads::spawn("move-back", run) {
@@ -272,9 +292,13 @@ impl Moves {
         let agents = &self.resizes.agents;
         let _ = has_agent && (0..AGENT_TRIES_MAX).any(|_| agents.check(&entry).is_ok());
         let (mut report, _events) = Report::new();
+        let size = SizeRequest {
+            overcommit: false, // that is for this host's users to allow
+            ..asked.size
+        };
         let done = self
             .resizes
-            .resize(entry.name.as_str(), &asked.size, &mut report)?;
+            .resize(entry.name.as_str(), &size, &mut report)?;
         Ok(done.resized.unwrap_or_default())
     }
 }

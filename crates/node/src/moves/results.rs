@@ -28,12 +28,14 @@ use crate::{
     },
     report::Report,
 };
-use floe_api::{Outcome, RecallRequest};
+use floe_api::{Outcome, RecallRequest, size_text};
 use floe_guest::copy::{self, Form, Place};
 use floe_image::MachineConfig;
 use floe_store::{Ingest, IngestOptions};
 use std::{cell::RefCell, path::Path, sync::Arc, time::Duration};
 
+/// How they are called among what is under way and what is kept: no machine's key begins so.
+const WHAT: &str = "results ";
 /// The region of the image that has them.
 const REGION: &str = "results";
 /// Most bytes of one file or directory that comes back.
@@ -129,9 +131,20 @@ impl Moves {
         };
         self.forks.check_source(&by, &image, &mut origin)?;
         let found = self.images.sources.find_at(image, origin)?;
+        let most = RESULTS_BYTES_MAX as u64;
+        // before any of it is brought
+        if found.manifest.total_bytes() > most {
+            return Err(refused(
+                format!(
+                    "what {} gives as {path} has more than {}",
+                    to.name,
+                    size_text(most)
+                ),
+                "what is larger comes with the whole machine",
+            ));
+        }
         self.images.bring_here(&found, report)?;
         self.keep_copy(&what(key, path), image, AHEAD_KEPT);
-        let most = RESULTS_BYTES_MAX as u64;
         Ok(self.images.repo.read_region(&image, REGION, most)?)
     }
 
@@ -185,7 +198,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Finds a machine that a member has lent to this node, and that is this node's.
+    /// Finds what is here of a machine that a member has lent to this node. One that another has lent, or this member when it had another
+    /// address, is an error: nobody may take it for one that is gone.
     fn borrowed(&self, key: &str, by: &FromMember) -> Result<Option<Arc<Entry>>, NodeError> {
         let found = self.find(key);
         if found.is_none() && self.inventory.any_left_alone() {
@@ -194,11 +208,17 @@ impl Moves {
                 "floe ps there shows them",
             ));
         }
-        let is_its = |entry: &Arc<Entry>| {
-            let lender = entry.turn().and_then(|turn| turn.lender);
-            lender.is_some_and(|lender| lender.address == by.address)
+        let Some(entry) = found else {
+            return Ok(None);
         };
-        Ok(found.filter(is_its))
+        let lender = entry.turn().and_then(|turn| turn.lender);
+        match lender.is_some_and(|lender| lender.address == by.address) {
+            true => Ok(Some(entry)),
+            false => Err(refused(
+                format!("{} is here, and not lent by {}", entry.name, by.address),
+                format!("floe ps {} there shows how it stands", entry.name),
+            )),
+        }
     }
 
     /// Removes a machine that a member has lent, since that ends the loan.
@@ -260,7 +280,12 @@ impl Moves {
 
 /// What a file or directory of a machine is called among what is under way and what is kept.
 fn what(key: &str, path: &str) -> String {
-    format!("results {key} {path}")
+    format!("{WHAT}{key} {path}")
+}
+
+/// Whether what is kept by this name is one.
+pub(super) fn is_result(what: &str) -> bool {
+    what.starts_with(WHAT)
 }
 
 fn no_loan(name: &str) -> NodeError {
@@ -327,6 +352,8 @@ mod tests {
         for path in ["/root/out", "/a", "/srv/with space/"] {
             check_path(path).unwrap();
         }
+        assert!(is_result(&what("00112233445566aa", "/root/out")));
+        assert!(!is_result("00112233445566aa"));
         for path in ["", "/", "out", "../out", "/a/..", "/a\0b"] {
             assert!(check_path(path).is_err(), "{path:?}");
         }

@@ -204,7 +204,9 @@ impl Moves {
             }
             let key = entry.name.to_string();
             let now_ms = self.now_ms();
-            let is_lent = entry.turn().is_some_and(|turn| turn.borrower().is_some());
+            // with whom it was to be synced before it was lent, perhaps to another node, no longer counts
+            let borrower = entry.turn().and_then(|turn| turn.borrower().cloned());
+            let is_lent = borrower.is_some();
             let counts = !is_lent && syncing.threshold_bytes.is_some();
             let changes = counts.then(|| self.machines.changes_of(&entry));
             let begun = Syncs::new(now_ms, changes.unwrap_or_default());
@@ -216,7 +218,7 @@ impl Moves {
             // one that does not run here or there changes nothing
             if is_lent || entry.state().vm.is_some() {
                 let next = syncs.next(&wish, now_ms, changes);
-                self.does(next, &entry, &syncing.with, &mut syncs);
+                self.does(next, &entry, &borrower.unwrap_or(syncing.with), &mut syncs);
             }
             still.insert(key, syncs);
         }

@@ -3,6 +3,7 @@
 
 use super::{
     Moves,
+    results::is_result,
     wire::{self, Order, Question, Recalled, Reply, Travels, Word},
 };
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     },
     report::Report,
 };
+use floe_image::Hash;
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -42,8 +44,13 @@ impl Moves {
 
     fn look(&self, tries: &mut Tries) {
         let mut copies = self.copies.lock();
-        copies.retain(|_, copy| copy.since.elapsed() < copy.long);
+        let over = copies.extract_if(|_, copy| copy.since.elapsed() >= copy.long);
+        let over: Vec<Hash> = over
+            .filter(|(what, _)| is_result(what))
+            .map(|(_, copy)| copy.image)
+            .collect();
         drop(copies);
+        over.iter().for_each(|image| self.forks.lent.end(image));
         let mut still = Tries::new();
         for entry in self.inventory.all() {
             let Some(turn) = entry.turn().filter(Turn::is_open) else {
@@ -186,8 +193,25 @@ impl Moves {
     }
 
     /// Refuses to force a copy that was not given if the node that it comes from is there: that one may have the machine go on, and move to
-    /// a third node, and then nobody would ever tell this one that it is too late.
+    /// a third node, and then nobody would ever tell this one that it is too late. And one whose lease is over while its lender is a member.
     pub(super) fn check_forces(&self, name: &str, turn: &Turn) -> Result<(), NodeError> {
+        if turn.lapsed
+            && let Some(lender) = turn
+                .lender
+                .as_ref()
+                .filter(|lender| !self.was_removed(lender))
+        {
+            return Err(refused(
+                format!(
+                    "{name} is lent, and its lender {} may have it go on",
+                    lender.name
+                ),
+                format!(
+                    "it goes on here once {0} answers; if {0} is gone for good, take it out of the cluster first: floe cluster revoke {0}",
+                    lender.name
+                ),
+            ));
+        }
         let Side::Arriving { from } = &turn.side else {
             return Ok(());
         };

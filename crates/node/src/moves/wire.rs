@@ -255,8 +255,10 @@ pub(crate) struct LeaseAsked {
 pub(crate) enum Granted {
     /// For another lease from when it was asked on.
     Yes,
-    /// It goes on itself, or it knows nothing of that machine.
+    /// It goes on itself, or the machine comes back, or nobody knows.
     No,
+    /// It has nothing of that machine that could go on.
+    Gone,
 }
 
 /// How fast a node's host is, as that node tells.

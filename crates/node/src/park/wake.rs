@@ -114,6 +114,10 @@ impl Parks {
         held: &[HeldPort],
         report: &mut Report,
     ) -> Result<Loaded, NodeError> {
+        // who moves it has seen to that
+        if operation.task().is_none_or(|task| !task.is_for_any_side()) {
+            operation.lease_lasts()?;
+        }
         self.core.check_passable()?;
         if !operation.drive(Event::Loads)? {
             return Err(busy(

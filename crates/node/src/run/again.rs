@@ -55,7 +55,8 @@ impl Runs {
                 self.remove_ended(&entry);
             } else if let Some(wait) = afterwards.wait() {
                 let at = due.get(&name).copied().unwrap_or(now + wait);
-                match at > now {
+                // one that waits for its lender's word has not failed
+                match at > now || entry.lease_lasts().is_err() {
                     true => drop(waiting.insert(name, at)),
                     false => self.start_again(&entry),
                 }

@@ -378,6 +378,7 @@ impl Runs {
             }
             self.machines.end_quietly(&operation);
         }
+        operation.lease_lasts()?;
         self.machines
             .reserve_resources_cold(&operation, request.overcommit)?;
         let console_before = ConsoleLog::position(&self.machines.console_dir(&operation.record()));

@@ -542,6 +542,9 @@ fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers(
     taken.lender = Some(peer(0));
     let runs = taken.has_gone_on();
     assert_eq!(runs.lease_ms(), Some(60_000));
+    // that it could not be given back frees it of nothing
+    let back = Turn::offered(Some(&runs), KEY.into(), peer(0)).takes_back();
+    assert_eq!(back.unwrap().lease_ms(), Some(60_000));
     let lapsed = runs.lapses().unwrap();
     assert!(!lapsed.is_here() && !lapsed.is_due() && lapsed.lapses().is_none());
     // whoever lent it may have it back all the same
@@ -551,6 +554,15 @@ fn what_has_no_lease_any_more_is_nobodys_to_let_go_on_before_its_lender_answers(
     assert_eq!(listed.standing, MoveStanding::Lapsed);
     let again = lapsed.unlapses();
     assert!(again.is_here() && again.is_due());
+    // its user there had woken what came parked
+    let mut came_parked = runs.clone();
+    came_parked.parked = true;
+    assert!(came_parked.lapses().unwrap().unlapses().is_due());
+    // its lender has nothing of it any more
+    let free = lapsed.needs_no_lease();
+    assert!(free.is_here() && free.is_due() && free.lease_ms().is_none());
+    assert!(!runs.needs_no_lease().is_due());
+    assert_eq!((lapsed.forces(), runs.forces()), (Some(free), None));
     // one that was forced meanwhile is too late
     let said = heard(Some(&lapsed), 1 << 32, true, &peer(0));
     assert_eq!(said, Heard::Fence(lapsed.with(Side::Fenced)));
