@@ -71,7 +71,11 @@ impl Holding {
     }
 
     fn first_to_go(&self) -> Option<Id> {
-        self.by_state.iter().flat_map(BTreeMap::values).next().copied()
+        self.by_state
+            .iter()
+            .flat_map(BTreeMap::values)
+            .next()
+            .copied()
     }
 }
 

@@ -11,7 +11,8 @@
 //! and keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!
 //! A guest whose agent takes no inputs, or can't give one to it, or that has no agent, gets them through QEMU's own devices: each at most
-//! once, since QEMU doesn't say what has become of them. They are noted as taken before.
+//! once, since QEMU doesn't say what has become of them. They are noted as taken before. So is what an agent was told of last, if it has
+//! ended without an answer and none has come after it.
 //!
 //! The files hold what users type, passwords too: only the node's user can read them, and what a guest has got is gone from them a moment
 //! after nothing waits for it any more.
@@ -269,6 +270,7 @@ impl Inputs {
         match self.agents.give(&vm, batch) {
             Given::Taken(number, why) => Fate::Taken { number, why },
             Given::Unheard => Fate::Unheard,
+            Given::Silent if vm.floe_port_is_open() == Some(false) => Fate::Ended,
             Given::Silent if vm.has_floe_port() => Fate::Silent,
             Given::Silent | Given::Old => Fate::Old,
         }
@@ -458,10 +460,11 @@ impl Inputs {
             _ => LOOK_AGAIN,
         };
         let mut now = mailbox.lock();
-        if matches!(fate, Ok(Fate::Waits | Fate::Silent | Fate::Old)) {
+        let is_silent = matches!(fate, Ok(Fate::Silent | Fate::Ended));
+        if is_silent || matches!(fate, Ok(Fate::Waits | Fate::Old)) {
             now.waiting.was_not_said();
         }
-        if !matches!(fate, Ok(Fate::Silent)) {
+        if !is_silent {
             now.silent = None;
         }
         Ok(match fate {
@@ -478,12 +481,16 @@ impl Inputs {
                     None => wait,
                 }
             }
-            Ok(Fate::Silent) => {
+            Ok(Fate::Silent | Fate::Ended) => {
                 let since = *now.silent.get_or_insert_with(Instant::now);
                 // what an agent may have given does not come a second time by another way
-                match since.elapsed() < AGENT_WAIT || now.waiting.may_be_there(batch) {
-                    true => again,
-                    false => self.say_plainly(name, way, now, mailbox, batch)?,
+                match (
+                    since.elapsed() < AGENT_WAIT,
+                    now.waiting.may_be_there(batch),
+                ) {
+                    (false, false) => self.say_plainly(name, way, now, mailbox, batch)?,
+                    (false, true) if fate == Ok(Fate::Ended) => self.give_up(name, &mut now, batch),
+                    _ => again,
                 }
             }
             Ok(Fate::Old) if !now.waiting.may_be_there(batch) => {
@@ -513,6 +520,19 @@ impl Inputs {
                 STUCK_AGAIN
             }
         })
+    }
+
+    /// Gives up on what an agent was told of that has ended since: nobody will ever say whether its guest has got that, and what was typed
+    /// after it would wait for ever.
+    fn give_up(&self, name: &str, now: &mut Mailbox, batch: &Batch) -> Duration {
+        let said = now.waiting.said();
+        let number = said.map_or(batch.last(), |(_, last)| last.min(batch.last()));
+        tracing::warn!(
+            machine = name,
+            number,
+            "its agent has ended without a word on what was typed last, which may be lost"
+        );
+        self.taken(name, now, batch, number)
     }
 
     /// Gives inputs through QEMU, after they were noted as taken: so they come at most once.

@@ -49,6 +49,8 @@ pub(crate) enum Fate {
     Waits,
     /// Nobody was told of them yet: it runs, and no agent answers.
     Silent,
+    /// The same, and nobody in the guest has the agent's port open.
+    Ended,
     /// Nobody is told of them: its agent takes none, or it can't have one.
     Old,
     /// They were said, and there is no answer.
