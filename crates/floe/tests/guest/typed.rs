@@ -92,7 +92,8 @@ fn what_is_typed_while_a_machine_stands_still_comes_once_and_in_order_when_it_go
     });
 
     // without an agent it comes by the console's line
-    let kill = "kill $(pidof floe-guest); echo gone-$((1+1))";
+    let kill =
+        "kill $(pidof floe-guest); while pidof floe-guest; do sleep 1; done; echo gone-$((1+1))";
     node.type_and_wait("web", kill, "gone-2");
     ok(&node, &["type", "web", "echo plain-$((2+3))"]);
     node.wait_console("web", "plain-5");

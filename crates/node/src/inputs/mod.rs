@@ -267,10 +267,12 @@ impl Inputs {
         let Some(vm) = vm else {
             return Fate::Waits;
         };
+        if vm.floe_port_is_open() == Some(false) {
+            return Fate::Ended;
+        }
         match self.agents.give(&vm, batch) {
             Given::Taken(number, why) => Fate::Taken { number, why },
             Given::Unheard => Fate::Unheard,
-            Given::Silent if vm.floe_port_is_open() == Some(false) => Fate::Ended,
             Given::Silent if vm.has_floe_port() => Fate::Silent,
             Given::Silent | Given::Old => Fate::Old,
         }
@@ -586,9 +588,9 @@ impl Inputs {
         batch: &Batch,
     ) -> Result<u64, NodeError> {
         let by_agent = match way {
-            Way::Here(entry) => entry
-                .vm()
-                .is_ok_and(|vm| self.agents.takes_inputs(&vm) == Some(true)),
+            Way::Here(entry) => entry.vm().is_ok_and(|vm| {
+                vm.floe_port_is_open() != Some(false) && self.agents.takes_inputs(&vm) == Some(true)
+            }),
             _ => false,
         };
         if mailbox.waiting.was_said(batch) && by_agent {

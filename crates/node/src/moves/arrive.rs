@@ -115,6 +115,10 @@ impl Moves {
                 _ => Reply::Bringing { done: 0, total: 0 },
             }),
             (Heard::Takes(_), Some(entry)) => self.take(&entry, order.number, &from),
+            // another, who has heard the same, lets it go on just now
+            (Heard::Runs, Some(entry)) if goes_on_soon(&entry) => {
+                Ok(Reply::Bringing { done: 0, total: 0 })
+            }
             (Heard::Runs, Some(entry)) => Ok(runs(&entry)),
             (Heard::Fence(_) | Heard::Void, Some(entry)) => {
                 let Some(operation) = self.begin(&entry, Task::Move)? else {
@@ -486,6 +490,11 @@ fn arrived(
 pub(super) fn parse(name: &str) -> Result<MachineName, NodeError> {
     let parsed = name.parse::<MachineName>();
     parsed.map_err(|error| usage(error.to_string(), ""))
+}
+
+/// Whether a machine that is this node's is being let go on.
+fn goes_on_soon(entry: &Entry) -> bool {
+    entry.task().is_some() && entry.turn().is_some_and(|turn| turn.is_due())
 }
 
 /// Says that a machine is this node's.
