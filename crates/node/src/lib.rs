@@ -90,8 +90,10 @@ mod time;
 mod traces;
 pub mod transfer;
 mod trim;
+mod typist;
 mod vcpus;
 mod views;
+mod vnc;
 mod web;
 
 pub use error::NodeError;

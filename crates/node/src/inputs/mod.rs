@@ -23,6 +23,7 @@ mod file;
 mod mailbox;
 mod plain;
 mod request;
+mod user;
 mod wire;
 
 pub(crate) use wire::{Fate, ForMachine};
@@ -40,7 +41,7 @@ use crate::{
     },
     machines::Machines,
 };
-use decide::{Next, Unkept, Waiting};
+use decide::{Kept, Next, Unkept, Waiting};
 use floe_api::{ErrorCode, TypeReport, TypeRequest};
 use floe_guest::input::Inputs as Batch;
 use mailbox::Mailbox;
@@ -125,7 +126,7 @@ impl Inputs {
                 boxes.insert(name.to_owned(), Arc::new(Mutex::new(mailbox)));
             }
         }
-        Ok(Arc::new(Inputs {
+        let inputs = Arc::new(Inputs {
             core,
             cluster,
             inventory,
@@ -134,7 +135,11 @@ impl Inputs {
             runtime,
             dir,
             boxes: Mutex::new(boxes),
-        }))
+        });
+        let of = Arc::downgrade(&inputs);
+        let users = move |entry: &Arc<Entry>| Some(of.upgrade()?.user(entry));
+        inputs.machines.screens_have(Box::new(users));
+        Ok(inputs)
     }
 
     /// Says what an earlier node has kept, and starts the thread that tidies up what is over.
@@ -166,7 +171,11 @@ impl Inputs {
         name: &str,
         request: &TypeRequest,
     ) -> Result<TypeReport, NodeError> {
-        let typed = request::kept_of(request)?;
+        self.keep(name, request::kept_of(request)?)
+    }
+
+    /// Does the same for inputs that are within their bounds.
+    fn keep(self: &Arc<Self>, name: &str, typed: Vec<Kept>) -> Result<TypeReport, NodeError> {
         let entry = match self.inventory.get(name) {
             Ok(entry) => Some(entry),
             Err(error) if error.code() == ErrorCode::NotFound && self.was_moved(name) => None,

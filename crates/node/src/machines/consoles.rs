@@ -7,6 +7,7 @@ use super::{
 use crate::{
     error::{NodeError, at},
     keyboard::Keyboard,
+    screens::Users,
 };
 use floe_api::{ConsoleInfo, Face};
 use floe_machine::{Shown, Socket, console::ConsoleLog};
@@ -92,23 +93,15 @@ impl Machines {
         Ok((log, keyboard, work))
     }
 
-    /// Returns a function that notes an input of a machine's user: what its guest then reads from a disk goes before what nobody
-    /// waits for.
-    pub fn inputs(&self, name: &str) -> Result<impl Fn() + Send + use<>, NodeError> {
-        let entry = self.inventory.get(name)?;
-        Ok(move || entry.has_input())
+    /// Says who the users of machines' screens are.
+    pub fn screens_have(&self, users: Box<Users>) {
+        self.screens.have(users);
     }
 
-    /// Connects to the screen of a running machine, for a VNC client. Returns the connection, and a function that says whether the
-    /// machine is paused to buffer.
-    pub fn vnc(
-        &self,
-        name: &str,
-    ) -> Result<(UnixStream, impl Fn() -> bool + Send + use<>), NodeError> {
-        let entry = self.inventory.get(name)?;
-        let screen = entry.vm()?.connect(Socket::Screen);
-        let screen = screen.map_err(at(format!("the screen of {name} does not answer")))?;
-        Ok((screen, move || entry.stands_still()))
+    /// Connects to the screen of a running machine, for a VNC client.
+    pub fn vnc(&self, name: &str) -> Result<UnixStream, NodeError> {
+        let screen = self.inventory.get(name)?.vm()?.connect(Socket::Screen);
+        screen.map_err(at(format!("the screen of {name} does not answer")))
     }
 
     /// Returns the screen as PNG.

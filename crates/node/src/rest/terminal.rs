@@ -4,7 +4,12 @@ use super::{
     answer::{Failure, Path, blocking},
     screen::{PING_EVERY, STALLED, bounded},
 };
-use crate::{Node, keyboard::Keyboard, logs};
+use crate::{
+    Node,
+    keyboard::Keyboard,
+    logs,
+    typist::{Typist, keep, texts},
+};
 use axum::{
     extract::{
         State,
@@ -22,7 +27,8 @@ use tokio::time::timeout;
 const EARLIER_BYTES: u64 = 256 << 10;
 
 /// The machine's serial console: what the guest writes in binary messages of a WebSocket, and what is typed in the other direction.
-/// Any number of browsers may watch one machine, and all may type. Messages of text are the node's own, JSON: first
+/// Any number of browsers may watch one machine, and all may type. What is typed while it stands still is kept until its guest has got it,
+/// if the guest's agent takes inputs. Messages of text are the node's own, JSON: first
 /// `{"earlier_bytes": N}`, the number of bytes that follow and were written before now; then `{"taken": true}` whenever nobody can
 /// type because another program (`floe console`) has the line, and `{"taken": false}` when that is over.
 #[utoipa::path(get, path = "/v1/machines/{name}/terminal", tag = "machines", params(("name" = String, Path)),
@@ -36,9 +42,9 @@ pub async fn terminal(
     let machine = name.clone();
     let look = move || {
         let terminal = node.machines.terminal(&machine, EARLIER_BYTES)?;
-        Ok((terminal, node.machines.inputs(&machine)?))
+        Ok((terminal, node.inputs.user(&node.inventory.get(&machine)?)))
     };
-    let ((log, keyboard, work), input) = blocking(look).await?;
+    let ((log, keyboard, work), user) = blocking(look).await?;
     if let Some(work) = work {
         tokio::spawn(work);
     }
@@ -48,7 +54,7 @@ pub async fn terminal(
     };
     Ok(bounded(upgrade).on_upgrade(async move |browser| {
         tracing::debug!(machine = name, "a browser opens the console");
-        relay(browser, log, keyboard, input).await;
+        relay(browser, log, keyboard, user).await;
         tracing::debug!(machine = name, "a browser left the console");
     }))
 }
@@ -73,8 +79,8 @@ async fn send(browser: &mut ToBrowser, message: Message) -> bool {
 }
 
 /// Carries bytes both ways until the browser goes. One piece waits in each direction: a slow browser reads the log more slowly, and
-/// whoever types for a guest that does not read waits. Calls `input` for what is typed.
-async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, input: impl Fn()) {
+/// whoever types for a guest that does not read waits.
+async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, user: Arc<dyn Typist>) {
     let (mut to_browser, mut from_browser) = browser.split();
     let Keyboard { keys, mut taken } = keyboard;
     let down = async {
@@ -113,7 +119,11 @@ async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, inpu
                 // what is typed is binary: a client that sends anything else means something else
                 Message::Text(_) | Message::Close(_) => break,
             };
-            input();
+            if user.stand().kept {
+                keep(&user, texts(&typed)).await;
+                continue;
+            }
+            user.has_done();
             if keys.send(typed).await.is_err() {
                 break;
             }
@@ -125,7 +135,11 @@ async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, inpu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rest::screen::tests::{browse, frame, listen};
+    use crate::{
+        rest::screen::tests::{browse, frame, listen},
+        typist::tests::Tried,
+        vnc::Stand,
+    };
     use bytes::Bytes;
     use std::io::Write;
     use tokio::{
@@ -157,6 +171,8 @@ mod tests {
         let (keys, mut typed) = mpsc::channel(1);
         let (tell, taken) = watch::channel(false);
         let log = dir.path().to_owned();
+        let user = Arc::new(Tried::default());
+        let types = user.clone();
         let address = listen(move |browser| {
             let keyboard = Keyboard {
                 keys: keys.clone(),
@@ -166,7 +182,7 @@ mod tests {
                 browser,
                 ConsoleLog::open(&log, Some(EARLIER_BYTES)),
                 keyboard,
-                || (),
+                types.clone(),
             )
         })
         .await;
@@ -180,6 +196,12 @@ mod tests {
         assert_eq!(receive(&mut browser).await, (2, b"root".to_vec()));
         browser.write_all(&frame(2, b"ls\r")).await.unwrap();
         assert_eq!(typed.recv().await, Some(Bytes::from_static(b"ls\r")));
+        // what QEMU would lose does not go there
+        *user.stand.lock() = Stand {
+            still: true,
+            kept: true,
+        };
+        browser.write_all(&frame(2, b"id\r")).await.unwrap();
         tell.send(true).unwrap();
         assert_eq!(
             receive(&mut browser).await,
@@ -193,5 +215,8 @@ mod tests {
         let mut rest = Vec::new();
         other.read_to_end(&mut rest).await.unwrap();
         assert!(typed.try_recv().is_err());
+        user.has_kept.notified().await;
+        assert_eq!(*user.kept.lock(), texts(b"id\r"));
+        assert_eq!(*user.done.lock(), 1);
     }
 }

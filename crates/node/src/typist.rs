@@ -1,0 +1,99 @@
+//! A user at a machine's screen or console, as those see him who pass on what he does: they ask how that fares, pass it on, or have it kept.
+
+use crate::{
+    error::NodeError,
+    vnc::{Stand, Step},
+};
+use floe_guest::input::{Input, TEXT_INPUT_BYTES_MAX};
+use std::{sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncWrite, AsyncWriteExt},
+    task::spawn_blocking,
+};
+
+/// How often a machine that stands still is looked at while something is held for it, and the time between two messages when it goes on:
+/// a PC's keyboard buffers eight keys.
+pub(crate) const HELD_EVERY: Duration = Duration::from_millis(20);
+
+/// A user at one machine. Dropping it ends nothing.
+pub(crate) trait Typist: Send + Sync {
+    /// How his inputs fare just now. Waits for nothing.
+    fn stand(&self) -> Stand;
+    /// Notes that he has done something, before that is passed on to QEMU.
+    fn has_done(&self);
+    /// Keeps inputs until the guest has got them. Returns once they are on the disk, and so may block.
+    fn keep(&self, inputs: Vec<Input>) -> Result<(), NodeError>;
+}
+
+/// Has inputs kept. The next ones of this user wait meanwhile, and go together then.
+pub(crate) async fn keep(typist: &Arc<dyn Typist>, inputs: Vec<Input>) {
+    if inputs.is_empty() {
+        return;
+    }
+    let typist = typist.clone();
+    match spawn_blocking(move || typist.keep(inputs)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "what a user has done is lost"),
+        Err(error) => tracing::error!(%error, "what a user has done is lost"),
+    }
+}
+
+/// Returns typed bytes as inputs.
+pub(crate) fn texts(bytes: &[u8]) -> Vec<Input> {
+    let pieces = bytes.chunks(TEXT_INPUT_BYTES_MAX);
+    pieces.map(|piece| Input::Text(piece.to_vec())).collect()
+}
+
+/// Does what is to be done with a VNC client's bytes. Returns whether QEMU took what was for it.
+pub(crate) async fn carry_out(
+    step: Step,
+    to_qemu: &mut (impl AsyncWrite + Unpin),
+    typist: &Arc<dyn Typist>,
+) -> bool {
+    // first, so that what follows from it is already known to
+    if step.pressed {
+        typist.has_done();
+    }
+    keep(typist, step.keep).await;
+    step.pass.is_empty() || to_qemu.write_all(&step.pass).await.is_ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+
+    /// A user whose inputs fare as the test says.
+    #[derive(Default)]
+    pub struct Tried {
+        pub stand: Mutex<Stand>,
+        pub done: Mutex<u32>,
+        pub kept: Mutex<Vec<Input>>,
+        pub has_kept: tokio::sync::Notify,
+    }
+
+    impl Typist for Tried {
+        fn stand(&self) -> Stand {
+            *self.stand.lock()
+        }
+
+        fn has_done(&self) {
+            *self.done.lock() += 1;
+        }
+
+        fn keep(&self, inputs: Vec<Input>) -> Result<(), NodeError> {
+            self.kept.lock().extend(inputs);
+            self.has_kept.notify_one();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_typed_is_cut_into_inputs_that_a_guest_takes() {
+        assert!(texts(b"").is_empty());
+        let long = vec![b'a'; 2 * TEXT_INPUT_BYTES_MAX + 1];
+        let cut = texts(&long);
+        assert_eq!(cut.len(), 3);
+        assert!(cut.iter().all(|input| input.check().is_ok()));
+    }
+}
