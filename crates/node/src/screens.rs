@@ -2,9 +2,9 @@
 //!
 //! A client could connect to QEMU's own socket, but then nobody would know that a person sits in front of the machine, and what its guest
 //! reads would wait behind everybody's backups; and what QEMU drops, while the machine stands still, would be lost. So the node stands in
-//! between. While the machine runs it passes on all bytes as they are, and counts the keys and buttons that go down; otherwise [`Client`] says
-//! what is held, and what is kept for the guest ([`Typist`]; the page's screen uses both, too). Only root and the node's own user are
-//! answered: the others can't pass the directories on the way, and are refused if they could.
+//! between. While the machine runs it passes on all bytes as they are, and counts the keys and buttons that go down; otherwise [`Client`]
+//! says what is held, and what is kept for the guest ([`Typist`]; the page's screen uses both, too). Only root and the node's own user
+//! are answered: the others can't pass the directories on the way, and are refused if they could.
 //!
 //! The sockets are gone while no node runs; clients connect again to the next one.
 //!

@@ -1,4 +1,5 @@
-//! A user at a machine's screen or console, as those see him who pass on what he does: they ask how that fares, pass it on, or have it kept.
+//! A user at a machine's screen or console, as those see him who pass on what he does: they ask how that fares, pass it on, or have it
+//! kept.
 
 use crate::{
     error::NodeError,

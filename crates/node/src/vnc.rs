@@ -1,10 +1,11 @@
-//! What a VNC client sends (RFB, RFC 6143), message by message, and which way each goes: to QEMU, or into what is kept for the guest. No I/O
-//! and no clock.
+//! What a VNC client sends (RFB, RFC 6143), message by message, and which way each goes: to QEMU, or into what is kept for the guest. No
+//! I/O and no clock.
 //!
-//! QEMU drops inputs while its machine stands still, and loses what its guest has not taken yet when it ends. So keys are kept as long as that
-//! may be, if somebody gives them to the guest later ([`Stand::kept`]). Everything else is QEMU's alone, and is held here until the machine
-//! goes on: what the pointer does, whose places are points of a screen that only QEMU knows the size of, a clipboard's text, and keys of which
-//! nothing tells where they are on a keyboard. A key goes up by the way on which it went down, or it would stay down on one of two keyboards.
+//! QEMU drops inputs while its machine stands still, and loses what its guest has not taken yet when it ends. So keys are kept as long as
+//! that may be, if somebody gives them to the guest later ([`Stand::kept`]). Everything else is QEMU's alone, and is held here until the
+//! machine goes on: what the pointer does, whose places are points of a screen that only QEMU knows the size of, a clipboard's text, and
+//! keys of which nothing tells where they are on a keyboard. A key goes up by the way on which it went down, or it would stay down on one
+//! of two keyboards.
 //!
 //! The bytes are a stranger's: of a message some ten bytes are looked at, and what is held has bounds.
 
@@ -13,7 +14,8 @@ use floe_machine::key_of;
 use floe_sched::Presses;
 use std::collections::{BTreeMap, VecDeque};
 
-/// RFB's message types (7.5) of keys, of the pointer, of a text to paste, and of what only QEMU knows: those with which a user does something.
+/// RFB's message types (7.5) of keys, of the pointer, of a text to paste, and of what only QEMU knows: those with which a user does
+/// something.
 const KEY: u8 = 4;
 const POINTER: u8 = 5;
 const TEXT: u8 = 6;

@@ -1,5 +1,5 @@
-//! Users at screens and consoles: what they do goes to QEMU as fast as it comes while a machine runs here, and is kept while it would be lost
-//! there.
+//! Users at screens and consoles: what they do goes to QEMU as fast as it comes while a machine runs here, and is kept while it would be
+//! lost there.
 //!
 //! It would be where the machine stands still, has no QEMU here, or is another node's. What follows on inputs that wait is kept as well, so
 //! that it does not overtake them. A guest whose agent takes no inputs gets them as before, unless there is no QEMU here at all: for it

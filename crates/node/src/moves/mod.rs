@@ -26,6 +26,7 @@ mod arrive;
 mod depart;
 mod lease;
 mod leases;
+mod look;
 mod recall;
 mod results;
 mod sync;
@@ -33,6 +34,7 @@ mod watch;
 mod when;
 mod wire;
 
+pub(crate) use look::{Look, LookAsked, PROTOCOL as LOOK_PROTOCOL};
 pub(crate) use wire::{
     EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results,
     ResultsAsked, Speed, SyncAsked,

@@ -186,7 +186,11 @@ impl Moves {
     }
 
     /// Finds a machine that a member has lent to this node, and that is this node's.
-    fn borrowed(&self, key: &str, by: &FromMember) -> Result<Option<Arc<Entry>>, NodeError> {
+    pub(super) fn borrowed(
+        &self,
+        key: &str,
+        by: &FromMember,
+    ) -> Result<Option<Arc<Entry>>, NodeError> {
         let found = self.find(key);
         if found.is_none() && self.inventory.any_left_alone() {
             return Err(busy(

@@ -5,6 +5,7 @@ use crate::{
     Node,
     caller::Caller,
     error::at,
+    moves::Look,
     typist::{HELD_EVERY, Typist, carry_out, keep},
     vnc::Client,
 };
@@ -62,9 +63,10 @@ pub async fn picture(
     Ok(thumbnail::answer(&id, png, keep, &headers))
 }
 
-/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may
-/// show one machine. Keys that are typed while it stands still are kept until its guest has got them, if the guest's agent takes inputs;
-/// otherwise, and for what the pointer does, they wait here until it goes on, as long as the connection stands.
+/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may show one
+/// machine. Keys that are typed while it stands still are kept until its guest has got them, if the guest's agent takes inputs;
+/// otherwise, and for what the pointer does, they wait here until it goes on, as long as the connection stands. Of a machine that is lent
+/// to another node it is the screen there.
 #[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -75,8 +77,12 @@ pub async fn vnc(
 ) -> Result<Response, Failure> {
     let machine = name.clone();
     let look = move || {
-        let qemu = node.machines.vnc(&machine)?;
-        Ok((qemu, node.inputs.user(&node.inventory.get(&machine)?)))
+        let entry = node.inventory.get(&machine)?;
+        let qemu = match node.moves.look(&entry, Look::Screen)? {
+            Some(there) => there,
+            None => node.machines.vnc(&machine)?,
+        };
+        Ok((qemu, node.inputs.user(&entry)))
     };
     let (qemu, user) = blocking(look).await?;
     let upgrade = match upgrade {
