@@ -325,7 +325,9 @@ Example: Ctrl-] leaves, the machine goes on
 Example: one command, without a terminal
   echo 'uname -a' | floe console web --quiet-for 3
 
-The console shows what the guest wrote last. It belongs to one user at a time.")]
+The console shows what the guest wrote last. It belongs to one user at a time. A terminal follows the machine: while it is parked, on its
+way to another node, or lent to one (floe offload), what it writes there is shown, and what is typed is kept until its guest has got it,
+as by floe type. So it is while the machine is paused, if floe's agent runs in the guest.")]
 pub struct Console {
     /// The machine
     machine: String,

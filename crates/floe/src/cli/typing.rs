@@ -89,7 +89,7 @@ fn told(report: &TypeReport) -> String {
 }
 
 /// What types: its inputs are numbered, so that what is sent again comes once.
-struct Source {
+pub(super) struct Source {
     client: Client,
     machine: String,
     from: String,
@@ -98,7 +98,7 @@ struct Source {
 }
 
 impl Source {
-    fn new(client: Client, machine: String) -> Source {
+    pub(super) fn new(client: Client, machine: String) -> Source {
         // its keys are random, and so is what they make of nothing
         let number = RandomState::new().build_hasher().finish();
         Source {
@@ -111,7 +111,7 @@ impl Source {
     }
 
     /// Has a text typed so many milliseconds after the one before it.
-    fn send(&mut self, text: &str, gap_ms: u64) -> Result<(), CliError> {
+    pub(super) fn send(&mut self, text: &str, gap_ms: u64) -> Result<(), CliError> {
         for (at, inputs) in inputs(text).chunks(TYPED_MAX).enumerate() {
             let mut inputs = inputs.to_vec();
             if at == 0 {

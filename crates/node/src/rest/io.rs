@@ -1,7 +1,7 @@
 //! Whose disk requests go first.
 
 use super::answer::{Failure, Input, Path, answer};
-use crate::{Node, caller::Caller};
+use crate::{Node, caller::Caller, typist::Typist};
 use axum::{Json, extract::State};
 use floe_api::*;
 use std::sync::Arc;
@@ -45,13 +45,18 @@ pub async fn say(
     .await
 }
 
-/// Somebody has typed on the machine's console, whose socket doesn't lead through the node. What was typed is not told.
+/// Somebody types on the machine's console, whose socket doesn't lead through the node. What is typed is not told.
 #[utoipa::path(post, path = "/v1/machines/{name}/input", tag = "machines", params(("name" = String, Path)),
-    responses((status = 200, description = "noted"), (status = 404, body = ApiError)))]
-pub async fn input(State(node): Floe, Path(name): Path<String>) -> Result<Json<()>, Failure> {
+    responses((status = 200, body = InputNoted), (status = 404, body = ApiError)))]
+pub async fn input(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<InputNoted>, Failure> {
     answer(move || {
-        node.inventory.get(&name)?.has_input();
-        Ok(())
+        let entry = node.inventory.get(&name)?;
+        entry.has_input();
+        let keep = node.inputs.user(&entry).stand().kept;
+        Ok(InputNoted { keep })
     })
     .await
 }
