@@ -1,4 +1,5 @@
-//! Machines' screens for VNC clients on this host: a socket for each running machine, which leads to its QEMU.
+//! Machines' screens for VNC clients on this host: a socket for each running machine, which leads to its QEMU; and for one that is lent,
+//! once somebody has asked for it, which leads to the node that runs it.
 //!
 //! A client could connect to QEMU's own socket, but then nobody would know that a person sits in front of the machine, and what its guest
 //! reads would wait behind everybody's backups; and what QEMU drops, while the machine stands still, would be lost. So the node stands in
@@ -15,7 +16,6 @@ use crate::{
     typist::{HELD_EVERY, Typist, carry_out, keep},
     vnc::Client,
 };
-use floe_machine::Socket;
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -144,10 +144,9 @@ async fn serve(listener: UnixListener, machine: Weak<Entry>, users: Arc<OnceLock
         };
         tokio::spawn(async move {
             let _seat = seat;
-            let connect = move || Ok::<_, crate::NodeError>(entry.vm()?.connect(Socket::Screen));
-            match spawn_blocking(connect).await {
-                Ok(Ok(Ok(qemu))) => relay(client, qemu, user).await,
-                Ok(Ok(Err(error))) => tracing::warn!(%error, "a screen does not answer"),
+            let shows = user.clone();
+            match spawn_blocking(move || shows.screen()).await {
+                Ok(Ok(qemu)) => relay(client, qemu, user).await,
                 // a machine without a QEMU shows nothing
                 Ok(Err(error)) => tracing::debug!(%error, "there is no screen"),
                 Err(error) => tracing::error!(%error, "a VNC client was not served"),

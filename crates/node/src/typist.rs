@@ -6,7 +6,7 @@ use crate::{
     vnc::{Stand, Step},
 };
 use floe_guest::input::{Input, TEXT_INPUT_BYTES_MAX};
-use std::{sync::Arc, time::Duration};
+use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     task::spawn_blocking,
@@ -18,6 +18,8 @@ pub(crate) const HELD_EVERY: Duration = Duration::from_millis(20);
 
 /// A user at one machine. Dropping it ends nothing.
 pub(crate) trait Typist: Send + Sync {
+    /// Connects to the machine's screen, for a VNC client: that of its QEMU, or of the node that has borrowed it. May block.
+    fn screen(&self) -> Result<UnixStream, NodeError>;
     /// How his inputs fare just now. Waits for nothing.
     fn stand(&self) -> Stand;
     /// Notes that he has done something, before that is passed on to QEMU.
@@ -74,6 +76,10 @@ pub(crate) mod tests {
     }
 
     impl Typist for Tried {
+        fn screen(&self) -> Result<UnixStream, NodeError> {
+            Err(crate::error::failed("a test has its own", ""))
+        }
+
         fn stand(&self) -> Stand {
             *self.stand.lock()
         }

@@ -446,7 +446,11 @@ fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
     assert!(fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
     let mut screen = page(&nodes[0], "/v1/machines/web/vnc");
     read_until(&mut screen, b"RFB 003.008\n");
-    drop((console, screen));
+    let socket = nodes[0].client().console("web").unwrap().vnc.unwrap();
+    let mut viewer = UnixStream::connect(&socket).unwrap();
+    viewer.set_read_timeout(Some(PATIENCE)).unwrap();
+    read_until(&mut viewer, b"RFB 003.008\n");
+    drop((console, screen, viewer));
     // a node that is gone is said to be
     nodes[1].end(Signal::KILL);
     let silent = code(&nodes[0], 4, &["logs", "web"]);

@@ -20,12 +20,14 @@
 
 mod decide;
 mod file;
+mod look;
 mod mailbox;
 mod plain;
 mod request;
 mod user;
 mod wire;
 
+pub(crate) use look::{Look, LookAsked, PROTOCOL as LOOK_PROTOCOL};
 pub(crate) use wire::{Fate, ForMachine};
 
 use crate::{

@@ -5,11 +5,11 @@
 //! that it does not overtake them. A guest whose agent takes no inputs gets them as before, unless there is no QEMU here at all: for it
 //! nobody could promise more than that each comes at most once.
 
-use super::{Inputs, decide::Kept, rests};
+use super::{Inputs, Look, decide::Kept, rests};
 use crate::{error::NodeError, inventory::Entry, typist::Typist, vnc::Stand};
 use floe_guest::input::Input;
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::{os::unix::net::UnixStream, sync::Arc};
 
 /// A user at one machine: one source of inputs.
 struct User {
@@ -21,6 +21,13 @@ struct User {
 }
 
 impl Typist for User {
+    fn screen(&self) -> Result<UnixStream, NodeError> {
+        match self.inputs.look(&self.entry, Look::Screen)? {
+            Some(there) => Ok(there),
+            None => self.inputs.machines.vnc(self.entry.name.as_str()),
+        }
+    }
+
     fn stand(&self) -> Stand {
         self.inputs.stand(&self.entry)
     }

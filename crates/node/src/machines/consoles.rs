@@ -32,6 +32,13 @@ impl Machines {
         });
         // as long as the node answers for it, so that a person's inputs are known
         let screen = vm.join(SCREEN_SOCKET);
+        let lent = entry.turn().is_some_and(|turn| turn.borrower().is_some());
+        if lent
+            && !self.screens.is_open(&screen)
+            && let Err(error) = self.screens.open(&screen, &entry)
+        {
+            tracing::warn!(machine = name, %error, "its screen is not shown to VNC clients here");
+        }
         let screen = match self.screens.is_open(&screen) {
             true => screen,
             false => vm.join(VNC_SOCKET),

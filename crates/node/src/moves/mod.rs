@@ -34,7 +34,6 @@ mod watch;
 mod when;
 mod wire;
 
-pub(crate) use look::{Look, LookAsked, PROTOCOL as LOOK_PROTOCOL};
 pub(crate) use wire::{
     EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results,
     ResultsAsked, Speed, SyncAsked,

@@ -1,7 +1,7 @@
 //! Machines.
 
 use super::answer::{Args, Failure, Input, Path, answer, blocking, stream};
-use crate::{Node, caller::Caller, error::at, logs, moves::Look};
+use crate::{Node, caller::Caller, error::at, inputs::Look, logs};
 use axum::{
     Json,
     body::Body,
@@ -204,7 +204,7 @@ pub async fn capture(
 #[utoipa::path(post, path = "/v1/machines/{name}/screenshot", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "image/png")))]
 pub async fn screenshot(State(node): Floe, Path(name): Path<String>) -> Result<Response, Failure> {
-    let png = blocking(move || node.moves.screenshot(&name)).await?;
+    let png = blocking(move || node.inputs.screenshot(&name)).await?;
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
 }
 
@@ -230,7 +230,7 @@ pub async fn logs(
     let LogQuery { follow, tail_bytes } = query;
     let look = move || {
         let there = Look::Log { tail_bytes, follow };
-        let there = node.moves.look(&node.inventory.get(&name)?, there)?;
+        let there = node.inputs.look(&node.inventory.get(&name)?, there)?;
         let here = match there {
             Some(_) => None,
             None => Some(node.machines.console_history(&name, tail_bytes)?),

@@ -4,11 +4,11 @@ use super::answer::{Failure, Input, Path, answer, blocking, stream};
 use crate::{
     Node,
     caller::FromMember,
-    inputs::{Fate, ForMachine},
+    inputs::{Fate, ForMachine, LOOK_PROTOCOL, LookAsked},
     inventory::turn::Answer,
     moves::{
-        EndAsked, Granted, LOOK_PROTOCOL, LeaseAsked, LookAsked, Order, OtherSize, Question,
-        Recall, Recalled, Reply, Results, ResultsAsked, Speed, SyncAsked,
+        EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply,
+        Results, ResultsAsked, Speed, SyncAsked,
     },
 };
 use axum::{

@@ -5,7 +5,6 @@ use crate::{
     Node,
     caller::Caller,
     error::at,
-    moves::Look,
     typist::{HELD_EVERY, Typist, carry_out, keep},
     vnc::Client,
 };
@@ -77,12 +76,8 @@ pub async fn vnc(
 ) -> Result<Response, Failure> {
     let machine = name.clone();
     let look = move || {
-        let entry = node.inventory.get(&machine)?;
-        let qemu = match node.moves.look(&entry, Look::Screen)? {
-            Some(there) => there,
-            None => node.machines.vnc(&machine)?,
-        };
-        Ok((qemu, node.inputs.user(&entry)))
+        let user = node.inputs.user(&node.inventory.get(&machine)?);
+        Ok((user.screen()?, user))
     };
     let (qemu, user) = blocking(look).await?;
     let upgrade = match upgrade {

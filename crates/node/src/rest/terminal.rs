@@ -6,9 +6,9 @@ use super::{
 };
 use crate::{
     Node,
+    inputs::Look,
     keyboard::Keyboard,
     logs::{self, EARLIER_BYTES},
-    moves::Look,
     typist::{Typist, keep, texts},
 };
 use axum::{
@@ -49,7 +49,7 @@ pub async fn terminal(
     let look = move || {
         let entry = node.inventory.get(&machine)?;
         let user = node.inputs.user(&entry);
-        if let Some(there) = node.moves.look(&entry, Look::Console)? {
+        if let Some(there) = node.inputs.look(&entry, Look::Console)? {
             return Ok((Shown::There(there), None, user));
         }
         let (log, keyboard, work) = node.machines.terminal(&machine, EARLIER_BYTES)?;
