@@ -384,7 +384,8 @@ Example:
 Example: colours and all, of a guest that you trust
   floe logs web --raw | less -R
 
-The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b.")]
+The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b. Of a machine that is lent (floe
+offload) it is what it has written there.")]
 pub struct Logs {
     /// The machine
     machine: String,

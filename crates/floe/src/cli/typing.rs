@@ -31,7 +31,8 @@ Example: while it moves
 What is typed is kept on this node's disk until the machine's guest has got it, and the command ends once it is there. A machine that
 stands still gets it when it goes on; one that was moved from here gets it at its node. With the agent in the guest each piece comes
 in order and once, whatever is killed or cut meanwhile; without it, or with one of an older floe, a piece may be lost, and none comes
-twice. floe console shows what the guest says to it.")]
+twice. floe console shows what the guest says to it; what is typed there, on the page's screen and console, and by VNC, is kept in the
+same way while the machine stands still or runs elsewhere.")]
 pub struct Type {
     /// The machine
     machine: String,
