@@ -5,8 +5,8 @@
 //! asks, by the machine's key ---------------> looks whether that member has lent it            `moves/look.rs`
 //!        <----- the screen (RFB), or bytes of the console's log, on the same connection ------->
 //! ```
-//! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are, except
-//! for what only QEMU can take, the pointer's moves for instance, which goes over this connection.
+//! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are,
+//! except for what only QEMU can take, the pointer's moves for instance, which goes over this connection.
 
 use super::Inputs;
 use crate::{
