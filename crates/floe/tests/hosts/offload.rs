@@ -1,6 +1,7 @@
 //! A device and a strong host, which lends it its CPUs: `floe pair`, `floe offload`, `floe sync`, `floe recall`, and hosts that are made
 //! empty: `floe drain`.
 
+use crate::support::clusters::ask_by_hand;
 use crate::support::command::{code, ends, floe, ok, run, said};
 use crate::support::hosts::Hosts;
 use crate::support::node::{PATIENCE, Signal, TestNode, cluster, eventually};
@@ -463,4 +464,31 @@ fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
         run(&nodes[0], &["recall", "web"]).status.success()
     });
     assert!(remembers(&nodes[0], 2).contains("before-42"));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
+    let (phone, cloud) = (TestNode::on_the_network(), TestNode::on_the_network());
+    cluster(&[&phone, &cloud]);
+    phone.boot_tiny("web");
+    ok(&phone, &["offload", "web", "--to", "node-1"]);
+    let record = fs::read(phone.home().join("machines/web/machine.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let key = record["turn"]["key"].as_str().unwrap();
+    // the borrower's own certificate is a member's as well
+    let pem = cloud.home().join("cluster/node.pem").display().to_string();
+    for what in ["\"screen\"", "\"console\"", "\"picture\""] {
+        let asked = format!("{{\"key\":\"{key}\",\"what\":{what}}}");
+        let told = ask_by_hand(
+            cloud.member_address().unwrap(),
+            &["-cert", &pem, "-key", &pem],
+            "POST /v1/moves/look",
+            &asked,
+        );
+        let is_none = told.contains("404") && told.contains("no such machine of yours");
+        assert!(is_none, "{told}");
+    }
+    let path = phone.home().join("screen.png").display().to_string();
+    ok(&phone, &["screenshot", "web", path.as_str()]);
 }

@@ -10,6 +10,9 @@
 //! them when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on,
 //! and keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!
+//! What is done on screens and consoles comes here only while QEMU would lose it (`user`). What a lent machine shows comes the other way
+//! (`look`).
+//!
 //! A guest whose agent takes no inputs, or can't give one to it, or that has no agent, gets them through QEMU's own devices: each at most
 //! once, since QEMU doesn't say what has become of them. They are noted as taken before.
 //!

@@ -193,10 +193,10 @@ pub async fn look(
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
         (header::UPGRADE, HeaderValue::from_static(LOOK_PROTOCOL)),
     ];
+    let shown = blocking(move || node.moves.shown_to(&asked, &by)).await?;
     let Some(upgrade) = upgrade else {
         return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
     };
-    let shown = blocking(move || node.moves.shown_to(&asked, &by)).await?;
     tokio::spawn(async move {
         // without it the member has gone
         if let Ok(there) = upgrade.await {
