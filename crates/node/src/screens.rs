@@ -209,7 +209,10 @@ async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, user: A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{typist::tests::Tried, vnc::Stand};
+    use crate::{
+        typist::tests::Tried,
+        vnc::{Done, Stand},
+    };
     use floe_guest::input::Input;
 
     const HELLO: &[u8] = b"RFB 003.008\n\x01\x01";
@@ -256,6 +259,7 @@ mod tests {
         *user.stand.lock() = Stand {
             still: true,
             kept: true,
+            pointer: true,
         };
         let served = tokio::spawn(relay(ours, theirs, user.clone()));
         let look: &[u8] = b"\x03\x01\0\0\0\0\x04\0\x03\0";
@@ -273,7 +277,7 @@ mod tests {
         // it leaves with its finger on the key
         drop(client);
         served.await.unwrap();
-        let kept = [true, false].map(|down| Input::Key { code: 30, down });
+        let kept = [true, false].map(|down| Done::Input(Input::Key { code: 30, down }));
         assert_eq!(*user.kept.lock(), kept);
     }
 

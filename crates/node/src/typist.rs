@@ -3,7 +3,7 @@
 
 use crate::{
     error::NodeError,
-    vnc::{Stand, Step},
+    vnc::{Done, Stand, Step},
 };
 use floe_guest::input::{Input, TEXT_INPUT_BYTES_MAX};
 use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
@@ -24,17 +24,17 @@ pub(crate) trait Typist: Send + Sync {
     fn stand(&self) -> Stand;
     /// Notes that he has done something, before that is passed on to QEMU.
     fn has_done(&self);
-    /// Keeps inputs until the guest has got them. Returns once they are on the disk, and so may block.
-    fn keep(&self, inputs: Vec<Input>) -> Result<(), NodeError>;
+    /// Keeps what he has done until the guest has got it. Returns once that is on the disk, and so may block.
+    fn keep(&self, done: Vec<Done>) -> Result<(), NodeError>;
 }
 
-/// Has inputs kept. The next ones of this user wait meanwhile, and go together then.
-pub(crate) async fn keep(typist: &Arc<dyn Typist>, inputs: Vec<Input>) {
-    if inputs.is_empty() {
+/// Has what a user has done kept. What he does next waits meanwhile, and goes together then.
+pub(crate) async fn keep(typist: &Arc<dyn Typist>, done: Vec<Done>) {
+    if done.is_empty() {
         return;
     }
     let typist = typist.clone();
-    match spawn_blocking(move || typist.keep(inputs)).await {
+    match spawn_blocking(move || typist.keep(done)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "what a user has done is lost"),
         Err(error) => tracing::error!(%error, "what a user has done is lost"),
@@ -42,9 +42,10 @@ pub(crate) async fn keep(typist: &Arc<dyn Typist>, inputs: Vec<Input>) {
 }
 
 /// Returns typed bytes as inputs.
-pub(crate) fn texts(bytes: &[u8]) -> Vec<Input> {
+pub(crate) fn texts(bytes: &[u8]) -> Vec<Done> {
     let pieces = bytes.chunks(TEXT_INPUT_BYTES_MAX);
-    pieces.map(|piece| Input::Text(piece.to_vec())).collect()
+    let input = |piece: &[u8]| Done::Input(Input::Text(piece.to_vec()));
+    pieces.map(input).collect()
 }
 
 /// Does what is to be done with a VNC client's bytes. Returns whether QEMU took what was for it.
@@ -71,7 +72,7 @@ pub(crate) mod tests {
     pub struct Tried {
         pub stand: Mutex<Stand>,
         pub done: Mutex<u32>,
-        pub kept: Mutex<Vec<Input>>,
+        pub kept: Mutex<Vec<Done>>,
         pub has_kept: tokio::sync::Notify,
     }
 
@@ -88,8 +89,8 @@ pub(crate) mod tests {
             *self.done.lock() += 1;
         }
 
-        fn keep(&self, inputs: Vec<Input>) -> Result<(), NodeError> {
-            self.kept.lock().extend(inputs);
+        fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {
+            self.kept.lock().extend(done);
             self.has_kept.notify_one();
             Ok(())
         }
@@ -101,6 +102,7 @@ pub(crate) mod tests {
         let long = vec![b'a'; 2 * TEXT_INPUT_BYTES_MAX + 1];
         let cut = texts(&long);
         assert_eq!(cut.len(), 3);
-        assert!(cut.iter().all(|input| input.check().is_ok()));
+        let is_good = |done: &Done| matches!(done, Done::Input(input) if input.check().is_ok());
+        assert!(cut.iter().all(is_good));
     }
 }

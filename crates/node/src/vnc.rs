@@ -1,11 +1,11 @@
 //! What a VNC client sends (RFB, RFC 6143), message by message, and which way each goes: to QEMU, or into what is kept for the guest. No
 //! I/O and no clock.
 //!
-//! QEMU drops inputs while its machine stands still, and loses what its guest has not taken yet when it ends. So keys are kept as long as
-//! that may be, if somebody gives them to the guest later ([`Stand::kept`]). Everything else is QEMU's alone, and is held here until the
-//! machine goes on: what the pointer does, whose places are points of a screen that only QEMU knows the size of, a clipboard's text, and
-//! keys of which nothing tells where they are on a keyboard. A key goes up by the way on which it went down, or it would stay down on one
-//! of two keyboards.
+//! QEMU drops inputs while its machine stands still, and loses what its guest has not taken yet when it ends. So keys and the pointer's
+//! buttons are kept as long as that may be, if somebody gives them to the guest later ([`Stand::kept`]). Everything else is QEMU's alone,
+//! and is held here until the machine goes on: the pointer's moves, of which the last is enough, a clipboard's text, and keys of which
+//! nothing tells where they are on a keyboard. What went down goes up by the same way, or it would stay down on one of two keyboards or
+//! pointers.
 //!
 //! The bytes are a stranger's: of a message some ten bytes are looked at, and what is held has bounds.
 
@@ -20,6 +20,8 @@ const KEY: u8 = 4;
 const POINTER: u8 = 5;
 const TEXT: u8 = 6;
 const QEMU: u8 = 255;
+/// The buttons that guests know: left, middle, right, the wheel forward and back.
+const BUTTONS: u8 = 0x1f;
 /// How many messages are held for a machine that stands still, and how many bytes; further ones are dropped.
 const HELD_MAX: usize = 1024;
 /// See [`HELD_MAX`].
@@ -68,13 +70,31 @@ pub(crate) struct Stand {
     pub still: bool,
     /// Those that the guest can get later are kept for it.
     pub kept: bool,
+    /// So are the pointer's buttons: where it is can be told, whatever the size of the screen.
+    pub pointer: bool,
+}
+
+/// What a user has done that is kept for the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// An input as it is.
+    Input(Input),
+    /// The pointer is at this point of the screen, counted from the left and from above, and these of its buttons are down.
+    Points {
+        /// From the left.
+        x: u16,
+        /// From above.
+        y: u16,
+        /// A bit each, as in [`Input::Pointer`].
+        buttons: u8,
+    },
 }
 
 /// What is done with what a client has sent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Inputs that are kept for the guest.
-    pub keep: Vec<Input>,
+    /// What is kept for the guest.
+    pub keep: Vec<Done>,
     /// Bytes for QEMU.
     pub pass: Vec<u8>,
     /// Whether a key or a button goes down by those.
@@ -92,11 +112,35 @@ enum Begun {
     Dropped,
 }
 
-/// The way on which a key went down.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The way on which a key or a button went down.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Way {
+    #[default]
     Passed,
     Kept,
+}
+
+impl Way {
+    fn of(kept: bool) -> Way {
+        match kept {
+            true => Way::Kept,
+            false => Way::Passed,
+        }
+    }
+}
+
+/// What becomes of a short message.
+enum Fate {
+    Passed,
+    Kept(Done),
+    /// Nothing: what follows says all of it.
+    Over,
+}
+
+/// What a short message says.
+enum Said {
+    Key { code: u16, down: bool },
+    Pointer { x: u16, y: u16, buttons: u8 },
 }
 
 /// One client's side of its connection.
@@ -112,6 +156,11 @@ pub(crate) struct Client {
     held_bytes: usize,
     /// The keys that are down.
     down: BTreeMap<u16, Way>,
+    /// The pointer's buttons that are down, and the way on which the first of them went down.
+    buttons: u8,
+    pointing: Way,
+    /// Where the pointer was last.
+    at: (u16, u16),
     /// What goes down by what is passed on.
     passed: Presses,
 }
@@ -161,12 +210,18 @@ impl Client {
         }
     }
 
-    /// The client is gone: returns what is kept so that none of its keys stays down. QEMU does the same for what was passed on to it.
-    pub fn leaves(&mut self) -> Vec<Input> {
+    /// The client is gone: returns what is kept so that none of its keys and buttons stays down. QEMU does the same for what was passed on
+    /// to it.
+    pub fn leaves(&mut self) -> Vec<Done> {
         let down = std::mem::take(&mut self.down).into_iter();
         let kept = down.filter(|(_, way)| *way == Way::Kept);
-        kept.map(|(code, _)| Input::Key { code, down: false })
-            .collect()
+        let up = |(code, _): (u16, Way)| Done::Input(Input::Key { code, down: false });
+        let mut done: Vec<Done> = kept.map(up).collect();
+        let (x, y) = self.at;
+        if std::mem::take(&mut self.buttons) != 0 && self.pointing == Way::Kept {
+            done.push(Done::Points { x, y, buttons: 0 });
+        }
+        done
     }
 
     fn begin(&mut self, kind: u8, stand: Stand) -> Begun {
@@ -191,27 +246,47 @@ impl Client {
     /// A short message is whole.
     fn end(&mut self, stand: Stand, step: &mut Step) {
         let message = std::mem::take(&mut self.collected);
-        match key_in(&message) {
-            Some((code, down)) if self.is_kept(code, down, stand) => {
-                step.keep.push(Input::Key { code, down });
-            }
+        let fate = match said_in(&message) {
+            Some(Said::Key { code, down }) => self.key(code, down, stand),
+            Some(Said::Pointer { x, y, buttons }) => self.pointer(x, y, buttons, stand),
+            None => Fate::Passed,
+        };
+        match fate {
+            Fate::Kept(done) => step.keep.push(done),
+            Fate::Over => {}
             // what has a single byte is no input: it belongs to the beginning of a connection, or is QEMU's to refuse
-            _ if message.len() > 1 && self.holds(stand) => self.hold(message),
-            _ => step.pass.extend(message),
+            Fate::Passed if message.len() > 1 && self.holds(stand) => self.hold(message),
+            Fate::Passed => step.pass.extend(message),
         }
     }
 
-    fn is_kept(&mut self, code: u16, down: bool, stand: Stand) -> bool {
-        let now = match stand.kept {
-            true => Way::Kept,
-            false => Way::Passed,
-        };
-        let way = self.down.get(&code).copied().unwrap_or(now);
+    fn key(&mut self, code: u16, down: bool, stand: Stand) -> Fate {
+        let before = self.down.get(&code).copied();
+        let way = before.unwrap_or(Way::of(stand.kept));
         match down {
             true => self.down.insert(code, way),
             false => self.down.remove(&code),
         };
-        way == Way::Kept
+        match way {
+            Way::Kept => Fate::Kept(Done::Input(Input::Key { code, down })),
+            Way::Passed => Fate::Passed,
+        }
+    }
+
+    fn pointer(&mut self, x: u16, y: u16, buttons: u8, stand: Stand) -> Fate {
+        let before = std::mem::replace(&mut self.buttons, buttons);
+        self.at = (x, y);
+        if before == 0 {
+            self.pointing = Way::of(stand.pointer);
+        }
+        match (before, buttons) {
+            _ if self.pointing == Way::Passed => Fate::Passed,
+            // it moves, and has no button down
+            (0, 0) => Fate::Passed,
+            // where a button goes up again says how far it was drawn
+            _ if before == buttons => Fate::Over,
+            _ => Fate::Kept(Done::Points { x, y, buttons }),
+        }
     }
 
     fn hold(&mut self, input: Vec<u8>) {
@@ -239,19 +314,26 @@ impl Client {
     }
 }
 
-/// Returns Linux' code of the key that a message is about, and whether it goes down.
-fn key_in(message: &[u8]) -> Option<(u16, bool)> {
+/// Returns what a short message says, as far as that can be kept.
+fn said_in(message: &[u8]) -> Option<Said> {
     match *message {
-        [KEY, down, _, _, a, b, c, d] => {
-            let code = code_of(u32::from_be_bytes([a, b, c, d]))?;
-            Some((code, down != 0))
-        }
+        [KEY, down, _, _, a, b, c, d] => Some(Said::Key {
+            code: code_of(u32::from_be_bytes([a, b, c, d]))?,
+            down: down != 0,
+        }),
+        [POINTER, buttons, a, b, c, d] => Some(Said::Pointer {
+            x: u16::from_be_bytes([a, b]),
+            y: u16::from_be_bytes([c, d]),
+            buttons: buttons & BUTTONS,
+        }),
         // with where the key is, by the PC's numbers
         [QEMU, 0, high, low, a, b, c, d, e, f, g, h] => {
             let number = u16::try_from(u32::from_be_bytes([e, f, g, h])).ok();
             let code = number.and_then(key_of);
-            let code = code.or_else(|| code_of(u32::from_be_bytes([a, b, c, d])))?;
-            Some((code, (high, low) != (0, 0)))
+            Some(Said::Key {
+                code: code.or_else(|| code_of(u32::from_be_bytes([a, b, c, d])))?,
+                down: (high, low) != (0, 0),
+            })
         }
         _ => None,
     }
@@ -281,23 +363,36 @@ mod tests {
     const RUNS: Stand = Stand {
         still: false,
         kept: false,
+        pointer: false,
     };
     /// It stands still, and its guest has no agent.
     const STILL: Stand = Stand {
         still: true,
-        kept: false,
+        ..RUNS
     };
     const KEPT: Stand = Stand {
         still: true,
         kept: true,
+        pointer: true,
     };
 
     fn key(letter: u8, down: bool) -> [u8; 8] {
         [KEY, u8::from(down), 0, 0, 0, 0, 0, letter]
     }
 
-    fn input(code: u16, down: bool) -> Input {
-        Input::Key { code, down }
+    fn input(code: u16, down: bool) -> Done {
+        Done::Input(Input::Key { code, down })
+    }
+
+    fn points(x: u8, buttons: u8) -> [u8; 6] {
+        [POINTER, buttons, 0, x, 0, 7]
+    }
+
+    fn key_in(message: &[u8]) -> Option<(u16, bool)> {
+        match said_in(message)? {
+            Said::Key { code, down } => Some((code, down)),
+            Said::Pointer { .. } => None,
+        }
     }
 
     fn connected() -> Client {
@@ -399,10 +494,39 @@ mod tests {
             b"\x05\x01at-2",
             b"\x05\x00at-2",
         ] {
-            assert_eq!(client.takes(pointer, KEPT), Step::default());
+            assert_eq!(client.takes(pointer, STILL), Step::default());
         }
         let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
         assert_eq!(client.held, way);
+    }
+
+    #[test]
+    fn a_button_goes_up_by_the_way_on_which_it_went_down_and_moves_are_not_kept() {
+        let clicks = |x, buttons| Done::Points { x, y: 7, buttons };
+        let mut client = connected();
+        assert_eq!(client.takes(&points(1, 1), RUNS).pass, points(1, 1));
+        // it stands still now: what is down for QEMU goes up there, later
+        assert_eq!(client.takes(&points(2, 0), KEPT), Step::default());
+        assert_eq!(client.goes_on().pass, points(2, 0));
+        // a drag: where it begins and ends
+        let sent = [(3, 1), (4, 1), (5, 5), (6, 4), (7, 0)].map(|(x, buttons)| points(x, buttons));
+        let step = client.takes(&sent.concat(), KEPT);
+        let kept = [clicks(3, 1), clicks(5, 5), clicks(6, 4), clicks(7, 0)];
+        assert_eq!(step.keep, kept);
+        assert!(step.pass.is_empty());
+        // a move waits for QEMU, and so does all if nobody knows how large the screen is
+        let step = client.takes(&points(8, 0), KEPT);
+        assert_eq!(
+            (step, client.goes_on().pass),
+            (Step::default(), points(8, 0).to_vec())
+        );
+        let elsewhere = Stand { kept: true, ..RUNS };
+        assert_eq!(client.takes(&points(9, 1), elsewhere).pass, points(9, 1));
+        client.takes(&points(9, 0), elsewhere);
+        // and who goes holds no button down that was kept
+        client.takes(&points(10, 1), KEPT);
+        assert_eq!(client.leaves(), [clicks(10, 0)]);
+        assert!(client.leaves().is_empty());
     }
 
     #[test]

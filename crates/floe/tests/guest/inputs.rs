@@ -18,7 +18,7 @@ const DISK_BYTES: usize = 8 << 20;
 pub const SHIFT: [&[u8]; 2] = [b"\x04\x01\0\0\0\0\xff\xe1", b"\x04\x00\0\0\0\0\xff\xe1"];
 /// The pointer, which moves, and its first button, which goes down and up.
 const MOVE: &[u8] = b"\x05\x00\0\x10\0\x10";
-const CLICK: [&[u8]; 2] = [b"\x05\x01\0\x10\0\x10", MOVE];
+pub const CLICK: [&[u8]; 2] = [b"\x05\x01\0\x10\0\x10", MOVE];
 
 /// What keeps a way open until the node has counted.
 type Open = Box<dyn Any>;

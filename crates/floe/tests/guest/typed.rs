@@ -1,6 +1,6 @@
 //! What is typed at a machine while it stands still, is parked, and its node is killed: by `floe type`, and on its screen and consoles.
 
-use crate::inputs::{Browser, SHIFT, viewer};
+use crate::inputs::{Browser, CLICK, SHIFT, viewer};
 use crate::support::command::{code, floe_by, ok};
 use crate::support::node::{Signal, TestNode, eventually};
 use crate::support::terminal::Terminal;
@@ -157,6 +157,14 @@ fn what_is_done_on_the_screen_and_consoles_of_a_machine_that_stands_still_is_kep
     eventually("a key goes down and up", || {
         let kept = kept(&node);
         kept.contains(" k42+\n") && kept.contains(" k42-\n")
+    });
+    screen.write_all(&CLICK.concat()).unwrap();
+    eventually("a button goes down and up", || {
+        let kept = kept(&node);
+        let buttons = kept.lines().filter_map(|line| line.rsplit_once(" p"));
+        buttons
+            .map(|(_, place)| place.ends_with(":1"))
+            .eq([true, false])
     });
     let terminal = Terminal::open(100, 40);
     let mut child = console(&node, &terminal);

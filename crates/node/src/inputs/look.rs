@@ -6,7 +6,7 @@
 //!        <----- the screen (RFB), or bytes of the console's log, on the same connection ------->
 //! ```
 //! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are,
-//! except for what only QEMU can take, the pointer's moves for instance, which goes over this connection.
+//! except for what only QEMU can take, all that the pointer does for instance, which goes over this connection.
 
 use super::Inputs;
 use crate::{

@@ -6,10 +6,22 @@
 //! nobody could promise more than that each comes at most once.
 
 use super::{Inputs, Look, decide::Kept, rests};
-use crate::{error::NodeError, inventory::Entry, typist::Typist, vnc::Stand};
-use floe_guest::input::Input;
+use crate::{
+    error::NodeError,
+    inventory::Entry,
+    typist::Typist,
+    vnc::{Done, Stand},
+};
+use floe_guest::input::{Input, PLACE_MAX};
 use parking_lot::Mutex;
-use std::{os::unix::net::UnixStream, sync::Arc};
+use std::{
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// For how long the size of a screen is believed: it stays while the machine stands still, and no guest changes it with each click.
+const SIZE_FOR: Duration = Duration::from_secs(1);
 
 /// A user at one machine: one source of inputs.
 struct User {
@@ -18,6 +30,45 @@ struct User {
     from: u64,
     /// The number of its next input.
     next: Mutex<u64>,
+    /// Width and height of the screen, and when it had those.
+    size: Mutex<Option<(Instant, (u32, u32))>>,
+}
+
+impl User {
+    /// Returns width and height of the screen.
+    fn size(&self) -> Result<(u32, u32), NodeError> {
+        let mut known = self.size.lock();
+        if let Some((since, size)) = *known
+            && since.elapsed() < SIZE_FOR
+        {
+            return Ok(size);
+        }
+        let size = self.inputs.machines.screen_size(self.entry.name.as_str())?;
+        *known = Some((Instant::now(), size));
+        Ok(size)
+    }
+
+    /// Returns what was done as an input that a guest understands.
+    fn input(&self, done: Done) -> Result<Input, NodeError> {
+        Ok(match done {
+            Done::Input(input) => input,
+            Done::Points { x, y, buttons } => {
+                let (width, height) = self.size()?;
+                Input::Pointer {
+                    x: place(x, width),
+                    y: place(y, height),
+                    buttons,
+                }
+            }
+        })
+    }
+}
+
+/// Returns a place on a screen of any size for a point of one that has so many in this direction.
+fn place(point: u16, points: u32) -> u16 {
+    let last = points.saturating_sub(1).max(1);
+    let place = u32::from(point).min(last) * u32::from(PLACE_MAX) / last;
+    place.min(u32::from(PLACE_MAX)) as u16
 }
 
 impl Typist for User {
@@ -36,7 +87,9 @@ impl Typist for User {
         self.entry.has_input();
     }
 
-    fn keep(&self, inputs: Vec<Input>) -> Result<(), NodeError> {
+    fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {
+        let inputs = done.into_iter().map(|done| self.input(done));
+        let inputs = inputs.collect::<Result<Vec<Input>, NodeError>>()?;
         let mut next = self.next.lock();
         let numbered = (*next..).zip(inputs);
         let kept: Vec<Kept> = numbered
@@ -62,6 +115,7 @@ impl Inputs {
             entry: entry.clone(),
             from: rand::random(),
             next: Mutex::new(1),
+            size: Mutex::default(),
         })
     }
 
@@ -76,13 +130,17 @@ impl Inputs {
                 // what is passed on goes to the borrower's QEMU
                 still: turn.is_none_or(|turn| turn.borrower().is_none()),
                 kept: goes_on || is_elsewhere,
+                pointer: false,
             };
         };
         let still = is_elsewhere || rests(entry);
         let comes_later = still || self.waits_for(entry.name.as_str());
+        let kept = comes_later && self.agents.takes_inputs(&vm) == Some(true);
         Stand {
             still,
-            kept: comes_later && self.agents.takes_inputs(&vm) == Some(true),
+            kept,
+            // a QEMU that waits for a page does not say how large its screen is
+            pointer: kept && !entry.hangs(),
         }
     }
 
@@ -93,5 +151,25 @@ impl Inputs {
             let now = known.try_lock();
             now.is_none_or(|now| !now.waiting.is_empty())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_has_its_place_on_a_screen_of_any_size() {
+        for (point, points, at) in [
+            (0, 1024, 0),
+            (1023, 1024, PLACE_MAX),
+            (u16::MAX, 1024, PLACE_MAX),
+            (512, 1025, PLACE_MAX / 2),
+            (0, 0, 0),
+            (9, 1, PLACE_MAX),
+            (u16::MAX, u32::MAX, 0),
+        ] {
+            assert_eq!(place(point, points), at, "{point} of {points}");
+        }
     }
 }

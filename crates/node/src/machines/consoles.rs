@@ -5,7 +5,7 @@ use super::{
     launch::{CONSOLE_LOG, CONSOLE_SOCKET, SCREEN_SOCKET, VNC_SOCKET},
 };
 use crate::{
-    error::{NodeError, at},
+    error::{NodeError, at, failed},
     keyboard::Keyboard,
     screens::Users,
 };
@@ -111,6 +111,12 @@ impl Machines {
         screen.map_err(at(format!("the screen of {name} does not answer")))
     }
 
+    /// Returns width and height of the screen.
+    pub fn screen_size(&self, name: &str) -> Result<(u32, u32), NodeError> {
+        let png = self.screenshot(name)?;
+        png_size(&png).ok_or_else(|| failed(format!("the screen of {name} has no size"), ""))
+    }
+
     /// Returns the screen as PNG.
     pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
         let entry = self.inventory.get(name)?;
@@ -120,6 +126,15 @@ impl Machines {
         vm.screenshot(file.path())?;
         std::fs::read(file.path()).map_err(at("cannot read the screenshot"))
     }
+}
+
+/// Returns width and height of a picture: the first chunk of a PNG, behind its signature, begins with both.
+fn png_size(png: &[u8]) -> Option<(u32, u32)> {
+    let number = |at: usize| {
+        let bytes = png.get(at..at + 4)?;
+        Some(u32::from_be_bytes(bytes.try_into().ok()?))
+    };
+    Some((number(16)?, number(20)?)).filter(|(width, height)| *width > 0 && *height > 0)
 }
 
 /// Decides where a guest shows itself, by what its screen shows and whether it has used its console.
@@ -133,6 +148,14 @@ fn face(shown: Shown, console_used: bool) -> Option<Face> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_picture_says_how_large_it_is() {
+        let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\x04\0\0\0\x03\0\x08\x02\0\0\0";
+        assert_eq!(png_size(png), Some((1024, 768)));
+        assert_eq!(png_size(&png[..23]), None);
+        assert_eq!(png_size(&[0; 24]), None);
+    }
 
     #[test]
     fn the_console_is_where_a_guest_shows_itself_only_if_its_screen_shows_no_more_than_firmware() {

@@ -63,9 +63,9 @@ pub async fn picture(
 }
 
 /// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may show one
-/// machine. Keys that are typed while it stands still are kept until its guest has got them, if the guest's agent takes inputs;
-/// otherwise, and for what the pointer does, they wait here until it goes on, as long as the connection stands. Of a machine that is lent
-/// to another node it is the screen there.
+/// machine. Keys and buttons that go down or up while it stands still are kept until its guest has got them, if the guest's agent takes
+/// inputs; otherwise, and for what the pointer does beside that, they wait here until it goes on, as long as the connection stands. Of a
+/// machine that is lent to another node it is the screen there.
 #[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -149,7 +149,10 @@ async fn relay(browser: WebSocket, qemu: UnixStream, user: Arc<dyn Typist>) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{typist::tests::Tried, vnc::Stand};
+    use crate::{
+        typist::tests::Tried,
+        vnc::{Done, Stand},
+    };
     use axum::{Router, routing::get};
     use floe_guest::input::Input;
     use std::net::SocketAddr;
@@ -239,7 +242,11 @@ pub(super) mod tests {
     #[tokio::test]
     async fn what_is_typed_while_a_machine_stands_still_reaches_it_when_it_goes_on() {
         let user = Arc::new(Tried::default());
-        let still = |kept| Stand { still: true, kept };
+        let still = |kept| Stand {
+            still: true,
+            kept,
+            pointer: kept,
+        };
         *user.stand.lock() = still(false);
         let dir = tempfile::tempdir().unwrap();
         let (address, listener) = serve(dir.path(), &user).await;
@@ -264,10 +271,10 @@ pub(super) mod tests {
         let mut got = [0; 10];
         qemu.read_exact(&mut got).await.unwrap();
         assert_eq!(got, look);
-        let a = Input::Key {
+        let a = Done::Input(Input::Key {
             code: 30,
             down: true,
-        };
+        });
         assert_eq!(*user.kept.lock(), [a]);
     }
 

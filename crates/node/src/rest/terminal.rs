@@ -259,6 +259,7 @@ mod tests {
         *user.stand.lock() = Stand {
             still: true,
             kept: true,
+            pointer: true,
         };
         browser.write_all(&frame(2, b"id\r")).await.unwrap();
         tell.send(true).unwrap();
