@@ -9,6 +9,7 @@ use floe_guest::input::{Input, TEXT_INPUT_BYTES_MAX};
 use std::{os::unix::net::UnixStream, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
+    sync::Mutex,
     task::spawn_blocking,
 };
 
@@ -24,6 +25,8 @@ pub(crate) trait Typist: Send + Sync {
     fn stand(&self) -> Stand;
     /// Notes that he has done something, before that is passed on to QEMU.
     fn has_done(&self);
+    /// Held while something is being kept, so that what he does next comes after it, also if nobody waits for that any more.
+    fn order(&self) -> &Arc<Mutex<()>>;
     /// Keeps what he has done until the guest has got it. Returns once that is on the disk, and so may block.
     fn keep(&self, done: Vec<Done>) -> Result<(), NodeError>;
 }
@@ -34,7 +37,12 @@ pub(crate) async fn keep(typist: &Arc<dyn Typist>, done: Vec<Done>) {
         return;
     }
     let typist = typist.clone();
-    match spawn_blocking(move || typist.keep(done)).await {
+    let order = typist.order().clone().lock_owned().await;
+    let kept = move || {
+        let _order = order;
+        typist.keep(done)
+    };
+    match spawn_blocking(kept).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "what a user has done is lost"),
         Err(error) => tracing::error!(%error, "what a user has done is lost"),
@@ -65,15 +73,16 @@ pub(crate) async fn carry_out(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use parking_lot::Mutex;
+    use parking_lot::Mutex as Guarded;
 
     /// A user whose inputs fare as the test says.
     #[derive(Default)]
     pub struct Tried {
-        pub stand: Mutex<Stand>,
-        pub done: Mutex<u32>,
-        pub kept: Mutex<Vec<Done>>,
+        pub stand: Guarded<Stand>,
+        pub done: Guarded<u32>,
+        pub kept: Guarded<Vec<Done>>,
         pub has_kept: tokio::sync::Notify,
+        order: Arc<Mutex<()>>,
     }
 
     impl Typist for Tried {
@@ -87,6 +96,10 @@ pub(crate) mod tests {
 
         fn has_done(&self) {
             *self.done.lock() += 1;
+        }
+
+        fn order(&self) -> &Arc<Mutex<()>> {
+            &self.order
         }
 
         fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {

@@ -30,6 +30,7 @@ struct User {
     from: u64,
     /// The number of its next input.
     next: Mutex<u64>,
+    order: Arc<tokio::sync::Mutex<()>>,
     /// Width and height of the screen, and when it had those.
     size: Mutex<Option<(Instant, (u32, u32))>>,
 }
@@ -87,6 +88,10 @@ impl Typist for User {
         self.entry.has_input();
     }
 
+    fn order(&self) -> &Arc<tokio::sync::Mutex<()>> {
+        &self.order
+    }
+
     fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {
         let inputs = done.into_iter().map(|done| self.input(done));
         let inputs = inputs.collect::<Result<Vec<Input>, NodeError>>()?;
@@ -115,6 +120,7 @@ impl Inputs {
             entry: entry.clone(),
             from: rand::random(),
             next: Mutex::new(1),
+            order: Arc::default(),
             size: Mutex::default(),
         })
     }

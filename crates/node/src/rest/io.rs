@@ -1,7 +1,7 @@
 //! Whose disk requests go first.
 
 use super::answer::{Failure, Input, Path, answer};
-use crate::{Node, caller::Caller, typist::Typist};
+use crate::{Node, caller::Caller};
 use axum::{Json, extract::State};
 use floe_api::*;
 use std::sync::Arc;
