@@ -1,9 +1,9 @@
 //! Users at screens and consoles: what they do goes to QEMU as fast as it comes while a machine runs here, and is kept while it would be
 //! lost there.
 //!
-//! It would be where the machine stands still, has no QEMU here, or is another node's. What follows on inputs that wait is kept as well, so
-//! that it does not overtake them. A guest whose agent takes no inputs gets them as before, unless there is no QEMU here at all: for it
-//! nobody could promise more than that each comes at most once.
+//! It would be where the machine stands still, has no QEMU here, or is another node's. What follows on a user's inputs that wait is kept as
+//! well, so that it does not overtake them. A guest whose agent takes no inputs gets them as before, unless there is no QEMU here at all:
+//! for it nobody could promise more than that each comes at most once.
 
 use super::{Inputs, Look, decide::Kept, rests};
 use crate::{
@@ -12,11 +12,15 @@ use crate::{
     typist::Typist,
     vnc::{Done, Stand},
 };
+use floe_api::InputNoted;
 use floe_guest::input::{Input, PLACE_MAX};
 use parking_lot::Mutex;
 use std::{
     os::unix::net::UnixStream,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -31,6 +35,8 @@ struct User {
     /// The number of its next input.
     next: Mutex<u64>,
     order: Arc<tokio::sync::Mutex<()>>,
+    /// Whether some of its inputs may still wait.
+    waits: AtomicBool,
     /// Width and height of the screen, and when it had those.
     size: Mutex<Option<(Instant, (u32, u32))>>,
 }
@@ -81,7 +87,13 @@ impl Typist for User {
     }
 
     fn stand(&self) -> Stand {
-        self.inputs.stand(&self.entry)
+        let name = self.entry.name.as_str();
+        // most users have never had anything kept, and ask nobody
+        let waits = self.waits.load(Relaxed) && self.inputs.waits_for(name, Some(self.from));
+        if !waits {
+            self.waits.store(false, Relaxed);
+        }
+        self.inputs.stand(&self.entry, waits)
     }
 
     fn has_done(&self) {
@@ -107,6 +119,7 @@ impl Typist for User {
             .collect();
         let count = kept.len() as u64;
         self.inputs.keep(self.entry.name.as_str(), kept)?;
+        self.waits.store(true, Relaxed);
         *next += count;
         Ok(())
     }
@@ -121,12 +134,22 @@ impl Inputs {
             from: rand::random(),
             next: Mutex::new(1),
             order: Arc::default(),
+            waits: AtomicBool::new(false),
             size: Mutex::default(),
         })
     }
 
-    /// How inputs for a machine fare just now.
-    fn stand(&self, entry: &Entry) -> Stand {
+    /// Notes that somebody types on a machine's console, by a way that does not lead through the node. Returns how that fares.
+    pub fn noted(&self, entry: &Entry) -> InputNoted {
+        entry.has_input();
+        InputNoted {
+            keep: self.stand(entry, false).kept,
+            waits: self.waits_for(entry.name.as_str(), None),
+        }
+    }
+
+    /// How a user's inputs for a machine fare just now; `waits`: some of his wait already.
+    fn stand(&self, entry: &Entry, waits: bool) -> Stand {
         let turn = entry.turn();
         let is_elsewhere = turn.as_ref().is_some_and(|turn| turn.is_elsewhere());
         let Ok(vm) = entry.vm() else {
@@ -140,8 +163,7 @@ impl Inputs {
             };
         };
         let still = is_elsewhere || rests(entry);
-        let comes_later = still || self.waits_for(entry.name.as_str());
-        let kept = comes_later && self.agents.takes_inputs(&vm) == Some(true);
+        let kept = (still || waits) && self.agents.takes_inputs(&vm) == Some(true);
         Stand {
             still,
             kept,
@@ -150,12 +172,13 @@ impl Inputs {
         }
     }
 
-    /// Whether inputs wait for a machine, or are being kept or given at this moment.
-    fn waits_for(&self, name: &str) -> bool {
+    /// Whether inputs of a source wait for a machine, or of any, or it is just being looked after.
+    fn waits_for(&self, name: &str, from: Option<u64>) -> bool {
         let known = self.boxes.lock().get(name).cloned();
         known.is_some_and(|known| {
+            let is_its = |kept: &Kept| from.is_none_or(|from| kept.from == from);
             let now = known.try_lock();
-            now.is_none_or(|now| !now.waiting.is_empty())
+            now.is_none_or(|now| now.waiting.all().any(is_its))
         })
     }
 }

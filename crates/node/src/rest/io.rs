@@ -54,9 +54,7 @@ pub async fn input(
 ) -> Result<Json<InputNoted>, Failure> {
     answer(move || {
         let entry = node.inventory.get(&name)?;
-        entry.has_input();
-        let keep = node.inputs.user(&entry).stand().kept;
-        Ok(InputNoted { keep })
+        Ok(node.inputs.noted(&entry))
     })
     .await
 }

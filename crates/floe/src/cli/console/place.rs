@@ -144,6 +144,8 @@ impl Keys {
         if !text.is_empty() {
             self.source.send(&text, 0)?;
         }
+        // what follows on these is asked about, until none waits
+        self.keep = true;
         Ok(true)
     }
 
@@ -154,10 +156,8 @@ impl Keys {
         if self.terminal && (is_due || self.keep) {
             self.told = Some(Instant::now());
             // what can't be told now is told with a later key
-            self.keep = self
-                .client
-                .has_input(&self.machine)
-                .is_ok_and(|noted| noted.keep);
+            let noted = self.client.has_input(&self.machine).unwrap_or_default();
+            self.keep = noted.keep || self.keep && noted.waits;
         }
         self.keep
     }
