@@ -267,6 +267,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/node/src/inventory/asleep.rs",
             "crates/node/src/inventory/turn.rs",
             "crates/node/src/inputs/decide.rs",
+            "crates/node/src/vnc.rs",
             "crates/guest/src/input.rs",
             "crates/node/src/inventory/lifecycle/decide.rs",
             "crates/node/src/inventory/lifecycle/state.rs",

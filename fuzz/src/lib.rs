@@ -163,6 +163,8 @@ mod node {
     pub mod slurm;
     #[path = "placement/ticket.rs"]
     pub mod ticket;
+    #[path = "vnc.rs"]
+    pub mod vnc;
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
@@ -173,6 +175,11 @@ use node::{images, inventory, names};
 pub use records::*;
 pub use scheduling::{io_list, vnc_client};
 pub use swarm::{swarm_list, swarm_message, swarm_numbers, swarm_offer, tree_file};
+
+/// Stands in for the table of keys.
+pub(crate) fn key_of(number: u16) -> Option<u16> {
+    (1..0x80).contains(&number).then_some(number)
+}
 
 /// A fuzz target: arbitrary bytes in, a panic on a broken promise.
 pub type Target = fn(&[u8]);

@@ -42,4 +42,35 @@ pub fn vnc_client(data: &[u8]) {
     let number = each.filter(|pressed| *pressed).count();
     assert_eq!((number > 0, bytewise), (pressed, whole));
     assert!(number <= bytes.len() / 2);
+    which_way(*cut, bytes);
+}
+
+/// However a client's bytes are cut, each of its messages goes the same way, and nothing is made up.
+fn which_way(cut: u8, bytes: &[u8]) {
+    use crate::node::vnc::{Client, Done, Stand};
+    for (still, kept) in [(false, false), (true, false), (true, true), (false, true)] {
+        let pointer = still && kept;
+        let stand = Stand {
+            still,
+            kept,
+            pointer,
+        };
+        let (mut whole, mut pieces) = (Client::default(), Client::default());
+        let all = whole.takes(bytes, stand);
+        let (first, second) = bytes.split_at(usize::from(cut).min(bytes.len()));
+        let [mut one, two] = [first, second].map(|piece| pieces.takes(piece, stand));
+        one.pass.extend(two.pass);
+        one.keep.extend(two.keep);
+        assert_eq!((&one.pass, &one.keep), (&all.pass, &all.keep));
+        assert!(all.pass.len() + all.keep.len() <= bytes.len());
+        let is_good = |done: &Done| match done {
+            Done::Input(input) => input.check().is_ok(),
+            Done::Points { buttons, .. } => pointer && *buttons < 32,
+        };
+        assert!(all.keep.iter().all(is_good));
+        assert!(still || !whole.is_holding());
+        assert!(kept || all.keep.is_empty());
+        while whole.is_holding() && !whole.goes_on().pass.is_empty() {}
+        whole.leaves();
+    }
 }

@@ -67,7 +67,12 @@ export interface Machine {
   restart?: Restart;
   /** How often in a row it has ended soon and was started again. */
   restarts?: number;
+  /** How it stands if another node has it, or may have it, and which one. */
+  moves?: { standing: string; node?: string };
 }
+
+/** Whether another node has borrowed it, and runs it: its screen is shown here all the same. */
+export const isLent = (machine: Machine | null): boolean => machine?.moves?.standing === "lent";
 
 export type Restart = "no" | "always" | "unless_stopped" | { on_failure: { max?: number } };
 

@@ -82,6 +82,18 @@ pub struct TypeReport {
     pub once: bool,
 }
 
+/// Answer of `POST /v1/machines/{name}/input`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct InputNoted {
+    /// Whether what is typed now would be lost on the console's line: it is to be sent to `POST /v1/machines/{name}/type`, which keeps it
+    /// until the guest has got it.
+    #[serde(default)]
+    pub keep: bool,
+    /// Whether inputs wait for the machine. What follows on one's own is to be sent there as well, so that it does not overtake them.
+    #[serde(default)]
+    pub waits: bool,
+}
+
 fn is_none(gap_ms: &u64) -> bool {
     *gap_ms == 0
 }

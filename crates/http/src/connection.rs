@@ -1,5 +1,6 @@
 //! A connection to a server: sends a request and returns its answer as it arrives.
 
+use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -13,7 +14,9 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::SendRequest;
 use hyper::http::response::Parts;
+use hyper::upgrade::Upgraded;
 use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -161,19 +164,44 @@ impl Connection {
         self.open(request)?.switch()
     }
 
+    /// Does the same for at most so long.
+    pub fn switch_within(
+        self,
+        request: Request<Bytes>,
+        limit: Duration,
+    ) -> Result<Switched, Fault> {
+        self.open_until(request, Some(from_now(limit)))?.switch()
+    }
+
     /// Sends `request` and blocks until its answer's head is there.
-    pub fn open(mut self, request: Request<Bytes>) -> Result<Answer, Fault> {
+    pub fn open(self, request: Request<Bytes>) -> Result<Answer, Fault> {
+        self.open_until(request, None)
+    }
+
+    fn open_until(
+        mut self,
+        request: Request<Bytes>,
+        until: Option<Instant>,
+    ) -> Result<Answer, Fault> {
         let (send, driver) = (&mut self.send, &mut self.driver);
         let Some(runtime) = self.runtime.as_ref() else {
             return Err(Fault::NotAsked("the connection is closed".into()));
         };
-        let response = runtime.block_on(async {
+        let asked = async {
             if let Err(error) = send.ready().await {
                 return Err(why_silent(error, driver).await);
             }
             match send.send_request(request.map(Sending::unwatched)).await {
                 Ok(response) => Ok(response),
                 Err(error) => Err(why_silent(error, driver).await),
+            }
+        };
+        let response = runtime.block_on(async {
+            match until {
+                None => asked.await,
+                Some(until) => timeout_at(until.into(), asked)
+                    .await
+                    .unwrap_or(Err(Fault::Late { asked: true })),
             }
         });
         let (head, body) = response?.into_parts();
@@ -189,7 +217,7 @@ impl Connection {
 #[derive(Debug)]
 pub enum Switched {
     /// From here on the connection belongs to the other protocol: the stream, and what came of it already.
-    Stream(std::os::unix::net::UnixStream, Bytes),
+    Stream(UnixStream, Bytes),
     /// The server stays with HTTP.
     Refused(Box<Answer>),
 }
@@ -203,21 +231,28 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Takes the connection over, if the server has agreed to another protocol. Only unix sockets are handed over.
+    /// Takes the connection over, if the server has agreed to another protocol. A unix socket is handed over; for any other a thread
+    /// carries the bytes.
     fn switch(self) -> Result<Switched, Fault> {
         if self.head.status != hyper::StatusCode::SWITCHING_PROTOCOLS {
             return Ok(Switched::Refused(Box::new(self)));
         }
+        let Answer {
+            connection,
+            head,
+            body,
+        } = self;
         let cut_off = |error: &dyn std::error::Error| Fault::CutOff(chain(error));
-        let Some(runtime) = self.connection.runtime.as_ref() else {
+        let Some(runtime) = connection.runtime.as_ref() else {
             return Err(Fault::NotAsked("the connection is closed".into()));
         };
-        let response = Response::from_parts(self.head, self.body);
+        let response = Response::from_parts(head, body);
         let upgraded = runtime.block_on(hyper::upgrade::on(response));
         let upgraded = upgraded.map_err(|error| cut_off(&error))?;
-        let parts = upgraded
-            .downcast::<hyper_util::rt::TokioIo<tokio::net::UnixStream>>()
-            .map_err(|_| Fault::CutOff("only a unix socket can be taken over".into()))?;
+        let parts = match upgraded.downcast::<TokioIo<tokio::net::UnixStream>>() {
+            Ok(parts) => parts,
+            Err(upgraded) => return carried(connection, upgraded),
+        };
         let stream = runtime.block_on(async { parts.io.into_inner().into_std() });
         let stream = stream.and_then(|stream| {
             stream.set_nonblocking(false)?;
@@ -248,6 +283,32 @@ impl Answer {
             }
         }
     }
+}
+
+/// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes until either ends.
+fn carried(connection: Connection, there: Upgraded) -> Result<Switched, Fault> {
+    let cut_off = |error: std::io::Error| Fault::CutOff(chain(&error));
+    let (ours, theirs) = UnixStream::pair().map_err(cut_off)?;
+    theirs.set_nonblocking(true).map_err(cut_off)?;
+    let carry = move || {
+        let Some(runtime) = connection.runtime.as_ref() else {
+            return;
+        };
+        runtime.block_on(async {
+            let Ok(here) = tokio::net::UnixStream::from_std(theirs) else {
+                return;
+            };
+            let (mut from_here, mut to_here) = here.into_split();
+            let (mut from_there, mut to_there) = tokio::io::split(TokioIo::new(there));
+            tokio::select! {
+                _ = tokio::io::copy(&mut from_there, &mut to_here) => {}
+                _ = tokio::io::copy(&mut from_here, &mut to_there) => {}
+            }
+        });
+    };
+    let carries = floe_threads::spawn("http-carries", carry);
+    carries.map_err(|error| Fault::CutOff(error.to_string()))?;
+    Ok(Switched::Stream(ours, Bytes::new()))
 }
 
 /// Sends a request and receives its answer; returns the head, and whether the connection may be used again.

@@ -40,6 +40,16 @@ fn number_of(code: u16) -> Option<u16> {
     Some(number + (code - first))
 }
 
+/// Returns Linux' code of a key by QEMU's number, which VNC clients send too; `None` if a PC's keyboard has no such key.
+pub fn key_of(number: u16) -> Option<u16> {
+    let mut rows = KEYS.iter();
+    let (first, _, start) = rows.find(|(first, last, start)| {
+        let end = start + (last - first);
+        (*start..=end).contains(&number)
+    })?;
+    Some(first + (number - start))
+}
+
 /// What a pointer does that has these buttons down now, and had others before.
 fn pointed(x: u16, y: u16, before: u8, now: u8) -> Vec<Value> {
     let place =
@@ -101,9 +111,13 @@ mod tests {
         ];
         for (code, number) in keys {
             assert_eq!(number_of(code), Some(number), "{code}");
+            assert_eq!(key_of(number), Some(code), "{number}");
         }
         for none in [0, 84, 99, 200, 767] {
             assert_eq!(number_of(none), None);
+        }
+        for none in [0, 84, 0x80, 0xff, u16::MAX] {
+            assert_eq!(key_of(none), None);
         }
     }
 

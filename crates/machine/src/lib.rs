@@ -90,6 +90,7 @@ pub use hardware::{
 };
 pub use host::Host;
 pub use incompatible::{CPU_MODEL_DEFAULT, Incompatible, QEMU_OLDEST};
+pub use input::key_of;
 pub use launch::START_TIMEOUT;
 pub use machine::{Continuing, End, Machine, Status};
 pub use memory::{Pages, Rest};

@@ -15,7 +15,7 @@
 //! traces                      what machines touched, models made of that
 //! swarm                       images' pieces from other nodes, and to them
 //! agents                      what agents in guests do for their host
-//! screens                     machines' screens for VNC clients
+//! screens  (vnc  typist)      machines' screens for VNC clients, and who is at them
 //! machines                    start, stop, restore, wait, notice an end
 //! shrink                      make machines small, and bring them back to their size
 //! resize                      more or fewer CPUs, more or less memory
@@ -90,8 +90,10 @@ mod time;
 mod traces;
 pub mod transfer;
 mod trim;
+mod typist;
 mod vcpus;
 mod views;
+mod vnc;
 mod web;
 
 pub use error::NodeError;

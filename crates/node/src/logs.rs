@@ -4,12 +4,49 @@ use bytes::Bytes;
 use floe_machine::console::{ConsoleLog, ConsoleWatch};
 use futures::Stream;
 use std::{io::Read, time::Duration};
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{AsyncReadExt, Interest, unix::AsyncFd},
+    net::UnixStream,
+};
 
 /// Size of one piece of the stream, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// How often a followed log is read again if the kernel has no watch left for it.
 const FOLLOW_POLL: Duration = Duration::from_millis(50);
+
+/// How much of what a guest wrote earlier is shown first on a console, in bytes: some thousand lines, to scroll back in.
+pub(crate) const EARLIER_BYTES: u64 = 256 << 10;
+
+/// Reads what is there already of a log that was opened at so much of its end. If that is not all, its first line may be incomplete and is
+/// left out.
+pub(crate) fn earlier(log: &mut ConsoleLog) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // what can't be read now is reported by the reads that follow
+    let _ = log.take(EARLIER_BYTES).read_to_end(&mut bytes);
+    if bytes.len() as u64 == EARLIER_BYTES {
+        let line = bytes.iter().position(|byte| *byte == b'\n');
+        bytes.drain(..line.map_or(0, |at| at + 1));
+    }
+    bytes
+}
+
+/// Streams what comes over a connection, up to its end.
+pub(crate) fn carried(
+    from: UnixStream,
+) -> impl Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    futures::stream::unfold(Some(from), |state| async move {
+        let mut from = state?;
+        let mut piece = vec![0; PIECE_BYTES];
+        match from.read(&mut piece).await {
+            Ok(0) => None,
+            Ok(len) => {
+                piece.truncate(len);
+                Some((Ok(Bytes::from(piece)), Some(from)))
+            }
+            Err(error) => Some((Err(error), None)),
+        }
+    })
+}
 
 /// Streams the log's bytes up to its end, or endlessly if `follow` is set.
 pub fn stream(

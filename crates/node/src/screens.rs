@@ -1,24 +1,28 @@
-//! Machines' screens for VNC clients on this host: a socket for each running machine, which leads to its QEMU.
+//! Machines' screens for VNC clients on this host: a socket for each running machine, which leads to its QEMU; and for one that is lent,
+//! once somebody has asked for it, which leads to the node that runs it.
 //!
 //! A client could connect to QEMU's own socket, but then nobody would know that a person sits in front of the machine, and what its guest
-//! reads would wait behind everybody's backups. So the node stands in between. It passes on all bytes as they are, and counts the keys and
-//! buttons that go down ([`Presses`], which the page's screen uses too). Only root and the node's own user are answered: the others can't
-//! pass the directories on the way, and are refused if they could.
+//! reads would wait behind everybody's backups; and what QEMU drops, while the machine stands still, would be lost. So the node stands in
+//! between. While the machine runs it passes on all bytes as they are, and counts the keys and buttons that go down; otherwise [`Client`]
+//! says what is held, and what is kept for the guest ([`Typist`]; the page's screen uses both, too). Only root and the node's own user
+//! are answered: the others can't pass the directories on the way, and are refused if they could.
 //!
 //! The sockets are gone while no node runs; clients connect again to the next one.
 //!
 //! Locks: the list of open sockets, for an instant.
 
-use crate::inventory::Entry;
-use floe_machine::Socket;
-use floe_sched::Presses;
+use crate::{
+    inventory::Entry,
+    typist::{HELD_EVERY, Typist, carry_out, keep},
+    vnc::Client,
+};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 use tokio::{
@@ -43,10 +47,14 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// Who may connect: the node's own user.
 const MODE: u32 = 0o600;
 
+/// Returns the user of a new connection to a machine's screen; `None` if the node ends.
+pub(crate) type Users = dyn Fn(&Arc<Entry>) -> Option<Arc<dyn Typist>> + Send + Sync;
+
 /// The sockets of all running machines.
 pub(crate) struct Screens {
     runtime: Handle,
     open: Mutex<HashMap<PathBuf, AbortHandle>>,
+    users: Arc<OnceLock<Box<Users>>>,
 }
 
 impl Screens {
@@ -55,7 +63,13 @@ impl Screens {
         Screens {
             runtime,
             open: Mutex::default(),
+            users: Arc::default(),
         }
+    }
+
+    /// Says who the users of screens are; nobody is answered before that.
+    pub fn have(&self, users: Box<Users>) {
+        let _ = self.users.set(users); // it is said once
     }
 
     /// Opens the socket of a machine's screen, in place of one that is there, or that an earlier node has left.
@@ -70,7 +84,9 @@ impl Screens {
             let _inside = self.runtime.enter();
             UnixListener::from_std(listener)?
         };
-        let served = self.runtime.spawn(serve(listener, Arc::downgrade(machine)));
+        let served =
+            self.runtime
+                .spawn(serve(listener, Arc::downgrade(machine), self.users.clone()));
         open.insert(path.to_owned(), served.abort_handle());
         Ok(())
     }
@@ -101,7 +117,7 @@ fn bind(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 }
 
 /// Answers a machine's clients for as long as the machine is known.
-async fn serve(listener: UnixListener, machine: Weak<Entry>) {
+async fn serve(listener: UnixListener, machine: Weak<Entry>, users: Arc<OnceLock<Box<Users>>>) {
     let seats = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
         let client = match listener.accept().await {
@@ -123,20 +139,14 @@ async fn serve(listener: UnixListener, machine: Weak<Entry>) {
             tracing::warn!(machine = %entry.name, "a VNC client of another user was refused");
             continue;
         }
-        let machine = machine.clone();
+        let Some(user) = users.get().and_then(|users| users(&entry)) else {
+            continue;
+        };
         tokio::spawn(async move {
             let _seat = seat;
-            let connect = move || Ok::<_, crate::NodeError>(entry.vm()?.connect(Socket::Screen));
-            match spawn_blocking(connect).await {
-                Ok(Ok(Ok(qemu))) => {
-                    let input = || {
-                        if let Some(entry) = machine.upgrade() {
-                            entry.has_input();
-                        }
-                    };
-                    relay(client, qemu, input).await;
-                }
-                Ok(Ok(Err(error))) => tracing::warn!(%error, "a screen does not answer"),
+            let shows = user.clone();
+            match spawn_blocking(move || shows.screen()).await {
+                Ok(Ok(qemu)) => relay(client, qemu, user).await,
                 // a machine without a QEMU shows nothing
                 Ok(Err(error)) => tracing::debug!(%error, "there is no screen"),
                 Err(error) => tracing::error!(%error, "a VNC client was not served"),
@@ -152,9 +162,8 @@ fn is_own(client: &UnixStream) -> bool {
     peer.is_ok_and(|uid| uid == 0 || uid == own)
 }
 
-/// Carries bytes both ways until either side ends. Each direction holds at most one piece, so a slow side slows the other. Calls `input` when
-/// a key or a button goes down, before QEMU hears of it.
-async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, input: impl Fn()) {
+/// Carries bytes both ways until either side ends. Each direction has at most one piece under way, so a slow side slows the other.
+async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, user: Arc<dyn Typist>) {
     let qemu = qemu.set_nonblocking(true).map(|()| qemu);
     let qemu = match qemu.and_then(UnixStream::from_std) {
         Ok(qemu) => qemu,
@@ -174,26 +183,37 @@ async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, input: 
             }
         }
     };
+    let mut said = Client::default();
     let up = async {
-        let mut presses = Presses::default();
         let mut piece = [0; FROM_CLIENT_BYTES];
-        while let Ok(count @ 1..) = from_client.read(&mut piece).await {
-            // first, so that what follows from it is already known to
-            if presses.are_in(&piece[..count]) {
-                input();
-            }
-            if to_qemu.write_all(&piece[..count]).await.is_err() {
+        loop {
+            let step = tokio::select! {
+                read = from_client.read(&mut piece) => match read {
+                    Ok(count @ 1..) => said.takes(&piece[..count], user.stand()),
+                    _ => return,
+                },
+                () = sleep(HELD_EVERY), if said.is_holding() => match user.stand().still {
+                    true => continue,
+                    false => said.goes_on(),
+                },
+            };
+            if !carry_out(step, &mut to_qemu, &user).await {
                 return;
             }
         }
     };
     tokio::select! { () = down => (), () = up => () }
+    keep(&user, said.leaves()).await;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use crate::{
+        typist::tests::Tried,
+        vnc::{Done, Stand},
+    };
+    use floe_guest::input::Input;
 
     const HELLO: &[u8] = b"RFB 003.008\n\x01\x01";
     const KEY: &[u8] = b"\x04\x01\0\0\0\0\0a";
@@ -205,11 +225,8 @@ mod tests {
         let (qemu, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         qemu.set_nonblocking(true).unwrap();
         let mut qemu = UnixStream::from_std(qemu).unwrap();
-        let inputs = Arc::new(AtomicU32::new(0));
-        let counted = inputs.clone();
-        let served = tokio::spawn(relay(ours, theirs, move || {
-            counted.fetch_add(1, Ordering::Relaxed);
-        }));
+        let user = Arc::new(Tried::default());
+        let served = tokio::spawn(relay(ours, theirs, user.clone()));
         qemu.write_all(b"RFB 003.008\n").await.unwrap();
         let mut got = [0; 12];
         client.read_exact(&mut got).await.unwrap();
@@ -219,17 +236,49 @@ mod tests {
             let mut got = vec![0; sent.len()];
             qemu.read_exact(&mut got).await.unwrap();
             assert_eq!(got, sent);
-            assert_eq!(inputs.load(Ordering::Relaxed), number, "{sent:?}");
+            assert_eq!(*user.done.lock(), number, "{sent:?}");
         }
         // what is not known is passed on, and counts no more
         client.write_all(KEY).await.unwrap();
         let mut got = [0; KEY.len()];
         qemu.read_exact(&mut got).await.unwrap();
-        assert_eq!((&got[..], inputs.load(Ordering::Relaxed)), (KEY, 1));
+        assert_eq!((&got[..], *user.done.lock()), (KEY, 1));
         // QEMU ends, and so does the client's connection
         drop(qemu);
         served.await.unwrap();
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_key_is_kept_while_its_machine_stands_still_and_the_pointer_waits_for_that() {
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        let (qemu, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        qemu.set_nonblocking(true).unwrap();
+        let mut qemu = UnixStream::from_std(qemu).unwrap();
+        let user = Arc::new(Tried::default());
+        *user.stand.lock() = Stand {
+            still: true,
+            kept: true,
+            pointer: true,
+        };
+        let served = tokio::spawn(relay(ours, theirs, user.clone()));
+        let look: &[u8] = b"\x03\x01\0\0\0\0\x04\0\x03\0";
+        client
+            .write_all(&[HELLO, KEY, MOVE, look].concat())
+            .await
+            .unwrap();
+        let mut got = vec![0; HELLO.len() + look.len()];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(got, [HELLO, look].concat());
+        *user.stand.lock() = Stand::default();
+        let mut got = [0; MOVE.len()];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, MOVE);
+        // it leaves with its finger on the key
+        drop(client);
+        served.await.unwrap();
+        let kept = [true, false].map(|down| Done::Input(Input::Key { code: 30, down }));
+        assert_eq!(*user.kept.lock(), kept);
     }
 
     #[test]

@@ -7,7 +7,7 @@ const RECONNECT_MS = 1000;
 
 /** The machine's serial console: what the guest has written, and a keyboard for it. */
 export function ConsolePane(props: Pane) {
-  const { name, awake, onLink, handle } = props;
+  const { name, awake, at, onLink, handle } = props;
   const [attempt, setAttempt] = useState(0);
   const [taken, setTaken] = useState(false);
   const place = useRef<HTMLDivElement>(null);
@@ -48,7 +48,7 @@ export function ConsolePane(props: Pane) {
       opened?.close();
       handle.current = null;
     };
-  }, [name, awake, attempt]);
+  }, [name, awake, at, attempt]);
 
   const enter = (event: KeyboardEvent): void => {
     if (event.key !== "Enter" || event.target !== event.currentTarget) return;

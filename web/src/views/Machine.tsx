@@ -1,7 +1,7 @@
 import type { MutableRef } from "preact/hooks";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import * as acts from "../acts";
-import { isAwake, type Face, type Machine, type Stream } from "../api";
+import { isAwake, isLent, type Face, type Machine, type Stream } from "../api";
 import { estimate, shortName } from "../format";
 import { useFace, useLook } from "../look";
 import { Icon } from "../parts/Icon";
@@ -25,7 +25,10 @@ interface Opened {
 /** What screen and console have in common. */
 export interface Pane {
   name: string;
+  /** Whether there is something to be seen, here or where it is lent to. */
   awake: boolean;
+  /** The node that shows it, if that is not this one: a change means another connection. */
+  at: string;
   /** Whether a bare Esc goes to the guest; with Shift it does the other thing. */
   escapeToGuest: boolean;
   onLink: (link: Link) => void;
@@ -60,6 +63,12 @@ function wordsFor(machine: Machine | null, stream: Stream | null, link: Link, fa
   if (stream?.buffering) {
     const left = estimate(stream.buffering.eta_s);
     return { short: "Buffering", long: `Buffering, ${left} left` };
+  }
+  if (isLent(machine)) {
+    const node = machine?.moves?.node ?? "another node";
+    return link === "connected"
+      ? { short: "Live", long: `The ${face} is live, on ${node}.` }
+      : { short: "Connecting", long: `Connecting to the ${face}, on ${node}` };
   }
   switch (machine?.status) {
     case "stopped":
@@ -96,6 +105,7 @@ export function MachineView(props: {
   const back = useRef<HTMLButtonElement>(null);
 
   const awake = isAwake(machine?.status);
+  const lent = isLent(machine);
   const shown = useFace(name, awake && !chosen && !typed);
   const face = chosen ?? typed ?? shown ?? "screen";
   const [escapeToGuest, toggleEscape] = useEscape(face);
@@ -142,7 +152,8 @@ export function MachineView(props: {
 
   const shared: Pane = {
     name,
-    awake,
+    awake: awake || lent,
+    at: lent ? (machine?.moves?.node ?? "") : "",
     escapeToGuest,
     onLink: setLink,
     onLeave: () => back.current?.focus(),
@@ -151,7 +162,7 @@ export function MachineView(props: {
   };
   const waiting = stream?.buffering ?? null;
   // a paused machine's console may be read and scrolled
-  const veiled = waiting !== null || !awake || link !== "connected";
+  const veiled = waiting !== null || !(awake || lent) || link !== "connected";
   return (
     <main class="theatre" ref={theatre} aria-labelledby="screen-title">
       <div class="stage">
@@ -163,10 +174,10 @@ export function MachineView(props: {
         {veiled && (
           <div class={`veil ${waiting ? "light" : ""}`}>
             <div class="veil-box">
-              {(awake || !machine) && <span class="spinner" aria-hidden="true" />}
+              {(awake || lent || !machine) && <span class="spinner" aria-hidden="true" />}
               <p class="veil-title">{waiting ? "Buffering…" : words.short}</p>
               <p>{waiting ? `${estimate(waiting.eta_s)} left` : words.long}</p>
-              {machine && !awake && (
+              {machine && !awake && !lent && (
                 <button class="primary" onClick={() => void (parked ? acts.wake(name) : acts.start(name))}>
                   <Icon name="play" /> {parked ? "Wake" : "Start again"}
                 </button>

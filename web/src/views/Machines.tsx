@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import * as acts from "../acts";
-import { api, isAwake, type Image, type Machine } from "../api";
+import { api, isAwake, isLent, type Image, type Machine } from "../api";
 import { ago, bytes, matches, shortName } from "../format";
 import { go } from "../live";
 import { Icon, type IconName } from "../parts/Icon";
@@ -14,8 +14,9 @@ const SHOT_EVERY_MS = 15_000;
 function useShot(machine: Machine): string | null {
   const [shot, setShot] = useState<string | null>(null);
   const { name, status } = machine;
+  const drawn = status === "running" || isLent(machine);
   useEffect(() => {
-    if (status !== "running") return setShot(null);
+    if (!drawn) return setShot(null);
     let address: string | null = null;
     let gone = false;
     const take = async (): Promise<void> => {
@@ -37,7 +38,7 @@ function useShot(machine: Machine): string | null {
       clearInterval(timer);
       if (address) URL.revokeObjectURL(address);
     };
-  }, [name, status]);
+  }, [name, drawn]);
   return shot;
 }
 
@@ -47,6 +48,8 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
   const shot = useShot(machine);
   const { name, status } = machine;
   const awake = isAwake(status);
+  const lent = isLent(machine);
+  const shown = awake || lent;
   const paused = acts.isPaused(machine);
   const parked = status === "parked";
   const start = (): void => void (parked ? acts.wake(name) : acts.start(name));
@@ -63,19 +66,19 @@ function MachineCard(props: { machine: Machine; image: Image | undefined; onDeta
     <li class="card machine" data-machine={name}>
       <button
         class="card-open"
-        aria-label={awake ? `Show the screen of ${name}` : `${parked ? "Wake" : "Start"} ${name}`}
-        onClick={() => (awake ? show() : start())}
+        aria-label={shown ? `Show the screen of ${name}` : `${parked ? "Wake" : "Start"} ${name}`}
+        onClick={() => (shown ? show() : start())}
       >
-        <Thumb src={awake ? (shot ?? thumb) : thumb} seed={machine.image} />
+        <Thumb src={shown ? (shot ?? thumb) : thumb} seed={machine.image} />
         <span class={`status ${status}`}>{status}</span>
       </button>
       <div class="card-text">
         {/* for the mouse: the keyboard has the picture and the button for details. A name alone starts nothing */}
-        <h3 title={name} onClick={() => (awake ? show() : props.onDetails(name))}>{name}</h3>
+        <h3 title={name} onClick={() => (shown ? show() : props.onDetails(name))}>{name}</h3>
         <div class="card-actions">
           {button("info", `Details of ${name}`, "Details (i)", () => props.onDetails(name))}
           {awake && button(paused ? "play" : "pause", `${paused ? "Resume" : "Pause"} ${name}`, paused ? "Resume" : "Pause", () => void acts.pauseOrResume(machine))}
-          {awake
+          {lent ? null : awake
             ? button("stop", `Stop ${name}`, "Stop", () => void acts.stop(machine, () => setCapturing(true)))
             : parked
               ? button("play", `Wake ${name}`, "Wake", start)

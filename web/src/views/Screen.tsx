@@ -8,7 +8,7 @@ const RECONNECT_MS = 1000;
 
 /** The machine's screen, keyboard and pointer. */
 export function ScreenPane(props: Pane & { thumbnail: string | null; seed: string }) {
-  const { name, awake, onLink, handle } = props;
+  const { name, awake, at, onLink, handle } = props;
   const [seen, setSeen] = useState(false);
   const [attempt, setAttempt] = useState(0);
   const place = useRef<HTMLDivElement>(null);
@@ -44,7 +44,7 @@ export function ScreenPane(props: Pane & { thumbnail: string | null; seed: strin
       screen?.close();
       handle.current = null;
     };
-  }, [name, awake, attempt]);
+  }, [name, awake, at, attempt]);
 
   const enter = (event: KeyboardEvent): void => {
     if (event.key !== "Enter" || event.target !== place.current) return;

@@ -423,9 +423,11 @@ impl Client {
     pub fn io_say(&self, request: &IoSayRequest) -> Result<IoList, ClientError> {
         self.post("/v1/io/say", request)
     }
-    /// Tells the node that somebody has typed on a machine's console: it can't see that, since the console's bytes don't pass it.
-    pub fn has_input(&self, name: &str) -> Result<(), ClientError> {
-        self.post_empty(&machine_path(name, "/input"), &())
+    /// Tells the node that somebody types on a machine's console: it can't see that, since the console's bytes don't pass it. Returns
+    /// what it says to that; an older node says nothing.
+    pub fn has_input(&self, name: &str) -> Result<InputNoted, ClientError> {
+        let noted: Option<InputNoted> = self.post(&machine_path(name, "/input"), &())?;
+        Ok(noted.unwrap_or_default())
     }
     /// Reads and hashes all of the cache.
     pub fn cache_verify(&self) -> Result<Events, ClientError> {

@@ -1,9 +1,12 @@
-//! `floe console`: connects this terminal to the machine's serial line.
+//! `floe console`: connects this terminal to the machine's serial line. While that would lose what is typed, the node keeps it; and while
+//! the machine is parked, travels, or runs on the node that has borrowed it, what it writes there is shown ([`place`]).
+
+mod place;
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -12,26 +15,33 @@ use super::terminal::Raw;
 use super::visible;
 use floe_api::client::Client;
 use floe_api::{ErrorCode, LogQuery};
+use place::{Keys, Place};
 
 /// Ctrl-], the key with which telnet and virsh detach.
 const DETACH: u8 = 0x1d;
 /// Bytes of earlier output that are shown first: somewhat more than a screen of 80 x 25.
 const REPLAY_BYTES: u64 = 4096;
-/// How often the node is told that somebody types. Whose disk requests go first changes within seconds, so more often is of no use.
-const TOLD_EVERY: Duration = Duration::from_millis(250);
+/// How long nothing comes of a machine whose QEMU is not here until it is looked whether it is now.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Most bytes that are buffered for a guest that does not read (a UART takes 16 at a time).
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
 
 /// Attaches until the user detaches, the guest ends, or (without a terminal) the input has ended and the guest has been
-/// quiet for `quiet`.
+/// quiet for `quiet`. A terminal follows the machine.
 pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), CliError> {
-    let socket = client.attach(machine)?;
     let terminal = std::io::stdin().is_terminal();
-    // Attach first and replay then: a byte in between is shown twice rather than not at all.
-    replay(client, machine)?;
+    let mut place = Place::of(client, machine)?;
+    let mut socket = place.open(client, machine, REPLAY_BYTES)?;
+    if place == Place::Here {
+        // Attach first and replay then: a byte in between is shown twice rather than not at all.
+        replay(client, machine)?;
+    }
+    let shown = visible::line(machine);
     let raw = if terminal {
-        let machine = visible::line(machine);
-        eprintln!("-- console of {machine}; Ctrl-] leaves --");
+        eprintln!("-- console of {shown}; Ctrl-] leaves --");
+        if place != Place::Here {
+            eprintln!("-- {} --", visible::line(&place.told()));
+        }
         Some(
             Raw::enter()
                 .map_err(|e| CliError::failed("cannot switch the terminal to raw mode", e))?,
@@ -39,23 +49,36 @@ pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), Cli
     } else {
         None
     };
-    let typed = || {
-        // what can't be told now is told with a later key
-        let _ = client.has_input(machine);
+    let mut keys = Keys::new(client, machine, terminal);
+    let left = loop {
+        let is_here = place == Place::Here;
+        let moved = || !is_here && Place::of(client, machine).is_ok_and(|now| now != place);
+        let mut keep = |typed: &[u8]| keys.are_kept(typed, &place);
+        let left = Session::new(socket, terminal, quiet).run(&mut keep, &moved)?;
+        let follows = terminal && matches!(left, Left::Closed | Left::Moved);
+        let Some(next) = follows.then(|| place.after(client, machine)).flatten() else {
+            break left;
+        };
+        // what was written here before is on the screen already
+        let tail = match next {
+            Place::There(_) if next != place => REPLAY_BYTES,
+            _ => 0,
+        };
+        place = next;
+        eprint!("\r\n-- {shown}: {} --\r\n", visible::line(&place.told()));
+        socket = place.open(client, machine, tail)?;
     };
-    let left = Session::new(socket, terminal, quiet).run(&typed);
     drop(raw);
     match left {
-        Ok(Left::Detached) => eprintln!("\n-- left; {machine} goes on --"),
-        Ok(Left::Quiet) => {}
-        Ok(Left::Closed) => {
+        Left::Detached => eprintln!("\n-- left; {machine} goes on --"),
+        Left::Quiet => {}
+        Left::Closed | Left::Moved => {
             let fix =
                 format!("floe ps tells whether it runs, floe logs {machine} what it wrote last");
             let text =
                 format!("{machine} closed its console: it stopped, or another console took over");
             return Err(CliError::new(ErrorCode::Failed, text, fix));
         }
-        Err(e) => return Err(CliError::failed("the console broke off", e)),
     }
     Ok(())
 }
@@ -94,7 +117,12 @@ enum Left {
     Detached,
     Closed,
     Quiet,
+    /// The machine is elsewhere now.
+    Moved,
 }
+
+/// Has what was typed kept. Returns whether it is: it is not for the line then.
+type Keep<'a> = dyn FnMut(&[u8]) -> Result<bool, CliError> + 'a;
 
 struct Session {
     socket: UnixStream,
@@ -115,33 +143,33 @@ impl Session {
         }
     }
 
-    /// Runs the session in one thread with one poll: keys to the guest, the guest's bytes to the screen.
-    /// Tells `typed` now and then that somebody types: those bytes don't pass the node, which orders disk requests by that.
-    fn run(mut self, typed: &dyn Fn()) -> std::io::Result<Left> {
-        self.socket.set_nonblocking(true)?;
-        let mut told = None;
+    /// Runs the session in one thread with one poll: keys to the guest, the guest's bytes to the screen. `moved` says whether the machine
+    /// is elsewhere now; it is asked when nothing comes.
+    fn run(mut self, keep: &mut Keep<'_>, moved: &dyn Fn() -> bool) -> Result<Left, CliError> {
+        let broke = |error: std::io::Error| CliError::failed("the console broke off", error);
+        self.socket.set_nonblocking(true).map_err(broke)?;
         // Not `Stdin`: poll does not see what that has buffered.
-        let mut stdin = std::fs::File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned();
+        let mut stdin = std::fs::File::from(stdin.map_err(broke)?);
         loop {
-            let (input, guest) = self.wait(&stdin)?;
-            if guest && let Some(left) = self.take_from_guest()? {
+            let (input, guest) = self.wait(&stdin).map_err(broke)?;
+            if guest && let Some(left) = self.take_from_guest().map_err(broke)? {
                 return Ok(left);
             }
-            if input && let Some(left) = self.take_from_input(&mut stdin)? {
+            if input && let Some(left) = self.take_from_input(&mut stdin, keep)? {
                 return Ok(left);
-            }
-            if input && self.terminal && told.is_none_or(|at: Instant| at.elapsed() >= TOLD_EVERY) {
-                told = Some(Instant::now());
-                typed();
             }
             if !input && !guest && !self.input_open && self.unsent.is_empty() {
                 return Ok(Left::Quiet);
             }
-            self.flush()?;
+            if !input && !guest && moved() {
+                return Ok(Left::Moved);
+            }
+            self.flush().map_err(broke)?;
         }
     }
 
-    /// Returns whether the input and the guest can be read; neither if the input has ended and `quiet` has passed.
+    /// Returns whether the input and the guest can be read; neither if nothing came for a while, which is `quiet` once the input has ended.
     fn wait(&self, stdin: &std::fs::File) -> std::io::Result<(bool, bool)> {
         let mut guest = PollFlags::IN;
         guest.set(PollFlags::OUT, !self.unsent.is_empty());
@@ -149,12 +177,15 @@ impl Session {
         if self.input_open && self.unsent.len() < UNSENT_BYTES_MAX {
             fds.push(PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN));
         }
-        let limit = Timespec {
-            tv_sec: i64::try_from(self.quiet.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(self.quiet.subsec_nanos()),
+        let limit = match self.input_open {
+            true => LOOK_EVERY,
+            false => self.quiet,
         };
-        let limit = (!self.input_open).then_some(&limit);
-        match poll(&mut fds, limit) {
+        let limit = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        match poll(&mut fds, Some(&limit)) {
             Err(rustix::io::Errno::INTR) => return self.wait(stdin),
             other => other?,
         };
@@ -173,25 +204,29 @@ impl Session {
         }
     }
 
-    fn take_from_input(&mut self, input: &mut impl Read) -> std::io::Result<Option<Left>> {
+    fn take_from_input(
+        &mut self,
+        input: &mut impl Read,
+        keep: &mut Keep<'_>,
+    ) -> Result<Option<Left>, CliError> {
+        let broke = |error: std::io::Error| CliError::failed("the console broke off", error);
         let mut buffer = [0; 4096];
         let n = match input.read(&mut buffer) {
             Err(e) if retry(&e) => return Ok(None),
-            other => other?,
+            other => other.map_err(broke)?,
         };
         self.input_open = n > 0;
-        let keys = &buffer[..n];
-        match keys.iter().position(|&k| k == DETACH) {
-            Some(at) if self.terminal => {
-                self.unsent.extend_from_slice(&keys[..at]);
-                self.flush()?;
-                Ok(Some(Left::Detached))
-            }
-            _ => {
-                self.unsent.extend_from_slice(keys);
-                Ok(None)
-            }
+        let detach = buffer[..n].iter().position(|&k| k == DETACH);
+        let detach = detach.filter(|_| self.terminal);
+        let keys = &buffer[..detach.unwrap_or(n)];
+        if !keys.is_empty() && !keep(keys)? {
+            self.unsent.extend_from_slice(keys);
         }
+        if detach.is_none() {
+            return Ok(None);
+        }
+        self.flush().map_err(broke)?;
+        Ok(Some(Left::Detached))
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -219,6 +254,12 @@ fn retry(e: &std::io::Error) -> bool {
 mod tests {
     use super::*;
 
+    fn take(session: &mut Session, mut input: &[u8]) -> Option<Left> {
+        session
+            .take_from_input(&mut input, &mut |_| Ok(false))
+            .unwrap()
+    }
+
     fn session(terminal: bool) -> (Session, UnixStream) {
         let (ours, guest) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
@@ -228,7 +269,7 @@ mod tests {
     #[test]
     fn the_detach_key_leaves_and_what_was_typed_before_it_arrives() {
         let (mut session, mut guest) = session(true);
-        let left = session.take_from_input(&mut &b"ls\r\x1drm"[..]).unwrap();
+        let left = take(&mut session, b"ls\r\x1drm");
         assert_eq!(left, Some(Left::Detached));
         drop(session);
         let mut got = String::new();
@@ -239,7 +280,7 @@ mod tests {
     #[test]
     fn a_pipe_may_contain_every_byte() {
         let (mut session, mut guest) = session(false);
-        assert_eq!(session.take_from_input(&mut &b"a\x1db"[..]).unwrap(), None);
+        assert_eq!(take(&mut session, b"a\x1db"), None);
         session.flush().unwrap();
         drop(session);
         let mut got = Vec::new();
@@ -248,9 +289,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_is_not_typed_on_the_line() {
+        let (mut session, mut guest) = session(true);
+        let mut kept = Vec::new();
+        let mut keep = |typed: &[u8]| {
+            kept.extend_from_slice(typed);
+            Ok(true)
+        };
+        let left = session.take_from_input(&mut &b"ls\r\x1drm"[..], &mut keep);
+        assert_eq!(left.unwrap(), Some(Left::Detached));
+        assert_eq!(kept, b"ls\r");
+        drop(session);
+        let mut got = Vec::new();
+        guest.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"");
+    }
+
+    #[test]
     fn the_end_of_the_input_is_not_the_end_of_the_session() {
         let (mut session, _guest) = session(false);
-        assert_eq!(session.take_from_input(&mut &b""[..]).unwrap(), None);
+        assert_eq!(take(&mut session, b""), None);
         assert!(!session.input_open);
     }
 

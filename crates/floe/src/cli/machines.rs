@@ -325,7 +325,9 @@ Example: Ctrl-] leaves, the machine goes on
 Example: one command, without a terminal
   echo 'uname -a' | floe console web --quiet-for 3
 
-The console shows what the guest wrote last. It belongs to one user at a time.")]
+The console shows what the guest wrote last. It belongs to one user at a time. A terminal follows the machine: while it is parked, on its
+way to another node, or lent to one (floe offload), what it writes there is shown, and what is typed is kept until its guest has got it,
+as by floe type. So it is while the machine is paused, if floe's agent runs in the guest.")]
 pub struct Console {
     /// The machine
     machine: String,
@@ -382,7 +384,8 @@ Example:
 Example: colours and all, of a guest that you trust
   floe logs web --raw | less -R
 
-The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b.")]
+The last 4 to 8 MiB are kept. What would steer the terminal is shown by its number, such as \\x1b. Of a machine that is lent (floe
+offload) it is what it has written there.")]
 pub struct Logs {
     /// The machine
     machine: String,

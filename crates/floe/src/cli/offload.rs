@@ -28,7 +28,8 @@ Example: the same machine for four jobs at once, while this one goes on here
   floe offload phone --to cloud -n 4
 
 That is floe move with a loan: what the machine was stays here, and it comes back to this node alone. Where it runs, it grows as by floe
-resize; before it comes back its guest gives that back, or it stays there and says what is missing. If the other node is gone for
+resize; before it comes back its guest gives that back, or it stays there and says what is missing. Its screen and console are shown here
+meanwhile (the page, floe console, floe logs, floe screenshot), and what is typed there reaches it. If the other node is gone for
 good, the machine goes on here from what it was when it went, or when it was last synced:
   floe recall phone --force
 A side that comes back late after that is stopped and kept as an image, and nothing of it is merged. With -n the machine stays, and clones

@@ -31,7 +31,8 @@ Example: while it moves
 What is typed is kept on this node's disk until the machine's guest has got it, and the command ends once it is there. A machine that
 stands still gets it when it goes on; one that was moved from here gets it at its node. With the agent in the guest each piece comes
 in order and once, whatever is killed or cut meanwhile; without it, or with one of an older floe, a piece may be lost, and none comes
-twice. floe console shows what the guest says to it.")]
+twice. floe console shows what the guest says to it; what is typed there, on the page's screen and console, and by VNC, is kept in the
+same way while the machine stands still or runs elsewhere.")]
 pub struct Type {
     /// The machine
     machine: String,
@@ -89,7 +90,7 @@ fn told(report: &TypeReport) -> String {
 }
 
 /// What types: its inputs are numbered, so that what is sent again comes once.
-struct Source {
+pub(super) struct Source {
     client: Client,
     machine: String,
     from: String,
@@ -98,7 +99,7 @@ struct Source {
 }
 
 impl Source {
-    fn new(client: Client, machine: String) -> Source {
+    pub(super) fn new(client: Client, machine: String) -> Source {
         // its keys are random, and so is what they make of nothing
         let number = RandomState::new().build_hasher().finish();
         Source {
@@ -111,7 +112,7 @@ impl Source {
     }
 
     /// Has a text typed so many milliseconds after the one before it.
-    fn send(&mut self, text: &str, gap_ms: u64) -> Result<(), CliError> {
+    pub(super) fn send(&mut self, text: &str, gap_ms: u64) -> Result<(), CliError> {
         for (at, inputs) in inputs(text).chunks(TYPED_MAX).enumerate() {
             let mut inputs = inputs.to_vec();
             if at == 0 {

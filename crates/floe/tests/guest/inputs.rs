@@ -15,10 +15,10 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// A disk that no file system explains, so that nothing but inputs tells of reads.
 const DISK_BYTES: usize = 8 << 20;
 /// The shift key, which goes down and up again.
-const SHIFT: [&[u8]; 2] = [b"\x04\x01\0\0\0\0\xff\xe1", b"\x04\x00\0\0\0\0\xff\xe1"];
+pub const SHIFT: [&[u8]; 2] = [b"\x04\x01\0\0\0\0\xff\xe1", b"\x04\x00\0\0\0\0\xff\xe1"];
 /// The pointer, which moves, and its first button, which goes down and up.
 const MOVE: &[u8] = b"\x05\x00\0\x10\0\x10";
-const CLICK: [&[u8]; 2] = [b"\x05\x01\0\x10\0\x10", MOVE];
+pub const CLICK: [&[u8]; 2] = [b"\x05\x01\0\x10\0\x10", MOVE];
 
 /// What keeps a way open until the node has counted.
 type Open = Box<dyn Any>;
@@ -104,7 +104,7 @@ fn shakes_hands(screen: &mut (impl Read + Write)) -> io::Result<()> {
 }
 
 /// Connects to a machine's screen as a VNC client does.
-fn viewer(node: &TestNode, name: &str) -> io::Result<UnixStream> {
+pub fn viewer(node: &TestNode, name: &str) -> io::Result<UnixStream> {
     let screen = node.client().console(name).unwrap().vnc.unwrap();
     let mut viewer = UnixStream::connect(screen)?;
     viewer.set_read_timeout(Some(PATIENCE))?;
@@ -113,13 +113,13 @@ fn viewer(node: &TestNode, name: &str) -> io::Result<UnixStream> {
 }
 
 /// A browser's WebSocket to the node.
-struct Browser {
+pub struct Browser {
     stream: UnixStream,
     unread: Vec<u8>,
 }
 
 impl Browser {
-    fn open(node: &TestNode, path: &str) -> Browser {
+    pub fn open(node: &TestNode, path: &str) -> Browser {
         let mut stream = UnixStream::connect(node.client().socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let request = format!(

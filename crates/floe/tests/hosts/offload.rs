@@ -1,10 +1,13 @@
 //! A device and a strong host, which lends it its CPUs: `floe pair`, `floe offload`, `floe sync`, `floe recall`, and hosts that are made
 //! empty: `floe drain`.
 
+use crate::support::clusters::ask_by_hand;
 use crate::support::command::{code, ends, floe, ok, run, said};
 use crate::support::hosts::Hosts;
-use crate::support::node::{Signal, TestNode, cluster, eventually};
+use crate::support::node::{PATIENCE, Signal, TestNode, cluster, eventually};
 use floe_api::*;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::{fs, process::Command};
 
 /// Two nodes on hosts of their own.
@@ -439,4 +442,103 @@ fn a_host_is_drained_onto_the_nodes_that_can_have_its_machines() {
     assert!(web(&nodes[0]).is_none() && runs(&nodes[1]));
     let nothing = ok(&nodes[0], &["drain"]);
     assert!(nothing.contains("anything to lose"), "{nothing}");
+}
+
+/// Opens a page's WebSocket to a node.
+fn page(node: &TestNode, path: &str) -> UnixStream {
+    let mut page = UnixStream::connect(node.client().socket()).unwrap();
+    page.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: floe\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    );
+    page.write_all(request.as_bytes()).unwrap();
+    let head = read_until(&mut page, b"\r\n\r\n");
+    assert!(
+        head.starts_with(b"HTTP/1.1 101 "),
+        "{}",
+        head.escape_ascii()
+    );
+    page
+}
+
+/// Reads until these bytes have come.
+fn read_until(from: &mut UnixStream, end: &[u8]) -> Vec<u8> {
+    let mut all = Vec::new();
+    while !all.ends_with(end) {
+        let mut byte = [0];
+        from.read_exact(&mut byte).unwrap();
+        all.extend(byte);
+    }
+    all
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
+    let hosts = Hosts::new();
+    let mut nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    // a console, on which what is typed is kept here until the guest there has got it
+    let mut console = page(&nodes[0], "/v1/machines/web/terminal");
+    let line = b"echo typed-$((40+2))\r";
+    let mut frame = vec![0x82, 0x80 | line.len() as u8, 0, 0, 0, 0];
+    frame.extend(line);
+    console.write_all(&frame).unwrap();
+    read_until(&mut console, b"{\"earlier_bytes\":");
+    // what it wrote there, its picture, and its screen
+    nodes[0].wait_console("web", "typed-42");
+    let picture = nodes[0].home().join("screen.png");
+    let path = picture.display().to_string();
+    ok(&nodes[0], &["screenshot", "web", path.as_str()]);
+    assert!(fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
+    let mut screen = page(&nodes[0], "/v1/machines/web/vnc");
+    read_until(&mut screen, b"RFB 003.008\n");
+    let socket = nodes[0].client().console("web").unwrap().vnc.unwrap();
+    let mut viewer = UnixStream::connect(&socket).unwrap();
+    viewer.set_read_timeout(Some(PATIENCE)).unwrap();
+    read_until(&mut viewer, b"RFB 003.008\n");
+    drop((console, screen, viewer));
+    // a node that is gone is said to be
+    nodes[1].end(Signal::KILL);
+    let silent = code(&nodes[0], 4, &["logs", "web"]);
+    assert!(said(&silent).contains("node-1"), "{}", said(&silent));
+    nodes[1].start_again();
+    eventually("it is shown again", || {
+        run(&nodes[0], &["logs", "web"]).status.success()
+    });
+    eventually("it comes back", || {
+        run(&nodes[0], &["recall", "web"]).status.success()
+    });
+    assert!(remembers(&nodes[0], 2).contains("before-42"));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
+    let (phone, cloud) = (TestNode::on_the_network(), TestNode::on_the_network());
+    cluster(&[&phone, &cloud]);
+    phone.boot_tiny("web");
+    ok(&phone, &["offload", "web", "--to", "node-1"]);
+    let record = fs::read(phone.home().join("machines/web/machine.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let key = record["turn"]["key"].as_str().unwrap();
+    // the borrower's own certificate is a member's as well
+    let pem = cloud.home().join("cluster/node.pem").display().to_string();
+    for what in ["\"screen\"", "\"console\"", "\"picture\""] {
+        let asked = format!("{{\"key\":\"{key}\",\"what\":{what}}}");
+        let told = ask_by_hand(
+            cloud.member_address().unwrap(),
+            &["-cert", &pem, "-key", &pem],
+            "POST /v1/moves/look",
+            &asked,
+        );
+        let is_none = told.contains("404") && told.contains("no such machine of yours");
+        assert!(is_none, "{told}");
+    }
+    let path = phone.home().join("screen.png").display().to_string();
+    ok(&phone, &["screenshot", "web", path.as_str()]);
 }

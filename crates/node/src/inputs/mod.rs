@@ -10,6 +10,9 @@
 //! them when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on,
 //! and keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!
+//! What is done on screens and consoles comes here only while QEMU would lose it (`user`). What a lent machine shows comes the other way
+//! (`look`).
+//!
 //! A guest whose agent takes no inputs, or can't give one to it, or that has no agent, gets them through QEMU's own devices: each at most
 //! once, since QEMU doesn't say what has become of them. They are noted as taken before. So is what an agent was told of last, if it has
 //! ended without an answer and none has come after it.
@@ -21,11 +24,14 @@
 
 mod decide;
 mod file;
+mod look;
 mod mailbox;
 mod plain;
 mod request;
+mod user;
 mod wire;
 
+pub(crate) use look::{Look, LookAsked, PROTOCOL as LOOK_PROTOCOL};
 pub(crate) use wire::{Fate, ForMachine};
 
 use crate::{
@@ -41,7 +47,7 @@ use crate::{
     },
     machines::Machines,
 };
-use decide::{Next, Unkept, Waiting};
+use decide::{Kept, Next, Unkept, Waiting};
 use floe_api::{ErrorCode, TypeReport, TypeRequest};
 use floe_guest::input::Inputs as Batch;
 use mailbox::Mailbox;
@@ -126,7 +132,7 @@ impl Inputs {
                 boxes.insert(name.to_owned(), Arc::new(Mutex::new(mailbox)));
             }
         }
-        Ok(Arc::new(Inputs {
+        let inputs = Arc::new(Inputs {
             core,
             cluster,
             inventory,
@@ -135,7 +141,11 @@ impl Inputs {
             runtime,
             dir,
             boxes: Mutex::new(boxes),
-        }))
+        });
+        let of = Arc::downgrade(&inputs);
+        let users = move |entry: &Arc<Entry>| Some(of.upgrade()?.user(entry));
+        inputs.machines.screens_have(Box::new(users));
+        Ok(inputs)
     }
 
     /// Says what an earlier node has kept, and starts the thread that tidies up what is over.
@@ -167,7 +177,11 @@ impl Inputs {
         name: &str,
         request: &TypeRequest,
     ) -> Result<TypeReport, NodeError> {
-        let typed = request::kept_of(request)?;
+        self.keep(name, request::kept_of(request)?)
+    }
+
+    /// Does the same for inputs that are within their bounds.
+    fn keep(self: &Arc<Self>, name: &str, typed: Vec<Kept>) -> Result<TypeReport, NodeError> {
         let entry = match self.inventory.get(name) {
             Ok(entry) => Some(entry),
             Err(error) if error.code() == ErrorCode::NotFound && self.was_moved(name) => None,

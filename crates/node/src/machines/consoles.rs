@@ -5,8 +5,9 @@ use super::{
     launch::{CONSOLE_LOG, CONSOLE_SOCKET, SCREEN_SOCKET, VNC_SOCKET},
 };
 use crate::{
-    error::{NodeError, at},
+    error::{NodeError, at, failed},
     keyboard::Keyboard,
+    screens::Users,
 };
 use floe_api::{ConsoleInfo, Face};
 use floe_machine::{Shown, Socket, console::ConsoleLog};
@@ -31,6 +32,13 @@ impl Machines {
         });
         // as long as the node answers for it, so that a person's inputs are known
         let screen = vm.join(SCREEN_SOCKET);
+        let lent = entry.turn().is_some_and(|turn| turn.borrower().is_some());
+        if lent
+            && !self.screens.is_open(&screen)
+            && let Err(error) = self.screens.open(&screen, &entry)
+        {
+            tracing::warn!(machine = name, %error, "its screen is not shown to VNC clients here");
+        }
         let screen = match self.screens.is_open(&screen) {
             true => screen,
             false => vm.join(VNC_SOCKET),
@@ -92,23 +100,21 @@ impl Machines {
         Ok((log, keyboard, work))
     }
 
-    /// Returns a function that notes an input of a machine's user: what its guest then reads from a disk goes before what nobody
-    /// waits for.
-    pub fn inputs(&self, name: &str) -> Result<impl Fn() + Send + use<>, NodeError> {
-        let entry = self.inventory.get(name)?;
-        Ok(move || entry.has_input())
+    /// Says who the users of machines' screens are.
+    pub fn screens_have(&self, users: Box<Users>) {
+        self.screens.have(users);
     }
 
-    /// Connects to the screen of a running machine, for a VNC client. Returns the connection, and a function that says whether the
-    /// machine is paused to buffer.
-    pub fn vnc(
-        &self,
-        name: &str,
-    ) -> Result<(UnixStream, impl Fn() -> bool + Send + use<>), NodeError> {
-        let entry = self.inventory.get(name)?;
-        let screen = entry.vm()?.connect(Socket::Screen);
-        let screen = screen.map_err(at(format!("the screen of {name} does not answer")))?;
-        Ok((screen, move || entry.stands_still()))
+    /// Connects to the screen of a running machine, for a VNC client.
+    pub fn vnc(&self, name: &str) -> Result<UnixStream, NodeError> {
+        let screen = self.inventory.get(name)?.vm()?.connect(Socket::Screen);
+        screen.map_err(at(format!("the screen of {name} does not answer")))
+    }
+
+    /// Returns width and height of the screen.
+    pub fn screen_size(&self, name: &str) -> Result<(u32, u32), NodeError> {
+        let png = self.screenshot(name)?;
+        png_size(&png).ok_or_else(|| failed(format!("the screen of {name} has no size"), ""))
     }
 
     /// Returns the screen as PNG.
@@ -122,6 +128,15 @@ impl Machines {
     }
 }
 
+/// Returns width and height of a picture: the first chunk of a PNG, behind its signature, begins with both.
+fn png_size(png: &[u8]) -> Option<(u32, u32)> {
+    let number = |at: usize| {
+        let bytes = png.get(at..at + 4)?;
+        Some(u32::from_be_bytes(bytes.try_into().ok()?))
+    };
+    Some((number(16)?, number(20)?)).filter(|(width, height)| *width > 0 && *height > 0)
+}
+
 /// Decides where a guest shows itself, by what its screen shows and whether it has used its console.
 fn face(shown: Shown, console_used: bool) -> Option<Face> {
     match shown {
@@ -133,6 +148,14 @@ fn face(shown: Shown, console_used: bool) -> Option<Face> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_picture_says_how_large_it_is() {
+        let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\x04\0\0\0\x03\0\x08\x02\0\0\0";
+        assert_eq!(png_size(png), Some((1024, 768)));
+        assert_eq!(png_size(&png[..23]), None);
+        assert_eq!(png_size(&[0; 24]), None);
+    }
 
     #[test]
     fn the_console_is_where_a_guest_shows_itself_only_if_its_screen_shows_no_more_than_firmware() {

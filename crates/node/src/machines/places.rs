@@ -3,7 +3,7 @@
 
 use super::{
     Machines, STANDBY_DIR, VM_DIR,
-    launch::{BOOT_DIR, CONSOLE_LOG, DISKS_DIR, make_machine_dir},
+    launch::{BOOT_DIR, CONSOLE_LOG, DISKS_DIR, SCREEN_SOCKET, make_machine_dir},
 };
 use crate::{
     aside,
@@ -51,6 +51,8 @@ impl Machines {
     /// Removes the files of what a machine was before its record named others, in `place`; what its guest wrote there is set aside if
     /// that is wanted. Its QEMU has ended.
     pub(crate) fn clear_former(&self, entry: &Entry, place: &Path, set_aside: bool) {
+        // what was lent may have had one without a QEMU
+        self.screens.close(&place.join(VM_DIR).join(SCREEN_SOCKET));
         for part in parts(&entry.dir, place) {
             match std::fs::symlink_metadata(&part) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,

@@ -26,6 +26,7 @@ mod arrive;
 mod depart;
 mod lease;
 mod leases;
+mod look;
 mod recall;
 mod results;
 mod sync;

@@ -200,7 +200,11 @@ impl Moves {
 
     /// Finds what is here of a machine that a member has lent to this node. One that another has lent, or this member when it had another
     /// address, is an error: nobody may take it for one that is gone.
-    fn borrowed(&self, key: &str, by: &FromMember) -> Result<Option<Arc<Entry>>, NodeError> {
+    pub(super) fn borrowed(
+        &self,
+        key: &str,
+        by: &FromMember,
+    ) -> Result<Option<Arc<Entry>>, NodeError> {
         let found = self.find(key);
         if found.is_none() && self.inventory.any_left_alone() {
             return Err(busy(

@@ -45,13 +45,16 @@ pub async fn say(
     .await
 }
 
-/// Somebody has typed on the machine's console, whose socket doesn't lead through the node. What was typed is not told.
+/// Somebody types on the machine's console, whose socket doesn't lead through the node. What is typed is not told.
 #[utoipa::path(post, path = "/v1/machines/{name}/input", tag = "machines", params(("name" = String, Path)),
-    responses((status = 200, description = "noted"), (status = 404, body = ApiError)))]
-pub async fn input(State(node): Floe, Path(name): Path<String>) -> Result<Json<()>, Failure> {
+    responses((status = 200, body = InputNoted), (status = 404, body = ApiError)))]
+pub async fn input(
+    State(node): Floe,
+    Path(name): Path<String>,
+) -> Result<Json<InputNoted>, Failure> {
     answer(move || {
-        node.inventory.get(&name)?.has_input();
-        Ok(())
+        let entry = node.inventory.get(&name)?;
+        Ok(node.inputs.noted(&entry))
     })
     .await
 }

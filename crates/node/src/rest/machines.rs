@@ -1,7 +1,7 @@
 //! Machines.
 
 use super::answer::{Args, Failure, Input, Path, answer, blocking, stream};
-use crate::{Node, caller::Caller, logs};
+use crate::{Node, caller::Caller, error::at, inputs::Look, logs};
 use axum::{
     Json,
     body::Body,
@@ -11,6 +11,7 @@ use axum::{
 };
 use floe_api::*;
 use std::sync::Arc;
+use tokio::net::UnixStream;
 
 type Floe = State<Arc<Node>>;
 
@@ -199,11 +200,11 @@ pub async fn capture(
     })
 }
 
-/// The machine's screen as PNG.
+/// The machine's screen as PNG; of a machine that is lent to another node the screen there.
 #[utoipa::path(post, path = "/v1/machines/{name}/screenshot", tag = "machines", params(("name" = String, Path)),
     responses((status = 200, body = Vec<u8>, content_type = "image/png")))]
 pub async fn screenshot(State(node): Floe, Path(name): Path<String>) -> Result<Response, Failure> {
-    let png = blocking(move || node.machines.screenshot(&name)).await?;
+    let png = blocking(move || node.inputs.screenshot(&name)).await?;
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
 }
 
@@ -218,7 +219,7 @@ pub async fn console(
 }
 
 /// What the guest wrote on its console, as far as it is kept (4 to 8 MiB), byte by byte. It may hold anything, including
-/// escape sequences for terminals.
+/// escape sequences for terminals. Of a machine that is lent to another node it is what it wrote there.
 #[utoipa::path(get, path = "/v1/machines/{name}/logs", tag = "machines", params(("name" = String, Path), LogQuery),
     responses((status = 200, body = Vec<u8>, content_type = "application/octet-stream")))]
 pub async fn logs(
@@ -226,8 +227,25 @@ pub async fn logs(
     Path(name): Path<String>,
     Args(query): Args<LogQuery>,
 ) -> Result<Response, Failure> {
-    let log = blocking(move || node.machines.console_history(&name, query.tail_bytes)).await?;
-    let body = Body::from_stream(logs::stream(log, query.follow));
+    let LogQuery { follow, tail_bytes } = query;
+    let look = move || {
+        let there = Look::Log { tail_bytes, follow };
+        let there = node.inputs.look(&node.inventory.get(&name)?, there)?;
+        let here = match there {
+            Some(_) => None,
+            None => Some(node.machines.console_history(&name, tail_bytes)?),
+        };
+        Ok((here, there))
+    };
+    let body = match blocking(look).await? {
+        (Some(log), _) => Body::from_stream(logs::stream(log, follow)),
+        (None, Some(there)) => {
+            let there = there.set_nonblocking(true).map(|()| there);
+            let there = there.and_then(UnixStream::from_std);
+            Body::from_stream(logs::carried(there.map_err(at("no console"))?))
+        }
+        (None, None) => Body::empty(),
+    };
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 

@@ -53,6 +53,7 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .route("/v1/moves/results", post(moves::results))
         .route("/v1/moves/end", post(moves::end))
         .route("/v1/moves/lease", post(moves::lease))
+        .route("/v1/moves/look", post(moves::look))
         .route("/v1/swarm/{image}", get(swarm::offer))
         .route("/v1/swarm/{image}/packs", get(swarm::offer_packs))
         .fallback(answer::no_such_path)
@@ -356,6 +357,7 @@ mod tests {
             "/v1/moves/results",
             "/v1/moves/end",
             "/v1/moves/lease",
+            "/v1/moves/look",
             "/v1/swarm/{image}",
             "/v1/swarm/{image}/packs",
         ];

@@ -1,18 +1,25 @@
 //! Machines that move to another node of the cluster.
 
-use super::answer::{Failure, Input, Path, answer, stream};
+use super::answer::{Failure, Input, Path, answer, blocking, stream};
 use crate::{
     Node,
     caller::FromMember,
-    inputs::{Fate, ForMachine},
+    inputs::{Fate, ForMachine, LOOK_PROTOCOL, LookAsked},
     inventory::turn::Answer,
     moves::{
         EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply,
         Results, ResultsAsked, Speed, SyncAsked,
     },
 };
-use axum::{Extension, Json, extract::State, response::Response};
+use axum::{
+    Extension, Json,
+    extract::{FromRequest, Request, State},
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
 use floe_api::*;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;
@@ -172,4 +179,29 @@ pub async fn lease(
     Input(asked): Input<LeaseAsked>,
 ) -> Result<Json<Granted>, Failure> {
     answer(move || node.moves.lease_for(&asked, &by)).await
+}
+
+/// Shows a member its machine that this node has borrowed: the connection is switched to what was asked for.
+pub async fn look(
+    State(node): Floe,
+    Extension(by): Extension<FromMember>,
+    mut request: Request,
+) -> Result<Response, Failure> {
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let Input(asked) = Input::<LookAsked>::from_request(request, &()).await?;
+    let switching = [
+        (header::CONNECTION, HeaderValue::from_static("upgrade")),
+        (header::UPGRADE, HeaderValue::from_static(LOOK_PROTOCOL)),
+    ];
+    let shown = blocking(move || node.moves.shown_to(&asked, &by)).await?;
+    let Some(upgrade) = upgrade else {
+        return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
+    };
+    tokio::spawn(async move {
+        // without it the member has gone
+        if let Ok(there) = upgrade.await {
+            shown.send(TokioIo::new(there)).await;
+        }
+    });
+    Ok((StatusCode::SWITCHING_PROTOCOLS, switching).into_response())
 }

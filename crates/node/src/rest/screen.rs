@@ -1,7 +1,13 @@
 //! Screens: an image's at its capture, and a machine's current one (VNC in a WebSocket).
 
 use super::answer::{Failure, Path, blocking};
-use crate::{Node, caller::Caller, error::at};
+use crate::{
+    Node,
+    caller::Caller,
+    error::at,
+    typist::{HELD_EVERY, Typist, carry_out, keep},
+    vnc::Client,
+};
 use axum::{
     extract::{
         State,
@@ -12,11 +18,10 @@ use axum::{
 };
 use floe_api::ApiError;
 use floe_front::page::thumbnail::{self, Keep};
-use floe_sched::Presses;
 use futures::{SinkExt, StreamExt};
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::AsyncReadExt,
     net::UnixStream,
     time::{sleep, timeout},
 };
@@ -33,21 +38,6 @@ const FROM_BROWSER_BYTES: usize = 256 << 10;
 pub(super) const STALLED: Duration = Duration::from_secs(30);
 /// How often a quiet connection is pinged.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
-/// RFB's message types (RFC 6143, 7.5) of keys, of the pointer, of a text to paste, and of what only QEMU knows.
-const KEY: u8 = 4;
-const POINTER: u8 = 5;
-const TEXT: u8 = 6;
-const QEMU: u8 = 255;
-/// Those with which a browser's user does something. Browsers send each as a message of its own.
-const INPUTS: [u8; 4] = [KEY, POINTER, TEXT, QEMU];
-/// How many messages wait for a machine that is paused to buffer, and how many bytes; further input is dropped.
-const HELD_MAX: usize = 1024;
-/// See [`HELD_MAX`].
-const HELD_BYTES_MAX: usize = 1 << 20;
-/// How often a machine that is paused to buffer is checked while input waits for it, and the time between two messages when
-/// it goes on: a PC's keyboard buffers eight keys.
-const HELD_EVERY: Duration = Duration::from_millis(20);
-
 /// The screen at the capture, as PNG.
 #[utoipa::path(get, path = "/v1/images/{name}/thumbnail", tag = "images",
     params(("name" = String, Path, description = "name, id or a unique prefix of one")),
@@ -72,8 +62,10 @@ pub async fn picture(
     Ok(thumbnail::answer(&id, png, keep, &headers))
 }
 
-/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may
-/// show one machine. Keys that are typed while it is paused to buffer wait until it goes on.
+/// The machine's screen, keyboard and pointer: the VNC protocol (RFB) in binary messages of a WebSocket. Several browsers may show one
+/// machine. Keys and buttons that go down or up while it stands still are kept until its guest has got them, if the guest's agent takes
+/// inputs; otherwise, and for what the pointer does beside that, they wait here until it goes on, as long as the connection stands. Of a
+/// machine that is lent to another node it is the screen there.
 #[utoipa::path(get, path = "/v1/machines/{name}/vnc", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -84,12 +76,10 @@ pub async fn vnc(
 ) -> Result<Response, Failure> {
     let machine = name.clone();
     let look = move || {
-        Ok((
-            node.machines.vnc(&machine)?,
-            node.machines.inputs(&machine)?,
-        ))
+        let user = node.inputs.user(&node.inventory.get(&machine)?);
+        Ok((user.screen()?, user))
     };
-    let ((qemu, stands_still), input) = blocking(look).await?;
+    let (qemu, user) = blocking(look).await?;
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(rejection) => return Ok(rejection.into_response()),
@@ -102,7 +92,7 @@ pub async fn vnc(
         .protocols(["binary"])
         .on_upgrade(async move |browser| {
             tracing::debug!(machine = name, "a browser looks");
-            relay(browser, qemu, stands_still, input).await;
+            relay(browser, qemu, user).await;
             tracing::debug!(machine = name, "a browser left");
         }))
 }
@@ -114,15 +104,8 @@ pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .max_frame_size(FROM_BROWSER_BYTES)
 }
 
-/// Carries bytes both ways until either side ends. Each direction holds at most one piece, so a slow side slows the other.
-/// QEMU drops the input of a machine that stands still, so that is held back until it goes on.
-/// Calls `input` when a key or a button goes down.
-async fn relay(
-    browser: WebSocket,
-    qemu: UnixStream,
-    stands_still: impl Fn() -> bool,
-    input: impl Fn(),
-) {
+/// Carries bytes both ways until either side ends. Each direction has at most one piece under way, so a slow side slows the other.
+async fn relay(browser: WebSocket, qemu: UnixStream, user: Arc<dyn Typist>) {
     let (mut to_browser, mut from_browser) = browser.split();
     let (mut from_qemu, mut to_qemu) = qemu.into_split();
     let down = async {
@@ -139,139 +122,46 @@ async fn relay(
         }
         let _ = timeout(STALLED, to_browser.close()).await; // the browser may be gone
     };
+    let mut said = Client::default();
     let up = async {
-        let mut held = Held::default();
-        let mut presses = Presses::default();
         loop {
-            let message = tokio::select! {
-                message = from_browser.next() => message,
-                () = sleep(HELD_EVERY), if !held.messages.is_empty() => {
-                    if !stands_still()
-                        && let Some(bytes) = held.pop()
-                    {
-                        if presses.are_in(&bytes) {
-                            input();
-                        }
-                        if to_qemu.write_all(&bytes).await.is_err() {
-                            break;
-                        }
-                    }
-                    continue;
-                }
+            let step = tokio::select! {
+                message = from_browser.next() => match message {
+                    Some(Ok(Message::Binary(bytes))) => said.takes(&bytes, user.stand()),
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => continue,
+                    // RFB is binary: a client that sends anything else does not speak it
+                    _ => return,
+                },
+                () = sleep(HELD_EVERY), if said.is_holding() => match user.stand().still {
+                    true => continue,
+                    false => said.goes_on(),
+                },
             };
-            let Some(Ok(message)) = message else { break };
-            match message {
-                Message::Binary(bytes) if held.takes(&bytes, stands_still()) => {}
-                Message::Binary(bytes) => {
-                    // first, so that what follows from it is already known to
-                    if presses.are_in(&bytes) {
-                        input();
-                    }
-                    if to_qemu.write_all(&bytes).await.is_err() {
-                        break;
-                    }
-                }
-                Message::Ping(_) | Message::Pong(_) => {}
-                // RFB is binary: a client that sends anything else does not speak it
-                Message::Text(_) | Message::Close(_) => break,
+            if !carry_out(step, &mut to_qemu, &user).await {
+                return;
             }
         }
     };
     tokio::select! { () = down => (), () = up => () }
-}
-
-/// What became of a message's beginning.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Begun {
-    #[default]
-    Passed,
-    Held,
-    Dropped,
-}
-
-/// Input for a machine that stands still, in the order in which it arrived.
-#[derive(Default)]
-struct Held {
-    messages: VecDeque<Vec<u8>>,
-    /// The length of all of them.
-    bytes: usize,
-    /// Where RFB's messages begin and end: a long text comes in several of the WebSocket's.
-    arriving: Presses,
-    /// What became of the latest one that has begun; its rest goes the same way.
-    begun: Begun,
-}
-
-impl Held {
-    /// Returns whether these bytes are kept back here, or dropped; otherwise they are to be passed on.
-    fn takes(&mut self, bytes: &[u8], stands_still: bool) -> bool {
-        let goes_on = self.arriving.is_within();
-        self.arriving.are_in(bytes);
-        if goes_on {
-            if self.begun == Begun::Held {
-                self.extend(bytes);
-            }
-        } else {
-            let is_input = bytes.first().is_some_and(|kind| INPUTS.contains(kind));
-            self.begun = match is_input && (stands_still || !self.messages.is_empty()) {
-                true => self.push(bytes),
-                false => Begun::Passed,
-            };
-        }
-        self.begun != Begun::Passed
-    }
-
-    fn push(&mut self, input: &[u8]) -> Begun {
-        // type and buttons are compared: while the pointer only moves, its last position is enough
-        let moved = |last: &Vec<u8>| input[0] == POINTER && last.get(..2) == input.get(..2);
-        let full = self.messages.len() >= HELD_MAX || self.bytes + input.len() > HELD_BYTES_MAX;
-        if self.messages.back().is_some_and(moved) {
-            self.bytes -= self.messages.pop_back().map_or(0, |last| last.len());
-        } else if full {
-            return Begun::Dropped;
-        }
-        self.bytes += input.len();
-        self.messages.push_back(input.to_vec());
-        Begun::Held
-    }
-
-    /// More of the last message. If it is too long, all of it is dropped.
-    fn extend(&mut self, bytes: &[u8]) {
-        let Some(last) = self.messages.back_mut() else {
-            return;
-        };
-        if self.bytes + bytes.len() <= HELD_BYTES_MAX {
-            self.bytes += bytes.len();
-            last.extend_from_slice(bytes);
-        } else {
-            self.bytes -= last.len();
-            self.messages.pop_back();
-            self.begun = Begun::Dropped;
-        }
-    }
-
-    /// Returns the next message, unless that would come in the middle of another one.
-    fn pop(&mut self) -> Option<Vec<u8>> {
-        let whole = match (self.arriving.is_within(), self.begun) {
-            (true, Begun::Passed) => 0,
-            (true, Begun::Held) => self.messages.len().saturating_sub(1),
-            _ => self.messages.len(),
-        };
-        let next = (whole > 0).then(|| self.messages.pop_front())??;
-        self.bytes -= next.len();
-        Some(next)
-    }
+    keep(&user, said.leaves()).await;
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::{
+        typist::tests::Tried,
+        vnc::{Done, Stand},
+    };
     use axum::{Router, routing::get};
+    use floe_guest::input::Input;
     use std::net::SocketAddr;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use tokio::net::{TcpListener, TcpStream, UnixListener};
+    use tokio::{
+        io::AsyncWriteExt,
+        net::{TcpListener, TcpStream, UnixListener},
+    };
 
-    /// Always false, for a machine that runs.
-    static RUNNING: AtomicBool = AtomicBool::new(false);
+    const HELLO: &[u8] = b"RFB 003.008\n\x01\x01";
 
     /// Starts a server that serves WebSockets in this way.
     pub async fn listen<F, S>(serve: S) -> SocketAddr
@@ -288,17 +178,15 @@ pub(super) mod tests {
     }
 
     /// Starts a server whose WebSocket leads to a unix socket, both of this test.
-    async fn serve(
-        dir: &std::path::Path,
-        still: &'static AtomicBool,
-    ) -> (SocketAddr, UnixListener) {
+    async fn serve(dir: &std::path::Path, user: &Arc<Tried>) -> (SocketAddr, UnixListener) {
         let path = dir.join("vnc.sock");
         let qemu = UnixListener::bind(&path).unwrap();
+        let user = user.clone();
         let address = listen(move |browser| {
-            let path = path.clone();
+            let (path, user) = (path.clone(), user.clone());
             async move {
                 let qemu = UnixStream::connect(&path).await.unwrap();
-                relay(browser, qemu, || still.load(Ordering::Relaxed), || ()).await
+                relay(browser, qemu, user).await
             }
         });
         (address.await, qemu)
@@ -335,7 +223,7 @@ pub(super) mod tests {
     #[tokio::test]
     async fn a_screen_travels_in_binary_messages_both_ways() {
         let dir = tempfile::tempdir().unwrap();
-        let (address, listener) = serve(dir.path(), &RUNNING).await;
+        let (address, listener) = serve(dir.path(), &Arc::default()).await;
         let mut browser = browse(address).await;
         let (mut qemu, _) = listener.accept().await.unwrap();
         qemu.write_all(b"RFB 003.008\n").await.unwrap();
@@ -353,72 +241,47 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn what_is_typed_while_a_machine_stands_still_reaches_it_when_it_goes_on() {
-        static STILL: AtomicBool = AtomicBool::new(true);
+        let user = Arc::new(Tried::default());
+        let still = |kept| Stand {
+            still: true,
+            kept,
+            pointer: kept,
+        };
+        *user.stand.lock() = still(false);
         let dir = tempfile::tempdir().unwrap();
-        let (address, listener) = serve(dir.path(), &STILL).await;
+        let (address, listener) = serve(dir.path(), &user).await;
         let mut browser = browse(address).await;
         let (mut qemu, _) = listener.accept().await.unwrap();
-        for message in [b"\x04key-down", b"\x03look-at.", b"\x04key-up.."] {
+        let key = |down| [4, down, 0, 0, 0, 0, 0, b'a'];
+        let look: &[u8] = b"\x03\x01\0\0\0\0\x04\0\x03\0";
+        for message in [HELLO, &key(1), look, &key(0)] {
             browser.write_all(&frame(2, message)).await.unwrap();
         }
-        let mut got = [0; 9];
+        let mut got = vec![0; HELLO.len() + look.len()];
         qemu.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"\x03look-at.", "the screen is for all time");
-        STILL.store(false, Ordering::Relaxed);
-        let mut got = [0; 18];
+        assert_eq!(got, [HELLO, look].concat(), "the screen is for all time");
+        *user.stand.lock() = Stand::default();
+        let mut got = [0; 16];
         qemu.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"\x04key-down\x04key-up..");
-        // a user who types on and on while the machine stands still does not fill the node's memory
-        let mut held = Held::default();
-        for _ in 0..2 * HELD_MAX {
-            held.push(b"\x04key");
-        }
-        assert_eq!(held.messages.len(), HELD_MAX);
-        // only the end of a pointer's movement is kept, but every click
-        let mut held = Held::default();
-        for pointer in [
-            b"\x05\x00at-1",
-            b"\x05\x00at-2",
-            b"\x05\x01at-2",
-            b"\x05\x00at-2",
-        ] {
-            held.push(pointer);
-        }
-        let way: Vec<&[u8]> = vec![b"\x05\x00at-2", b"\x05\x01at-2", b"\x05\x00at-2"];
-        assert_eq!(held.messages, way);
-    }
-
-    #[test]
-    fn a_text_in_several_pieces_goes_one_way_and_never_fills_memory() {
-        let mut held = Held::default();
-        for hello in [b"RFB 003.008\n".as_slice(), b"\x01", b"\x01"] {
-            assert!(!held.takes(hello, true));
-        }
-        assert!(held.takes(b"\x06\0\0\0\0\0\0\x05he", true));
-        assert_eq!(held.pop(), None, "its rest is still to come");
-        assert!(held.takes(b"llo", false), "as its beginning");
-        let text = b"\x06\0\0\0\0\0\0\x05hello".to_vec();
-        assert_eq!((held.pop(), held.bytes), (Some(text), 0));
-        // what has begun to be passed on is, though the machine stands still since then, and nothing comes between
-        assert!(!held.takes(b"\x06\0\0\0\0\0\0\x05he", false));
-        assert!(!held.takes(b"llo", true));
-        // one that is too long is dropped, and others are not
-        let length = 2 * HELD_BYTES_MAX as u32;
-        let head = [&[6_u8, 0, 0, 0][..], &length.to_be_bytes()].concat();
-        assert!(held.takes(&head, true));
-        for _ in 0..32 {
-            assert!(held.takes(&[0; HELD_BYTES_MAX / 16], true));
-            assert!(held.bytes <= HELD_BYTES_MAX);
-        }
-        assert_eq!(held.bytes, 0);
-        assert!(held.takes(b"\x04\x01\0\0\0\0\0a", true));
-        assert_eq!(held.messages.len(), 1);
+        assert_eq!(got[..], [key(1), key(0)].concat());
+        // a guest whose agent takes them gets them even if this connection breaks
+        *user.stand.lock() = still(true);
+        browser.write_all(&frame(2, &key(1))).await.unwrap();
+        browser.write_all(&frame(2, look)).await.unwrap();
+        let mut got = [0; 10];
+        qemu.read_exact(&mut got).await.unwrap();
+        assert_eq!(got, look);
+        let a = Done::Input(Input::Key {
+            code: 30,
+            down: true,
+        });
+        assert_eq!(*user.kept.lock(), [a]);
     }
 
     #[tokio::test]
     async fn a_browser_that_goes_or_speaks_otherwise_is_let_go() {
         let dir = tempfile::tempdir().unwrap();
-        let (address, listener) = serve(dir.path(), &RUNNING).await;
+        let (address, listener) = serve(dir.path(), &Arc::default()).await;
         let mut large = vec![0x82, 0xff];
         large.extend((FROM_BROWSER_BYTES as u64 * 2).to_be_bytes());
         large.extend([0; 4]);

@@ -4,7 +4,13 @@ use super::{
     answer::{Failure, Path, blocking},
     screen::{PING_EVERY, STALLED, bounded},
 };
-use crate::{Node, keyboard::Keyboard, logs};
+use crate::{
+    Node,
+    inputs::Look,
+    keyboard::Keyboard,
+    logs::{self, EARLIER_BYTES},
+    typist::{Typist, keep, texts},
+};
 use axum::{
     extract::{
         State,
@@ -12,19 +18,25 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use floe_api::ApiError;
 use floe_machine::console::ConsoleLog;
-use futures::{SinkExt, StreamExt, stream::SplitSink};
-use std::{io::Read, sync::Arc};
-use tokio::time::timeout;
+use futures::{
+    SinkExt, StreamExt,
+    stream::{BoxStream, SplitSink},
+};
+use std::{future::pending, io, sync::Arc, time::Duration};
+use tokio::{io::AsyncReadExt, net::UnixStream, sync::watch, time::timeout};
 
-/// How much of what the guest wrote earlier is sent first, in bytes: some thousand lines, to scroll back in.
-const EARLIER_BYTES: u64 = 256 << 10;
+/// How long a borrower may take to send what was written earlier.
+const EARLIER_LIMIT: Duration = Duration::from_secs(30);
 
-/// The machine's serial console: what the guest writes in binary messages of a WebSocket, and what is typed in the other direction.
-/// Any number of browsers may watch one machine, and all may type. Messages of text are the node's own, JSON: first
-/// `{"earlier_bytes": N}`, the number of bytes that follow and were written before now; then `{"taken": true}` whenever nobody can
-/// type because another program (`floe console`) has the line, and `{"taken": false}` when that is over.
+/// The machine's serial console: what the guest writes in binary messages of a WebSocket, and what is typed in the other direction. Any
+/// number of browsers may watch one machine, and all may type. What is typed while it stands still is kept until its guest has got it, if
+/// the guest's agent takes inputs. Of a machine that is lent to another node it is the console there, and all that is typed is kept.
+/// Messages of text are the node's own, JSON: first `{"earlier_bytes": N}`, the number of bytes that follow and were written before now;
+/// then `{"taken": true}` whenever nobody can type because another program (`floe console`) has the line, and `{"taken": false}` when
+/// that is over.
 #[utoipa::path(get, path = "/v1/machines/{name}/terminal", tag = "machines", params(("name" = String, Path)),
     responses((status = 101, description = "a WebSocket"), (status = 404, body = ApiError),
               (status = 426, description = "not a WebSocket")))]
@@ -35,10 +47,15 @@ pub async fn terminal(
 ) -> Result<Response, Failure> {
     let machine = name.clone();
     let look = move || {
-        let terminal = node.machines.terminal(&machine, EARLIER_BYTES)?;
-        Ok((terminal, node.machines.inputs(&machine)?))
+        let entry = node.inventory.get(&machine)?;
+        let user = node.inputs.user(&entry);
+        if let Some(there) = node.inputs.look(&entry, Look::Console)? {
+            return Ok((Shown::There(there), None, user));
+        }
+        let (log, keyboard, work) = node.machines.terminal(&machine, EARLIER_BYTES)?;
+        Ok((Shown::Here(log, keyboard), work, user))
     };
-    let ((log, keyboard, work), input) = blocking(look).await?;
+    let (shown, work, user) = blocking(look).await?;
     if let Some(work) = work {
         tokio::spawn(work);
     }
@@ -48,21 +65,61 @@ pub async fn terminal(
     };
     Ok(bounded(upgrade).on_upgrade(async move |browser| {
         tracing::debug!(machine = name, "a browser opens the console");
-        relay(browser, log, keyboard, input).await;
+        let opened = match shown {
+            Shown::Here(log, keyboard) => Ok((Writes::here(log), Some(keyboard))),
+            Shown::There(shown) => Writes::there(shown).await.map(|writes| (writes, None)),
+        };
+        match opened {
+            Ok((writes, keyboard)) => relay(browser, writes, keyboard, user).await,
+            Err(error) => tracing::warn!(machine = name, %error, "its console is not shown"),
+        }
         tracing::debug!(machine = name, "a browser left the console");
     }))
 }
 
-/// Reads what is there already. If that is not all, its first line may be incomplete and is left out.
-fn earlier(log: &mut ConsoleLog) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    // what can't be read now is reported by the reads that follow
-    let _ = log.take(EARLIER_BYTES).read_to_end(&mut bytes);
-    if bytes.len() as u64 == EARLIER_BYTES {
-        let line = bytes.iter().position(|byte| *byte == b'\n');
-        bytes.drain(..line.map_or(0, |at| at + 1));
+/// Where a console is.
+enum Shown {
+    Here(ConsoleLog, Keyboard),
+    /// With the machine's borrower: what comes of it.
+    There(std::os::unix::net::UnixStream),
+}
+
+/// What a guest writes.
+struct Writes {
+    earlier: Vec<u8>,
+    more: BoxStream<'static, io::Result<Bytes>>,
+}
+
+impl Writes {
+    /// Of a machine that runs here.
+    fn here(mut log: ConsoleLog) -> Writes {
+        Writes {
+            earlier: logs::earlier(&mut log),
+            more: logs::stream(log, true).boxed(),
+        }
     }
-    bytes
+
+    /// Of one that another node has borrowed ([`Look::Console`]).
+    async fn there(shown: std::os::unix::net::UnixStream) -> io::Result<Writes> {
+        shown.set_nonblocking(true)?;
+        let mut shown = UnixStream::from_std(shown)?;
+        let read = async {
+            let count = shown.read_u64().await?;
+            if count > EARLIER_BYTES {
+                return Err(io::Error::other(
+                    "the borrower says more than was asked for",
+                ));
+            }
+            let mut earlier = vec![0; count as usize];
+            shown.read_exact(&mut earlier).await?;
+            Ok(earlier)
+        };
+        let earlier = timeout(EARLIER_LIMIT, read).await??;
+        Ok(Writes {
+            earlier,
+            more: logs::carried(shown).boxed(),
+        })
+    }
 }
 
 type ToBrowser = SplitSink<WebSocket, Message>;
@@ -73,19 +130,26 @@ async fn send(browser: &mut ToBrowser, message: Message) -> bool {
 }
 
 /// Carries bytes both ways until the browser goes. One piece waits in each direction: a slow browser reads the log more slowly, and
-/// whoever types for a guest that does not read waits. Calls `input` for what is typed.
-async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, input: impl Fn()) {
+/// whoever types for a guest that does not read waits.
+async fn relay(
+    browser: WebSocket,
+    writes: Writes,
+    keyboard: Option<Keyboard>,
+    user: Arc<dyn Typist>,
+) {
     let (mut to_browser, mut from_browser) = browser.split();
-    let Keyboard { keys, mut taken } = keyboard;
+    let (keys, mut taken) = keyboard.map(|of| (of.keys, of.taken)).unzip();
     let down = async {
-        let before = earlier(&mut log);
+        let Writes {
+            earlier: before,
+            more: mut pieces,
+        } = writes;
         let head = format!("{{\"earlier_bytes\":{}}}", before.len());
         if !send(&mut to_browser, Message::Text(head.into())).await
             || !before.is_empty() && !send(&mut to_browser, Message::Binary(before.into())).await
         {
             return;
         }
-        let mut pieces = Box::pin(logs::stream(log, true));
         loop {
             let message = tokio::select! {
                 piece = timeout(PING_EVERY, pieces.next()) => match piece {
@@ -93,9 +157,7 @@ async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, inpu
                     Ok(Some(Ok(piece))) => Message::Binary(piece),
                     Ok(Some(Err(_)) | None) => break,
                 },
-                // its sender outlives this: it ends when nobody has keys any more
-                Ok(()) = taken.changed() => {
-                    let taken = *taken.borrow_and_update();
+                taken = changed(&mut taken) => {
                     Message::Text(format!("{{\"taken\":{taken}}}").into())
                 }
             };
@@ -113,26 +175,41 @@ async fn relay(browser: WebSocket, mut log: ConsoleLog, keyboard: Keyboard, inpu
                 // what is typed is binary: a client that sends anything else means something else
                 Message::Text(_) | Message::Close(_) => break,
             };
-            input();
-            if keys.send(typed).await.is_err() {
-                break;
+            match &keys {
+                Some(keys) if !user.stand().kept => {
+                    user.has_done();
+                    if keys.send(typed).await.is_err() {
+                        break;
+                    }
+                }
+                _ => keep(&user, texts(&typed)).await,
             }
         }
     };
     tokio::select! { () = down => (), () = up => () }
 }
 
+/// Waits until another program takes the line, or lets it go. Returns whether it has the line.
+async fn changed(taken: &mut Option<watch::Receiver<bool>>) -> bool {
+    // its sender outlives this: it ends when nobody has keys any more
+    if let Some(taken) = taken
+        && taken.changed().await.is_ok()
+    {
+        return *taken.borrow_and_update();
+    }
+    pending().await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rest::screen::tests::{browse, frame, listen};
-    use bytes::Bytes;
-    use std::io::Write;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpStream,
-        sync::{mpsc, watch},
+    use crate::{
+        rest::screen::tests::{browse, frame, listen},
+        typist::tests::Tried,
+        vnc::Stand,
     };
+    use std::io::Write;
+    use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 
     /// Reads a frame of the server: its opcode and content.
     async fn receive(browser: &mut TcpStream) -> (u8, Vec<u8>) {
@@ -157,17 +234,15 @@ mod tests {
         let (keys, mut typed) = mpsc::channel(1);
         let (tell, taken) = watch::channel(false);
         let log = dir.path().to_owned();
+        let user = Arc::new(Tried::default());
+        let types = user.clone();
         let address = listen(move |browser| {
             let keyboard = Keyboard {
                 keys: keys.clone(),
                 taken: taken.clone(),
             };
-            relay(
-                browser,
-                ConsoleLog::open(&log, Some(EARLIER_BYTES)),
-                keyboard,
-                || (),
-            )
+            let log = ConsoleLog::open(&log, Some(EARLIER_BYTES));
+            relay(browser, Writes::here(log), Some(keyboard), types.clone())
         })
         .await;
         let mut browser = browse(address).await;
@@ -180,6 +255,13 @@ mod tests {
         assert_eq!(receive(&mut browser).await, (2, b"root".to_vec()));
         browser.write_all(&frame(2, b"ls\r")).await.unwrap();
         assert_eq!(typed.recv().await, Some(Bytes::from_static(b"ls\r")));
+        // what QEMU would lose does not go there
+        *user.stand.lock() = Stand {
+            still: true,
+            kept: true,
+            pointer: true,
+        };
+        browser.write_all(&frame(2, b"id\r")).await.unwrap();
         tell.send(true).unwrap();
         assert_eq!(
             receive(&mut browser).await,
@@ -193,5 +275,28 @@ mod tests {
         let mut rest = Vec::new();
         other.read_to_end(&mut rest).await.unwrap();
         assert!(typed.try_recv().is_err());
+        user.has_kept.notified().await;
+        assert_eq!(*user.kept.lock(), texts(b"id\r"));
+        assert_eq!(*user.done.lock(), 1);
+    }
+
+    #[tokio::test]
+    async fn of_a_lent_machine_the_borrowers_console_is_shown() {
+        let (shown, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        there.set_nonblocking(true).unwrap();
+        let mut there = UnixStream::from_std(there).unwrap();
+        there.write_all(b"\0\0\0\0\0\0\0\x07login: ").await.unwrap();
+        let mut writes = Writes::there(shown).await.unwrap();
+        assert_eq!(writes.earlier, b"login: ");
+        there.write_all(b"root").await.unwrap();
+        assert_eq!(writes.more.next().await.unwrap().unwrap(), "root");
+        drop(there);
+        assert!(writes.more.next().await.is_none());
+        // more than was asked for is not waited for
+        let (shown, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        there.set_nonblocking(true).unwrap();
+        let mut there = UnixStream::from_std(there).unwrap();
+        there.write_all(&[0xff; 8]).await.unwrap();
+        assert!(Writes::there(shown).await.is_err());
     }
 }
