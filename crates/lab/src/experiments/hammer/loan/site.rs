@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -273,6 +274,7 @@ fn stands(seen: &anyhow::Result<Option<MachineInfo>>) -> String {
 fn listen(client: &Client, host: usize, shared: &Shared) {
     let mut log = Log::default();
     let mut path: Option<PathBuf> = None;
+    let mut answering: Option<UnixStream> = None;
     let mut round = 0u32;
     while !shared.over.load(Relaxed) {
         if round.is_multiple_of(ASK_EVERY)
@@ -286,14 +288,33 @@ fn listen(client: &Client, host: usize, shared: &Shared) {
             let said = heard.hear(shared.start.elapsed(), host, &line);
             let acknowledged = heard.acknowledged();
             drop(heard);
-            if said == Some(Said::Hello)
-                && let Ok(mut console) = client.attach(MACHINE)
-            {
-                // a guest that hears nothing asks again
-                let _ = console.write_all(format!("F {acknowledged} 1\n").as_bytes());
+            match said {
+                Some(Said::Hello) => answer(client, &mut answering, acknowledged),
+                // it has had its answer
+                Some(Said::Step) => answering = None,
+                None => {}
             }
         }
+        // what nobody reads stops the guest in the end
+        if let Some(console) = &mut answering {
+            let mut seen = [0; 4096];
+            while console.read(&mut seen).is_ok_and(|bytes| bytes > 0) {}
+        }
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Tells a guest what it has acknowledged. The connection stays until the guest has read that; one that hears nothing asks again.
+fn answer(client: &Client, answering: &mut Option<UnixStream>, acknowledged: u64) {
+    if answering.is_none() {
+        let console = client.attach(MACHINE).ok();
+        *answering = console.filter(|console| console.set_nonblocking(true).is_ok());
+    }
+    let text = format!("F {acknowledged} 1\n");
+    if let Some(console) = answering
+        && console.write_all(text.as_bytes()).is_err()
+    {
+        *answering = None;
     }
 }
 
