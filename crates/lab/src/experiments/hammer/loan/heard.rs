@@ -1,7 +1,7 @@
 //! What a machine's guest has said on the consoles of both hosts, and what follows: whether it ran on both, lost what it had acknowledged,
 //! or found something wrong. No I/O, no clock.
 //!
-//! Each step of the guest has a number, which it keeps in its memory and which grows by what it has written (`guests/hammer.rs`). The memory
+//! Each step of the guest has a number, which it keeps in its memory and which grows by what it has written (`guests/hammer.rs`). Memory
 //! travels with the machine, so wherever it goes on, it goes on counting. Two machines that go on from the same state say the same number,
 //! and so does one that goes on from what it was before: a number that is heard twice, on whichever host, was executed twice.
 

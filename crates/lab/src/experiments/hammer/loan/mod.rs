@@ -1,8 +1,8 @@
-//! Blows on the ways of a machine that a device lends to a strong host and has back: is an acknowledged write lost, is a byte wrong, does it
-//! ever run on both?
+//! Blows on the ways of a machine that a device lends to a strong host and has back: is an acknowledged write lost, is a byte wrong, does
+//! it ever run on both?
 //!
-//! - [`blows`]: decides from a seed what is hit on which part of a way. [`heard`]: judges what the guest says on the consoles of both hosts.
-//!   Both do no I/O.
+//! - [`blows`]: decides from a seed what is hit on which part of a way. [`heard`]: judges what the guest says on both hosts' consoles. They
+//!   do no I/O.
 //! - [`site`]: the two hosts, their link, and the machine.
 pub mod blows;
 pub mod heard;
@@ -159,10 +159,11 @@ impl Storm {
         self.site
             .gets_on(self.at, STEPS_FIRST)
             .context("it boots")?;
+        let ways = Instant::now();
         for _ in 0..self.way_s.len() {
             self.goes_calmly()?;
         }
-        let calm_s = began.elapsed().as_secs_f64() / 2.0;
+        let calm_s = ways.elapsed().as_secs_f64() / 2.0;
         eprintln!(
             "hammer: a way takes {:.1} s there and {:.1} s back; {kills} kills on them take some {:.0} minutes, and at most {:.0}",
             self.way_s[0],

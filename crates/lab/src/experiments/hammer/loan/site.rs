@@ -167,7 +167,7 @@ impl Site {
         Ok(hits)
     }
 
-    /// Waits until the machine runs on one host, and the other one has nothing of it, or knows that it has lent it. Returns which one it is.
+    /// Waits until the machine runs on one host, and the other one has nothing of it, or knows that it has lent it. Returns the one.
     pub fn settles(&self) -> anyhow::Result<usize> {
         let until = Instant::now() + STEP_MAX;
         loop {
@@ -269,8 +269,8 @@ fn stands(seen: &anyhow::Result<Option<MachineInfo>>) -> String {
     }
 }
 
-/// Reads what the machine says on a host, until the run is over. The file with its output outlives node and QEMU, so nothing is missed while
-/// nobody listens.
+/// Reads what the machine says on a host, until the run is over. The file with its output outlives node and QEMU, so nothing is missed
+/// while nobody listens.
 fn listen(client: &Client, host: usize, shared: &Shared) {
     let mut log = Log::default();
     let mut path: Option<PathBuf> = None;
