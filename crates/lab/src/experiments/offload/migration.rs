@@ -1,6 +1,6 @@
 //! QEMU's own way to another host, with what it has for slow links: the disk below is on both sides, what the guest wrote on it is
-//! mirrored, memory goes over several connections that compress. The order is that of the field's managers: the mirror ends while the guest stands
-//! still, and the guest goes on once the other side has let go of its disk.
+//! mirrored, memory goes over several connections that compress. The order is that of the field's managers: the mirror ends while the
+//! guest stands still, and the guest goes on once the other side has let go of its disk.
 use super::site::{DEVICE_PERCENT, JOB_MAX, Link};
 use crate::experiments::io::groups::CpuCap;
 use crate::experiments::plain::{Hardware, PlainQemu};
