@@ -103,7 +103,7 @@ fuzz: deps web ## Give every parser inputs that are guided by what they reach, F
 	$(CARGO) build --release --locked -p floe-lab
 	nice -n 19 target/release/floe-lab fuzz --seconds $(FUZZ_SECONDS) --keep --json lab/results/fuzz.json
 
-hammer: build guest-tiny ## Kill everything under two guests that write and verify, 1000 times, and start it with errors (an hour)
+hammer: build guest-tiny ## Kill everything under guests that write and verify, 1200 times, and start it with errors (up to three hours)
 	$(CARGO) build --release --locked -p floe-lab
 	target/release/floe-lab hammer --json lab/results/hammer.json
 

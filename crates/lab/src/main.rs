@@ -48,7 +48,7 @@ enum Command {
         #[command(flatten)]
         options: experiments::io::Options,
     },
-    /// Kill node, hub, supervisor, QEMU, network and disk at random under two machines that write and verify without end
+    /// Kill node, hub, supervisor, QEMU, network and disk at random under machines that write and verify without end, and that are lent
     Hammer {
         #[command(flatten)]
         run: RunArguments,

@@ -21,6 +21,7 @@ mod hosts;
 mod households;
 mod imports;
 mod inputs;
+mod isolated;
 mod left_alone;
 mod life;
 mod machines;

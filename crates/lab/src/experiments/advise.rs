@@ -43,7 +43,7 @@ struct Outcome {
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("advise", context.quick);
     let mut all = Vec::new();
-    for link in Link::all().iter().take(context.pick(2, 1)) {
+    for link in Link::fixed().iter().take(context.pick(2, 1)) {
         let scratch = context.scratch.join(format!("advise{}", link.suffix));
         let site = Site::new(&scratch, &Guest::tiny()?, MEMORY_BYTES, link)?;
         let probe = site.device.tell(MACHINE, &computes(PROBE_UNITS), JOB_MAX)?;
@@ -81,7 +81,7 @@ fn case(site: &Site, link: &Link, job: &str, expected_s: f64) -> anyhow::Result<
         &AdviseRequest {
             to: "cloud".into(),
             work_s: Some(expected_s),
-            link_bytes_s: Some(link.bytes_s()),
+            link_bytes_s: Some(link.up_bytes_s()),
             ..AdviseRequest::default()
         },
     )?;

@@ -333,10 +333,24 @@ impl Node {
         namespace: Option<&Namespace>,
         flags: &[&str],
     ) -> anyhow::Result<()> {
+        self.kill()?;
+        self.start_again_in(namespace, flags)
+    }
+
+    /// Ends it by SIGKILL. Its machines stay.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
         let mut server = self.server.take().context("the node has ended")?;
         server.child.kill()?;
         server.child.wait()?;
-        drop(server);
+        Ok(())
+    }
+
+    /// Starts one that was killed again, in the same state directory: it takes its machines over.
+    pub fn start_again_in(
+        &mut self,
+        namespace: Option<&Namespace>,
+        flags: &[&str],
+    ) -> anyhow::Result<()> {
         self.server = Some(serve_node(namespace, &self.home, flags)?);
         Ok(())
     }

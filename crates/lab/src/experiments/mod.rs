@@ -37,6 +37,7 @@ pub mod io;
 pub mod io_cost;
 pub mod io_sim;
 pub mod io_who;
+pub mod isolation;
 pub mod live;
 pub mod local;
 pub mod mcast;
@@ -225,6 +226,11 @@ pub const ALL: &[Experiment] = &[
         name: "advise",
         about: "whether the advice to lend a machine to a strong host is right, against doing each job on both",
         run: advise::run,
+    },
+    Experiment {
+        name: "isolation",
+        about: "forks, programs, TCP and OpenSSL in a guest on a weak device, beside a second, idle machine, against alone",
+        run: isolation::run,
     },
     Experiment {
         name: "stream-sim",

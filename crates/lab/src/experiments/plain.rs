@@ -3,6 +3,7 @@ use super::live::{at_once, tell_console};
 use super::park::until_it_answers;
 use crate::guest::{Guest, READY};
 use crate::harness::Samples;
+use crate::link::Namespace;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -17,12 +18,17 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
+/// The program.
+const QEMU: &str = "qemu-system-x86_64";
 /// Name of a guest's disk in its directory.
 const DISK: &str = "disk.qcow2";
 /// Name of the socket of its serial line there.
 const LINE: &str = "tty";
 /// How often another free port is tried when somebody else has taken the one that was chosen.
 const PORTS_TRIED: usize = 3;
+
+/// Where a QEMU loads from that is told later.
+const DEFER: &str = "defer";
 
 /// What a guest runs on.
 #[derive(Clone, Copy)]
@@ -31,6 +37,7 @@ pub struct Hardware<'a> {
     memory: u64,
     cpus: u32,
     balloon: bool,
+    host: Option<&'a Namespace>,
 }
 
 impl<'a> Hardware<'a> {
@@ -41,6 +48,15 @@ impl<'a> Hardware<'a> {
             memory,
             cpus,
             balloon: false,
+            host: None,
+        }
+    }
+
+    /// The same on a host of its own, as far as networks are concerned.
+    pub fn on(self, host: &'a Namespace) -> Hardware<'a> {
+        Hardware {
+            host: Some(host),
+            ..self
         }
     }
 
@@ -90,6 +106,16 @@ impl PlainQemu {
         Ok(qemu)
     }
 
+    /// Starts a QEMU that waits to be told from where a guest comes, which it then keeps paused.
+    pub fn waiting(dir: &Path, hardware: Hardware) -> anyhow::Result<PlainQemu> {
+        PlainQemu::start(dir, hardware, Some(DEFER))
+    }
+
+    /// Returns the number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Starts a QEMU from a state file and waits until the guest runs.
     pub fn load(dir: &Path, hardware: Hardware, state: &Path) -> anyhow::Result<PlainQemu> {
         let start = Instant::now();
@@ -134,7 +160,7 @@ impl PlainQemu {
     }
 
     /// By default, QEMU sends its state at 32 MB/s, as if it had to share a network.
-    fn unbound_bandwidth(&mut self) -> anyhow::Result<()> {
+    pub(super) fn unbound_bandwidth(&mut self) -> anyhow::Result<()> {
         let bandwidth = json!({ "max-bandwidth": 1u64 << 40 });
         self.ask("migrate-set-parameters", bandwidth).map(drop)
     }
@@ -252,7 +278,10 @@ impl PlainQemu {
         } else {
             "tcg"
         };
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = match hardware.host {
+            Some(host) => host.command(QEMU)?,
+            None => Command::new(QEMU),
+        };
         command.args([
             "-nodefaults",
             "-display",
@@ -301,6 +330,9 @@ impl PlainQemu {
         }
         if let Some(incoming) = incoming {
             command.args(["-incoming", incoming]);
+            if incoming == DEFER {
+                command.arg("-S");
+            }
         }
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let mut child = child
@@ -326,7 +358,8 @@ impl PlainQemu {
         Ok(qemu)
     }
 
-    fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
+    /// Has its monitor do something. Returns the answer.
+    pub(super) fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         writeln!(self.monitor.get_mut(), "{question}")?;
         loop {

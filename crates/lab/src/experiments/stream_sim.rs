@@ -10,7 +10,6 @@ use crate::traces::{self, Workload};
 use anyhow::Context as _;
 use floe_image::Hash;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Recorded links: name, file, round trip in milliseconds. The recordings say only when packets may pass; the round trips
@@ -132,17 +131,8 @@ fn links(quick: bool) -> anyhow::Result<Vec<LinkSpec>> {
     if quick {
         return Ok(links);
     }
-    let folder = std::env::var_os("FLOE_LINK_TRACES")
-        .map_or_else(|| PathBuf::from("../shared/link-traces"), PathBuf::from);
     for (name, file, rtt_ms) in RECORDED {
-        let path = folder.join(file);
-        let bytes = std::fs::read(&path).with_context(|| {
-            format!(
-                "cannot read the recorded link {}; set FLOE_LINK_TRACES to the folder of mahimahi's traces, or use --quick",
-                path.display()
-            )
-        })?;
-        let trace = Trace::parse(&bytes).with_context(|| path.display().to_string())?;
+        let trace = Trace::recorded(file)?;
         links.push(LinkSpec {
             name: name.into(),
             rate: Rate::Recorded(Arc::new(trace)),

@@ -87,6 +87,16 @@ impl Segment {
         Ok(())
     }
 
+    /// Cuts a host's cable: whatever is sent over it is lost.
+    pub fn cut(&self, number: usize) -> io::Result<()> {
+        self.host(number).ip(&format!("link set {DEVICE} down"))
+    }
+
+    /// Mends a host's cable.
+    pub fn mend(&self, number: usize) -> io::Result<()> {
+        self.host(number).ip(&format!("link set {DEVICE} up"))
+    }
+
     /// Drops this percentage of the packets that arrive at a host.
     pub fn lose(&self, number: usize, percent: u32) -> io::Result<()> {
         let rule = format!("numgen random mod 100 < {percent} drop");

@@ -1,6 +1,8 @@
 //! A recorded link in mahimahi's format: a text file in which each line is the millisecond at which one 1500-byte packet
 //! may pass, never decreasing. After the last line it starts again; the last line's time is the length of the loop.
 use super::MTU;
+use anyhow::Context as _;
+use std::path::PathBuf;
 
 /// Most lines that are accepted in a trace: hours of a fast link. This bounds the memory for a foreign file.
 const LINES_MAX: usize = 16 << 20;
@@ -82,6 +84,20 @@ impl Trace {
             return Err(TraceError::Empty);
         }
         Ok(Trace { at_ms })
+    }
+
+    /// Reads a recorded link, which is no part of this repository, from the folder that `$FLOE_LINK_TRACES` names.
+    pub fn recorded(file: &str) -> anyhow::Result<Trace> {
+        let folder = std::env::var_os("FLOE_LINK_TRACES")
+            .map_or_else(|| PathBuf::from("../shared/link-traces"), PathBuf::from);
+        let path = folder.join(file);
+        let bytes = std::fs::read(&path).with_context(|| {
+            format!(
+                "cannot read the recorded link {}; set FLOE_LINK_TRACES to the folder of mahimahi's traces, or use --quick",
+                path.display()
+            )
+        })?;
+        Trace::parse(&bytes).with_context(|| path.display().to_string())
     }
 
     /// Returns the loop's length.

@@ -144,9 +144,9 @@ pub fn follow(shared: Arc<Shared>, index: usize, socket: PathBuf) {
 }
 
 /// Steps in which a guest reads its whole disk and memory: 16, and one that may already be under way.
-const STEPS_FOR_ALL: u64 = 17;
+pub(super) const STEPS_FOR_ALL: u64 = 17;
 /// Writes per step.
-const WRITES_PER_STEP: u64 = 16;
+pub(super) const WRITES_PER_STEP: u64 = 16;
 
 /// What came of a copy's verification of its whole disk and memory.
 #[derive(Clone, Debug, Default)]

@@ -12,12 +12,15 @@
 //! - [`kept`]: a parked machine and a substrate. [`beside`]: commands of other processes. [`promised`]: what the hub has
 //!   acknowledged to both.
 //! - [`leaks`]: compares what exists before and after. [`driver`]: connects all of it.
+//!
+//! A second storm ([`loan`]) hits two other nodes and their link, while a machine is lent from one to the other and comes back.
 pub mod beside;
 pub mod console;
 pub mod driver;
 pub mod faults;
 pub mod kept;
 pub mod leaks;
+pub mod loan;
 pub mod model;
 pub mod promised;
 pub mod schedule;
@@ -30,20 +33,24 @@ use crate::harness::{Context, Kept, Report, Samples};
 use driver::{Driver, Record};
 use schedule::{Moment, VICTIMS, Victim};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Options of the experiment.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Ends after this many minutes
+    /// Each of the two storms ends after this many minutes
     #[arg(long, value_name = "M", default_value_t = 90.0)]
     minutes: f64,
-    /// Or after this many kills
+    /// Or the first after this many kills (0: there is none)
     #[arg(long, value_name = "N", default_value_t = 1000)]
     kills: u64,
+    /// And the second, on the ways of a machine to another host and back, after this many (0: there is none)
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    offload_kills: u64,
     /// Repeats the blows of the run that printed this seed (default: a new one each time)
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    /// Hits only these
+    /// Hits only these, in the first storm alone
     #[arg(long, value_name = "VICTIM,...", value_delimiter = ',')]
     only: Vec<Victim>,
     /// A guest without progress for this many seconds, with everything up, is hung
@@ -75,34 +82,81 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     }
     let path = options.kept.clone();
     let mut kept: Kept<usize, Record> = Kept::open(path.as_deref(), "hammer", context.quick)?;
-    let before: u64 = kept.told.values().map(|record| record.kills).sum();
-    let goal = options.kills;
-    options.kills = goal.saturating_sub(before);
-    if path.is_none() || options.kills > 0 {
+    let goals = [
+        options.kills,
+        match options.only.is_empty() {
+            true => options.offload_kills,
+            false => 0,
+        },
+    ];
+    let before = kills_of(kept.told.values());
+    options.kills = goals[0].saturating_sub(before[0]);
+    options.offload_kills = goals[1].saturating_sub(before[1]);
+    let storms: [(u64, Storms); 2] = [(options.kills, storm), (options.offload_kills, on_the_ways)];
+    let due = storms.into_iter().filter(|(kills, _)| *kills > 0);
+    // a sitting is one storm
+    for (_, storm) in due.take(if path.is_some() { 1 } else { 2 }) {
         let number = kept.told.len();
         let record = storm(context, &options)?;
         kept.put(&number, &record)?;
         kept.told.insert(number, record);
     }
+    let done = kills_of(kept.told.values());
     let mut all = Record::default();
     for record in kept.told.into_values() {
         all.add(record);
     }
     let mut report = tell(context, &options, &all);
     if path.is_some() {
-        let lacking = goal.saturating_sub(all.kills);
-        report.lacks(lacking as usize, goal as usize, "kills");
+        let kinds = ["kills", "kills on the ways"];
+        for ((goal, done), what) in goals.into_iter().zip(done).zip(kinds) {
+            report.lacks(goal.saturating_sub(done) as usize, goal as usize, what);
+        }
     }
     Ok(report)
 }
 
+/// One of the two storms, from its start to its end.
+type Storms = fn(&Context, &Options) -> anyhow::Result<Record>;
+
+/// Returns the kills of both storms.
+fn kills_of<'a>(records: impl Iterator<Item = &'a Record>) -> [u64; 2] {
+    records.fold([0; 2], |[kills, on_ways], record| {
+        [kills + record.kills, on_ways + record.ways.kills]
+    })
+}
+
+/// Lets the storm rage that hits a machine on its ways between two hosts.
+fn on_the_ways(context: &Context, options: &Options) -> anyhow::Result<Record> {
+    let seed = seed_of(options);
+    let until = Duration::from_secs_f64(options.minutes * 60.0);
+    let scratch = context.scratch.join("loan");
+    let ways = loan::storm(&scratch, seed, until, options.offload_kills);
+    let record = ways.map(|ways| Record {
+        seeds: vec![seed],
+        ways,
+        ..Record::default()
+    });
+    ended(options, seed, record)
+}
+
 /// Starts everything, lets one storm rage, and ends everything.
 fn storm(context: &Context, options: &Options) -> anyhow::Result<Record> {
-    let seed = options.seed.unwrap_or_else(rand::random);
-    eprintln!("hammer: seed {seed}");
+    let seed = seed_of(options);
     let mut driver = Driver::start(context, options, seed)?;
     let outcome = driver.run();
     driver.keep_logs();
+    ended(options, seed, outcome)
+}
+
+fn seed_of(options: &Options) -> u64 {
+    let seed = options.seed.unwrap_or_else(rand::random);
+    eprintln!("hammer: seed {seed}");
+    seed
+}
+
+/// Returns the results of a storm that has ended, in whichever way.
+fn ended(options: &Options, seed: u64, outcome: anyhow::Result<Record>) -> anyhow::Result<Record> {
     match outcome {
         // those of other sittings must not hide it
         Err(error) if options.kept.is_some() => Ok(Record {
@@ -122,9 +176,14 @@ fn tell(context: &Context, options: &Options, record: &Record) -> Report {
     let lost: u64 = record.guests.iter().map(model::Guest::lost_writes).sum();
     let wrong: u64 = record.guests.iter().map(model::Guest::wrong_bytes).sum();
     let errors: u64 = record.guests.iter().map(model::Guest::errors).sum();
-    report.add_value("lost_writes", "count", lost as f64);
+    let ways = &record.ways;
+    report.add_value("lost_writes", "count", (lost + ways.lost_writes) as f64);
     // a copy reports what it found in lines, each of which stands for at least one byte
-    report.add_value("wrong_bytes", "B", (wrong + done.wrong.len() as u64) as f64);
+    report.add_value(
+        "wrong_bytes",
+        "B",
+        (wrong + ways.wrong_bytes + done.wrong.len() as u64) as f64,
+    );
     report.add_value("lost_pushes", "count", done.lost_pushes.len() as f64);
     report.add_value("lost_tokens", "count", done.lost_tokens.len() as f64);
     report.add_value("injected", "count", record.injected as f64);
@@ -133,7 +192,7 @@ fn tell(context: &Context, options: &Options, record: &Record) -> Report {
     report.add_value("hung_guests", "count", record.hung.len() as f64);
     let leaks: u64 = record.leaks.iter().map(|(_, more)| more).sum();
     report.add_value("leaks", "count", leaks as f64);
-    report.add_value("io_errors", "count", errors as f64);
+    report.add_value("io_errors", "count", (errors + ways.io_errors) as f64);
     report.add_value("lost_clones", "count", done.lost_clones.len() as f64);
     report.add_value("errors", "count", done.errors.len() as f64);
     let stall = record
@@ -175,9 +234,12 @@ fn tell(context: &Context, options: &Options, record: &Record) -> Report {
             .collect::<Vec<_>>()
             .join(", ")
     ));
-    for line in table(record) {
-        report.note(line);
+    if !record.blows.is_empty() {
+        for line in table(record) {
+            report.note(line);
+        }
     }
+    ways.tell(&mut report);
     report
 }
 
@@ -185,7 +247,7 @@ fn tell(context: &Context, options: &Options, record: &Record) -> Report {
 const NOTES_MAX: usize = 30;
 
 fn violations(report: &mut Report, record: &Record) {
-    let lists: [(&str, &[String]); 8] = [
+    let lists: [(&str, &[String]); 9] = [
         ("a guest found", &record.bad),
         ("a copy found", &record.done.wrong),
         ("a guest stood still", &record.hung),
@@ -194,6 +256,7 @@ fn violations(report: &mut Report, record: &Record) {
         ("a token was lost", &record.done.lost_tokens),
         ("a start with an error", &record.bad_starts),
         ("it did not come back by itself", &record.not_up),
+        ("a machine on its way", &record.ways.wrong),
     ];
     for (what, list) in lists {
         for one in list.iter().take(NOTES_MAX) {
@@ -270,6 +333,7 @@ mod tests {
         let options = Options {
             minutes: 1.0,
             kills: 120,
+            offload_kills: 0,
             seed: None,
             only: Vec::new(),
             hung_s: 10,

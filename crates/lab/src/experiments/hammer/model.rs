@@ -192,16 +192,18 @@ impl Guest {
     }
 }
 
+/// Returns a line as a guest writes it.
+#[cfg(test)]
+pub(super) fn line(text: &str) -> String {
+    format!("@{text} *{:08x}", checksum(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
-    }
-
-    fn line(text: &str) -> String {
-        format!("@{text} *{:08x}", checksum(text))
     }
 
     fn progress(acked: u64) -> String {

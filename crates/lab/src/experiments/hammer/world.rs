@@ -339,20 +339,9 @@ impl World {
         }
     }
 
-    /// Kills the supervisor. Returns whether there was one; the node may just be replacing one that was killed before.
+    /// Kills the supervisor. Returns whether there was one.
     pub fn kill_supervisor(&self) -> bool {
-        let socket = self.home.join("run/supervisor.sock");
-        let until = Instant::now() + SUPERVISOR_MAX;
-        loop {
-            let found = processes_with(&socket)
-                .into_iter()
-                .find(|(_, line)| line.contains("supervisor\0"));
-            match found {
-                Some((pid, _)) => return kill(pid),
-                None if Instant::now() > until => return false,
-                None => std::thread::sleep(Duration::from_millis(20)),
-            }
-        }
+        kill_supervisor_of(&self.home)
     }
 
     /// Cuts the link: packets are lost silently, as on a broken line.
@@ -494,6 +483,23 @@ pub fn mounts_under(dir: &Path) -> Vec<PathBuf> {
 pub fn kill(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| kill_process(pid, Signal::KILL).is_ok())
+}
+
+/// Kills the supervisor of the node with this state directory. Returns whether there was one; the node may just be replacing one that
+/// was killed before.
+pub fn kill_supervisor_of(home: &Path) -> bool {
+    let socket = home.join("run/supervisor.sock");
+    let until = Instant::now() + SUPERVISOR_MAX;
+    loop {
+        let found = processes_with(&socket)
+            .into_iter()
+            .find(|(_, line)| line.contains("supervisor\0"));
+        match found {
+            Some((pid, _)) => return kill(pid),
+            None if Instant::now() > until => return false,
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 /// Compiles the guests' program and adds it to the tiny guest's initial RAM disk as its first program.

@@ -4,7 +4,7 @@
 use crate::experiments::io::groups::CpuCap;
 use crate::experiments::live::Node;
 use crate::guest::Guest;
-use crate::link::{Bridge, Rate, Shape};
+use crate::link::{Bridge, Rate, Shape, Trace};
 use anyhow::Context as _;
 use floe_api::client::ClientError;
 use floe_api::{
@@ -13,6 +13,7 @@ use floe_api::{
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -38,40 +39,73 @@ const ASK_MAX: Duration = Duration::from_secs(1);
 pub struct Link {
     /// What is added to the names of its figures.
     pub suffix: &'static str,
-    /// Bits a second, each way.
-    pub bits_s: u64,
+    /// How people know it.
+    pub name: &'static str,
+    /// Towards the strong host.
+    up: Rate,
+    /// Back.
+    down: Rate,
     /// Seconds of a round trip.
     pub round_trip_s: f64,
 }
 
 impl Link {
     /// Returns the paper's, which is the design's slow link, and a better one.
-    pub fn all() -> [Link; 2] {
+    pub fn fixed() -> [Link; 2] {
+        let link = |suffix, name, bits_s, round_trip_s| Link {
+            suffix,
+            name,
+            up: Rate::BitsPerSecond(bits_s),
+            down: Rate::BitsPerSecond(bits_s),
+            round_trip_s,
+        };
         [
-            Link {
-                suffix: "",
-                bits_s: 7_200_000,
-                round_trip_s: 0.12,
-            },
-            Link {
-                suffix: "_50",
-                bits_s: 50_000_000,
-                round_trip_s: 0.03,
-            },
+            link("", "7.2 Mbit/s, 120 ms", 7_200_000, 0.12),
+            link("_50", "50 Mbit/s, 30 ms", 50_000_000, 0.03),
         ]
     }
 
-    fn shape(&self) -> Shape {
+    /// Returns a recorded LTE link, which other experiments use, too.
+    pub fn lte() -> anyhow::Result<Link> {
+        let rate = |file| anyhow::Ok(Rate::Recorded(Arc::new(Trace::recorded(file)?)));
+        Ok(Link {
+            suffix: "_lte",
+            name: "recorded LTE, 60 ms",
+            up: rate("Verizon-LTE-short.up")?,
+            down: rate("Verizon-LTE-short.down")?,
+            round_trip_s: 0.06,
+        })
+    }
+
+    fn shape(&self, rate: &Rate) -> Shape {
         Shape {
-            rate: Rate::BitsPerSecond(self.bits_s),
+            rate: rate.clone(),
             delay_ns: (self.round_trip_s * 1e9 / 2.0) as u64,
             ..Shape::default()
         }
     }
 
-    /// Bytes a second, each way.
-    pub fn bytes_s(&self) -> f64 {
-        self.bits_s as f64 / 8.0
+    /// Joins two hosts by it: the near one is the device.
+    pub fn bridge(&self) -> anyhow::Result<Bridge> {
+        Ok(Bridge::new(self.shape(&self.up), self.shape(&self.down))?)
+    }
+
+    /// Bytes a second towards the strong host; on average, if it was recorded.
+    pub fn up_bytes_s(&self) -> f64 {
+        bytes_s(&self.up)
+    }
+
+    /// The same back.
+    pub fn down_bytes_s(&self) -> f64 {
+        bytes_s(&self.down)
+    }
+}
+
+fn bytes_s(rate: &Rate) -> f64 {
+    match rate {
+        Rate::Unlimited => f64::INFINITY,
+        Rate::BitsPerSecond(bits) => *bits as f64 / 8.0,
+        Rate::Recorded(trace) => trace.mean_bits_per_s() / 8.0,
     }
 }
 
@@ -91,7 +125,7 @@ impl Site {
     /// Boots `guest` on the device, with one CPU and so much memory.
     pub fn new(scratch: &Path, guest: &Guest, memory: u64, link: &Link) -> anyhow::Result<Site> {
         std::fs::create_dir_all(scratch)?;
-        let bridge = Bridge::new(link.shape(), link.shape())?;
+        let bridge = link.bridge()?;
         let device = Node::start(Some(&bridge.ends.near), &scratch.join("device"), false)?;
         let cloud = Node::start(Some(&bridge.ends.far), &scratch.join(CLOUD), false)?;
         for node in [&device, &cloud] {
@@ -145,6 +179,14 @@ impl Site {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Lends the machine, and returns after how many seconds it answers on the strong host.
+    pub fn answers_there(&self) -> anyhow::Result<f64> {
+        let began = Instant::now();
+        self.offload()?;
+        self.cloud.ask(MACHINE, JOB_MAX)?;
+        Ok(began.elapsed().as_secs_f64())
     }
 
     /// Has it come back.

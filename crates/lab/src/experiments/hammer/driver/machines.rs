@@ -6,7 +6,7 @@ use crate::guest::Guest as Files;
 use anyhow::{Context as _, ensure};
 use floe_api::client::Client;
 use floe_api::{ImportRequest, MachineInfo, MachineStatus, RunRequest, StartRequest};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ impl Driver {
                 .is_ok_and(|info| info.status == MachineStatus::Running && info.pid.is_some())
             {
                 let pid = self.machine(name)?.pid;
-                if pid.is_some_and(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+                if pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
                     return Ok(());
                 }
             }
@@ -71,25 +71,8 @@ impl Driver {
         }
     }
 
-    pub(super) fn import(&self, guest: &Files, initrd: &std::path::Path) -> anyhow::Result<()> {
-        let disk = initrd.with_file_name("disk.raw");
-        std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-        let text = |path: PathBuf| path.display().to_string();
-        let request = ImportRequest {
-            disks: vec![text(disk)],
-            kernel: Some(text(guest.kernel())),
-            initrd: Some(text(initrd.to_owned())),
-            cmdline: Some(format!(
-                "{} mitigations=off nokaslr tsc=unstable",
-                guest.cmdline()?
-            )),
-            name: Some(IMAGE.into()),
-            memory_bytes: Some(MEMORY_BYTES),
-            cpus: Some(1),
-            ..ImportRequest::default()
-        };
-        self.client()?.import(&request)?.finish(|_| {})?;
-        Ok(())
+    pub(super) fn import(&self, guest: &Files, initrd: &Path) -> anyhow::Result<()> {
+        import_guest(&self.client()?, guest, initrd)
     }
 
     /// Boots both machines, follows their consoles, and waits until both make progress.
@@ -173,4 +156,30 @@ impl Driver {
             worker.verify_pushed().context("what was pushed")
         })?
     }
+}
+
+/// Imports the guest with the program that writes and verifies, and an empty disk for it.
+pub(in crate::experiments::hammer) fn import_guest(
+    client: &Client,
+    guest: &Files,
+    initrd: &Path,
+) -> anyhow::Result<()> {
+    let disk = initrd.with_file_name("disk.raw");
+    std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
+    let text = |path: PathBuf| path.display().to_string();
+    let request = ImportRequest {
+        disks: vec![text(disk)],
+        kernel: Some(text(guest.kernel())),
+        initrd: Some(text(initrd.to_owned())),
+        cmdline: Some(format!(
+            "{} mitigations=off nokaslr tsc=unstable",
+            guest.cmdline()?
+        )),
+        name: Some(IMAGE.into()),
+        memory_bytes: Some(MEMORY_BYTES),
+        cpus: Some(1),
+        ..ImportRequest::default()
+    };
+    client.import(&request)?.finish(|_| {})?;
+    Ok(())
 }

@@ -2,10 +2,13 @@
 mod errors;
 mod machines;
 
+pub(super) use machines::import_guest;
+
 use super::Options;
 use super::console::Shared;
 use super::faults::Faults;
 use super::leaks::{self, Count};
+use super::loan::Ways;
 use super::model::Guest;
 use super::promised::Promised;
 use super::schedule::{Blow, Moment, Schedule, Victim};
@@ -28,7 +31,7 @@ use std::time::{Duration, Instant};
 /// The two machines.
 const MACHINES: [&str; 2] = ["one", "two"];
 /// The image that they are started from.
-const IMAGE: &str = "guest";
+pub(super) const IMAGE: &str = "guest";
 /// Memory of each machine, in bytes.
 const MEMORY_BYTES: u64 = 96 << 20;
 /// Disk of each machine, in bytes.
@@ -87,6 +90,9 @@ pub struct Record {
     pub leaks: Vec<(String, u64)>,
     /// The results of captures, forks and transfers.
     pub done: Done,
+    /// The results of the ways to another host and back.
+    #[serde(default)]
+    pub ways: Ways,
 }
 
 impl Record {
@@ -110,6 +116,7 @@ impl Record {
         }
         self.leaks.extend(later.leaks);
         self.done.add(later.done);
+        self.ways.add(later.ways);
     }
 }
 
