@@ -24,6 +24,7 @@ mod inputs;
 mod left_alone;
 mod life;
 mod machines;
+mod moments;
 mod odd_sources;
 mod other_users;
 mod park;
