@@ -374,6 +374,7 @@ fn features(said: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
 
     #[test]
     fn the_features_of_a_userfaultfd_are_read() {
@@ -381,6 +382,19 @@ mod tests {
         assert_eq!(features(said), Some(0x8000_a000));
         for other in ["", "pos:\t0\n", "API:\taa", "API:\taa:x:1"] {
             assert_eq!(features(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_such_userfaultfd_is_not_used_as_one() {
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        assert!(!notes_writes(&file).unwrap());
+        // SAFETY: a new descriptor, which nobody else closes.
+        let other = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) } as i32;
+        if other >= 0 {
+            // SAFETY: as above.
+            let other = unsafe { OwnedFd::from_raw_fd(other) };
+            assert!(!notes_writes(&other).unwrap(), "it has no features");
         }
     }
 
