@@ -172,8 +172,7 @@ impl Writes {
             spans,
             registered: 0,
         };
-        for at in 0..writes.spans.len() {
-            let span = writes.spans[at];
+        for span in writes.spans.clone() {
             // a node that was killed may have left protection behind, and memory that is not registered refuses this
             let _ = writes.call(UNREGISTER, span, 0);
             writes
