@@ -67,7 +67,7 @@ impl Copying {
                 writes,
             })
         };
-        let regions = memories
+        let regions: Vec<Region> = memories
             .into_iter()
             .map(region)
             .collect::<io::Result<_>>()?;
