@@ -1,11 +1,12 @@
 //! Captures the state of a running machine in a pause of some tens of milliseconds.
 //!
-//! Before the pause: find the guest's memory and copy it, in rounds, while the kernel notes what is written meanwhile; each round has a short
-//! pause of its own, in which the disks' requests end (`copying`). Where the kernel does not do that, and if the guest stands still anyway:
-//! estimate how much is to be kept, and fault in the buffers. In the pause: QMP `stop` (which also completes the disks' requests),
-//! `xen-save-devices-state` into a descriptor, the caller's freeze of the disks, copying the pages that are not zero and not copied yet, and
-//! `cont`. After the pause, the caller hashes and compresses. If anything fails after `stop`, the machine is resumed. The state exists in
-//! memory only, so that a QEMU or a node that dies leaves no file behind.
+//! Before the pause: find the guest's memory and copy it, in rounds, while the kernel notes what is written meanwhile; each
+//! round has a short pause of its own, in which the disks' requests end (`copying`). Where the kernel does not do that, and
+//! if the guest stands still anyway: estimate how much is to be kept, and fault in the buffers. In the pause: QMP `stop`
+//! (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of the disks,
+//! copying the pages that are not zero and not copied yet, and `cont`. After the pause, the caller hashes and compresses. If
+//! anything fails after `stop`, the machine is resumed. The state exists in memory only, so that a QEMU or a node that dies
+//! leaves no file behind.
 //!
 //! `xen-save-devices-state` works with every accelerator and machine type; it is the only command that writes the devices
 //! without RAM. Rejected: the migration stream with RAM in it (a GiB to write and to parse in the pause) and

@@ -1,13 +1,15 @@
 //! A machine's memory in a capture: copied ahead of the pause as far as the kernel notes what is written meanwhile, and for the rest in the
 //! pause.
 //!
-//! Ahead of the pause, in rounds ([`Rounds`]): protect what was written and list it, have the disks' requests end, copy what is listed. The
-//! order matters. A request that was under way when its pages were protected writes to them behind the kernel's back, but has ended before they
-//! are copied; one that begins later makes the kernel note its pages as written. So in the pause, which begins with the end of all requests,
-//! exactly the pages that are protected still have the content of their copies.
+//! Ahead of the pause, in rounds ([`Rounds`]): protect what was written and list it, have the disks' requests end, copy what
+//! is listed. The order matters. A request that was under way when its pages were protected writes to them behind the
+//! kernel's back, but has ended before they are copied; one that begins later makes the kernel note its pages as written. So
+//! in the pause, which begins with the end of all requests, exactly the pages that are protected still have the content of
+//! their copies.
 //!
-//! If anything of this fails, or the kernel does not offer it, everything is copied in the pause. Whatever happens, the memory is not registered
-//! for longer than a [`Copying`] exists: while it is, the kernel maps no neighbours at a page fault.
+//! If anything of this fails, or the kernel does not offer it, everything is copied in the pause. Whatever happens, the
+//! memory is not registered for longer than a [`Copying`] exists: while it is, the kernel maps no neighbours at a page
+//! fault.
 
 use std::fs::File;
 use std::io;
@@ -74,8 +76,9 @@ impl Copying {
         Ok(Copying { regions, budget })
     }
 
-    /// Copies memory while the guest runs, until little is left for the pause. `drain` is to return when all requests of the disks that were
-    /// under way when it was called have ended. After an error, [`Copying::prepare`] prepares a pause that copies everything.
+    /// Copies memory while the guest runs, until little is left for the pause. `drain` is to return when all requests of the
+    /// disks that were under way when it was called have ended. After an error, [`Copying::prepare`] prepares a pause that
+    /// copies everything.
     pub fn ahead<E>(
         &mut self,
         process: &Process,
@@ -357,8 +360,8 @@ mod tests {
         }
     }
 
-    /// What a child does, with its region's file, the pipe of commands and that of answers. No other thread of its process lives on in it, so
-    /// that it must wait for none.
+    /// What a child does, with its region's file, the pipe of commands and that of answers. No other thread of its process
+    /// lives on in it, so that it must wait for none.
     unsafe fn serve(memory: *mut u8, fds: [RawFd; 3], watch: bool) -> ! {
         let [file, commands, answers] = fds;
         // SAFETY: as the caller vouches.

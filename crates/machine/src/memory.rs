@@ -8,10 +8,11 @@
 //! [`Memory::copy`] runs while the guest is paused, so every microsecond counts: the pages go into buffers that were
 //! faulted in before, sized by a counting pass over the running guest. Nothing is hashed or compressed here.
 //!
-//! Where the kernel notes what is written ([`Writes`]), most pages are copied before the pause: [`Memory::list`] protects what was written
-//! and lists it, [`Memory::copy_listed`] copies it while the guest runs, and in the pause [`Memory::copy_rest`] copies what has no copy, or an
-//! older one. A copy is used only for a page that is still there, is protected still, and was copied since: everything else is copied in
-//! the pause, whatever the reason, so that what a kernel does not note costs time and loses nothing.
+//! Where the kernel notes what is written ([`Writes`]), most pages are copied before the pause: [`Memory::list`] protects
+//! what was written and lists it, [`Memory::copy_listed`] copies it while the guest runs, and in the pause
+//! [`Memory::copy_rest`] copies what has no copy, or an older one. A copy is used only for a page that is still there, is
+//! protected still, and was copied since: everything else is copied in the pause, whatever the reason, so that what a kernel
+//! does not note costs time and loses nothing.
 
 use std::fs::File;
 use std::io;
@@ -167,8 +168,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies what was listed, while the guest goes on. Calls that read from disks and were under way when it was listed must have ended. A page
-    /// that can't be read any more, because the guest has given it back, gets no copy.
+    /// Copies what was listed, while the guest goes on. Calls that read from disks and were under way when it was listed
+    /// must have ended. A page that can't be read any more, because the guest has given it back, gets no copy.
     pub fn copy_listed(&self, writes: &Writes, copies: &mut Copies) -> Result<(), CopyError> {
         let (keepers, blocks) = copies.split(writes.blocks());
         share(blocks, keepers, |keeper, blocks| {

@@ -276,8 +276,8 @@ impl Copies {
         forget(&mut self.places);
     }
 
-    /// Splits the copies for threads that each keep pages, and take parts of the region from one list. The spans must be in the order of their
-    /// offsets and lie in the region, without an overlap.
+    /// Splits the copies for threads that each keep pages, and take parts of the region from one list. The spans must be in
+    /// the order of their offsets and lie in the region, without an overlap.
     pub fn split(&mut self, spans: Vec<Span>) -> (Vec<Keeper<'_>>, Vec<Block<'_>>) {
         let budget: &Budget = &self.budget;
         let maps = &mut self.buffers.maps;
@@ -356,9 +356,9 @@ impl Keeper<'_> {
         }
         let slot = place.0 & Place::WHERE;
         let base = self.bases[(slot >> 56) as usize].0;
-        // SAFETY: the caller vouches for the page, which is another process's, or a buffer of this thread. The slot lies in its buffer, which
-        // has as many as the region has pages, each given to one place once; the caller holds that place, and nobody else writes or reads
-        // there as long as the copies are split.
+        // SAFETY: the caller vouches for the page, which is another process's, or a buffer of this thread. The slot lies in
+        // its buffer, which has as many as the region has pages, each given to one place once; the caller holds that place,
+        // and nobody else writes or reads there as long as the copies are split.
         unsafe {
             let to = base.add((slot & PLACE_MASK) as usize * CHUNK_SIZE);
             std::ptr::copy_nonoverlapping(page, to, CHUNK_SIZE);

@@ -1,15 +1,17 @@
 //! What another process writes to parts of its memory, as the kernel notes it in that process's page tables.
 //!
-//! The guard in QEMU has opened a userfaultfd whose write protection is asynchronous (`guard/watch.rs`). While memory is registered with it,
-//! `PAGEMAP_SCAN` lists the pages that were written since they were last protected, and protects them in the same call. A write to a protected
-//! page costs one more fault, in which the kernel only takes the protection off; nobody is asked. Both need Linux 6.7.
+//! The guard in QEMU has opened a userfaultfd whose write protection is asynchronous (`guard/watch.rs`). While memory is
+//! registered with it, `PAGEMAP_SCAN` lists the pages that were written since they were last protected, and protects them in
+//! the same call. A write to a protected page costs one more fault, in which the kernel only takes the protection off;
+//! nobody is asked. Both need Linux 6.7.
 //!
 //! Two things are not noted, and whoever uses this must know them:
 //!
-//! - A system call that reads from a disk past the page cache (`O_DIRECT`) holds the pages that it reads into. What arrives there after they
-//!   were protected is not noted. So between protecting pages and copying them such calls must have ended, which QEMU's `stop` sees to.
-//! - Protection outlives a page. One that was given back is listed as swapped out and not written; if it was read again, it is present and not
-//!   written, and has the file's content, or zeros.
+//! - A system call that reads from a disk past the page cache (`O_DIRECT`) holds the pages that it reads into. What arrives
+//!   there after they were protected is not noted. So between protecting pages and copying them such calls must have ended,
+//!   which QEMU's `stop` sees to.
+//! - Protection outlives a page. One that was given back is listed as swapped out and not written; if it was read again, it
+//!   is present and not written, and has the file's content, or zeros.
 
 use std::fs::File;
 use std::io;
@@ -198,8 +200,8 @@ impl Writes {
         blocks(&self.spans)
     }
 
-    /// Lists pages of a piece that were written since they were last protected, or never were, and protects them if that is wanted. Of a private
-    /// mapping, pages of the file are left out; of a shared one, those that are not in memory.
+    /// Lists pages of a piece that were written since they were last protected, or never were, and protects them if that is
+    /// wanted. Of a private mapping, pages of the file are left out; of a shared one, those that are not in memory.
     pub fn written(&self, piece: Span, protect: bool) -> io::Result<Vec<Found>> {
         let wanted = match self.mapped {
             Mapped::Privately => Wanted {
@@ -352,8 +354,8 @@ fn find_descriptor(process: &Process) -> io::Result<Option<OwnedFd>> {
     Ok(None)
 }
 
-/// Returns whether a descriptor of this process is a userfaultfd with the feature. What the same number means in a QEMU that its guest has taken
-/// over may have changed since its link was read.
+/// Returns whether a descriptor of this process is a userfaultfd with the feature. What the same number means in a QEMU that
+/// its guest has taken over may have changed since its link was read.
 fn notes_writes(descriptor: &OwnedFd) -> io::Result<bool> {
     let number = descriptor.as_raw_fd();
     let to = std::fs::read_link(format!("/proc/self/fd/{number}"))?;

@@ -15,7 +15,8 @@ while :; do
   awk -v g=$g 'BEGIN { for (p = 0; p < 6144; p++) printf "%08d %4086s\n", g, "" }' 1<>/dev/shm/pages
   if [ "$(uniq /dev/shm/pages | wc -l)" = 1 ]; then echo whole=$g; else echo torn=$g; fi
 done"#;
-/// Reads the disk past what the guest has of it, so that it arrives in memory at any time, and looks whether what is in memory then is the disk's.
+/// Reads the disk past what the guest has of it, so that it arrives in memory at any time, and looks whether what is in
+/// memory then is the disk's.
 const READER: &str = r#"g=0
 is=$(md5sum < /dev/vda)
 while :; do
