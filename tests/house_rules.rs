@@ -262,6 +262,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/peers/src/owner/gossip.rs",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",
+            "crates/machine/src/rounds.rs",
             "crates/mount/src/patience.rs",
             "crates/node/src/inventory/afterwards.rs",
             "crates/node/src/inventory/asleep.rs",

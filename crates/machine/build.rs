@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
-    for source in ["preload", "passed", "rules", "said"] {
+    for source in ["preload", "passed", "rules", "said", "watch"] {
         println!("cargo::rerun-if-changed=src/guard/{source}.rs");
     }
     let var = |name: &str| env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));

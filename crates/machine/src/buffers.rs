@@ -21,23 +21,19 @@ pub(crate) fn stride(size: u64) -> u64 {
     size.max(PAGE)
 }
 
-/// Buffers for one copy: one for each thread, already faulted in.
+/// Buffers for the copies of one region: one for each thread.
 pub(crate) struct Buffers {
     pub file: Option<File>,
     /// Offset of the first buffer in the file.
     pub start: u64,
     pub maps: Vec<MmapMut>,
-    pub limit: u64,
 }
 
 impl Buffers {
-    /// Makes buffers for about `expected` bytes of a region of `size` bytes; never more than `limit` bytes are used. With
-    /// `file`, a memory file ([`memory_file`]), the buffers are appended to that file.
-    pub fn new(size: u64, expected: u64, limit: u64, file: Option<&File>) -> io::Result<Buffers> {
+    /// Makes buffers for a region of `size` bytes. With `file`, a memory file ([`memory_file`]), the buffers are appended to
+    /// that file.
+    pub fn new(size: u64, file: Option<&File>) -> io::Result<Buffers> {
         let threads = threads(size);
-        let ready = ((expected + expected / 8 + SPARE_BYTES) / threads as u64)
-            .min(size)
-            .next_multiple_of(PAGE);
         let file = file.map(File::try_clone).transpose()?;
         let start = match &file {
             None => 0,
@@ -63,16 +59,25 @@ impl Buffers {
                 },
             };
             let _ = map.advise(Advice::HugePage);
-            // An old kernel can't populate the buffers; then the copy faults the pages in, which takes a little longer.
-            let _ = map.advise_range(Advice::PopulateWrite, 0, ready.min(limit) as usize);
             Ok(map)
         });
         Ok(Buffers {
             maps: maps.collect::<io::Result<_>>()?,
             file,
             start,
-            limit,
         })
+    }
+
+    /// Faults in room for about `expected` bytes more than the pages that are `taken` of each buffer, but for no more than `limit` bytes.
+    pub fn make_room(&self, taken: &[usize], expected: u64, limit: u64) {
+        let share = (expected + expected / 8 + SPARE_BYTES) / self.maps.len() as u64;
+        let share = share.next_multiple_of(PAGE).min(limit) as usize;
+        for (map, taken) in self.maps.iter().zip(taken) {
+            let from = taken * CHUNK_SIZE;
+            let len = share.min(map.len().saturating_sub(from));
+            // An old kernel can't populate the buffers; then the copy faults the pages in, which takes a little longer.
+            let _ = map.advise_range(Advice::PopulateWrite, from, len);
+        }
     }
 }
 

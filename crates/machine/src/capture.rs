@@ -1,10 +1,12 @@
 //! Captures the state of a running machine in a pause of some tens of milliseconds.
 //!
-//! Before the pause: find the guest's memory, estimate how much is to be kept, fault in the buffers. In the pause: QMP
-//! `stop` (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of
-//! the disks, copying the pages that are not zero, and `cont`. After the pause, the caller hashes and compresses. If
-//! anything fails after `stop`, the machine is resumed. The state exists in memory only, so that a QEMU or a node that
-//! dies leaves no file behind.
+//! Before the pause: find the guest's memory and copy it, in rounds, while the kernel notes what is written meanwhile; each
+//! round has a short pause of its own, in which the disks' requests end (`copying`). Where the kernel does not do that, and
+//! if the guest stands still anyway: estimate how much is to be kept, and fault in the buffers. In the pause: QMP `stop`
+//! (which also completes the disks' requests), `xen-save-devices-state` into a descriptor, the caller's freeze of the disks,
+//! copying the pages that are not zero and not copied yet, and `cont`. After the pause, the caller hashes and compresses. If
+//! anything fails after `stop`, the machine is resumed. The state exists in memory only, so that a QEMU or a node that dies
+//! leaves no file behind.
 //!
 //! `xen-save-devices-state` works with every accelerator and machine type; it is the only command that writes the devices
 //! without RAM. Rejected: the migration stream with RAM in it (a GiB to write and to parse in the pause) and
@@ -21,14 +23,16 @@ use std::time::{Duration, Instant};
 use floe_image::MachineConfig;
 use serde_json::json;
 
-use crate::buffers::{Buffers, memory_file};
+use crate::buffers::memory_file;
 use crate::command::RamBacking;
+use crate::copying::{Copying, NotAhead};
 use crate::error::MachineError;
 use crate::hardware;
 use crate::hurry::Hurry;
 use crate::machine::{Machine, Status, memfd};
-use crate::memory::{CopyError, Memory, Pages, Rest, Span};
-use crate::process::is_mapping_of;
+use crate::memory::Memory;
+use crate::pages::{CopyError, Pages, Rest};
+use crate::process::{Span, is_mapping_of};
 use crate::qmp::QmpError;
 use crate::spec::MEMORY_BYTES_DEFAULT;
 
@@ -36,6 +40,10 @@ use crate::spec::MEMORY_BYTES_DEFAULT;
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Largest device state that is read, in bytes: 100 times that of a machine with every device.
 const DEVICE_BYTES_MAX: u64 = 64 << 20;
+
+/// Steps of a capture, for its errors.
+const FIND: &str = "finding its memory";
+const COPY: &str = "copying its memory";
 
 /// Options of a capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -53,6 +61,8 @@ pub struct CaptureOptions {
 /// How the time of the pause was spent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pause {
+    /// The short pauses before, one for each round of copying ahead, in which the disks' requests end.
+    pub drains: Duration,
     /// Stopping the vCPUs and completing the disks' requests.
     pub stop: Duration,
     /// Writing the device state.
@@ -66,10 +76,19 @@ pub struct Pause {
 }
 
 impl Pause {
-    /// Returns the time from the command to pause until the guest runs again.
+    /// Returns how long the guest stands still for the capture, from each command to pause until it runs again.
     pub fn total(&self) -> Duration {
-        self.stop + self.device + self.freeze + self.memory + self.cont
+        self.drains + self.stop + self.device + self.freeze + self.memory + self.cont
     }
+}
+
+/// What was copied of a machine's memory before its pause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ahead {
+    /// How often what was written was copied; 0 if everything was left to the pause.
+    pub rounds: u32,
+    /// Bytes of the pages that were found written, again in each round; pages of zeros count.
+    pub bytes: u64,
 }
 
 /// A captured machine.
@@ -92,6 +111,8 @@ pub struct Capture<F> {
     pub pause: Pause,
     /// Time before the pause, in which the guest still ran.
     pub prepare: Duration,
+    /// What was copied in that time.
+    pub ahead: Ahead,
 }
 
 impl Machine {
@@ -133,51 +154,29 @@ impl Machine {
             let name = self.name();
             return Err(MachineError::Unsavable { name, why });
         }
-        let failed = |step: &'static str, e: CopyError| match e {
-            CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
-                name: self.name(),
-                limit_bytes,
-            },
-            CopyError::Io(e) => MachineError::Capture {
-                name: self.name(),
-                step,
-                reason: e.to_string(),
-            },
-        };
-        const FIND: &str = "finding its memory";
-        const COPY: &str = "copying its memory";
+        let failed = |step, e| self.copy_error(step, e);
         let limit = options.bytes_max.unwrap_or(u64::MAX);
         let memories = self.memories().map_err(|e| failed(FIND, e.into()))?;
-        let vram = match vram_span(self)? {
-            Some(span) => Some(
-                Memory::private(self.pid(), vec![span], span.len, Rest::Zero)
-                    .map_err(|e| failed(FIND, e.into()))?,
-            ),
-            None => None,
-        };
         let file = options.in_file.then(memory_file).transpose();
         let file = file.map_err(|e| failed(COPY, e.into()))?;
-        let mut prepared = Vec::with_capacity(memories.len());
-        let mut left = limit;
-        for memory in memories {
-            let expected = memory.count().map_err(|e| failed(COPY, e))?;
-            if expected > left {
-                return Err(failed(COPY, CopyError::TooLarge(limit)));
-            }
-            let buffers = Buffers::new(memory.size(), expected, left, file.as_ref());
-            left -= expected;
-            prepared.push((memory, buffers.map_err(|e| failed(COPY, e.into()))?));
-        }
-        let vram_buffers = vram
-            .as_ref()
-            .map(|m| Buffers::new(m.size(), 0, limit, None))
-            .transpose();
-        let vram_buffers = vram_buffers.map_err(|e| failed(COPY, e.into()))?;
+        let mut copying =
+            Copying::new(memories, limit, file.as_ref()).map_err(|e| failed(COPY, e.into()))?;
+        let vram = match vram_span(self)? {
+            Some(span) => vec![
+                Memory::private(self.pid(), vec![span], span.len, Rest::Zero)
+                    .map_err(|e| failed(FIND, e.into()))?,
+            ],
+            None => Vec::new(),
+        };
+        // it is small, and copied in the pause
+        let mut vram = Copying::new(vram, limit, None).map_err(|e| failed(COPY, e.into()))?;
+        vram.make_room();
+        let mut pause = Pause::default();
+        let ahead = self.copy_ahead(&status, &mut copying, &mut pause)?;
         let state = memfd("floe-device-state")
             .map_err(MachineError::io("make a buffer for the device state"))?;
-        let prepare = began.elapsed();
+        let prepare = began.elapsed().saturating_sub(pause.drains);
 
-        let mut pause = Pause::default();
         let mut last = Instant::now();
         let mut lap = || {
             let now = Instant::now();
@@ -208,16 +207,8 @@ impl Machine {
             reason: e.to_string(),
         })?;
         pause.freeze = lap();
-        let copied = prepared
-            .into_iter()
-            .map(|(memory, buffers)| memory.copy(buffers));
-        let mut blocks = copied
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|e| failed(COPY, e))?;
-        let mut vram = match vram.zip(vram_buffers) {
-            Some((memory, buffers)) => memory.copy(buffers).map_err(|e| failed(COPY, e))?,
-            None => Pages::empty(0),
-        };
+        copying.copy().map_err(|e| failed(COPY, e))?;
+        vram.copy().map_err(|e| failed(COPY, e))?;
         pause.memory = lap();
         if options.stay_paused {
             paused.go_on = false;
@@ -227,8 +218,8 @@ impl Machine {
             pause.cont = lap();
         }
         drop(hurry);
-        blocks.iter_mut().for_each(Pages::sort);
-        vram.sort();
+        let mut blocks = copying.into_pages();
+        let vram = vram.into_pages().pop().unwrap_or_else(|| Pages::empty(0));
         let pages = blocks.iter().map(Pages::len).sum::<usize>();
         let ram = blocks.remove(0); // `memories` returns it first
         let device = read_state(&state).map_err(MachineError::io("read the device state"))?;
@@ -236,6 +227,7 @@ impl Machine {
             machine = self.name(),
             pause_ms = pause.total().as_secs_f64() * 1e3,
             pages,
+            rounds = ahead.rounds,
             "captured"
         );
         Ok(Capture {
@@ -247,7 +239,71 @@ impl Machine {
             frozen,
             pause,
             prepare,
+            ahead,
         })
+    }
+
+    /// Copies memory while the guest runs, as far as that can be done, and prepares the pause.
+    fn copy_ahead(
+        &self,
+        status: &Status,
+        copying: &mut Copying,
+        pause: &mut Pause,
+    ) -> Result<Ahead, MachineError> {
+        // a guest that stands still gains nothing
+        if *status == Status::Running {
+            let drained = copying.ahead(self.process(), || self.drain(&mut pause.drains));
+            let name = self.name();
+            match drained {
+                Ok(rounds) => {
+                    return Ok(Ahead {
+                        rounds: rounds.made,
+                        bytes: rounds.bytes,
+                    });
+                }
+                Err(NotAhead::Drain(e)) => return Err(e),
+                Err(NotAhead::Copy(e @ CopyError::TooLarge(_))) => {
+                    return Err(self.copy_error(COPY, e));
+                }
+                Err(NotAhead::Copy(CopyError::Io(e))) => {
+                    tracing::warn!(machine = name, "all memory is copied in the pause: {e}");
+                }
+                Err(NotAhead::Unwatched(e)) => {
+                    tracing::debug!(machine = name, "all memory is copied in the pause: {e}");
+                }
+            }
+        }
+        copying.prepare().map_err(|e| self.copy_error(COPY, e))?;
+        Ok(Ahead::default())
+    }
+
+    /// Has all requests of the disks that are under way end, by a short pause, and adds the time that the guest stood still.
+    fn drain(&self, stood_still: &mut Duration) -> Result<(), MachineError> {
+        let _hurry = Hurry::begin();
+        let began = Instant::now();
+        let mut paused = Paused {
+            machine: self,
+            go_on: true,
+        };
+        self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
+        self.cont()?;
+        paused.go_on = false;
+        *stood_still += began.elapsed();
+        Ok(())
+    }
+
+    fn copy_error(&self, step: &'static str, e: CopyError) -> MachineError {
+        match e {
+            CopyError::TooLarge(limit_bytes) => MachineError::CaptureTooLarge {
+                name: self.name(),
+                limit_bytes,
+            },
+            CopyError::Io(e) => MachineError::Capture {
+                name: self.name(),
+                step,
+                reason: e.to_string(),
+            },
+        }
     }
 
     fn device_error(&self, e: MachineError) -> MachineError {

@@ -3,47 +3,31 @@
 //! RAM after a cold start is a memfd, which this process maps and reads in place. RAM of a restored machine is a private
 //! mapping of the image's file: the machine wrote exactly those pages that `/proc/PID/pagemap` shows as present or
 //! swapped with bit 61 (page of a file) clear; they are copied with `process_vm_readv` through buffers that fit into the
-//! cache. Video memory is anonymous and is copied the same way. Rejected: soft-dirty bits (not in every kernel). What
-//! copying most pages before the pause would take is in docs/decisions/pause.md.
+//! cache. Video memory is anonymous and is copied the same way. Rejected: soft-dirty bits (not in every kernel).
 //!
 //! [`Memory::copy`] runs while the guest is paused, so every microsecond counts: the pages go into buffers that were
 //! faulted in before, sized by a counting pass over the running guest. Nothing is hashed or compressed here.
+//!
+//! Where the kernel notes what is written ([`Writes`]), most pages are copied before the pause: [`Memory::list`] protects
+//! what was written and lists it, [`Memory::copy_listed`] copies it while the guest runs, and in the pause
+//! [`Memory::copy_rest`] copies what has no copy, or an older one. A copy is used only for a page that is still there, is
+//! protected still, and was copied since: everything else is copied in the pause, whatever the reason, so that what a kernel
+//! does not note costs time and loses nothing.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 
-use floe_image::CHUNK_SIZE;
-use memmap2::{Mmap, MmapMut};
+use memmap2::Mmap;
+use parking_lot::Mutex;
 
-use crate::buffers::{BLOCK_BYTES, Buffers, PAGE, stride, threads};
+use crate::buffers::{PAGE, threads};
 use crate::hurry::Hurry;
-
-/// Pages that are copied with one system call: 256 KiB fit into the second-level cache.
-const BATCH_PAGES: usize = 64;
-
-static ZERO_PAGE: [u8; CHUNK_SIZE] = [0; CHUNK_SIZE];
-
-/// A contiguous part of a region in the other process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// Address in the other process.
-    pub address: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Offset in the region, in bytes.
-    pub offset: u64,
-}
-
-/// The content of pages that a copy does not list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
-    /// Zeros.
-    Zero,
-    /// The content of the image that the machine was restored from.
-    Base,
-}
+use crate::pages::{Block, Copies, CopyError, Keeper, Place, Rest, forget};
+use crate::process::{Process, Span, whole};
+use crate::reads::{Batch, Unread, content, existing, private_pages};
+use crate::writes::{Mapped, Unwatched, Writes, blocks};
 
 /// One region of a machine in memory.
 pub(crate) enum Memory {
@@ -53,124 +37,20 @@ pub(crate) enum Memory {
     Private {
         pid: u32,
         pagemap: File,
+        /// In the order of their offsets; together they are the region.
         spans: Vec<Span>,
         size: u64,
         rest: Rest,
     },
 }
 
-/// The copied pages of a region, by chunk.
-pub struct Pages {
-    size: u64,
-    rest: Rest,
-    /// The file that contains the buffers, each as long as the region; `None` if they are anonymous memory.
-    file: Option<File>,
-    /// Offset of the first buffer in that file.
-    start: u64,
-    buffers: Vec<MmapMut>,
-    entries: Vec<Entry>,
-    zeroed: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Entry {
-    chunk: u32,
-    /// `ZEROED`, or the number of the buffer in the upper 8 bits and of the page in the buffer in the lower 56 bits.
-    place: u64,
-}
-
-const ZEROED: u64 = u64::MAX;
-/// The bits of an entry's place that are the page in its buffer.
-const PLACE_MASK: u64 = (1 << 56) - 1;
-
-impl Pages {
-    /// Makes a region of `size` bytes without any listed page.
-    pub fn empty(size: u64) -> Pages {
-        Pages {
-            size,
-            rest: Rest::Zero,
-            file: None,
-            start: 0,
-            buffers: Vec::new(),
-            entries: Vec::new(),
-            zeroed: 0,
-        }
-    }
-
-    /// Returns the memory file that contains the pages, if they were copied into one
-    /// ([`crate::CaptureOptions::in_file`]). All memory blocks of a machine share one file.
-    pub fn file(&self) -> Option<&File> {
-        self.file.as_ref()
-    }
-
-    /// Returns the offset in that file of a listed page, given by its index; `None` if the page is zero.
-    pub fn offset(&self, index: usize) -> Option<u64> {
-        let place = self.entries[index].place;
-        (place != ZEROED)
-            .then(|| self.start + (place >> 56) * stride(self.size) + (place & PLACE_MASK) * PAGE)
-    }
-
-    /// Returns the region's size in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Returns what the pages that are not listed contain.
-    pub fn rest(&self) -> Rest {
-        self.rest
-    }
-
-    /// Returns the number of listed pages.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Returns whether no page is listed.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// Returns the number of listed pages that are zero: the machine wrote them, and they replace what its image has
-    /// there.
-    pub fn zeroed(&self) -> usize {
-        self.zeroed
-    }
-
-    /// Returns all listed pages as `(chunk, content)` in the order of chunks, including those that became zero.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, &[u8; CHUNK_SIZE])> {
-        self.entries.iter().map(|e| (e.chunk, self.page(e.place)))
-    }
-
-    /// Returns the listed page with this index, which must be below [`Pages::len`].
-    pub fn nth(&self, index: usize) -> (u32, &[u8; CHUNK_SIZE]) {
-        let entry = &self.entries[index];
-        (entry.chunk, self.page(entry.place))
-    }
-
-    fn page(&self, place: u64) -> &[u8; CHUNK_SIZE] {
-        if place == ZEROED {
-            return &ZERO_PAGE;
-        }
-        let start = (place & PLACE_MASK) as usize * CHUNK_SIZE;
-        self.buffers[(place >> 56) as usize][start..start + CHUNK_SIZE]
-            .try_into()
-            .expect("the slice has a page's length")
-    }
-}
-
-/// Why pages could not be copied.
-#[derive(Debug)]
-pub(crate) enum CopyError {
-    /// There are more than this many bytes of pages to keep.
-    TooLarge(u64),
-    /// The other process has ended, or the kernel refused.
-    Io(io::Error),
-}
-
-impl From<io::Error> for CopyError {
-    fn from(e: io::Error) -> Self {
-        CopyError::Io(e)
-    }
+/// How much was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// All of it.
+    pub bytes: u64,
+    /// Pages without an older copy, which need room for one.
+    pub new_bytes: u64,
 }
 
 impl Memory {
@@ -182,9 +62,12 @@ impl Memory {
         Ok(Memory::Shared { file, map })
     }
 
-    /// Uses private pages of process `pid`.
+    /// Uses private pages of process `pid`, in spans that are the whole region.
     pub fn private(pid: u32, spans: Vec<Span>, size: u64, rest: Rest) -> io::Result<Memory> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        let spans = whole(spans, size).ok_or_else(|| {
+            io::Error::other(format!("{size} bytes of memory are not mapped as a whole"))
+        })?;
         Ok(Memory::Private {
             pid,
             pagemap,
@@ -202,341 +85,325 @@ impl Memory {
         }
     }
 
+    /// Returns what the pages contain that a copy does not list.
+    pub fn rest(&self) -> Rest {
+        match self {
+            Memory::Shared { .. } => Rest::Zero,
+            Memory::Private { rest, .. } => *rest,
+        }
+    }
+
     /// Counts the bytes of pages that are not zero. For a running guest this is an estimate; it also fills the page
     /// tables of a shared mapping.
     pub fn count(&self) -> Result<u64, CopyError> {
-        let counters = self.scan(vec![Counter(0); threads(self.size())])?;
-        Ok(counters.iter().map(|c| c.0).sum())
+        let counters = vec![0_u64; threads(self.size())];
+        let counted = share(self.blocks(), counters, |sum, blocks| {
+            let mut batch = Batch::default();
+            let mut show = |_: usize, page: Option<*const u8>| {
+                *sum += page.map_or(0, |_| PAGE);
+                Ok(())
+            };
+            for block in blocks {
+                self.show(block, &mut batch, &mut show)?;
+            }
+            Ok(())
+        })?;
+        Ok(counted.iter().sum())
     }
 
     /// Copies every page that must be kept. The guest must be paused.
-    pub fn copy(&self, buffers: Buffers) -> Result<Pages, CopyError> {
-        let Buffers {
-            file,
-            start,
-            maps,
-            limit,
-        } = buffers;
-        let rest = match self {
-            Memory::Shared { .. } => Rest::Zero,
-            Memory::Private { rest, .. } => *rest,
-        };
-        let used = AtomicU64::new(0);
-        let keepers = maps.into_iter().enumerate().map(|(number, buffer)| Keeper {
-            number: number as u64,
-            buffer,
-            pages: 0,
-            entries: Vec::new(),
-            zeros: rest == Rest::Base,
-            used: &used,
-            limit,
-        });
-        let mut all = Pages {
-            rest,
-            file,
-            start,
-            ..Pages::empty(self.size())
-        };
-        for keeper in self.scan(keepers.collect())? {
-            all.buffers.push(keeper.buffer);
-            all.entries.extend(keeper.entries);
-        }
-        Ok(all)
+    pub fn copy(&self, copies: &mut Copies) -> Result<(), CopyError> {
+        copies.forget();
+        let (keepers, blocks) = copies.split(self.blocks());
+        share(blocks, keepers, |keeper, blocks| {
+            let _hurry = Hurry::begin();
+            let mut batch = Batch::default();
+            for Block { span, places } in blocks {
+                let mut keep = |index: usize, page| keeper.keep(&mut places[index], page);
+                self.show(span, &mut batch, &mut keep)?;
+            }
+            Ok(())
+        })?;
+        Ok(())
     }
 
-    /// Passes every page that must be kept to one of the visitors, each of which runs in its own thread.
-    fn scan<V: Visitor>(&self, visitors: Vec<V>) -> Result<Vec<V>, CopyError> {
-        let blocks = self.blocks();
-        let next = AtomicUsize::new(0);
-        let work = |mut visitor: V| -> Result<V, CopyError> {
-            let _hurry = V::URGENT.then(Hurry::begin);
+    /// Begins to note what the other process writes to this memory.
+    pub fn watch(&self, process: &Process) -> Result<Writes, Unwatched> {
+        match self {
+            Memory::Private { spans, .. } => {
+                Writes::watch(process, Mapped::Privately, spans.clone())
+            }
+            Memory::Shared { file, map } => {
+                let find = Unwatched::at("finding QEMU's mapping of its memory");
+                let spans = spans_of(process, file).map_err(find)?;
+                let spans = whole(spans, map.len() as u64).ok_or(Unwatched::NotWhole)?;
+                Writes::watch(process, Mapped::Shared, spans)
+            }
+        }
+    }
+
+    /// Counts the bytes of pages that were written since they were last listed, or never were.
+    pub fn written(&self, writes: &Writes, copies: &mut Copies) -> Result<Written, CopyError> {
+        let mut written = Written::default();
+        let (_, blocks) = copies.split(writes.blocks());
+        for Block { span, places } in blocks {
+            for found in writes.written(span, false)? {
+                let places = &places[found.pages];
+                let new = places.iter().filter(|place| !place.has_slot()).count();
+                written.bytes += places.len() as u64 * PAGE;
+                written.new_bytes += new as u64 * PAGE;
+            }
+        }
+        Ok(written)
+    }
+
+    /// Lists what was written since this was last called, to be copied next, and has the kernel note what is written from now on.
+    pub fn list(&self, writes: &Writes, copies: &mut Copies) -> Result<(), CopyError> {
+        let (_, blocks) = copies.split(writes.blocks());
+        for Block { span, places } in blocks {
+            for found in writes.written(span, true)? {
+                places[found.pages].iter_mut().for_each(Place::list);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies what was listed, while the guest goes on. Calls that read from disks and were under way when it was listed
+    /// must have ended. A page that can't be read any more, because the guest has given it back, gets no copy.
+    pub fn copy_listed(&self, writes: &Writes, copies: &mut Copies) -> Result<(), CopyError> {
+        let (keepers, blocks) = copies.split(writes.blocks());
+        share(blocks, keepers, |keeper, blocks| {
             let mut batch = Batch::default();
-            while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for Block { span, places } in blocks {
+                let listed = places.iter().enumerate();
+                let listed = listed.filter_map(|(index, place)| place.is_listed().then_some(index));
+                for index in listed.collect::<Vec<_>>() {
+                    match self {
+                        Memory::Shared { map, .. } => {
+                            keeper.keep(&mut places[index], content(map, span, index))?;
+                        }
+                        Memory::Private { pid, .. } => {
+                            batch.add(span, index);
+                            if batch.is_full() {
+                                batch.keep(*pid, Unread::Left, places, keeper)?;
+                            }
+                        }
+                    }
+                }
+                if let Memory::Private { pid, .. } = self {
+                    batch.keep(*pid, Unread::Left, places, keeper)?;
+                }
+                // what could not be read is not listed any more, and has no copy
+                let left = places.iter_mut().filter(|place| place.is_listed());
+                left.for_each(Place::forget);
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Copies every page that must be kept and has no copy, or an older one, and forgets copies of pages that are gone. The guest must be
+    /// paused.
+    pub fn copy_rest(&self, writes: &Writes, copies: &mut Copies) -> Result<(), CopyError> {
+        let (keepers, blocks) = copies.split(writes.blocks());
+        share(blocks, keepers, |keeper, blocks| {
+            let _hurry = Hurry::begin();
+            let mut batch = Batch::default();
+            for Block { span, places } in blocks {
                 match self {
-                    Memory::Shared { file, map } => scan_shared(file, map, *block, &mut visitor)?,
-                    Memory::Private { pid, pagemap, .. } => {
-                        batch.run(*pid, pagemap, *block, &mut visitor)?;
+                    Memory::Shared { file, map } => {
+                        rest_of_shared((file, map), writes, (span, places), keeper)?;
+                    }
+                    Memory::Private { pid, .. } => {
+                        rest_of_private(*pid, writes, (span, places), keeper, &mut batch)?;
                     }
                 }
             }
-            Ok(visitor)
-        };
-        floe_threads::scope(|scope| {
-            let threads: Vec<_> = visitors
-                .into_iter()
-                .map(|visitor| (visitor, &work))
-                .map(|(visitor, work)| scope.spawn("scan", move || work(visitor)))
-                .collect();
-            let ends = threads
-                .into_iter()
-                .map(|t| t.join().expect("a scan does not panic"));
-            ends.collect::<Vec<_>>().into_iter().collect()
-        })
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Shows every page of a block that must be kept, given by its number in the block; `None` is a page of zeros that is there.
+    fn show(
+        &self,
+        block: Span,
+        batch: &mut Batch,
+        show: &mut impl FnMut(usize, Option<*const u8>) -> Result<(), CopyError>,
+    ) -> Result<(), CopyError> {
+        match self {
+            Memory::Shared { file, map } => {
+                for pages in existing(file, map, block)? {
+                    for index in pages {
+                        show(index, content(map, block, index))?;
+                    }
+                }
+                Ok(())
+            }
+            Memory::Private { pid, pagemap, .. } => {
+                for index in private_pages(pagemap, block)? {
+                    batch.add(block, index);
+                    if batch.is_full() {
+                        batch.show(*pid, Unread::IsError, show)?;
+                    }
+                }
+                batch.show(*pid, Unread::IsError, show)
+            }
+        }
     }
 
     /// Splits the region into pieces of at most `BLOCK_BYTES`.
     fn blocks(&self) -> Vec<Span> {
-        let spans = match self {
-            Memory::Shared { map, .. } => vec![Span {
+        match self {
+            Memory::Shared { map, .. } => blocks(&[Span {
                 address: 0,
                 offset: 0,
                 len: map.len() as u64,
-            }],
-            Memory::Private { spans, .. } => spans.clone(),
-        };
-        let cut = |span: Span| {
-            (0..span.len)
-                .step_by(BLOCK_BYTES as usize)
-                .map(move |at| Span {
-                    address: span.address + at,
-                    offset: span.offset + at,
-                    len: (span.len - at).min(BLOCK_BYTES),
-                })
-        };
-        spans.into_iter().flat_map(cut).collect()
-    }
-}
-
-/// Processes pages.
-trait Visitor: Send {
-    /// Whether the guest is paused meanwhile.
-    const URGENT: bool;
-
-    /// `page` points to a whole page and is valid during the call; `None` is a page of zeros that the machine wrote.
-    fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError>;
-}
-
-/// Counts the bytes of pages that are not zero.
-#[derive(Clone)]
-struct Counter(u64);
-
-impl Visitor for Counter {
-    const URGENT: bool = false;
-
-    fn visit(&mut self, _chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
-        self.0 += page.map_or(0, |_| PAGE);
-        Ok(())
-    }
-}
-
-/// Copies pages into one thread's buffer.
-struct Keeper<'a> {
-    number: u64,
-    buffer: MmapMut,
-    pages: usize,
-    entries: Vec<Entry>,
-    zeros: bool,
-    used: &'a AtomicU64,
-    limit: u64,
-}
-
-impl Visitor for Keeper<'_> {
-    const URGENT: bool = true;
-
-    fn visit(&mut self, chunk: u32, page: Option<*const u8>) -> Result<(), CopyError> {
-        let Some(page) = page else {
-            if self.zeros {
-                self.entries.push(Entry {
-                    chunk,
-                    place: ZEROED,
-                });
-            }
-            return Ok(());
-        };
-        if self.used.fetch_add(PAGE, Ordering::Relaxed) >= self.limit {
-            return Err(CopyError::TooLarge(self.limit));
+            }]),
+            Memory::Private { spans, .. } => blocks(spans),
         }
-        let start = self.pages * CHUNK_SIZE;
-        let to = self.buffer[start..start + CHUNK_SIZE].as_mut_ptr();
-        // SAFETY: the trait promises a whole readable page; the destination is a page of this thread's buffer, which has
-        // room for the whole region and overlaps no memory of another process.
-        unsafe { std::ptr::copy_nonoverlapping(page, to, CHUNK_SIZE) };
-        self.entries.push(Entry {
-            chunk,
-            place: self.number << 56 | self.pages as u64,
-        });
-        self.pages += 1;
-        Ok(())
     }
 }
 
-/// Passes on the pages of a memfd. A hole must not be read, because that would allocate a page for the guest.
-///
-/// `mincore` lists the resident pages of a mapping at once. What it reports as absent is a hole or is swapped, which the
-/// file's `SEEK_DATA` distinguishes; to use that alone for everything would take 10 ms per GiB of the pause.
-fn scan_shared(
-    file: &File,
-    map: &Mmap,
-    block: Span,
-    visitor: &mut impl Visitor,
+/// Returns where a process has a file mapped, shared.
+fn spans_of(process: &Process, file: &File) -> io::Result<Vec<Span>> {
+    let inode = file.metadata()?.ino();
+    let mappings = process.mappings()?.into_iter();
+    let ours = mappings.filter(|mapping| {
+        let is_memory_file = mapping.path.starts_with("/memfd:");
+        is_memory_file && mapping.inode == inode && mapping.permissions.ends_with('s')
+    });
+    Ok(ours
+        .map(|mapping| Span {
+            address: mapping.start,
+            len: mapping.end - mapping.start,
+            offset: mapping.offset,
+        })
+        .collect())
+}
+
+/// Has threads, one for each worker, take from a list until it is empty.
+fn share<I: Send, W: Send>(
+    items: Vec<I>,
+    workers: Vec<W>,
+    work: impl Fn(&mut W, &mut dyn Iterator<Item = I>) -> Result<(), CopyError> + Sync,
+) -> Result<Vec<W>, CopyError> {
+    let items = Mutex::new(items.into_iter());
+    let run = |mut worker: W| -> Result<W, CopyError> {
+        let mut next = std::iter::from_fn(|| items.lock().next());
+        work(&mut worker, &mut next)?;
+        Ok(worker)
+    };
+    floe_threads::scope(|scope| {
+        let threads: Vec<_> = workers
+            .into_iter()
+            .map(|worker| (worker, &run))
+            .map(|(worker, run)| scope.spawn("scan", move || run(worker)))
+            .collect();
+        let ends = threads
+            .into_iter()
+            .map(|t| t.join().expect("a scan does not panic"));
+        ends.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+/// Copies what is left of a block of a memfd. Its guest is paused.
+fn rest_of_shared(
+    (file, map): (&File, &Mmap),
+    writes: &Writes,
+    (block, places): (Span, &mut [Place]),
+    keeper: &mut Keeper<'_>,
 ) -> Result<(), CopyError> {
-    let mut resident = vec![0u8; (block.len / PAGE) as usize];
-    // SAFETY: the block lies inside of the mapping, and `resident` has a byte for each of its pages.
-    let done = unsafe {
-        let start = map.as_ptr().add(block.offset as usize);
-        libc::mincore(start as *mut _, block.len as usize, resident.as_mut_ptr())
-    };
-    if done != 0 {
-        return Err(io::Error::last_os_error().into());
+    let mut unchanged = vec![false; places.len()];
+    for found in writes.unchanged(block)? {
+        unchanged[found.pages].fill(true);
     }
-    let mut show = |page: u64| {
-        // SAFETY: blocks lie inside of the mapping, and are whole pages.
-        let content = unsafe { map.as_ptr().add((page * PAGE) as usize) };
-        visitor.visit(page as u32, not_zero(content))
-    };
-    let mut page = block.offset / PAGE;
-    for run in resident.chunk_by(|a, b| a & 1 == b & 1) {
-        let end = page + run.len() as u64;
-        if run[0] & 1 == 1 {
-            (page..end).try_for_each(&mut show)?;
-        } else {
-            for (start, end) in data_ranges(file, page * PAGE, end * PAGE)? {
-                (start / PAGE..end / PAGE).try_for_each(&mut show)?;
+    let mut end = 0;
+    for pages in existing(file, map, block)? {
+        forget(&mut places[end..pages.start]);
+        end = pages.end;
+        for index in pages {
+            let place = &mut places[index];
+            let has_copy = unchanged[index] && place.is_valid();
+            if has_copy && place.is_zero() {
+                continue;
+            }
+            let page = content(map, block, index);
+            // what was given back and then read is zero, and protected still
+            if !has_copy || page.is_none() {
+                keeper.keep(place, page)?;
             }
         }
-        page = end;
     }
+    forget(&mut places[end..]);
     Ok(())
 }
 
-/// Returns where a sparse file has data between two offsets, in whole pages.
-fn data_ranges(file: &File, from: u64, to: u64) -> io::Result<Vec<(u64, u64)>> {
-    use rustix::fs::{SeekFrom, seek};
-    let mut ranges = Vec::new();
-    let mut at = from;
-    while at < to {
-        let start = match seek(file, SeekFrom::Data(at)) {
-            Ok(start) if start < to => start / PAGE * PAGE,
-            Ok(_) | Err(rustix::io::Errno::NXIO) => break,
-            Err(e) => return Err(e.into()),
-        };
-        let end = seek(file, SeekFrom::Hole(start))?;
-        at = end.next_multiple_of(PAGE).min(to);
-        ranges.push((start, at));
-    }
-    Ok(ranges)
-}
-
-/// Returns the page, or `None` if it is zero.
-fn not_zero(page: *const u8) -> Option<*const u8> {
-    // SAFETY: the caller's pointer is to a whole readable page. `memcmp` is the fastest test without processor-specific
-    // code, in a debug build too: 17 GB/s, most of it waiting for memory.
-    let zero = unsafe { libc::memcmp(page.cast(), ZERO_PAGE.as_ptr().cast(), CHUNK_SIZE) } == 0;
-    (!zero).then_some(page)
-}
-
-/// Copies private pages in batches.
-struct Batch {
-    pagemap: Vec<u8>,
-    data: Vec<u8>,
-    chunks: Vec<u32>,
-    remote: Vec<libc::iovec>,
-}
-
-impl Default for Batch {
-    fn default() -> Self {
-        Batch {
-            pagemap: vec![0; (BLOCK_BYTES / PAGE) as usize * 8],
-            data: vec![0; BATCH_PAGES * CHUNK_SIZE],
-            chunks: Vec::with_capacity(BATCH_PAGES),
-            remote: Vec::with_capacity(BATCH_PAGES),
+/// Copies what is left of a block of a private mapping. Its guest is paused.
+fn rest_of_private(
+    pid: u32,
+    writes: &Writes,
+    (block, places): (Span, &mut [Place]),
+    keeper: &mut Keeper<'_>,
+    batch: &mut Batch,
+) -> Result<(), CopyError> {
+    let mut own = Vec::new();
+    for found in writes.own(block)? {
+        if found.is_written() {
+            forget(&mut places[found.pages.clone()]);
+        }
+        match found.is_written() || found.is_present() {
+            true => own.push(found.pages),
+            // swapped out, or given back
+            false => own.extend(still_own(writes, block, found.pages)?),
         }
     }
-}
-
-impl Batch {
-    fn run(
-        &mut self,
-        pid: u32,
-        pagemap: &File,
-        block: Span,
-        visitor: &mut impl Visitor,
-    ) -> Result<(), CopyError> {
-        let pages = (block.len / PAGE) as usize;
-        pagemap.read_exact_at(&mut self.pagemap[..pages * 8], block.address / PAGE * 8)?;
-        for i in 0..pages {
-            let entry: [u8; 8] = self.pagemap[i * 8..i * 8 + 8]
-                .try_into()
-                .expect("eight bytes");
-            if !is_private(u64::from_ne_bytes(entry)) {
-                continue;
+    let mut end = 0;
+    for pages in own {
+        forget(&mut places[end..pages.start]);
+        end = pages.end;
+        for index in pages {
+            if !places[index].is_valid() {
+                batch.add(block, index);
             }
-            let address = block.address + i as u64 * PAGE;
-            self.chunks.push((block.offset / PAGE) as u32 + i as u32);
-            match self.remote.last_mut() {
-                Some(last) if last.iov_base as u64 + last.iov_len as u64 == address => {
-                    last.iov_len += CHUNK_SIZE
-                }
-                _ => self.remote.push(libc::iovec {
-                    iov_base: address as *mut _,
-                    iov_len: CHUNK_SIZE,
-                }),
-            }
-            if self.chunks.len() == BATCH_PAGES {
-                self.flush(pid, visitor)?;
+            if batch.is_full() {
+                batch.keep(pid, Unread::IsError, places, keeper)?;
             }
         }
-        self.flush(pid, visitor)
     }
-
-    fn flush(&mut self, pid: u32, visitor: &mut impl Visitor) -> Result<(), CopyError> {
-        if self.chunks.is_empty() {
-            return Ok(());
-        }
-        let want = self.chunks.len() * CHUNK_SIZE;
-        let local = libc::iovec {
-            iov_base: self.data.as_mut_ptr().cast(),
-            iov_len: want,
-        };
-        // SAFETY: `local` is `self.data`, at least `want` bytes; the remote addresses are checked by the kernel.
-        let got = unsafe {
-            libc::process_vm_readv(
-                pid as i32,
-                &local,
-                1,
-                self.remote.as_ptr(),
-                self.remote.len() as libc::c_ulong,
-                0,
-            )
-        };
-        if got != want as isize {
-            return Err(if got < 0 {
-                io::Error::last_os_error().into()
-            } else {
-                io::Error::other(format!(
-                    "only {got} of {want} bytes of the guest's memory could be read"
-                ))
-                .into()
-            });
-        }
-        for (page, chunk) in self.data.chunks_exact(CHUNK_SIZE).zip(&self.chunks) {
-            visitor.visit(*chunk, not_zero(page.as_ptr()))?;
-        }
-        self.chunks.clear();
-        self.remote.clear();
-        Ok(())
-    }
+    forget(&mut places[end..]);
+    batch.keep(pid, Unread::IsError, places, keeper)
 }
 
-/// Returns whether a page is present or swapped, and is not a page of a file.
-fn is_private(entry: u64) -> bool {
-    entry & (1 << 63 | 1 << 62) != 0 && entry & (1 << 61) == 0
-}
-
-impl Pages {
-    /// Sorts the pages; each worker's are sorted already. Runs after the pause.
-    pub(crate) fn sort(&mut self) {
-        self.zeroed = self.entries.iter().filter(|e| e.place == ZEROED).count();
-        self.entries.sort_unstable_by_key(|e| e.chunk);
-    }
+/// Returns those of a private mapping's protected pages that it has of its own still: the rest was given back.
+fn still_own(
+    writes: &Writes,
+    block: Span,
+    pages: Range<usize>,
+) -> Result<Vec<Range<usize>>, CopyError> {
+    let before = pages.start as u64 * PAGE;
+    let piece = Span {
+        address: block.address + before,
+        offset: block.offset + before,
+        len: pages.len() as u64 * PAGE,
+    };
+    writes.unprotect(piece)?;
+    let found = writes.own(piece)?.into_iter();
+    let from = pages.start;
+    Ok(found
+        .map(|found| from + found.pages.start..from + found.pages.end)
+        .collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::buffers::memory_file;
+    use crate::pages::{Budget, Pages, ZERO_PAGE};
+    use floe_image::CHUNK_SIZE;
     use memmap2::MmapOptions;
     use rustix::fs::{MemfdFlags, memfd_create};
+    use std::os::unix::fs::FileExt;
 
     const PAGES: usize = 9000;
     const SIZE: u64 = (PAGES * CHUNK_SIZE) as u64;
@@ -550,10 +417,11 @@ mod tests {
     fn copy(memory: &Memory, limit: u64) -> Result<Pages, CopyError> {
         let expected = memory.count()?;
         let copy = |file: Option<&File>| -> Result<Pages, CopyError> {
-            let buffers = Buffers::new(memory.size(), expected, limit, file).unwrap();
-            let mut pages = memory.copy(buffers)?;
-            pages.sort();
-            Ok(pages)
+            let budget = Budget::new(limit);
+            let mut copies = Copies::new(memory.size(), memory.rest(), file, &budget).unwrap();
+            copies.make_room(expected);
+            memory.copy(&mut copies)?;
+            Ok(copies.into_pages())
         };
         let file = memory_file().unwrap();
         let pages = copy(None)?;

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal,
+};
 use serde::{Deserialize, Serialize};
 
 /// Process id and start time: together they identify a process until the host restarts.
@@ -37,8 +39,21 @@ pub struct Mapping {
     pub permissions: String,
     /// Offset in the file, in bytes.
     pub offset: u64,
+    /// The file's number in its file system; 0 for anonymous memory.
+    pub inode: u64,
     /// The file, followed by ` (deleted)` if it was deleted; empty for anonymous memory.
     pub path: String,
+}
+
+/// A contiguous part of a region of memory in another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Address in the other process.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset in the region, in bytes.
+    pub offset: u64,
 }
 
 impl AsFd for Process {
@@ -148,6 +163,11 @@ impl Process {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
+    /// Returns a copy of one of its descriptors, which is another name for the same open file.
+    pub(crate) fn descriptor(&self, number: i32) -> io::Result<OwnedFd> {
+        Ok(pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty())?)
+    }
+
     /// Returns its mappings, ordered by address.
     pub fn mappings(&self) -> io::Result<Vec<Mapping>> {
         let text = std::fs::read(format!("/proc/{}/maps", self.id.pid))?;
@@ -182,14 +202,29 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     let (start, end) = parts.next()?.split_once('-')?;
     let permissions = parts.next()?.to_string();
     let offset = u64::from_str_radix(parts.next()?, 16).ok()?;
-    let path = parts.nth(2).unwrap_or_default().trim_start();
+    let inode = parts.nth(1)?.parse().ok()?;
+    let path = parts.next().unwrap_or_default().trim_start();
     Some(Mapping {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
         permissions,
         offset,
+        inode,
         path: unescape(path),
     })
+}
+
+/// Returns the parts of a mapped region in the order of their offsets; `None` if they are not exactly the region's `size` bytes, each once.
+pub(crate) fn whole(mut spans: Vec<Span>, size: u64) -> Option<Vec<Span>> {
+    spans.sort_unstable_by_key(|span| span.offset);
+    let mut end = 0;
+    for span in &spans {
+        if span.offset != end {
+            return None;
+        }
+        end = span.offset.checked_add(span.len)?;
+    }
+    (end == size).then_some(spans)
 }
 
 /// Replaces `\012`, which `/proc/PID/maps` writes for a line end in a path.
@@ -243,12 +278,28 @@ mod tests {
     }
 
     #[test]
+    fn a_region_is_whole_if_each_of_its_bytes_is_mapped_once() {
+        let span = |address, len, offset| Span {
+            address,
+            len,
+            offset,
+        };
+        let (first, second) = (span(0x9000, 2, 0), span(0x1000, 3, 2));
+        assert_eq!(whole(vec![second, first], 5), Some(vec![first, second]));
+        assert_eq!(whole(vec![], 0), Some(vec![]));
+        for spans in [vec![first], vec![second], vec![first, first, second]] {
+            assert_eq!(whole(spans, 5), None);
+        }
+        assert_eq!(whole(vec![first, span(0, u64::MAX, 2)], 1), None);
+    }
+
+    #[test]
     fn mappings_keep_spaces_in_paths() {
         let line = "7f0000000000-7f0000001000 rw-p 00002000 00:2a 5                          /mnt/a b/ram (deleted)";
         let mapping = parse_mapping(line).unwrap();
         assert_eq!(
-            (mapping.end - mapping.start, mapping.offset),
-            (0x1000, 0x2000)
+            (mapping.end - mapping.start, mapping.offset, mapping.inode),
+            (0x1000, 0x2000, 5)
         );
         assert!(is_mapping_of(&mapping, Path::new("/mnt/a b/ram")));
         assert_eq!(

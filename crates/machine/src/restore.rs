@@ -21,7 +21,7 @@ use crate::host::Host;
 use crate::incompatible::CPU_MODEL_DEFAULT;
 use crate::launch::launch;
 use crate::machine::{Machine, memfd};
-use crate::memory::Span;
+use crate::process::Span;
 use crate::profile::Profile;
 use crate::spec::{PortForward, Spec};
 

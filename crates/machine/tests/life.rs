@@ -177,3 +177,89 @@ fn two_clones_go_on_where_their_parent_was_captured() {
         grandchild.quit(PATIENCE).unwrap();
     }
 }
+
+/// Pages of the file that a guest writes over and over: 24 MB, more than a capture leaves to its pause.
+const PAGES: usize = 6144;
+
+/// Returns whether this kernel lets programs without privileges learn what is written to memory.
+fn kernel_notes_writes() -> bool {
+    let mut api = [0xaa_u64, 1 << 15, 0];
+    // SAFETY: a descriptor of this function's own, and a structure of that length.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) as i32;
+        let call = 0xC018_AA3F_u32 as libc::Ioctl;
+        let knows = fd >= 0 && libc::ioctl(fd, call, api.as_mut_ptr()) == 0;
+        libc::close(fd);
+        knows
+    }
+}
+
+/// Checks that the pages of a guest's file are as they were at one moment: it writes them in order, with the number of the generation.
+fn is_of_one_moment<F>(capture: &Capture<F>) {
+    let mut generations = vec![None; PAGES];
+    for (_, page) in capture.ram.iter() {
+        let Some(rest) = page.strip_prefix(b"floe-page ") else {
+            continue;
+        };
+        let number = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse::<usize>().ok();
+        let (Some(at), Some(generation)) = (number(&rest[..6]), number(&rest[7..15])) else {
+            continue; // the text of the program
+        };
+        let earlier = generations[at].replace(generation);
+        assert_eq!(earlier, None, "each page is there once");
+    }
+    let missing = generations.iter().position(Option::is_none);
+    assert_eq!(missing, None);
+    let generations: Vec<usize> = generations.into_iter().flatten().collect();
+    let ends = (generations[0], generations[PAGES - 1]);
+    eprintln!(
+        "generations {ends:?}, {:?}, pause {:?} total {:?}",
+        capture.ahead,
+        capture.pause,
+        capture.pause.total()
+    );
+    assert!(generations.is_sorted_by(|a, b| a >= b), "{generations:?}");
+    assert!(ends.0 - ends.1 <= 1, "{ends:?}");
+    assert_eq!(capture.ahead.rounds > 0, kernel_notes_writes());
+}
+
+#[test]
+#[ignore = "needs QEMU and the tiny guest: make test-all"]
+fn a_guest_that_never_stops_writing_is_captured_as_it_is_at_one_moment() {
+    let guest = guest();
+    let dir = scratch();
+    let original = spec(&guest, dir.path(), "parent", 0);
+    let (parent, mut console) = boot(original.clone());
+    let _parent = Guard(&parent);
+    let page = r#"printf "floe-page %06d %08d %4069s\n", p, g, """#;
+    let pass =
+        format!("awk -v g=$g 'BEGIN {{ for (p = 0; p < {PAGES}; p++) {page} }}' 1<>/dev/shm/pages");
+    console.send(&format!(
+        "(g=0; while :; do g=$((g+1)); {pass}; echo written=$g; done) &"
+    ));
+    console.expect("written=2");
+    let take = |machine: &Machine| {
+        machine
+            .capture(CaptureOptions::default(), || Ok::<_, std::io::Error>(()))
+            .unwrap()
+    };
+    let capture = take(&parent);
+    assert_eq!(capture.ram.rest(), Rest::Zero);
+    is_of_one_moment(&capture);
+    parent.quit(PATIENCE).unwrap();
+
+    // its memory is a private mapping of a file now
+    let spec = clone_spec(&original, &capture, dir.path(), "clone", 1);
+    let snapshot = snapshot(&capture, None, &dir.path().join("clone.ram"), spec.user);
+    let clone = Machine::restore(spec, &snapshot).unwrap().machine;
+    let _clone = Guard(&clone);
+    let mut console = Console::open(&clone);
+    for _ in 0..2 {
+        let passes = |said: &str| said.matches("written=").count();
+        console.expect_with(|said| passes(said) > 2, "all pages are written again");
+        let capture = take(&clone);
+        assert_eq!(capture.ram.rest(), Rest::Base);
+        is_of_one_moment(&capture);
+    }
+    clone.quit(PATIENCE).unwrap();
+}

@@ -25,6 +25,7 @@ mod isolated;
 mod left_alone;
 mod life;
 mod machines;
+mod moments;
 mod odd_sources;
 mod other_users;
 mod park;

@@ -5,7 +5,7 @@
 //!
 //! - **machine** (`FLOE_GUARD=machine`): QEMU's user network may reach neither the host's loopback nor link-local
 //!   addresses, and the console's log and QEMU's own stay within their bound, whether a node runs or not. A forwarded port whose
-//!   socket the node has kept, and passed to this process, is opened with that socket.
+//!   socket the node has kept, and passed to this process, is opened with that socket. A userfaultfd is opened for the node's captures.
 //! - **tool** (`FLOE_GUARD=tool`): the names `/floe/in` and `/floe/out` stand for descriptors that the node opened; with
 //!   the first use of one of them, the kernel is told to let this process open nothing else.
 //!
@@ -20,6 +20,7 @@
 mod passed;
 mod rules;
 mod said;
+mod watch;
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::net::IpAddr;
@@ -49,6 +50,7 @@ mod sys {
     pub const LSEEK: c_long = 8;
     pub const MMAP: c_long = 9;
     pub const MUNMAP: c_long = 11;
+    pub const IOCTL: c_long = 16;
     pub const PREAD64: c_long = 17;
     pub const CONNECT: c_long = 42;
     pub const SENDTO: c_long = 44;
@@ -66,6 +68,7 @@ mod sys {
     pub const DUP3: c_long = 292;
     pub const SENDMMSG: c_long = 307;
     pub const SECCOMP: c_long = 317;
+    pub const USERFAULTFD: c_long = 323;
     /// AUDIT_ARCH_X86_64.
     pub const ARCH: c_uint = 0xc000_003e;
     /// open, creat, openat, openat2, execve, execveat.
@@ -90,6 +93,7 @@ mod sys {
     pub const SENDMSG: c_long = 211;
     pub const GETSOCKOPT: c_long = 209;
     pub const FCNTL: c_long = 25;
+    pub const IOCTL: c_long = 29;
     pub const FTRUNCATE: c_long = 46;
     pub const EXIT_GROUP: c_long = 94;
     pub const OPENAT: c_long = 56;
@@ -97,6 +101,7 @@ mod sys {
     pub const DUP3: c_long = 24;
     pub const SENDMMSG: c_long = 269;
     pub const SECCOMP: c_long = 277;
+    pub const USERFAULTFD: c_long = 282;
     /// AUDIT_ARCH_AARCH64.
     pub const ARCH: c_uint = 0xc000_00b7;
     /// openat, openat2, execve, execveat.
