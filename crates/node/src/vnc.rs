@@ -22,7 +22,7 @@ const TEXT: u8 = 6;
 const QEMU: u8 = 255;
 /// The buttons that guests know: left, middle, right, the wheel forward and back.
 const BUTTONS: u8 = 0x1f;
-/// How many messages are held for a machine that stands still, and how many bytes; further ones are dropped.
+/// How many messages are held for a machine that stands still, and how many bytes; further ones are dropped, but for keys that go up.
 const HELD_MAX: usize = 1024;
 /// See [`HELD_MAX`].
 const HELD_BYTES_MAX: usize = 1 << 20;
@@ -132,6 +132,8 @@ impl Way {
 /// What becomes of a short message.
 enum Fate {
     Passed,
+    /// The same, also if there is no room: it ends what went down by that way.
+    Up,
     Kept(Done),
     /// Nothing: what follows says all of it.
     Over,
@@ -246,8 +248,9 @@ impl Client {
     /// A short message is whole.
     fn end(&mut self, stand: Stand, step: &mut Step) {
         let message = std::mem::take(&mut self.collected);
+        let full = self.holds(stand) && self.is_full(message.len());
         let fate = match said_in(&message) {
-            Some(Said::Key { code, down }) => self.key(code, down, stand),
+            Some(Said::Key { code, down }) => self.key(code, down, stand, full),
             Some(Said::Pointer { x, y, buttons }) => self.pointer(x, y, buttons, stand),
             None => Fate::Passed,
         };
@@ -255,20 +258,25 @@ impl Client {
             Fate::Kept(done) => step.keep.push(done),
             Fate::Over => {}
             // what has a single byte is no input: it belongs to the beginning of a connection, or is QEMU's to refuse
-            Fate::Passed if message.len() > 1 && self.holds(stand) => self.hold(message),
-            Fate::Passed => step.pass.extend(message),
+            Fate::Passed if message.len() > 1 && self.holds(stand) => self.hold(message, full),
+            Fate::Up if self.holds(stand) => self.hold(message, false),
+            Fate::Passed | Fate::Up => step.pass.extend(message),
         }
     }
 
-    fn key(&mut self, code: u16, down: bool, stand: Stand) -> Fate {
+    /// What becomes of a key; `full`: there is no room to hold it.
+    fn key(&mut self, code: u16, down: bool, stand: Stand, full: bool) -> Fate {
         let before = self.down.get(&code).copied();
         let way = before.unwrap_or(Way::of(stand.kept));
-        match down {
-            true => self.down.insert(code, way),
-            false => self.down.remove(&code),
+        match (way, down) {
+            // what is dropped does not go down, and so does not have to go up
+            (Way::Passed, true) if full => return Fate::Over,
+            (_, true) => self.down.insert(code, way),
+            (_, false) => self.down.remove(&code),
         };
         match way {
             Way::Kept => Fate::Kept(Done::Input(Input::Key { code, down })),
+            Way::Passed if before.is_some() && !down => Fate::Up,
             Way::Passed => Fate::Passed,
         }
     }
@@ -289,13 +297,17 @@ impl Client {
         }
     }
 
-    fn hold(&mut self, input: Vec<u8>) {
+    /// Whether there is no room for so many more bytes.
+    fn is_full(&self, bytes: usize) -> bool {
+        self.held.len() >= HELD_MAX || self.held_bytes + bytes > HELD_BYTES_MAX
+    }
+
+    fn hold(&mut self, input: Vec<u8>, full: bool) {
         // type and buttons are compared: while the pointer only moves, its last position is enough
         let moved = |last: &Vec<u8>| input[0] == POINTER && last.get(..2) == input.get(..2);
-        let is_full = self.held.len() >= HELD_MAX || self.held_bytes + input.len() > HELD_BYTES_MAX;
         if self.held.back().is_some_and(moved) {
             self.held_bytes -= self.held.pop_back().map_or(0, |last| last.len());
-        } else if is_full {
+        } else if full {
             return;
         }
         self.held_bytes += input.len();
@@ -486,6 +498,22 @@ mod tests {
             client.takes(&key(b'x', true), STILL);
         }
         assert_eq!(client.held.len(), HELD_MAX);
+        // nor does a key stay down for which there was no room when it went up
+        let mut client = connected();
+        client.takes(&key(b'a', true), RUNS);
+        for down in [true, false].repeat(HELD_MAX) {
+            client.takes(&key(b'x', down), STILL);
+        }
+        client.takes(&key(b'y', true), STILL);
+        for letter in [b'a', b'y'] {
+            client.takes(&key(letter, false), STILL);
+        }
+        let last: Vec<&[u8]> = client
+            .held
+            .range(HELD_MAX - 1..)
+            .map(|held| &held[..])
+            .collect();
+        assert_eq!(last, [key(b'x', false), key(b'a', false)]);
         // only the end of a pointer's movement is held, but every click
         let mut client = connected();
         for pointer in [
