@@ -13,7 +13,7 @@
 
 use crate::{
     inventory::Entry,
-    typist::{HELD_EVERY, Typist, carry_out, keep},
+    typist::{Typist, carry_out, held_every, keep},
     vnc::Client,
 };
 use parking_lot::Mutex;
@@ -184,6 +184,8 @@ async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, user: A
         }
     };
     let mut said = Client::default();
+    // not a sleep that begins anew with each message: whoever moves the pointer on and on would wait for what is held
+    let mut again = held_every();
     let up = async {
         let mut piece = [0; FROM_CLIENT_BYTES];
         loop {
@@ -192,7 +194,7 @@ async fn relay(client: UnixStream, qemu: std::os::unix::net::UnixStream, user: A
                     Ok(count @ 1..) => said.takes(&piece[..count], user.stand()),
                     _ => return,
                 },
-                () = sleep(HELD_EVERY), if said.is_holding() => match user.stand().still {
+                _ = again.tick(), if said.is_holding() => match user.stand().still {
                     true => continue,
                     false => said.goes_on(),
                 },
@@ -279,6 +281,38 @@ mod tests {
         served.await.unwrap();
         let kept = [true, false].map(|down| Done::Input(Input::Key { code: 30, down }));
         assert_eq!(*user.kept.lock(), kept);
+    }
+
+    #[tokio::test]
+    async fn what_was_held_arrives_while_its_client_goes_on_and_on() {
+        let (mut client, ours) = UnixStream::pair().unwrap();
+        let (qemu, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        qemu.set_nonblocking(true).unwrap();
+        let mut qemu = UnixStream::from_std(qemu).unwrap();
+        let user = Arc::new(Tried::default());
+        user.stand.lock().still = true;
+        tokio::spawn(relay(ours, theirs, user.clone()));
+        let look: &[u8] = b"\x03\x01\0\0\0\0\x04\0\x03\0";
+        client
+            .write_all(&[HELLO, KEY, look].concat())
+            .await
+            .unwrap();
+        let mut got = vec![0; HELLO.len() + look.len()];
+        qemu.read_exact(&mut got).await.unwrap();
+        *user.stand.lock() = Stand::default();
+        // a client that asks for pictures faster than what is held is looked at
+        let mut got = Vec::new();
+        for _ in 0..10_000 {
+            client.write_all(look).await.unwrap();
+            let mut piece = [0; 64];
+            let count = qemu.read(&mut piece).await.unwrap();
+            got.extend_from_slice(&piece[..count]);
+            if got.windows(KEY.len()).any(|part| part == KEY) {
+                return;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        panic!("the key is still held");
     }
 
     #[test]

@@ -11,11 +11,12 @@ use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     sync::Mutex,
     task::spawn_blocking,
+    time::{Interval, MissedTickBehavior, interval},
 };
 
 /// How often a machine that stands still is looked at while something is held for it, and the time between two messages when it goes on:
 /// a PC's keyboard buffers eight keys.
-pub(crate) const HELD_EVERY: Duration = Duration::from_millis(20);
+const HELD_EVERY: Duration = Duration::from_millis(20);
 
 /// A user at one machine. Dropping it ends nothing.
 pub(crate) trait Typist: Send + Sync {
@@ -29,6 +30,14 @@ pub(crate) trait Typist: Send + Sync {
     fn order(&self) -> &Arc<Mutex<()>>;
     /// Keeps what he has done until the guest has got it. Returns once that is on the disk, and so may block.
     fn keep(&self, done: Vec<Done>) -> Result<(), NodeError>;
+}
+
+/// Returns what says when what is held is looked at again.
+pub(crate) fn held_every() -> Interval {
+    let mut every = interval(HELD_EVERY);
+    // what was not looked at in time is not made up for: that is also the shortest time between two messages
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    every
 }
 
 /// Has what a user has done kept. What he does next waits meanwhile, and goes together then.

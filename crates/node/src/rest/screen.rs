@@ -5,7 +5,7 @@ use crate::{
     Node,
     caller::Caller,
     error::at,
-    typist::{HELD_EVERY, Typist, carry_out, keep},
+    typist::{Typist, carry_out, held_every, keep},
     vnc::Client,
 };
 use axum::{
@@ -20,11 +20,7 @@ use floe_api::ApiError;
 use floe_front::page::thumbnail::{self, Keep};
 use futures::{SinkExt, StreamExt};
 use std::{sync::Arc, time::Duration};
-use tokio::{
-    io::AsyncReadExt,
-    net::UnixStream,
-    time::{sleep, timeout},
-};
+use tokio::{io::AsyncReadExt, net::UnixStream, time::timeout};
 
 type Floe = State<Arc<Node>>;
 
@@ -38,6 +34,7 @@ const FROM_BROWSER_BYTES: usize = 256 << 10;
 pub(super) const STALLED: Duration = Duration::from_secs(30);
 /// How often a quiet connection is pinged.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(20);
+
 /// The screen at the capture, as PNG.
 #[utoipa::path(get, path = "/v1/images/{name}/thumbnail", tag = "images",
     params(("name" = String, Path, description = "name, id or a unique prefix of one")),
@@ -123,6 +120,8 @@ async fn relay(browser: WebSocket, qemu: UnixStream, user: Arc<dyn Typist>) {
         let _ = timeout(STALLED, to_browser.close()).await; // the browser may be gone
     };
     let mut said = Client::default();
+    // not a sleep that begins anew with each message: whoever moves the pointer on and on would wait for what is held
+    let mut again = held_every();
     let up = async {
         loop {
             let step = tokio::select! {
@@ -132,7 +131,7 @@ async fn relay(browser: WebSocket, qemu: UnixStream, user: Arc<dyn Typist>) {
                     // RFB is binary: a client that sends anything else does not speak it
                     _ => return,
                 },
-                () = sleep(HELD_EVERY), if said.is_holding() => match user.stand().still {
+                _ = again.tick(), if said.is_holding() => match user.stand().still {
                     true => continue,
                     false => said.goes_on(),
                 },
