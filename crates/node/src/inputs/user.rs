@@ -50,9 +50,14 @@ impl User {
         {
             return Ok(size);
         }
-        let size = self.inputs.machines.screen_size(self.entry.name.as_str())?;
-        *known = Some((Instant::now(), size));
-        Ok(size)
+        match self.inputs.machines.screen_size(self.entry.name.as_str()) {
+            Ok(size) => {
+                *known = Some((Instant::now(), size));
+                Ok(size)
+            }
+            // a button that is down goes up, also where the machine has no screen any more
+            Err(error) => known.map(|(_, size)| size).ok_or(error),
+        }
     }
 
     /// Returns what was done as an input that a guest understands.
@@ -105,8 +110,14 @@ impl Typist for User {
     }
 
     fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {
-        let inputs = done.into_iter().map(|done| self.input(done));
-        let inputs = inputs.collect::<Result<Vec<Input>, NodeError>>()?;
+        let (mut inputs, mut placeless) = (Vec::new(), None);
+        for done in done {
+            match self.input(done) {
+                Ok(input) => inputs.push(input),
+                // the others are kept all the same: a key among them may be one that goes up
+                Err(error) => placeless = Some(error),
+            }
+        }
         let mut next = self.next.lock();
         let numbered = (*next..).zip(inputs);
         let kept: Vec<Kept> = numbered
@@ -121,7 +132,7 @@ impl Typist for User {
         self.inputs.keep(self.entry.name.as_str(), kept)?;
         self.waits.store(true, Relaxed);
         *next += count;
-        Ok(())
+        placeless.map_or(Ok(()), Err)
     }
 }
 
