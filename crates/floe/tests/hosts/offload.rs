@@ -536,8 +536,8 @@ fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
             "POST /v1/moves/look",
             &asked,
         );
-        let is_none = told.contains("404") && told.contains("no such machine of yours");
-        assert!(is_none, "{told}");
+        let is_refused = told.contains("422") && told.contains("not lent by");
+        assert!(is_refused, "{told}");
     }
     let path = phone.home().join("screen.png").display().to_string();
     ok(&phone, &["screenshot", "web", path.as_str()]);
