@@ -7,10 +7,17 @@ use crate::{
     inputs::{Look, LookAsked},
     logs,
 };
+use floe_api::ErrorCode;
 use floe_machine::console::ConsoleLog;
 use futures::StreamExt;
-use std::{io, os::unix::net::UnixStream};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use std::{io, os::unix::net::UnixStream, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    time::sleep,
+};
+
+/// How often it is looked whether who looks has the machine lent still: a console's log goes on for ever, and nobody says its end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What is sent to who has asked.
 pub(crate) enum Shown {
@@ -35,12 +42,30 @@ impl Moves {
             Look::Picture => Shown::Picture(self.machines.screenshot(name)?),
         })
     }
+
+    /// Whether a machine is still shown to that member, as far as is known.
+    pub fn shows(&self, asked: &LookAsked, by: &FromMember) -> bool {
+        match self.borrowed(&asked.key, by) {
+            Ok(found) => found.is_some(),
+            // it may be one whose record can't be read
+            Err(error) => error.code() == ErrorCode::Busy,
+        }
+    }
 }
 
 impl Shown {
-    /// Sends it until it ends, or who has asked is gone.
-    pub async fn send(self, there: impl AsyncRead + AsyncWrite + Unpin) {
+    /// Sends it until it ends, who has asked is gone, or `goes_on` says that it is not shown any more.
+    pub async fn send(
+        self,
+        there: impl AsyncRead + AsyncWrite + Unpin,
+        goes_on: impl Fn() -> bool,
+    ) {
         let (mut from_there, mut to_there) = tokio::io::split(there);
+        let over = async {
+            while goes_on() {
+                sleep(LOOK_EVERY).await;
+            }
+        };
         if let Shown::Screen(qemu) = self {
             let qemu = qemu.set_nonblocking(true).map(|()| qemu);
             let qemu = qemu.and_then(tokio::net::UnixStream::from_std);
@@ -50,6 +75,7 @@ impl Shown {
                     tokio::select! {
                         _ = tokio::io::copy(&mut from_qemu, &mut to_there) => {}
                         _ = tokio::io::copy(&mut from_there, &mut to_qemu) => {}
+                        () = over => {}
                     }
                 }
                 Err(error) => tracing::warn!(%error, "a member sees nothing"),
@@ -62,6 +88,7 @@ impl Shown {
                     tracing::debug!(%error, "a member has stopped looking");
                 },
                 _ = tokio::io::copy(&mut from_there, &mut nothing) => {}
+                () = over => {}
             }
         }
         let _ = to_there.shutdown().await; // it may be gone
@@ -105,7 +132,7 @@ mod tests {
         guest.write_all(b"login: ").unwrap();
         let log = || ConsoleLog::open(dir.path(), None);
         let (mut lender, borrower) = tokio::io::duplex(1 << 10);
-        let sent = tokio::spawn(Shown::Console(log()).send(borrower));
+        let sent = tokio::spawn(Shown::Console(log()).send(borrower, || true));
         assert_eq!(lender.read_u64().await.unwrap(), 7);
         let mut got = [0; 7];
         lender.read_exact(&mut got).await.unwrap();
@@ -118,10 +145,20 @@ mod tests {
         sent.await.unwrap();
         // a log ends by itself
         let (mut lender, borrower) = tokio::io::duplex(1 << 10);
-        let sent = tokio::spawn(Shown::Log(log(), false).send(borrower));
+        let sent = tokio::spawn(Shown::Log(log(), false).send(borrower, || true));
         let mut all = String::new();
         lender.read_to_string(&mut all).await.unwrap();
         assert_eq!(all, "login: root");
+        sent.await.unwrap();
+        // and one that is followed when the machine is no longer lent
+        let (mut lender, borrower) = tokio::io::duplex(1 << 10);
+        let (end, is_lent) = tokio::sync::watch::channel(true);
+        let goes_on = move || *is_lent.borrow();
+        let sent = tokio::spawn(Shown::Log(log(), true).send(borrower, goes_on));
+        let mut got = [0; 11];
+        lender.read_exact(&mut got).await.unwrap();
+        end.send(false).unwrap();
+        assert_eq!(lender.read(&mut got).await.unwrap(), 0);
         sent.await.unwrap();
     }
 }

@@ -193,6 +193,7 @@ pub async fn look(
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
         (header::UPGRADE, HeaderValue::from_static(LOOK_PROTOCOL)),
     ];
+    let (moves, now, who) = (node.moves.clone(), asked.clone(), by.clone());
     let shown = blocking(move || node.moves.shown_to(&asked, &by)).await?;
     let Some(upgrade) = upgrade else {
         return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
@@ -200,7 +201,8 @@ pub async fn look(
     tokio::spawn(async move {
         // without it the member has gone
         if let Ok(there) = upgrade.await {
-            shown.send(TokioIo::new(there)).await;
+            let goes_on = || moves.shows(&now, &who);
+            shown.send(TokioIo::new(there), goes_on).await;
         }
     });
     Ok((StatusCode::SWITCHING_PROTOCOLS, switching).into_response())
