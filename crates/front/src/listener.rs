@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,6 +34,11 @@ const BUFFER_BYTES_MAX: usize = 64 << 10;
 const FIELDS_MAX: usize = 64;
 /// Most bytes that the kernel buffers for a connection and has not sent yet.
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
+/// How long nothing may come over a connection until the client's kernel is asked whether it still knows it, and until it is asked again: a
+/// client whose host is gone says nothing, and one that only waits for what is sent to it (a console, a screen) would stay for ever.
+const PROBE_EVERY: Duration = Duration::from_secs(30);
+/// How many such questions in a row may stay unanswered.
+const PROBES_MAX: u32 = 4;
 /// Descriptors that are reserved for files, the catalogue and floe's own sockets.
 const DESCRIPTORS_LEFT: u64 = 512;
 
@@ -177,6 +183,17 @@ fn prepare(stream: &TcpStream) {
     if set != 0 {
         tracing::debug!("no TCP_NOTSENT_LOWAT");
     }
+    if let Err(error) = probe(stream) {
+        tracing::debug!(%error, "a client whose host is gone is not noticed");
+    }
+}
+
+/// Has the kernel end a connection whose client's host is gone.
+fn probe(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES_MAX)
 }
 
 /// Waits for the signal to stop, or for its sender to be dropped. It is a separate function because the guard that
@@ -288,4 +305,22 @@ async fn answer(
         connection.upgraded();
     }
     Ok(response.map(|body| Body::new(Going::new(body, connection))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_whose_host_is_gone_is_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        prepare(&accepted);
+        assert!(sockopt::socket_keepalive(&accepted).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&accepted).unwrap(), PROBE_EVERY);
+        assert_eq!(sockopt::tcp_keepcnt(&accepted).unwrap(), PROBES_MAX);
+    }
 }
