@@ -51,8 +51,9 @@ pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), Cli
     };
     let mut keys = Keys::new(client, machine, terminal);
     let left = loop {
-        let is_here = place == Place::Here;
-        let moved = || !is_here && Place::of(client, machine).is_ok_and(|now| now != place);
+        // only a terminal follows: what is piped in is kept wherever it is
+        let looks = terminal && place != Place::Here;
+        let moved = || looks && Place::of(client, machine).is_ok_and(|now| now != place);
         let mut keep = |typed: &[u8]| keys.are_kept(typed, &place);
         let left = Session::new(socket, terminal, quiet).run(&mut keep, &moved)?;
         let follows = terminal && matches!(left, Left::Closed | Left::Moved);

@@ -59,7 +59,7 @@ impl Place {
                     Place::Here if is_over(&info) => return None,
                     // the line of one that runs on is another's, or its end was not noticed yet
                     Place::Here if *self == Place::Here => {}
-                    Place::Here if info.status != MachineStatus::Running => {}
+                    Place::Here if info.status == MachineStatus::Starting => {}
                     now => return Some(now),
                 }
             }
