@@ -57,17 +57,15 @@ pub fn attach(client: &Client, machine: &str, quiet: Duration) -> Result<(), Cli
         let mut keep = |typed: &[u8]| keys.are_kept(typed, &place);
         let left = Session::new(socket, terminal, quiet).run(&mut keep, &moved)?;
         let follows = terminal && matches!(left, Left::Closed | Left::Moved);
-        let Some(next) = follows.then(|| place.after(client, machine)).flatten() else {
+        let next = match follows {
+            true => place.after(client, machine, REPLAY_BYTES)?,
+            false => None,
+        };
+        let Some((next, opened)) = next else {
             break left;
         };
-        // what was written here before is on the screen already
-        let tail = match next {
-            Place::There(_) if next != place => REPLAY_BYTES,
-            _ => 0,
-        };
-        place = next;
+        (place, socket) = (next, opened);
         eprint!("\r\n-- {shown}: {} --\r\n", visible::line(&place.told()));
-        socket = place.open(client, machine, tail)?;
     };
     drop(raw);
     match left {

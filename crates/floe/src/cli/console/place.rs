@@ -50,23 +50,41 @@ impl Place {
         }
     }
 
-    /// Returns where it is after it has ended here; `None` if it has stopped, or nobody knows.
-    pub fn after(&self, client: &Client, machine: &str) -> Option<Place> {
+    /// Returns where it is after it has ended here, connected to it, with so much of the end of what was written where it was not before;
+    /// `None` if it has stopped, or nobody knows.
+    pub fn after(
+        &self,
+        client: &Client,
+        machine: &str,
+        tail: u64,
+    ) -> Result<Option<(Place, UnixStream)>, CliError> {
         let until = Instant::now() + SETTLES_IN;
+        let mut closed = None;
         while Instant::now() < until {
             if let Ok(info) = client.machine(machine) {
                 match Place::in_info(&info) {
-                    Place::Here if is_over(&info) => return None,
+                    Place::Here if is_over(&info) => return Ok(None),
                     // the line of one that runs on is another's, or its end was not noticed yet
                     Place::Here if *self == Place::Here => {}
                     Place::Here if info.status == MachineStatus::Starting => {}
-                    now => return Some(now),
+                    now => {
+                        // what was written here before is on the screen already
+                        let tail = match now {
+                            Place::There(_) if now != *self => tail,
+                            _ => 0,
+                        };
+                        match now.open(client, machine, tail) {
+                            Ok(opened) => return Ok(Some((now, opened))),
+                            // it may be about to come back, or that node to answer again
+                            Err(error) => closed = Some(error),
+                        }
+                    }
                 }
             }
             // nothing tells of all that may become of it
             std::thread::sleep(LOOK_EVERY);
         }
-        None
+        closed.map_or(Ok(None), Err)
     }
 
     /// Says in a few words what it means for who types.
