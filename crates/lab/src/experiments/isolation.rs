@@ -79,7 +79,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for kind in &KINDS {
         units.push(device.units(kind, work_s)?);
     }
-    let rounds = context.pick(15, 2);
+    let rounds = context.pick(16, 2);
     let each_s = work_s * KINDS.len() as f64 + SETTLE.as_secs_f64();
     eprintln!(
         "isolation: {rounds} rounds of two times {each_s:.0} s: some {:.0} minutes",

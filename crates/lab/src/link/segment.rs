@@ -87,14 +87,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Cuts a host's cable: whatever is sent over it is lost.
+    /// Cuts a host's cable: whatever is sent over it is lost. It is cut at the switch: with its own end down a host would be told of it.
     pub fn cut(&self, number: usize) -> io::Result<()> {
-        self.host(number).ip(&format!("link set {DEVICE} down"))
+        self.switch.ip(&format!("link set port{number} down"))
     }
 
     /// Mends a host's cable.
     pub fn mend(&self, number: usize) -> io::Result<()> {
-        self.host(number).ip(&format!("link set {DEVICE} up"))
+        self.switch.ip(&format!("link set port{number} up"))
     }
 
     /// Drops this percentage of the packets that arrive at a host.

@@ -225,16 +225,16 @@ fn tell(context: &Context, options: &Options, record: &Record) -> Report {
         "{} kinds of access in the starts of node and hub",
         record.kinds
     ));
-    report.note(format!(
-        "hit: {}",
-        options
-            .victims()
-            .iter()
-            .map(Victim::to_string)
-            .collect::<Vec<_>>()
-            .join(", ")
-    ));
     if !record.blows.is_empty() {
+        report.note(format!(
+            "hit: {}",
+            options
+                .victims()
+                .iter()
+                .map(Victim::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ));
         for line in table(record) {
             report.note(line);
         }
