@@ -43,13 +43,15 @@ impl Moves {
         })
     }
 
-    /// Whether a machine is still shown to that member, as far as is known.
+    /// Whether a machine is still shown to that member, as far as is known. One that is a member no more sees nothing more.
     pub fn shows(&self, asked: &LookAsked, by: &FromMember) -> bool {
-        match self.borrowed(&asked.key, by) {
-            Ok(found) => found.is_some(),
-            // it may be one whose record can't be read
-            Err(error) => error.code() == ErrorCode::Busy,
-        }
+        let is_member = self.cluster.find(&by.address.to_string()).is_some();
+        is_member
+            && match self.borrowed(&asked.key, by) {
+                Ok(found) => found.is_some(),
+                // it may be one whose record can't be read
+                Err(error) => error.code() == ErrorCode::Busy,
+            }
     }
 }
 
