@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use floe_http::{
     Bytes, Connections, Ended, Fault, Limits, Method, Parts, Proxies, Request, Server, StatusCode,
-    Url,
+    Switched, Url,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -282,6 +282,43 @@ fn an_answer_can_be_read_piece_by_piece_from_a_unix_socket() {
         all.extend_from_slice(&piece);
     }
     assert_eq!(all, b"first");
+}
+
+#[test]
+fn a_connection_over_tcp_goes_over_to_another_protocol_with_what_has_come_already() {
+    let (url, _) = server(|mut tcp| {
+        let Some(head) = head(&mut tcp) else { return };
+        if head.starts_with("GET /base/silent ") {
+            // Keeps the connection open until the client closes it.
+            let _ = tcp.read(&mut [0]);
+            return;
+        }
+        let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nfirst ";
+        tcp.write_all(switched.as_bytes()).unwrap();
+        let mut said = [0; 4];
+        tcp.read_exact(&mut said).unwrap();
+        tcp.write_all(&said).unwrap();
+    });
+    let asks = |path: &str, limit: Duration| {
+        let server = Server::new(&url, None).unwrap();
+        let request = server
+            .request(Method::GET, path)
+            .header("connection", "upgrade")
+            .header("upgrade", "echo")
+            .body(Bytes::new())
+            .unwrap();
+        server.connect(LIMIT).unwrap().switch_within(request, limit)
+    };
+    let Ok(Switched::Stream(mut stream, before)) = asks("/echo", LIMIT) else {
+        panic!("it was not switched");
+    };
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(b"last").unwrap();
+    let mut all = before.to_vec();
+    stream.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"first last");
+    let late = asks("/silent", Duration::from_millis(300)).unwrap_err();
+    assert!(matches!(late, Fault::Late { asked: true }), "{late:?}");
 }
 
 #[test]
