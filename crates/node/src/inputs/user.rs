@@ -7,7 +7,7 @@
 
 use super::{Inputs, Look, decide::Kept, rests};
 use crate::{
-    error::NodeError,
+    error::{NodeError, not_found},
     inventory::Entry,
     typist::Typist,
     vnc::{Done, Stand},
@@ -110,6 +110,16 @@ impl Typist for User {
     }
 
     fn keep(&self, done: Vec<Done>) -> Result<(), NodeError> {
+        let name = self.entry.name.as_str();
+        let made = |entry: &Entry| entry.record().created_unix_s;
+        // a connection to a borrower's screen or console outlives what was here of the machine
+        let is_another = |now: Arc<Entry>| made(&now) != made(&self.entry);
+        if self.inputs.inventory.get(name).is_ok_and(is_another) {
+            return Err(not_found(
+                format!("the machine {name} that this was done at is gone"),
+                "open the screen or console of the one that has its name now",
+            ));
+        }
         let (mut inputs, mut placeless) = (Vec::new(), None);
         for done in done {
             match self.input(done) {
@@ -129,7 +139,7 @@ impl Typist for User {
             })
             .collect();
         let count = kept.len() as u64;
-        self.inputs.keep(self.entry.name.as_str(), kept)?;
+        self.inputs.keep(name, kept)?;
         self.waits.store(true, Relaxed);
         *next += count;
         placeless.map_or(Ok(()), Err)
