@@ -143,10 +143,7 @@ impl Machine {
         freeze: impl FnOnce() -> Result<F, E>,
     ) -> Result<Capture<F>, MachineError> {
         let began = Instant::now();
-        let status = self.status()?;
-        if let Status::Ended(_) = status {
-            return Err(self.dead());
-        }
+        let runs = self.runs()?;
         // While this lock is held, the hardware can't change between finding the memory, saving the device state and
         // copying.
         let _unchanged = self.hardware.lock();
@@ -172,9 +169,10 @@ impl Machine {
         let mut vram = Copying::new(vram, limit, None).map_err(|e| failed(COPY, e.into()))?;
         vram.make_room();
         let mut pause = Pause::default();
-        let ahead = self.copy_ahead(&status, &mut copying, &mut pause)?;
+        let ahead = self.copy_ahead(runs, &mut copying, &mut pause)?;
         let state = memfd("floe-device-state")
             .map_err(MachineError::io("make a buffer for the device state"))?;
+        let go_on = self.runs()?;
         let prepare = began.elapsed().saturating_sub(pause.drains);
 
         let mut last = Instant::now();
@@ -185,7 +183,7 @@ impl Machine {
         let hurry = Hurry::begin();
         let mut paused = Paused {
             machine: self,
-            go_on: status == Status::Running,
+            go_on,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
         if !self.record.lock().removing.is_empty() {
@@ -246,12 +244,12 @@ impl Machine {
     /// Copies memory while the guest runs, as far as that can be done, and prepares the pause.
     fn copy_ahead(
         &self,
-        status: &Status,
+        runs: bool,
         copying: &mut Copying,
         pause: &mut Pause,
     ) -> Result<Ahead, MachineError> {
         // a guest that stands still gains nothing
-        if *status == Status::Running {
+        if runs {
             let drained = copying.ahead(self.process(), || self.drain(&mut pause.drains));
             let name = self.name();
             match drained {
@@ -279,17 +277,29 @@ impl Machine {
 
     /// Has all requests of the disks that are under way end, by a short pause, and adds the time that the guest stood still.
     fn drain(&self, stood_still: &mut Duration) -> Result<(), MachineError> {
+        let go_on = self.runs()?;
         let _hurry = Hurry::begin();
         let began = Instant::now();
         let mut paused = Paused {
             machine: self,
-            go_on: true,
+            go_on,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
-        self.cont()?;
-        paused.go_on = false;
-        *stood_still += began.elapsed();
+        if go_on {
+            self.cont()?;
+            paused.go_on = false;
+            *stood_still += began.elapsed();
+        }
         Ok(())
+    }
+
+    /// Returns whether the guest executes. One that QEMU has stopped meanwhile, at a full disk for instance, is left so: whoever
+    /// looks after that lets it go on.
+    fn runs(&self) -> Result<bool, MachineError> {
+        match self.status()? {
+            Status::Ended(_) => Err(self.dead()),
+            status => Ok(status == Status::Running),
+        }
     }
 
     fn copy_error(&self, step: &'static str, e: CopyError) -> MachineError {
