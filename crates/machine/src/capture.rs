@@ -209,6 +209,8 @@ impl Machine {
         vram.copy().map_err(|e| failed(COPY, e))?;
         pause.memory = lap();
         if options.stay_paused {
+            // the kernel may take away the memory of a QEMU that it has killed: one that answers had all of it when it was copied
+            self.runs()?;
             paused.go_on = false;
         } else if paused.go_on {
             self.cont()?;
