@@ -124,7 +124,9 @@ impl Copying {
             let expected = region.memory.count()?;
             all += expected;
             self.budget.check(all)?;
-            region.copies.make_room(expected);
+            // what was copied ahead has its room
+            let more = expected.saturating_sub(region.copies.bytes());
+            region.copies.make_room(more);
         }
         Ok(())
     }
