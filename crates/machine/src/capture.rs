@@ -154,6 +154,10 @@ impl Machine {
         let failed = |step, e| self.copy_error(step, e);
         let limit = options.bytes_max.unwrap_or(u64::MAX);
         let memories = self.memories().map_err(|e| failed(FIND, e.into()))?;
+        if !runs {
+            let process = self.process();
+            memories.iter().for_each(|memory| memory.unprotect(process));
+        }
         let file = options.in_file.then(memory_file).transpose();
         let file = file.map_err(|e| failed(COPY, e.into()))?;
         let mut copying =

@@ -142,6 +142,12 @@ impl Memory {
         }
     }
 
+    /// Takes off the protection that a process may have left which was killed while it copied ahead. Under it, pages that the guest has
+    /// given back look like its own.
+    pub fn unprotect(&self, process: &Process) {
+        let _ = self.watch(process);
+    }
+
     /// Counts the bytes of pages that were written since they were last listed, or never were.
     pub fn written(&self, writes: &Writes, copies: &mut Copies) -> Result<Written, CopyError> {
         let mut written = Written::default();
@@ -532,6 +538,49 @@ mod tests {
             (content[0][0], content[0][1], content[1], content[2][17]),
             (1, 7, &ZERO_PAGE, 2)
         );
+    }
+
+    #[test]
+    fn what_was_given_back_is_not_copied_although_it_was_left_protected() {
+        let mut api = [0xaa_u64, 1 << 15, 0];
+        // SAFETY: a new descriptor, which stays open as long as this process lives, and a structure that the kernel reads and writes.
+        let is_noted = unsafe {
+            let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) as i32;
+            let call = 0xC018_AA3F_u32 as libc::Ioctl;
+            descriptor >= 0 && libc::ioctl(descriptor, call, api.as_mut_ptr()) == 0
+        };
+        if !is_noted {
+            println!("this kernel notes no writes for others (Linux 6.7 does): nothing to test");
+            return;
+        }
+        let file = memfd();
+        // SAFETY: nobody truncates or changes the file while it is mapped.
+        let mut map = unsafe { MmapOptions::new().map_copy(&file).unwrap() };
+        map[5 * CHUNK_SIZE] = 1;
+        map[6 * CHUNK_SIZE] = 1;
+        let spans = vec![Span {
+            address: map.as_ptr() as u64,
+            len: SIZE,
+            offset: 0,
+        }];
+        let memory = Memory::private(std::process::id(), spans, SIZE, Rest::Base).unwrap();
+        let process = Process::hold(std::process::id()).unwrap();
+        // as if this process had been killed while it copied ahead
+        let writes = memory.watch(&process).unwrap();
+        let budget = Budget::new(u64::MAX);
+        let mut copies = Copies::new(SIZE, Rest::Base, None, &budget).unwrap();
+        assert!(memory.list(&writes, &mut copies).is_ok());
+        std::mem::forget(writes);
+        // SAFETY: a page of this mapping, which nobody refers to.
+        let given_back = unsafe {
+            let page = map.as_mut_ptr().add(5 * CHUNK_SIZE);
+            libc::madvise(page.cast(), CHUNK_SIZE, libc::MADV_DONTNEED)
+        };
+        assert_eq!(given_back, 0);
+        memory.unprotect(&process);
+        let pages = copy(&memory, u64::MAX).unwrap();
+        let chunks: Vec<u32> = pages.iter().map(|(chunk, _)| chunk).collect();
+        assert_eq!(chunks, [6]);
     }
 
     #[test]
