@@ -176,7 +176,6 @@ impl Machine {
         let ahead = self.copy_ahead(runs, &mut copying, &mut pause)?;
         let state = memfd("floe-device-state")
             .map_err(MachineError::io("make a buffer for the device state"))?;
-        let go_on = self.runs()?;
         let prepare = began.elapsed().saturating_sub(pause.drains);
 
         let mut last = Instant::now();
@@ -187,9 +186,10 @@ impl Machine {
         let hurry = Hurry::begin();
         let mut paused = Paused {
             machine: self,
-            go_on,
+            go_on: runs,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
+        paused.go_on = runs && !self.has_failed_request()?;
         if !self.record.lock().removing.is_empty() {
             // up to now, a guest may have released a device at any time
             self.settle_alone()?;
@@ -283,15 +283,15 @@ impl Machine {
 
     /// Has all requests of the disks that are under way end, by a short pause, and adds the time that the guest stood still.
     fn drain(&self, stood_still: &mut Duration) -> Result<(), MachineError> {
-        let go_on = self.runs()?;
         let _hurry = Hurry::begin();
         let began = Instant::now();
         let mut paused = Paused {
             machine: self,
-            go_on,
+            go_on: true,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
-        if go_on {
+        paused.go_on = !self.has_failed_request()?;
+        if paused.go_on {
             self.cont()?;
             paused.go_on = false;
             *stood_still += began.elapsed();
@@ -299,8 +299,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Returns whether the guest executes. One that QEMU has stopped meanwhile, at a full disk for instance, is left so: whoever
-    /// looks after that lets it go on.
+    /// Returns whether QEMU has stopped the guest by itself, at a full disk for instance. QMP `stop` leaves that as it is, and so does a
+    /// capture: whoever looks after it lets the guest go on.
+    fn has_failed_request(&self) -> Result<bool, MachineError> {
+        Ok(matches!(self.status()?, Status::IoError { .. }))
+    }
+
+    /// Returns whether the guest executes; an error if QEMU has ended.
     fn runs(&self) -> Result<bool, MachineError> {
         match self.status()? {
             Status::Ended(_) => Err(self.dead()),
