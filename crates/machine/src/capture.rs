@@ -143,10 +143,7 @@ impl Machine {
         freeze: impl FnOnce() -> Result<F, E>,
     ) -> Result<Capture<F>, MachineError> {
         let began = Instant::now();
-        let status = self.status()?;
-        if let Status::Ended(_) = status {
-            return Err(self.dead());
-        }
+        let runs = self.runs()?;
         // While this lock is held, the hardware can't change between finding the memory, saving the device state and
         // copying.
         let _unchanged = self.hardware.lock();
@@ -157,6 +154,10 @@ impl Machine {
         let failed = |step, e| self.copy_error(step, e);
         let limit = options.bytes_max.unwrap_or(u64::MAX);
         let memories = self.memories().map_err(|e| failed(FIND, e.into()))?;
+        if !runs {
+            let process = self.process();
+            memories.iter().for_each(|memory| memory.unprotect(process));
+        }
         let file = options.in_file.then(memory_file).transpose();
         let file = file.map_err(|e| failed(COPY, e.into()))?;
         let mut copying =
@@ -172,7 +173,7 @@ impl Machine {
         let mut vram = Copying::new(vram, limit, None).map_err(|e| failed(COPY, e.into()))?;
         vram.make_room();
         let mut pause = Pause::default();
-        let ahead = self.copy_ahead(&status, &mut copying, &mut pause)?;
+        let ahead = self.copy_ahead(runs, &mut copying, &mut pause)?;
         let state = memfd("floe-device-state")
             .map_err(MachineError::io("make a buffer for the device state"))?;
         let prepare = began.elapsed().saturating_sub(pause.drains);
@@ -185,9 +186,10 @@ impl Machine {
         let hurry = Hurry::begin();
         let mut paused = Paused {
             machine: self,
-            go_on: status == Status::Running,
+            go_on: runs,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
+        paused.go_on = runs && !self.has_failed_request()?;
         if !self.record.lock().removing.is_empty() {
             // up to now, a guest may have released a device at any time
             self.settle_alone()?;
@@ -211,6 +213,8 @@ impl Machine {
         vram.copy().map_err(|e| failed(COPY, e))?;
         pause.memory = lap();
         if options.stay_paused {
+            // the kernel may take away the memory of a QEMU that it has killed: one that answers had all of it when it was copied
+            self.runs()?;
             paused.go_on = false;
         } else if paused.go_on {
             self.cont()?;
@@ -246,12 +250,12 @@ impl Machine {
     /// Copies memory while the guest runs, as far as that can be done, and prepares the pause.
     fn copy_ahead(
         &self,
-        status: &Status,
+        runs: bool,
         copying: &mut Copying,
         pause: &mut Pause,
     ) -> Result<Ahead, MachineError> {
         // a guest that stands still gains nothing
-        if *status == Status::Running {
+        if runs {
             let drained = copying.ahead(self.process(), || self.drain(&mut pause.drains));
             let name = self.name();
             match drained {
@@ -286,10 +290,27 @@ impl Machine {
             go_on: true,
         };
         self.qmp.execute_within("stop", json!({}), STOP_TIMEOUT)?;
-        self.cont()?;
-        paused.go_on = false;
-        *stood_still += began.elapsed();
+        paused.go_on = !self.has_failed_request()?;
+        if paused.go_on {
+            self.cont()?;
+            paused.go_on = false;
+            *stood_still += began.elapsed();
+        }
         Ok(())
+    }
+
+    /// Returns whether QEMU has stopped the guest by itself, at a full disk for instance. QMP `stop` leaves that as it is, and so does a
+    /// capture: whoever looks after it lets the guest go on.
+    fn has_failed_request(&self) -> Result<bool, MachineError> {
+        Ok(matches!(self.status()?, Status::IoError { .. }))
+    }
+
+    /// Returns whether the guest executes; an error if QEMU has ended.
+    fn runs(&self) -> Result<bool, MachineError> {
+        match self.status()? {
+            Status::Ended(_) => Err(self.dead()),
+            status => Ok(status == Status::Running),
+        }
     }
 
     fn copy_error(&self, step: &'static str, e: CopyError) -> MachineError {

@@ -124,7 +124,9 @@ impl Copying {
             let expected = region.memory.count()?;
             all += expected;
             self.budget.check(all)?;
-            region.copies.make_room(expected);
+            // what was copied ahead has its room
+            let more = expected.saturating_sub(region.copies.bytes());
+            region.copies.make_room(more);
         }
         Ok(())
     }
@@ -324,6 +326,20 @@ mod tests {
             flags.any(|flags| flags.split_whitespace().any(|flag| flag == "uw"))
         }
 
+        /// Whether there is a page: of a shared memory in its file, otherwise in its page table.
+        fn has(&self, page: u32) -> bool {
+            let offset = u64::from(page) * PAGE;
+            if self.shared {
+                use rustix::fs::{SeekFrom, seek};
+                return seek(&self.file, SeekFrom::Data(offset)).is_ok_and(|data| data == offset);
+            }
+            let mut entry = [0; 8];
+            let pagemap = File::open(format!("/proc/{}/pagemap", self.process.id().pid)).unwrap();
+            let at = self.address / PAGE * 8 + u64::from(page) * 8;
+            pagemap.read_exact_at(&mut entry, at).unwrap();
+            u64::from_ne_bytes(entry) & (1 << 63) != 0
+        }
+
         /// What is copied of it if everything is copied in the pause.
         fn plain(&self) -> Pages {
             let mut plain = self.copying(u64::MAX);
@@ -468,6 +484,8 @@ mod tests {
             Ok::<_, String>(())
         });
         assert_eq!(rounds.ok().map(|rounds| rounds.made), Some(1));
+        assert!(!child.has(22), "what was given back is not made anew");
+        assert!(child.has(23));
         // copied
         child.write(30, 203);
         child.write(31, 0);

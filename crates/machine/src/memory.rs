@@ -27,7 +27,7 @@ use crate::hurry::Hurry;
 use crate::pages::{Block, Copies, CopyError, Keeper, Place, Rest, forget};
 use crate::process::{Process, Span, whole};
 use crate::reads::{Batch, Unread, content, existing, private_pages};
-use crate::writes::{Mapped, Unwatched, Writes, blocks};
+use crate::writes::{Found, Mapped, Unwatched, Writes, blocks};
 
 /// One region of a machine in memory.
 pub(crate) enum Memory {
@@ -142,6 +142,12 @@ impl Memory {
         }
     }
 
+    /// Takes off the protection that a process may have left which was killed while it copied ahead. Under it, pages that the guest has
+    /// given back look like its own.
+    pub fn unprotect(&self, process: &Process) {
+        let _ = self.watch(process);
+    }
+
     /// Counts the bytes of pages that were written since they were last listed, or never were.
     pub fn written(&self, writes: &Writes, copies: &mut Copies) -> Result<Written, CopyError> {
         let mut written = Written::default();
@@ -169,29 +175,36 @@ impl Memory {
     }
 
     /// Copies what was listed, while the guest goes on. Calls that read from disks and were under way when it was listed
-    /// must have ended. A page that can't be read any more, because the guest has given it back, gets no copy.
+    /// must have ended. A page that the guest has given back meanwhile is not read, which would make it anew or bring the
+    /// image's page, and gets no copy.
     pub fn copy_listed(&self, writes: &Writes, copies: &mut Copies) -> Result<(), CopyError> {
         let (keepers, blocks) = copies.split(writes.blocks());
         share(blocks, keepers, |keeper, blocks| {
             let mut batch = Batch::default();
             for Block { span, places } in blocks {
-                let listed = places.iter().enumerate();
-                let listed = listed.filter_map(|(index, place)| place.is_listed().then_some(index));
-                for index in listed.collect::<Vec<_>>() {
-                    match self {
-                        Memory::Shared { map, .. } => {
-                            keeper.keep(&mut places[index], content(map, span, index))?;
+                if !places.iter().any(|place| place.is_listed()) {
+                    continue;
+                }
+                match self {
+                    Memory::Shared { file, map } => {
+                        for index in existing(file, map, span)?.into_iter().flatten() {
+                            if places[index].is_listed() {
+                                keeper.keep(&mut places[index], content(map, span, index))?;
+                            }
                         }
-                        Memory::Private { pid, .. } => {
-                            batch.add(span, index);
+                    }
+                    Memory::Private { pid, .. } => {
+                        let own = own_pages(writes, span, writes.own(span)?)?;
+                        for index in own.into_iter().flatten() {
+                            if places[index].is_listed() {
+                                batch.add(span, index);
+                            }
                             if batch.is_full() {
                                 batch.keep(*pid, Unread::Left, places, keeper)?;
                             }
                         }
+                        batch.keep(*pid, Unread::Left, places, keeper)?;
                     }
-                }
-                if let Memory::Private { pid, .. } = self {
-                    batch.keep(*pid, Unread::Left, places, keeper)?;
                 }
                 // what could not be read is not listed any more, and has no copy
                 let left = places.iter_mut().filter(|place| place.is_listed());
@@ -347,19 +360,12 @@ fn rest_of_private(
     keeper: &mut Keeper<'_>,
     batch: &mut Batch,
 ) -> Result<(), CopyError> {
-    let mut own = Vec::new();
-    for found in writes.own(block)? {
-        if found.is_written() {
-            forget(&mut places[found.pages.clone()]);
-        }
-        match found.is_written() || found.is_present() {
-            true => own.push(found.pages),
-            // swapped out, or given back
-            false => own.extend(still_own(writes, block, found.pages)?),
-        }
+    let found = writes.own(block)?;
+    for found in found.iter().filter(|found| found.is_written()) {
+        forget(&mut places[found.pages.clone()]);
     }
     let mut end = 0;
-    for pages in own {
+    for pages in own_pages(writes, block, found)? {
         forget(&mut places[end..pages.start]);
         end = pages.end;
         for index in pages {
@@ -373,6 +379,23 @@ fn rest_of_private(
     }
     forget(&mut places[end..]);
     batch.keep(pid, Unread::IsError, places, keeper)
+}
+
+/// Returns which of the pages that a scan has found a private mapping has of its own still. Protection is taken off what is not in memory.
+fn own_pages(
+    writes: &Writes,
+    block: Span,
+    found: Vec<Found>,
+) -> Result<Vec<Range<usize>>, CopyError> {
+    let mut own = Vec::new();
+    for found in found {
+        match found.is_written() || found.is_present() {
+            true => own.push(found.pages),
+            // swapped out, or given back
+            false => own.extend(still_own(writes, block, found.pages)?),
+        }
+    }
+    Ok(own)
 }
 
 /// Returns those of a private mapping's protected pages that it has of its own still: the rest was given back.
@@ -515,6 +538,49 @@ mod tests {
             (content[0][0], content[0][1], content[1], content[2][17]),
             (1, 7, &ZERO_PAGE, 2)
         );
+    }
+
+    #[test]
+    fn what_was_given_back_is_not_copied_although_it_was_left_protected() {
+        let mut api = [0xaa_u64, 1 << 15, 0];
+        // SAFETY: a new descriptor, which stays open as long as this process lives, and a structure that the kernel reads and writes.
+        let is_noted = unsafe {
+            let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) as i32;
+            let call = 0xC018_AA3F_u32 as libc::Ioctl;
+            descriptor >= 0 && libc::ioctl(descriptor, call, api.as_mut_ptr()) == 0
+        };
+        if !is_noted {
+            println!("this kernel notes no writes for others (Linux 6.7 does): nothing to test");
+            return;
+        }
+        let file = memfd();
+        // SAFETY: nobody truncates or changes the file while it is mapped.
+        let mut map = unsafe { MmapOptions::new().map_copy(&file).unwrap() };
+        map[5 * CHUNK_SIZE] = 1;
+        map[6 * CHUNK_SIZE] = 1;
+        let spans = vec![Span {
+            address: map.as_ptr() as u64,
+            len: SIZE,
+            offset: 0,
+        }];
+        let memory = Memory::private(std::process::id(), spans, SIZE, Rest::Base).unwrap();
+        let process = Process::hold(std::process::id()).unwrap();
+        // as if this process had been killed while it copied ahead
+        let writes = memory.watch(&process).unwrap();
+        let budget = Budget::new(u64::MAX);
+        let mut copies = Copies::new(SIZE, Rest::Base, None, &budget).unwrap();
+        assert!(memory.list(&writes, &mut copies).is_ok());
+        std::mem::forget(writes);
+        // SAFETY: a page of this mapping, which nobody refers to.
+        let given_back = unsafe {
+            let page = map.as_mut_ptr().add(5 * CHUNK_SIZE);
+            libc::madvise(page.cast(), CHUNK_SIZE, libc::MADV_DONTNEED)
+        };
+        assert_eq!(given_back, 0);
+        memory.unprotect(&process);
+        let pages = copy(&memory, u64::MAX).unwrap();
+        let chunks: Vec<u32> = pages.iter().map(|(chunk, _)| chunk).collect();
+        assert_eq!(chunks, [6]);
     }
 
     #[test]

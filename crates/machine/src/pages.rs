@@ -271,6 +271,11 @@ impl Copies {
             .make_room(&self.taken, bytes, self.budget.left());
     }
 
+    /// Returns how many bytes of memory the copies have already, of pages that are copied again too.
+    pub fn bytes(&self) -> u64 {
+        self.taken.iter().sum::<usize>() as u64 * PAGE
+    }
+
     /// Forgets what was copied.
     pub fn forget(&mut self) {
         forget(&mut self.places);

@@ -168,8 +168,14 @@ impl Parks {
         };
         operation.stop_buffering()?;
         let paused = operation.pausing(&vm, PauseReason::Capture)?;
-        let stopped = Instant::now();
-        let mut captured = vm.capture(options, || disks.freeze())?;
+        let mut frozen_at = Instant::now();
+        let mut captured = vm.capture(options, || {
+            frozen_at = Instant::now();
+            disks.freeze()
+        })?;
+        // most of its memory was copied before that, while the guest ran
+        let pause = captured.pause;
+        let stopped = frozen_at - (pause.drains + pause.stop + pause.device);
         let paused = paused.stands();
         report.stage("capture")?;
         for label in [FORK_LABEL, SUBSTRATE_LABEL, VISIBLE_LABEL] {
