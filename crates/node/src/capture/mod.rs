@@ -167,25 +167,8 @@ impl Captures {
         captured.config.labels.extend(taking.labels.clone());
         let published = self.store(operation, &captured, thumb.as_deref(), report);
         // if storing fails, the frozen layers stay and the machine goes on over them
-        let (mut id, stored) = published?;
-        report.stage("store")?;
-        if taking.rehearse_s > 0 {
-            // without a rehearsal the image only resumes more slowly from afar
-            match self.rehearse(id, taking.rehearse_s, report) {
-                Ok(rehearsed) => id = rehearsed,
-                Err(NodeError::Cancelled) => {
-                    // nobody was told of it; one that is the same may have a name
-                    let is_wanted =
-                        self.images.user_of(&id).is_some() || self.images.may_have_name(&id);
-                    if !is_wanted && let Err(error) = self.images.discard(&id) {
-                        tracing::warn!(image = id.short(), %error, "an image that nobody waits for stays");
-                    }
-                    return Err(NodeError::Cancelled);
-                }
-                Err(error) => report.note(format!("the image was not rehearsed: {error}")),
-            }
-            report.stage("rehearse")?;
-        }
+        let (id, stored) = published?;
+        let id = self.rehearsed(id, taking.rehearse_s, report)?;
         (taking.keep)(&id, &stored)?;
         let pause_ms = millis(captured.pause.total());
         self.rebase(operation, &disks, &captured.frozen, &id)?;
@@ -211,6 +194,37 @@ impl Captures {
             stored,
             pause_ms,
         })
+    }
+
+    /// Has an image that was just stored rehearsed, if that takes longer than no time. If whoever asked for it is gone, it goes, too.
+    fn rehearsed(
+        &self,
+        mut id: Hash,
+        seconds: u32,
+        report: &mut Report,
+    ) -> Result<Hash, NodeError> {
+        let mut stages = || {
+            report.stage("store")?;
+            if seconds == 0 {
+                return Ok(());
+            }
+            match self.rehearse(id, seconds, report) {
+                Ok(rehearsed) => id = rehearsed,
+                Err(NodeError::Cancelled) => return Err(NodeError::Cancelled),
+                // without a rehearsal the image only resumes more slowly from afar
+                Err(error) => report.note(format!("the image was not rehearsed: {error}")),
+            }
+            report.stage("rehearse")
+        };
+        let done = stages();
+        if done.is_err() {
+            // nobody was told of it; one that is the same may have a name
+            let is_wanted = self.images.user_of(&id).is_some() || self.images.may_have_name(&id);
+            if !is_wanted && let Err(error) = self.images.discard(&id) {
+                tracing::warn!(image = id.short(), %error, "an image that nobody waits for stays");
+            }
+        }
+        done.map(|()| id)
     }
 
     /// Pulls the parent if it isn't here: a capture shares its packs, and a machine that streams has not fetched all of it.
