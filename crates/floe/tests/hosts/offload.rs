@@ -98,6 +98,17 @@ fn has(node: &TestNode) -> (u32, u64) {
     (web.cpus, web.memory_bytes >> 20)
 }
 
+/// Two nodes, the first of which has lent a machine that remembers something to the second, for 30 s without a word.
+fn leased(hosts: &Hosts) -> [TestNode; 2] {
+    let nodes = nodes(hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    marks(&nodes[0], "before", 1);
+    let args = ["offload", "web", "--to", "node-1", "--lease", "30s"];
+    ok(&nodes[0], &args);
+    nodes
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
@@ -343,14 +354,7 @@ fn a_lease_ends_on_a_cut_link_and_a_lender_that_is_forced_has_waited_for_that() 
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_is_parked_there_when_its_lease_ends_stays_so_and_is_kept_once_its_lender_was_forced() {
     let hosts = Hosts::new();
-    let nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(
-        &nodes[0],
-        &["offload", "web", "--to", "node-1", "--lease", "30s"],
-    );
+    let nodes = leased(&hosts);
     marks(&nodes[1], "there", 2);
     ok(&nodes[1], &["park", "web"]);
     link(&hosts, false);
@@ -370,14 +374,7 @@ fn what_is_parked_there_when_its_lease_ends_stays_so_and_is_kept_once_its_lender
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn what_its_lender_has_removed_needs_no_lease_any_more() {
     let hosts = Hosts::new();
-    let nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(
-        &nodes[0],
-        &["offload", "web", "--to", "node-1", "--lease", "30s"],
-    );
+    let nodes = leased(&hosts);
     ok(&nodes[0], &["rm", "web"]);
     let lease = nodes[1].home().join("machines/web/lease");
     eventually("it waits for nobody", || {

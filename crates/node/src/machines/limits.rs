@@ -22,11 +22,8 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let asked = |record: &Record| -> Result<(Limits, Option<u64>), NodeError> {
             let limits = changed(record.limits, request);
-            let park_after_s = match request.park_after_s {
-                None => record.park_after_s,
-                Some(0) => None,
-                after_s => after_s,
-            };
+            let mut park_after_s = record.park_after_s;
+            change(&mut park_after_s, request.park_after_s);
             check_park_after(park_after_s)?;
             self.resources.check_limits(&limits)?;
             Ok((limits, park_after_s))
@@ -110,23 +107,21 @@ impl Machines {
     }
 }
 
+/// Replaces a value if there is a new one. 0 removes it.
+fn change<T: Default + PartialEq>(old: &mut Option<T>, new: Option<T>) {
+    if new.is_some() {
+        *old = new.filter(|new| *new != T::default());
+    }
+}
+
 /// Returns limits as a request changes them.
 fn changed(mut limits: Limits, request: &LimitRequest) -> Limits {
-    let change = |old: &mut Option<u32>, new: Option<u32>| match new {
-        None => {}
-        Some(0) => *old = None,
-        Some(_) => *old = new,
-    };
     change(&mut limits.cpu_millicores, request.cpu_millicores);
     change(&mut limits.io_weight, request.io_weight);
     change(&mut limits.io_cap_percent, request.io_cap_percent);
     change(&mut limits.io_timeout_s, request.io_timeout_s);
     change(&mut limits.clones, request.clones);
-    match request.memory_max_bytes {
-        None => {}
-        Some(0) => limits.memory_max_bytes = None,
-        max => limits.memory_max_bytes = max,
-    }
+    change(&mut limits.memory_max_bytes, request.memory_max_bytes);
     limits
 }
 

@@ -230,7 +230,8 @@ pub async fn logs(
     let LogQuery { follow, tail_bytes } = query;
     let look = move || {
         let there = Look::Log { tail_bytes, follow };
-        let there = node.inputs.look(&node.inventory.get(&name)?, there)?;
+        let entry = node.inventory.get(&name)?;
+        let there = node.inputs.look(&entry, there)?;
         let here = match there {
             Some(_) => None,
             None => Some(node.machines.console_history(&name, tail_bytes)?),
