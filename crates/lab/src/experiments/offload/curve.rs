@@ -15,8 +15,6 @@ const POINTS: u32 = 200;
 
 /// A job that was done over a link.
 pub struct Done {
-    /// Its name.
-    pub job: &'static str,
     /// The suffix of the link.
     pub link: &'static str,
     /// The last trip, as the model sees it.
@@ -87,7 +85,6 @@ mod tests {
     #[test]
     fn the_curve_rises_from_a_loss_to_nearly_the_speedup_and_crosses_at_the_break_even() {
         let done = Done {
-            job: "openssl",
             link: "",
             case: Case {
                 work_s: 100.0,

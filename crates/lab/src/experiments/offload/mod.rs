@@ -193,7 +193,6 @@ fn gains(
             None => report.fail(format!("{} is no faster on the strong host", job.name)),
         }
         all.push(Done {
-            job: job.name,
             link: link.suffix,
             case: last_case,
             costs: known.costs,
