@@ -553,7 +553,7 @@ mod tests {
     fn act(child: &mut Child, state: &mut u64) {
         for _ in 0..400 {
             // many of them hit the same pages
-            let page = random(state) % if random(state) % 2 == 0 { 64 } else { PAGES };
+            let page = random(state) % if random(state).is_multiple_of(2) { 64 } else { PAGES };
             match random(state) % 8 {
                 0..4 => {
                     let value = random(state) as u8 % 4;
