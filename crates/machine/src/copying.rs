@@ -553,7 +553,12 @@ mod tests {
     fn act(child: &mut Child, state: &mut u64) {
         for _ in 0..400 {
             // many of them hit the same pages
-            let page = random(state) % if random(state).is_multiple_of(2) { 64 } else { PAGES };
+            let of = if random(state).is_multiple_of(2) {
+                64
+            } else {
+                PAGES
+            };
+            let page = random(state) % of;
             match random(state) % 8 {
                 0..4 => {
                     let value = random(state) as u8 % 4;
