@@ -240,6 +240,9 @@ impl MachineConfig {
             }
             _ => {}
         }
+        if self.cpus == Some(0) {
+            return Err(FormatError::invalid(WHAT, "its machine has no vCPU"));
+        }
         limit(
             "number of memory blocks that were added",
             self.memory_blocks.len() as u64,

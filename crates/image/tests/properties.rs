@@ -22,7 +22,7 @@ fn config() -> impl Strategy<Value = MachineConfig> {
         text(),
         text(),
         vec(any::<String>(), 0..4),
-        proptest::option::of(any::<u32>()),
+        proptest::option::of(1..=u32::MAX),
         proptest::option::of(any::<u64>()),
         proptest::option::of(2..u32::MAX),
     )

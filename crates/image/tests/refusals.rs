@@ -59,6 +59,8 @@ fn how_a_machine_can_grow_is_told_in_one_way() {
     );
     let unnamed = with(&|c| c.cpus_max = Some(8));
     assert!(error(Manifest::decode(&unnamed.encode())).contains("names no hardware profile"));
+    let idle = with(&|c| c.cpus = Some(0));
+    assert!(error(Manifest::decode(&idle.encode())).contains("no vCPU"));
     // The version must fit whether there is a profile.
     let mut bytes = good.encode();
     bytes[8] = 2;

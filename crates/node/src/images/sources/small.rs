@@ -135,7 +135,10 @@ impl Sources {
                 have.insert(hash, bytes.to_vec());
             })
         };
-        let passes = |error: &SourceError| may_pass && error.falls_through();
+        // a network that wants somebody to sign in may deny what the server itself gives
+        let passes = |error: &SourceError| {
+            may_pass && (error.falls_through() || matches!(error, SourceError::Denied { .. }))
+        };
         patiently(read, passes, &mut |step| {
             if let Step::Waits(_, pause) = step {
                 // time for the server, which nothing here can shorten
