@@ -115,10 +115,19 @@ pub struct Fault {
 /// How often each kind of access came in a start.
 pub type Counts = BTreeMap<Kind, u64>;
 
+/// What is known of a kind of access.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// How many starts had it.
+    starts: u64,
+    /// How often it came in the last of them.
+    times: u64,
+}
+
 /// What is known of the starts of one program, and what has failed in them.
 pub struct Faults {
     random: StdRng,
-    seen: Counts,
+    seen: BTreeMap<Kind, Seen>,
     tried: BTreeSet<(Kind, Error)>,
 }
 
@@ -127,7 +136,7 @@ impl Faults {
     pub fn new(seed: u64) -> Faults {
         Faults {
             random: StdRng::seed_from_u64(seed),
-            seen: Counts::new(),
+            seen: BTreeMap::new(),
             tried: BTreeSet::new(),
         }
     }
@@ -140,34 +149,42 @@ impl Faults {
 
     /// Adds what a start did.
     pub fn saw(&mut self, counts: &Counts) {
-        for (kind, count) in counts {
-            let most = self.seen.entry(kind.clone()).or_default();
-            *most = (*most).max(*count);
+        for (kind, times) in counts {
+            let seen = self.seen.entry(kind.clone()).or_default();
+            *seen = Seen {
+                starts: seen.starts + 1,
+                times: *times,
+            };
         }
     }
 
-    /// Returns what is to fail in the next start: what never failed in this way before anything does a second time. `None`
-    /// if nothing is known yet.
+    /// Returns what is to fail in the next start: what never failed in this way before anything does a second time, and of that at first
+    /// what came in several starts, so that it likely comes again (temporary names don't). `None` if nothing is known yet.
     pub fn next_fault(&mut self) -> Option<Fault> {
-        let all = |seen: &Counts| -> Vec<(Kind, Error)> {
-            let kinds = seen.keys();
-            kinds
-                .flat_map(|kind| ERRORS.map(|error| (kind.clone(), error)))
-                .collect()
-        };
-        let mut left = all(&self.seen);
-        left.retain(|one| !self.tried.contains(one));
+        let mut left = self.untried();
         if left.is_empty() {
             self.tried.clear();
-            left = all(&self.seen);
+            left = self.untried();
+        }
+        let comes_again = |(kind, _): &(Kind, Error)| self.seen[kind].starts > 1;
+        if left.iter().any(comes_again) {
+            left.retain(comes_again);
         }
         if left.is_empty() {
             return None;
         }
         let (kind, error) = left.swap_remove(self.random.random_range(0..left.len()));
-        let nth = self.random.random_range(0..self.seen[&kind]);
+        let nth = self.random.random_range(0..self.seen[&kind].times);
         self.tried.insert((kind.clone(), error));
         Some(Fault { kind, nth, error })
+    }
+
+    /// Returns each kind with each error with which it has not failed yet.
+    fn untried(&self) -> Vec<(Kind, Error)> {
+        let each = |kind: &Kind| ERRORS.map(|error| (kind.clone(), error));
+        let mut all: Vec<_> = self.seen.keys().flat_map(each).collect();
+        all.retain(|one| !self.tried.contains(one));
+        all
     }
 
     /// Returns how many kinds of access are known.
@@ -214,12 +231,18 @@ mod tests {
             let mut met = BTreeSet::new();
             for _ in 0..2 * ERRORS.len() {
                 let fault = faults.next_fault().unwrap();
-                assert!(fault.nth < if fault.kind == two { 5 } else { 1 });
+                assert!(fault.nth < if fault.kind == two { 3 } else { 1 });
                 met.insert((fault.kind, fault.error));
             }
             assert_eq!(met.len(), 2 * ERRORS.len());
         }
         assert_eq!(faults.kinds(), 2);
+        // what came in two starts goes before what came in one
+        let first: Vec<_> = (0..ERRORS.len())
+            .filter_map(|_| faults.next_fault())
+            .map(|fault| fault.kind)
+            .collect();
+        assert_eq!(first, vec![two; ERRORS.len()]);
     }
 
     #[test]

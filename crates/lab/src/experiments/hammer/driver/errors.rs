@@ -6,11 +6,15 @@ use crate::experiments::hammer::schedule::{Blow, Victim};
 use crate::experiments::hammer::watch::Met;
 use crate::experiments::hammer::world::Program;
 use floe_api::MachineStatus;
+use floe_node::transfer::TransferError;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Longest time until a machine whose files could be read is a node's again: others start and fork beside it.
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(60);
+/// Longest time until the hub's address is found again after its link was cut: the kernel asks for it three times, a second apart, and all
+/// that is sent there meanwhile fails ("no route to host").
+const REACHED_MAX: Duration = Duration::from_secs(10);
 /// The beginning of what is said of a machine that a node leaves alone.
 const LEFT_ALONE: &str = "it is left alone";
 
@@ -152,8 +156,16 @@ impl Driver {
             Program::Node => self.missing_in_node(beside),
             Program::Hub => {
                 let worker = self.worker()?;
-                // what is lost is counted there
-                self.world.near.run(|| worker.look_at_hub())?.map(drop)
+                let until = Instant::now() + REACHED_MAX;
+                loop {
+                    // what is lost is counted there
+                    match self.world.near.run(|| worker.look_at_hub())? {
+                        Err(error) if is_unreachable(&error) && Instant::now() < until => {
+                            std::thread::sleep(LOOK_EVERY);
+                        }
+                        looked => return looked.map(drop),
+                    }
+                }
             }
         }
     }
@@ -201,6 +213,14 @@ impl Driver {
         anyhow::ensure!(missing.is_empty(), "missing: {}", missing.join("; "));
         Ok(())
     }
+}
+
+/// Whether an error says that there is no connection.
+fn is_unreachable(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref::<TransferError>(),
+        Some(TransferError::Unreachable { reached: false, .. })
+    )
 }
 
 /// Whether an error names what failed: the path, or the directory that it is in. Of a socket from which nothing was received
