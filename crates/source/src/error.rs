@@ -140,6 +140,15 @@ impl SourceError {
         )
     }
 
+    /// Returns whether something in between may have said so instead of the source: a cache, a proxy, a network that wants somebody to
+    /// sign in.
+    pub fn may_be_hearsay(&self) -> bool {
+        matches!(
+            self,
+            SourceError::Missing { .. } | SourceError::Denied { .. }
+        )
+    }
+
     /// Returns whether another source should be asked for what this one did not give.
     pub fn falls_through(&self) -> bool {
         self.is_retryable() || matches!(self, SourceError::Missing { .. })

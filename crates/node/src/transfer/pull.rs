@@ -7,7 +7,7 @@
 use super::unfinished::Unfinished;
 use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry_for};
 use floe_image::{Hash, Kind, PackWriter, Region, Segment};
-use floe_source::{Purpose, Request, Source, SourceError, WholePacks};
+use floe_source::{Purpose, Request, Source, WholePacks};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -178,10 +178,7 @@ fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
 pub(super) fn passes(error: &TransferError) -> Passes {
     match error {
         TransferError::Source(error) if error.is_retryable() => Passes::Often,
-        // a cache or proxy in between may be wrong for a moment
-        TransferError::Source(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
-            Passes::Once
-        }
+        TransferError::Source(error) if error.may_be_hearsay() => Passes::Once,
         _ => Passes::Never,
     }
 }

@@ -86,7 +86,7 @@ impl Retry {
         mut call: impl FnMut() -> Result<T, SourceError>,
     ) -> Result<T, SourceError> {
         match call() {
-            Err(SourceError::Missing { .. } | SourceError::Denied { .. }) => {
+            Err(error) if error.may_be_hearsay() => {
                 // as above: time for the server, not a wait for anything here
                 std::thread::sleep(pause(&self.options, 2));
                 call()

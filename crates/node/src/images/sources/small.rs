@@ -135,10 +135,8 @@ impl Sources {
                 have.insert(hash, bytes.to_vec());
             })
         };
-        // a network that wants somebody to sign in may deny what the server itself gives
-        let passes = |error: &SourceError| {
-            may_pass && (error.falls_through() || matches!(error, SourceError::Denied { .. }))
-        };
+        let passes =
+            |error: &SourceError| may_pass && (error.is_retryable() || error.may_be_hearsay());
         patiently(read, passes, &mut |step| {
             if let Step::Waits(_, pause) = step {
                 // time for the server, which nothing here can shorten
