@@ -151,10 +151,8 @@ impl Faults {
     pub fn saw(&mut self, counts: &Counts) {
         for (kind, times) in counts {
             let seen = self.seen.entry(kind.clone()).or_default();
-            *seen = Seen {
-                starts: seen.starts + 1,
-                times: *times,
-            };
+            seen.starts += 1;
+            seen.times = *times;
         }
     }
 
