@@ -17,6 +17,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,10 +92,14 @@ pub async fn run(
                 continue;
             }
         };
-        let Some((connection, leave)) = seat(&table, &bounds, address, stream.local_addr().ok())
-        else {
+        let leave = Arc::new(Notify::new());
+        let notify = leave.clone();
+        let Some(seat) = table.sit(Party::at(address.ip()), move || notify.notify_one()) else {
             continue;
         };
+        let instead = seat.instead;
+        let local = stream.local_addr().ok();
+        let connection = Arc::new(Connection::new(address, local, bounds.clone(), seat));
         prepare(&stream);
         let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
         let overdue = overdue(connection.clone());
@@ -109,6 +114,10 @@ pub async fn run(
                 }
             }
         });
+        if instead {
+            // whoever speaks is heard before the next one comes, or it would be put out as silent
+            tokio::task::yield_now().await;
+        }
     }
     drop(listener);
     let drained = tokio::time::timeout(bounds.drain, async {
@@ -135,20 +144,6 @@ fn seats(bounds: &Bounds) -> Seats {
     };
     let max = all - strangers.connections_max;
     Seats::new(max, bounds.connections_each_max).with_strangers(&strangers)
-}
-
-/// Gives a new connection a seat, and a notification by which it learns that it must close.
-fn seat(
-    table: &Table,
-    bounds: &Arc<Bounds>,
-    address: SocketAddr,
-    local: Option<SocketAddr>,
-) -> Option<(Arc<Connection>, Arc<Notify>)> {
-    let leave = Arc::new(Notify::new());
-    let notify = leave.clone();
-    let seat = table.sit(Party::at(address.ip()), move || notify.notify_one())?;
-    let connection = Connection::new(address, local, bounds.clone(), seat);
-    Some((Arc::new(connection), leave))
 }
 
 /// Ends once a client has been a stranger for longer than it may be one.
@@ -232,7 +227,10 @@ async fn serve(
     let mut closes = Closes(Some(connection.clone()));
     let address = connection.address;
     let handshake = async {
-        stream.readable().await?;
+        // the end of what a client sends is readable too, and says nothing
+        if stream.peek(&mut [0]).await? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
         connection.speaks();
         acceptor.accept(stream).await
     };

@@ -22,6 +22,8 @@ pub struct Table(Arc<Mutex<State>>);
 pub struct Seat {
     table: Table,
     id: Id,
+    /// Whether another connection had to leave for this one.
+    pub instead: bool,
 }
 
 impl Table {
@@ -52,10 +54,12 @@ impl Table {
         };
         state.leave.insert(id, Box::new(leave));
         drop(state);
+        let instead = goes.is_some();
         close(goes);
         Some(Seat {
             table: self.clone(),
             id,
+            instead,
         })
     }
 }
