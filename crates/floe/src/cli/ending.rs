@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::error::CliError;
-use super::{Context, args, console, exec, interrupt, progress};
+use super::{Context, args, console, exec, interrupt, progress, visible};
 use floe_api::client::{Client, ClientError, Events};
 use floe_api::{
     ErrorCode, ExecRequest, MachineInfo, Program, RestartPolicy, WAIT_TIMEOUT_S_DEFAULT, WaitFor,
@@ -126,7 +126,16 @@ impl Inside {
                 ),
             )),
             Some(Err(error)) if command => Err(error.into()),
-            _ => console::attach(client, name, Duration::from_secs(2)).map(|()| ExitCode::SUCCESS),
+            silent => {
+                if silent.is_some() {
+                    eprintln!(
+                        "-- floe's agent has not answered within {AGENT_S} s, so this is the serial console; once it answers, \
+                         floe exec -it {} sh is a shell --",
+                        visible::line(name)
+                    );
+                }
+                console::attach(client, name, Duration::from_secs(2)).map(|()| ExitCode::SUCCESS)
+            }
         }
     }
 }

@@ -35,8 +35,12 @@ fn keys(command: &str) -> Option<(&'static str, &'static str)> {
     if is("floe console") {
         return Some(("", CTRL_RIGHT_BRACKET));
     }
-    if is("floe exec -it") || is("floe run -it") {
+    if is("floe exec -it") {
         return Some(("#", "exit\r"));
+    }
+    if is("floe run -it") {
+        // on a host so loaded that the agent does not answer in time it is the serial console, which Ctrl-] leaves
+        return Some(("#", "exit\r\x1d"));
     }
     if is("floe rollback") {
         return Some(("[y/N]", "y\r"));
