@@ -26,7 +26,7 @@ while :; do
   if [ "$(md5sum < /dev/vda)" = "$is" ]; then echo read=$g; else echo torn=$g; fi
 done"#;
 
-/// Returns bytes no two pages of which are alike.
+/// Returns a disk of one partition, no two pages of which are alike.
 fn distinct(len: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut next = || {
@@ -35,7 +35,15 @@ fn distinct(len: usize) -> Vec<u8> {
             .wrapping_add(1);
         (state >> 56) as u8
     };
-    (0..len).map(|_| next()).collect()
+    let mut disk: Vec<u8> = (0..len).map(|_| next()).collect();
+    // what has not even a partition table is taken for no disk
+    let sectors = u32::try_from(len / 512).unwrap();
+    disk[..510].fill(0);
+    disk[450] = 0x83; // of Linux
+    disk[454..458].copy_from_slice(&1_u32.to_le_bytes());
+    disk[458..462].copy_from_slice(&(sectors - 1).to_le_bytes());
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    disk
 }
 
 /// Waits until a machine has done a few things more, and checks that it has found nothing wrong.
