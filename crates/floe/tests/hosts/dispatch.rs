@@ -252,9 +252,14 @@ fn a_host_that_is_lost_while_it_activates_is_told_for_each_machine_and_keeps_non
     nodes[2].signal(Signal::CONT);
     // whether the other host has the answer to its request, or that came over the mended link and found nobody who still waits
     eventually("it is ended once it runs", || {
-        let log = nodes[2].log();
-        let was = |what: &str| log.contains(&format!("machine.{what} subject=\"{clone}\""));
-        was("started") && was("removed")
+        let all = EventsQuery {
+            once: true,
+            ..Default::default()
+        };
+        let told = nodes[2].client().events(&all).unwrap();
+        let its = told.map(Result::unwrap).filter(|e| e.subject == clone);
+        let its: Vec<Happened> = its.map(|event| event.kind).collect();
+        its.contains(&Happened::MachineStarted) && its.contains(&Happened::MachineRemoved)
     });
     assert!(named(&nodes[2]).is_empty());
 }
