@@ -214,6 +214,19 @@ impl Waiting {
     }
 }
 
+/// Returns the one of these inputs that an agent cannot give: the first, or that after the last one that it has given. Of those before
+/// these that came another way it knows nothing, and so it may name a number before them.
+pub(crate) fn next_of(batch: &Inputs, number: u64) -> Option<Inputs> {
+    let first = number.checked_add(1)?.max(batch.first);
+    let at = first - batch.first;
+    let next = batch.events.get(usize::try_from(at).ok()?)?;
+    Some(Inputs {
+        from: batch.from,
+        first,
+        events: vec![next.clone()],
+    })
+}
+
 #[cfg(test)]
 #[path = "decide_tests.rs"]
 mod tests;

@@ -273,3 +273,24 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_one_that_an_agent_cannot_give_is_the_one_after_the_last_that_it_gave() {
+    let text = |byte: u8| Input::Text(vec![byte]);
+    let batch = Inputs {
+        from: 7,
+        first: 5,
+        events: vec![text(b'a'), text(b'b')],
+    };
+    let next = |number| next_of(&batch, number).map(|next| (next.first, next.events));
+    assert_eq!(next(4), Some((5, vec![text(b'a')])));
+    assert_eq!(next(5), Some((6, vec![text(b'b')])));
+    assert_eq!(
+        next(0),
+        next(4),
+        "those before these came through QEMU, and it knows of none"
+    );
+    for none in [6, u64::MAX] {
+        assert_eq!(next(none), None, "{none}");
+    }
+}

@@ -47,7 +47,7 @@ use crate::{
     },
     machines::Machines,
 };
-use decide::{Kept, Next, Unkept, Waiting};
+use decide::{Kept, Next, Unkept, Waiting, next_of};
 use floe_api::{ErrorCode, TypeReport, TypeRequest};
 use floe_guest::input::Inputs as Batch;
 use mailbox::Mailbox;
@@ -661,44 +661,4 @@ impl Inputs {
 /// Whether a machine's CPUs stand still, for whatever reason.
 fn rests(entry: &Entry) -> bool {
     entry.stands_still() || !entry.reasons().is_empty()
-}
-
-/// Returns the one of these inputs that an agent cannot give: the first, or that after the last one that it has given. Of those before
-/// these that came another way it knows nothing, and so it may name a number before them.
-fn next_of(batch: &Batch, number: u64) -> Option<Batch> {
-    let first = number.checked_add(1)?.max(batch.first);
-    let at = first - batch.first;
-    let next = batch.events.get(usize::try_from(at).ok()?)?;
-    Some(Batch {
-        from: batch.from,
-        first,
-        events: vec![next.clone()],
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use floe_guest::input::Input;
-
-    #[test]
-    fn the_one_that_an_agent_cannot_give_is_the_one_after_the_last_that_it_gave() {
-        let text = |byte: u8| Input::Text(vec![byte]);
-        let batch = Batch {
-            from: 7,
-            first: 5,
-            events: vec![text(b'a'), text(b'b')],
-        };
-        let next = |number| next_of(&batch, number).map(|next| (next.first, next.events));
-        assert_eq!(next(4), Some((5, vec![text(b'a')])));
-        assert_eq!(next(5), Some((6, vec![text(b'b')])));
-        assert_eq!(
-            next(0),
-            next(4),
-            "those before these came through QEMU, and it knows of none"
-        );
-        for none in [6, u64::MAX] {
-            assert_eq!(next(none), None, "{none}");
-        }
-    }
 }
