@@ -127,10 +127,10 @@ impl Inside {
             )),
             Some(Err(error)) if command => Err(error.into()),
             silent => {
-                if silent.is_some() {
+                if let Some(Err(why)) = silent {
                     eprintln!(
-                        "-- floe's agent has not answered within {AGENT_S} s, so this is the serial console; once it answers, \
-                         floe exec -it {} sh is a shell --",
+                        "-- {}; this is the serial console. Once floe's agent answers, floe exec -it {} sh is a shell --",
+                        visible::line(&why.to_string()),
                         visible::line(name)
                     );
                 }

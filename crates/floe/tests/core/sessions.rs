@@ -34,12 +34,7 @@ fn a_terminal_here_is_the_guests_and_an_agent_that_dies_is_told_of() {
         trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done";
     let args = ["exec", "-it", "web", "--", "sh", "-c", script];
     // the terminal has to be the one that controls the command, for the kernel to tell it of a new size
-    let mut child = floe_by(&node, &["setsid", "-c"], &args)
-        .stdin(terminal.stream())
-        .stdout(terminal.stream())
-        .stderr(terminal.stream())
-        .spawn()
-        .unwrap();
+    let mut child = terminal.run(&node, &args);
     terminal.wait("40 100\r\n");
     let raw = terminal.mode();
     assert!(

@@ -1,7 +1,8 @@
 //! A person's inputs, by every way to a real machine: after one of them, what its guest reads next goes first.
 
-use crate::support::command::{floe, floe_by, ok, run};
+use crate::support::command::{floe, ok, run};
 use crate::support::node::{PATIENCE, Signal, TestNode, eventually, forget};
+use crate::support::sockets::web_socket;
 use crate::support::terminal::Terminal;
 use floe_api::{IoMachine, RunRequest, Wait};
 use std::any::Any;
@@ -120,26 +121,8 @@ pub struct Browser {
 
 impl Browser {
     pub fn open(node: &TestNode, path: &str) -> Browser {
-        let mut stream = UnixStream::connect(node.client().socket()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: floe\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            head.extend(byte);
-        }
-        assert!(
-            head.starts_with(b"HTTP/1.1 101 "),
-            "{}",
-            head.escape_ascii()
-        );
         Browser {
-            stream,
+            stream: web_socket(node, path),
             unread: Vec::new(),
         }
     }
@@ -227,12 +210,7 @@ fn what_is_read_after_something_was_typed_goes_first() {
     });
     goes_first(&node, "console", &|node, name| {
         let terminal = Terminal::open(100, 40);
-        let mut child = floe_by(node, &["setsid", "-c"], &["console", name])
-            .stdin(terminal.stream())
-            .stdout(terminal.stream())
-            .stderr(terminal.stream())
-            .spawn()
-            .unwrap();
+        let mut child = terminal.run(node, &["console", name]);
         terminal.wait("leaves --");
         // Enter, and the key that leaves
         (&terminal.keys).write_all(b"\r").unwrap();
@@ -252,12 +230,7 @@ fn what_is_read_after_something_was_typed_goes_first() {
             "-c",
             "read line; echo got-$line",
         ];
-        let mut child = floe_by(node, &["setsid", "-c"], &args)
-            .stdin(terminal.stream())
-            .stdout(terminal.stream())
-            .stderr(terminal.stream())
-            .spawn()
-            .unwrap();
+        let mut child = terminal.run(node, &args);
         (&terminal.keys).write_all(b"it\r").unwrap();
         terminal.wait("got-it");
         child.wait().unwrap();

@@ -1,7 +1,7 @@
 //! What is typed at a machine while it stands still, is parked, and its node is killed: by `floe type`, and on its screen and consoles.
 
 use crate::inputs::{Browser, CLICK, SHIFT, viewer};
-use crate::support::command::{code, floe_by, ok};
+use crate::support::command::{code, ok};
 use crate::support::node::{Setup, Signal, TestNode, eventually};
 use crate::support::terminal::Terminal;
 use floe_api::{TypeRequest, TypedInput, UserInput};
@@ -127,12 +127,7 @@ fn is_kept(node: &TestNode, text: &str) {
 
 /// Opens a machine's console in a terminal.
 fn console(node: &TestNode, terminal: &Terminal) -> Child {
-    let console = floe_by(node, &["setsid", "-c"], &["console", "web"])
-        .stdin(terminal.stream())
-        .stdout(terminal.stream())
-        .stderr(terminal.stream())
-        .spawn()
-        .unwrap();
+    let console = terminal.run(node, &["console", "web"]);
     terminal.wait("leaves --");
     eventually("each key is passed on", || {
         !terminal.mode().local_modes.contains(LocalModes::ICANON)

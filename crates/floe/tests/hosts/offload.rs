@@ -5,8 +5,9 @@ use crate::support::clusters::ask_by_hand;
 use crate::support::command::{code, ends, floe, ok, run, said};
 use crate::support::hosts::Hosts;
 use crate::support::node::{PATIENCE, Signal, TestNode, cluster, eventually};
+use crate::support::sockets::{read_until, web_socket};
 use floe_api::*;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::{fs, process::Command};
 
@@ -441,35 +442,6 @@ fn a_host_is_drained_onto_the_nodes_that_can_have_its_machines() {
     assert!(nothing.contains("anything to lose"), "{nothing}");
 }
 
-/// Opens a page's WebSocket to a node.
-fn page(node: &TestNode, path: &str) -> UnixStream {
-    let mut page = UnixStream::connect(node.client().socket()).unwrap();
-    page.set_read_timeout(Some(PATIENCE)).unwrap();
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: floe\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    );
-    page.write_all(request.as_bytes()).unwrap();
-    let head = read_until(&mut page, b"\r\n\r\n");
-    assert!(
-        head.starts_with(b"HTTP/1.1 101 "),
-        "{}",
-        head.escape_ascii()
-    );
-    page
-}
-
-/// Reads until these bytes have come.
-fn read_until(from: &mut UnixStream, end: &[u8]) -> Vec<u8> {
-    let mut all = Vec::new();
-    while !all.ends_with(end) {
-        let mut byte = [0];
-        from.read_exact(&mut byte).unwrap();
-        all.extend(byte);
-    }
-    all
-}
-
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
@@ -480,7 +452,7 @@ fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
     marks(&nodes[0], "before", 1);
     ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
     // a console, on which what is typed is kept here until the guest there has got it
-    let mut console = page(&nodes[0], "/v1/machines/web/terminal");
+    let mut console = web_socket(&nodes[0], "/v1/machines/web/terminal");
     let line = b"echo typed-$((40+2))\r";
     let mut frame = vec![0x82, 0x80 | line.len() as u8, 0, 0, 0, 0];
     frame.extend(line);
@@ -492,7 +464,7 @@ fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
     let path = picture.display().to_string();
     ok(&nodes[0], &["screenshot", "web", path.as_str()]);
     assert!(fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
-    let mut screen = page(&nodes[0], "/v1/machines/web/vnc");
+    let mut screen = web_socket(&nodes[0], "/v1/machines/web/vnc");
     read_until(&mut screen, b"RFB 003.008\n");
     let socket = nodes[0].client().console("web").unwrap().vnc.unwrap();
     let mut viewer = UnixStream::connect(&socket).unwrap();

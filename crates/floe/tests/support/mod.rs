@@ -18,6 +18,7 @@ pub mod other_users;
 pub mod park;
 pub mod resources;
 pub mod sniff;
+pub mod sockets;
 pub mod standing;
 pub mod strangers;
 pub mod streaming;

@@ -1,12 +1,13 @@
 //! A terminal on this host, for commands that have one.
 
-use super::node::eventually;
+use super::command::floe_by;
+use super::node::{TestNode, eventually};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
 /// A terminal on this host.
@@ -55,6 +56,16 @@ impl Terminal {
 
     pub fn stream(&self) -> Stdio {
         self.line.try_clone().unwrap().into()
+    }
+
+    /// Starts a command that this terminal controls, so that the kernel tells it of a new size.
+    pub fn run(&self, node: &TestNode, args: &[&str]) -> Child {
+        floe_by(node, &["setsid", "-c"], args)
+            .stdin(self.stream())
+            .stdout(self.stream())
+            .stderr(self.stream())
+            .spawn()
+            .unwrap()
     }
 
     pub fn mode(&self) -> Termios {
