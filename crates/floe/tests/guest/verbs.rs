@@ -129,7 +129,14 @@ fn a_machine_that_runs_is_renamed_and_its_old_name_is_free() {
     code(&node, 0, &["wait", "web", "--for", "answers"]);
     node.type_and_wait("web", "echo kept > /dev/vda; echo ok-$((40+2))", "ok-42");
     let qemu = machine(&node, "web").pid;
-    let waits = floe(&node, &["wait", "web", "--for", "paused"]).spawn();
+    let client = node.client();
+    let waits = std::thread::spawn(move || {
+        let query = WaitQuery {
+            what: WaitFor::Paused,
+            timeout_s: None,
+        };
+        client.wait("web", &query).unwrap().name
+    });
     code(&node, 2, &["rename", "web", "Web"]);
     code(&node, 2, &["rename", "web", "web.1"]);
     code(&node, 0, &["rename", "web", "old"]);
@@ -139,7 +146,7 @@ fn a_machine_that_runs_is_renamed_and_its_old_name_is_free() {
     code(&node, 1, &["rename", "old", "web"]);
     // who waited for it waits for it still; its agent, its console and its place among the host's promises came along
     code(&node, 0, &["pause", "old"]);
-    assert!(waits.unwrap().wait().unwrap().success());
+    assert_eq!(waits.join().unwrap(), "old");
     code(&node, 0, &["resume", "old"]);
     code(&node, 0, &["exec", "old", "--", "true"]);
     // a kill in the middle leaves one of the names: the record's write decides, and a directory's name says nothing

@@ -28,20 +28,24 @@ pub async fn wait(
     }
 }
 
-/// Looks at the machine once, and again after each event that concerns it. The wait ends with the client's connection.
-async fn until(node: Arc<Node>, mut name: String, what: WaitFor) -> Result<MachineInfo, Failure> {
+/// Looks at the machine once, and again after each event that concerns it, whatever it is called by then. The wait ends with the
+/// client's connection.
+async fn until(node: Arc<Node>, name: String, what: WaitFor) -> Result<MachineInfo, Failure> {
     // listened to before the first look, so that nothing happens in between
     let mut events = node.core.listen();
     let entry = node.inventory.get(&name)?;
     loop {
-        let (looks, entry) = (node.clone(), entry.clone());
-        if let Some(info) = blocking(move || Ok(looks.machines.reached(&entry, what))).await? {
+        let name = entry.name.clone();
+        let (looks, looked_at) = (node.clone(), entry.clone());
+        let look = move || Ok(looks.machines.reached(&looked_at, what));
+        if let Some(info) = blocking(look).await? {
             return Ok(info);
         }
+        // its name may be another since that look; an event that was lost may have told so
+        let concerns = |subject: &str| [name.as_str(), entry.name.as_str()].contains(&subject);
         loop {
             match events.recv().await {
-                Ok(event) if event.subject != name => {}
-                Ok(event) if event.kind == Happened::MachineRenamed => name = event.detail,
+                Ok(event) if !concerns(&event.subject) => {}
                 Ok(_) | Err(RecvError::Lagged(_)) => break,
                 Err(RecvError::Closed) => return Err(failed("the node ends", "").into()),
             }
