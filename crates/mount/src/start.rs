@@ -46,7 +46,7 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
     let Some((major, minor, offered)) = abi::parse_init(body) else {
         return Err(cannot(
             "INIT is cut off".into(),
-            "this kernel speaks another FUSE; use Linux 5.4 or newer",
+            "this kernel speaks another FUSE; use Linux 5.9 or newer",
         ));
     };
     if major != abi::KERNEL_MAJOR || minor < abi::KERNEL_MINOR_MIN {
@@ -54,7 +54,7 @@ pub(crate) fn negotiate(device: &Device, mountpoint: &Path) -> Result<usize, Mou
         let reason = format!("the kernel speaks FUSE {major}.{minor}");
         return Err(cannot(
             reason,
-            "use Linux 5.4 or newer; a takeover needs Linux 6.9",
+            "use Linux 5.9 or newer; a takeover needs Linux 6.9",
         ));
     }
     // Not asked for: the writeback cache (a completed write must have reached this process), and automatic invalidation.
