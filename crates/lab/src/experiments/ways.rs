@@ -172,7 +172,7 @@ struct World {
     by: Option<Way>,
     disk_bytes: u64,
     /// Names for machines, images and substrates so far.
-    names: usize,
+    names: u32,
     /// Writes so far.
     writes: usize,
     /// Files by name, and the one that is written in its middle.
@@ -350,9 +350,9 @@ impl World {
         match way {
             Way::Run => {
                 let image = self.become_image()?;
-                // who has limits gets a QEMU of its own
+                // no QEMU waits with limits that no machine had before
                 let limits = Limits {
-                    cpu_millicores: Some(64_000),
+                    cpu_millicores: Some(64_000 + self.names),
                     ..Limits::default()
                 };
                 let waited = self.run(&image, limits, false)?;
