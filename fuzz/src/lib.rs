@@ -35,8 +35,10 @@ mod qmp;
 mod shown;
 
 // What a node keeps and is told, with the vocabulary of its interface that stands in it. The files name `floe_api`, `floe_machine` and
-// the modules of floe-node, for which this crate stands in: whole, they would bring a server and QEMU along.
+// the crates that a node is made of, for which this crate stands in: whole, they would bring a server and QEMU along.
 extern crate self as floe_api;
+extern crate self as floe_ground;
+extern crate self as floe_inventory;
 extern crate self as floe_machine;
 
 #[allow(dead_code)]
@@ -99,8 +101,9 @@ pub mod credentials;
 #[path = "../../crates/machine/src/guard/rules.rs"]
 pub mod guard;
 #[allow(dead_code)]
-#[path = "../../crates/node/src"]
+#[path = "../../crates"]
 mod node {
+    #[path = "import/src"]
     pub mod images {
         #[path = "archive.rs"]
         pub mod archive;
@@ -123,6 +126,7 @@ mod node {
         #[path = "agent/stat.rs"]
         pub mod stat;
     }
+    #[path = "inventory/src/inventory"]
     pub mod inventory {
         #[path = "given.rs"]
         pub mod given;
@@ -133,12 +137,14 @@ mod node {
         #[path = "turn.rs"]
         pub mod turn;
     }
+    #[path = "inputs/src"]
     pub mod inputs {
         #[path = "decide.rs"]
         pub mod decide;
         #[path = "file.rs"]
         pub mod file;
     }
+    #[path = "hosts/src/cluster"]
     pub mod cluster {
         #[path = "invitation.rs"]
         pub mod invitation;
@@ -147,29 +153,30 @@ mod node {
         #[path = "roster.rs"]
         pub mod roster;
     }
-    #[path = "ensemble/file.rs"]
+    #[path = "pool/src/ensemble/file.rs"]
     pub mod ensemble;
-    #[path = "fork/record.rs"]
+    #[path = "fork/src/record.rs"]
     pub mod fork;
-    #[path = "placement/listed.rs"]
+    #[path = "hosts/src/placement/listed.rs"]
     pub mod listed;
-    #[path = "names.rs"]
+    #[path = "ground/src/names.rs"]
     pub mod names;
-    #[path = "network/plan.rs"]
+    #[path = "inventory/src/network/plan.rs"]
     pub mod network;
-    #[path = "pool/record.rs"]
+    #[path = "pool/src/pool/record.rs"]
     pub mod pool;
-    #[path = "placement/slurm_text.rs"]
+    #[path = "hosts/src/placement/slurm_text.rs"]
     pub mod slurm;
-    #[path = "placement/ticket.rs"]
+    #[path = "hosts/src/placement/ticket.rs"]
     pub mod ticket;
-    #[path = "vnc.rs"]
+    #[path = "ground/src/vnc.rs"]
     pub mod vnc;
     pub use names::{MachineName, NameError};
 }
 pub use api::*;
 pub use disks::{appliance, disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::{extents, kept_map};
+use node::images::{archive, disk_foreign, disk_format, disk_vhd, disk_vmdk};
 pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;

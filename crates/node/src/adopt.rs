@@ -5,23 +5,26 @@
 //! ([`Adoption::take_over_machines`]), so that one that does not answer delays no other. Until its thread is done a machine
 //! has the operation `adopt`.
 
-use crate::{
-    MachineName, aside,
-    core::Core,
+use floe_api::paths::Home;
+use floe_fork::{Forks, Unstored};
+use floe_ground::{
+    aside,
     error::{NodeError, failed},
-    fork::{Forks, Unstored},
+    names::MachineName,
+    news::News,
+};
+use floe_inventory::{
+    core::Core,
     inventory::{
         Entry, Inventory, Operation, RECORD_FILE,
         afterwards::wait_after,
         lifecycle::{Event, Gone, Task},
         record::{Record, Wanted},
     },
-    machines::{self, Kin, Machines, is_a_guests},
-    news::News,
-    park::Parks,
 };
-use floe_api::paths::Home;
 use floe_machine::{Machine, Status};
+use floe_machines::machines::{self, Kin, Machines, is_a_guests};
+use floe_park::park::Parks;
 use floe_threads::Cancel;
 use std::{
     path::{Path, PathBuf},
@@ -100,7 +103,7 @@ impl Adoption {
         let name: MachineName = record
             .name
             .parse()
-            .map_err(|error: crate::NameError| failed(error.to_string(), ""))?;
+            .map_err(|error: floe_ground::names::NameError| failed(error.to_string(), ""))?;
         // a copy of a machine's directory names that machine, whose files are not in it
         self.inventory.check_free(&name)?;
         let entry = self.inventory.insert(name, dir.to_owned(), record);
@@ -512,7 +515,7 @@ fn remove_begun(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::record::tests::record;
+    use floe_inventory::inventory::record::sample as record;
     use std::{fs, os::unix::fs::symlink};
 
     #[test]

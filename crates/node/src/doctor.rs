@@ -1,13 +1,13 @@
-//! What the node itself can check: the host ([`crate::host`]), its own mount, and whether the host's QEMU loads the states that are here.
+//! What the node itself can check: the host ([`floe_inventory::host`]), its own mount, and whether the host's QEMU loads the states that are here.
 
 mod states;
 
-use crate::{
-    Node,
+use crate::Node;
+use floe_api::{Check, CheckStatus, CpuSched, DoctorReport, SchedActing, is_qemu_version};
+use floe_ground::{
     caller::Caller,
     error::{NodeError, usage},
 };
-use floe_api::{Check, CheckStatus, CpuSched, DoctorReport, SchedActing, is_qemu_version};
 
 /// Checks the host, and what only the node can see. With `qemu`, the version of a QEMU, states are held against that one.
 pub(crate) fn examine(
@@ -21,7 +21,7 @@ pub(crate) fn examine(
             "write it as qemu-system-x86_64 --version does, such as 10.0 or 7.2.22",
         ));
     }
-    let mut report = crate::host::report(&node.core.home);
+    let mut report = floe_inventory::host::report(&node.core.home);
     report.checks.push(mount(node));
     report.checks.push(promises(node));
     report.checks.push(groups(node));

@@ -2,7 +2,7 @@
 //!
 //! The supervisor must outlive the node, so it gets a session of its own and none of the node's descriptors, and so does the guard of a lease.
 
-use crate::{
+use floe_ground::{
     error::{NodeError, at, failed},
     guard,
 };

@@ -36,131 +36,80 @@
 )]
 
 mod adopt;
-mod agents;
-mod aside;
-mod caller;
-mod capture;
-mod cluster;
-mod core;
-mod dirs;
 pub mod doctor;
-mod ensemble;
-pub mod error;
-mod failure;
-mod files;
-mod firmware;
-mod fork;
-mod guard;
 mod guest;
 pub mod helpers;
-pub mod host;
-mod images;
-mod independence;
-mod inputs;
-mod inventory;
-mod io;
-mod io_report;
-mod keyboard;
-mod logs;
-mod machines;
-mod moves;
-mod names;
-mod network;
-mod news;
-mod options;
-mod park;
-mod patience;
-pub mod pays;
-mod placement;
-pub mod plan;
-mod pool;
-mod prune;
-pub mod report;
-mod reserve;
-mod resize;
-mod resources;
 mod rest;
-mod run;
-mod screens;
-mod seed;
 mod serve;
-mod shrink;
-mod swarm;
-mod time;
-mod traces;
-pub mod transfer;
-mod trim;
-mod typist;
-mod vcpus;
-mod views;
-mod vnc;
 mod web;
 
-pub use error::NodeError;
-use error::{not_found, refused};
 use floe_api::{
     API_VERSION, ClusterChange, ClusterLeave, MachineInfo, NodeInfo, Outcome, PageInfo,
     PruneReport, PruneRequest, PushRequest,
 };
 use floe_front::telemetry;
-use floe_machine::Accel;
-pub use images::{installed_agent, sources};
-pub use inventory::record;
-pub use machines::left::running_in;
-pub use names::{MACHINE_NAME_MAX, MachineName, NameError};
-pub use options::{
+pub use floe_ground::error::NodeError;
+use floe_ground::error::{not_found, refused};
+pub use floe_ground::names::{MACHINE_NAME_MAX, MachineName, NameError};
+pub use floe_ground::options::{
     BLANK_BYTES, CACHE_BUDGET_DEFAULT, EMULATOR_CACHE_MIB_DEFAULT, GUEST_CLONES_DEFAULT,
     IO_PAUSE_S_DEFAULT, NodeOptions, STANDBY_BYTES, SWARM_UPLOAD_MIN, StandbyOptions, SwarmOptions,
     SwarmPolicy, WEB_LISTEN_DEFAULT, WebOptions,
 };
-pub use resources::control_groups;
+pub use floe_ground::{error, pays, plan, report};
+pub use floe_inventory::host;
+pub use floe_inventory::inventory::record;
+pub use floe_inventory::resources::control_groups;
+pub use floe_library::images::{installed_agent, sources};
+use floe_machine::Accel;
+pub use floe_machines::machines::left::running_in;
+pub use floe_transfer as transfer;
 pub use rest::openapi_json;
 
 pub use serve::{NodeHandle, serve};
 use std::sync::Arc;
-use time::unix_now;
 
 /// A running node: its services. Each owns its state and may call the services above it in this list, to which it has
 /// handles. It reaches those below it only through what they have registered with it (`images::ImageUser`,
 /// `machines::Kin`).
 pub struct Node {
-    pub(crate) core: Arc<core::Core>,
+    pub(crate) core: Arc<floe_inventory::core::Core>,
     /// The cluster that this node is a member of, if any.
-    pub(crate) cluster: Arc<cluster::Cluster>,
+    pub(crate) cluster: Arc<floe_hosts::cluster::Cluster>,
     /// Networks that connect the machines of a family (a parent and its clones).
-    pub(crate) networks: Arc<network::Networks>,
-    pub(crate) images: Arc<images::Images>,
-    pub(crate) views: Arc<views::Views>,
-    pub(crate) inventory: Arc<inventory::Inventory>,
+    pub(crate) networks: Arc<floe_inventory::network::Networks>,
+    pub(crate) images: Arc<floe_library::images::Images>,
+    pub(crate) views: Arc<floe_library::views::Views>,
+    pub(crate) inventory: Arc<floe_inventory::inventory::Inventory>,
     /// Where vCPUs run.
-    pub(crate) vcpus: Arc<vcpus::Vcpus>,
-    pub(crate) traces: Arc<traces::Traces>,
+    pub(crate) vcpus: Arc<floe_machines::vcpus::Vcpus>,
+    pub(crate) traces: Arc<floe_library::traces::Traces>,
     /// Takes part in swarms of images.
-    pub(crate) swarms: Arc<swarm::Swarms>,
+    pub(crate) swarms: Arc<floe_exchange::Swarms>,
     /// What agents in guests do for users and for the node.
-    pub(crate) agents: Arc<agents::Agents>,
-    pub(crate) machines: Arc<machines::Machines>,
+    pub(crate) agents: Arc<floe_machines::agents::Agents>,
+    pub(crate) machines: Arc<floe_machines::machines::Machines>,
     /// Makes machines small, and gives them back what was taken from them.
-    pub(crate) shrinks: Arc<shrink::Shrinks>,
+    pub(crate) shrinks: Arc<floe_machines::shrink::Shrinks>,
     /// Brings machines to other sizes.
-    pub(crate) resizes: Arc<resize::Resizes>,
+    pub(crate) resizes: Arc<floe_machines::resize::Resizes>,
     /// Has guests give back what they do not use of their disks.
-    pub(crate) trims: Arc<trim::Trims>,
+    pub(crate) trims: Arc<floe_machines::trim::Trims>,
     /// Makes machines independent of where their images came from.
-    pub(crate) independence: Arc<independence::Independence>,
-    pub(crate) runs: Arc<run::Runs>,
-    pub(crate) captures: Arc<capture::Captures>,
-    pub(crate) forks: Arc<fork::Forks>,
+    pub(crate) independence: Arc<floe_park::independence::Independence>,
+    pub(crate) runs: Arc<floe_machines::run::Runs>,
+    pub(crate) captures: Arc<floe_machines::capture::Captures>,
+    pub(crate) forks: Arc<floe_fork::Forks>,
     /// Machines that stand still in memory.
-    pub(crate) pool: Arc<pool::Pool>,
+    pub(crate) pool: Arc<floe_pool::pool::Pool>,
     /// Activates machines of several substrates together.
-    pub(crate) ensembles: Arc<ensemble::Ensembles>,
+    pub(crate) ensembles: Arc<floe_pool::ensemble::Ensembles>,
     /// Parks machines and wakes them.
-    pub(crate) parks: Arc<park::Parks>,
+    pub(crate) parks: Arc<floe_park::park::Parks>,
     /// Keeps what users do at machines until their guests have got it.
-    pub(crate) inputs: Arc<inputs::Inputs>,
+    pub(crate) inputs: Arc<floe_inputs::Inputs>,
     /// Moves machines to other nodes of the cluster, and takes theirs.
-    pub(crate) moves: Arc<moves::Moves>,
+    pub(crate) moves: Arc<floe_moves::Moves>,
     /// Listens to programs in guests until the node ends.
     pub(crate) guests: Arc<guest::Guests>,
     /// Takes over the machines of an earlier node until this node ends.
@@ -214,14 +163,14 @@ impl Node {
 
     /// Returns whose disk requests go first, and how they fare.
     pub(crate) fn io(&self) -> Result<floe_api::IoReport, NodeError> {
-        io_report::report(&self.core, &self.images, &self.inventory)
+        floe_library::io_report::report(&self.core, &self.images, &self.inventory)
     }
 
     /// Sends an image to another place, and gives it from here to others if that is asked for.
     pub(crate) fn push(
         &self,
-        request: &caller::Visible<PushRequest>,
-        report: &mut report::Report,
+        request: &floe_ground::caller::Visible<PushRequest>,
+        report: &mut floe_ground::report::Report,
     ) -> Result<Outcome, NodeError> {
         self.swarms.check_seed(request)?;
         let outcome = self.images.push(request, report)?;
@@ -234,7 +183,7 @@ impl Node {
 
     /// Removes what nobody uses, or only returns what that is.
     pub(crate) fn prune(&self, request: &PruneRequest) -> Result<PruneReport, NodeError> {
-        let pruning = prune::Pruning {
+        let pruning = floe_machines::prune::Pruning {
             core: &self.core,
             images: &self.images,
             inventory: &self.inventory,

@@ -1,45 +1,53 @@
 //! The node's life: open everything, take over what an earlier node left, answer, and end without hurting machines.
 
-use crate::files::PASSABLE_MODE;
 use crate::{
-    Node, NodeOptions,
+    Node,
     adopt::{self, Adoption},
+    guest::Guests,
+    helpers, rest, web,
+};
+use floe_exchange::{Active, Swarms};
+use floe_fork as fork;
+use floe_fork::Forks;
+use floe_ground::files::PASSABLE_MODE;
+use floe_ground::{
+    error::{NodeError, at, busy},
+    news::News,
+    options::NodeOptions,
+    reserve::Reserve,
+};
+use floe_hosts::{cluster, placement};
+use floe_inputs::Inputs;
+use floe_inventory::{
+    core::{Core, Stop},
+    inventory::{Entry, Inventory, Users},
+    network,
+    resources::Resources,
+};
+use floe_library::{
+    images::{Images, Serving, WISHES_QUEUED_MAX, Wish, sources::Sources},
+    traces::Traces,
+    views::Views,
+};
+use floe_machines::{
     agents::Agents,
     capture::Captures,
-    cluster,
-    core::{Core, Stop},
     dirs::{close_dirs, make_dirs},
-    ensemble::Ensembles,
-    error::{NodeError, at, busy},
-    fork::{self, Forks},
-    guest::Guests,
-    helpers,
-    images::{Images, Serving, WISHES_QUEUED_MAX, Wish, sources::Sources},
-    independence::Independence,
-    inputs::Inputs,
-    inventory::{Entry, Inventory, Users},
     machines::Machines,
-    moves::Moves,
-    network,
-    news::News,
-    park::Parks,
-    placement,
-    pool::{self, Pool, Stock},
-    reserve::Reserve,
     resize::Resizes,
-    resources::Resources,
-    rest,
     run::Runs,
     screens::Screens,
     shrink::Shrinks,
-    swarm::{Active, Swarms},
-    traces::Traces,
     trim::Trims,
     vcpus::Vcpus,
-    views::Views,
-    web,
 };
 use floe_mount::{Keeper, Mount, MountOptions};
+use floe_moves::Moves;
+use floe_park::{independence::Independence, park::Parks};
+use floe_pool::{
+    ensemble::Ensembles,
+    pool::{self, Pool, Stock},
+};
 use floe_store::{Cache, Repository, private};
 use std::{
     fs,
@@ -108,7 +116,9 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
     // first, so that whoever makes this node a member through the interface finds it answering members
     let members = rest::members_router(node.clone())
         .merge(fork::router(node.forks.clone(), fork::Way::Sealed));
-    let members = cluster::router(node.clone(), members);
+    let core = node.core.clone();
+    let tell = Arc::new(move |subject: &str, news: &News| core.tell(subject, news));
+    let members = cluster::router(node.cluster.clone(), tell, members);
     node.cluster.serve(runtime.handle().clone(), members);
     let app = rest::router(node.clone());
     let listener = {
@@ -119,7 +129,7 @@ pub fn serve(options: NodeOptions) -> Result<NodeHandle, NodeError> {
         UnixListener::from_std(listener).map_err(at("cannot listen"))?
     };
     runtime.spawn(async move {
-        let app = app.into_make_service_with_connect_info::<crate::caller::Peer>();
+        let app = app.into_make_service_with_connect_info::<floe_ground::caller::Peer>();
         if let Err(error) = axum::serve(listener, app).await {
             tracing::error!(%error, "the interface ended");
         }
@@ -292,7 +302,7 @@ fn services(
     let sources = Sources::new(
         repo.clone(),
         cache.clone(),
-        crate::io::fetching(&core.options),
+        floe_ground::io::fetching(&core.options),
         home.run().join("index"),
         core.options.own_hub.clone(),
         vec![
@@ -538,8 +548,8 @@ fn start_mount(options: &NodeOptions, keeper: &Keeper) -> Result<Mount, NodeErro
     let mut mount = MountOptions::new(options.home.run());
     mount.keeper = Some(keeper.clone());
     mount.io_timeout = options.io_timeout;
-    mount.believed_after = crate::io::BELIEVED_AFTER;
-    mount.io = crate::io::scheduling(options.io);
+    mount.believed_after = floe_ground::io::BELIEVED_AFTER;
+    mount.io = floe_ground::io::scheduling(options.io);
     mount.io_trace = options.io_trace.clone();
     if !options.read_ahead {
         // a window of one chunk holds only the chunk that was asked for

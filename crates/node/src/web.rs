@@ -1,12 +1,9 @@
 //! The node's web page: a TCP port for browsers, with the socket's interface behind the page's guard.
 
-use crate::{
-    Node, WebOptions,
-    error::{NodeError, failed, usage},
-    fork, rest,
-};
+use crate::{Node, rest};
 use axum::Router;
 use floe_api::paths::Home;
+use floe_fork as fork;
 use floe_front::{
     Bounds,
     pace::Pace,
@@ -15,6 +12,10 @@ use floe_front::{
         guard::{Guard, guarded},
         token::Token,
     },
+};
+use floe_ground::{
+    error::{NodeError, failed, usage},
+    options::WebOptions,
 };
 use std::{
     io,

@@ -39,7 +39,7 @@ pub(super) const PAPER: Paper = Paper {
             rows: &[row(
                 "phases and their changes",
                 "",
-                Told("crates/node/src/inventory/lifecycle/"),
+                Told("crates/inventory/src/inventory/lifecycle/"),
             )],
         },
         Part {

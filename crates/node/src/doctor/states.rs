@@ -1,9 +1,11 @@
 //! Which captured, parked and docked states a QEMU can load: the one that is there, or one that is about to take its place. A running state
 //! goes on only under the QEMU series (`7.2`) that made it, so an update is asked about before it is made.
 
-use crate::{Node, caller::Caller, error::NodeError, images::FORK_LABEL};
+use crate::Node;
 use floe_api::{Check, CheckStatus, STATES_CHECK};
+use floe_ground::{caller::Caller, error::NodeError};
 use floe_image::{Hash, MachineConfig};
+use floe_library::images::FORK_LABEL;
 use floe_store::StoreError;
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 //! said it, and for no other.
 
 use super::meter::Meter;
-use crate::inventory::Entry;
 use floe_guest::asked::{Asked, SECTOR_BYTES};
+use floe_inventory::inventory::Entry;
 use floe_sched::classify::{Name, Told};
 use parking_lot::Mutex;
 

@@ -1,15 +1,12 @@
 //! Carries out what a program in a guest asks for (SnowFlock, table 1).
 
 use super::ledger::{self, Asked, Limits};
-use crate::{
-    error::NodeError,
-    fork::Purpose,
-    guest::Guests,
-    inventory::{Entry, record::Record},
-    report::Report,
-};
+use crate::guest::Guests;
 use floe_api::{CloneState, ErrorCode, MoveRequest};
+use floe_fork::Purpose;
+use floe_ground::{error::NodeError, report::Report};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
+use floe_inventory::inventory::{Entry, record::Record};
 use floe_threads::Waited;
 use std::{
     sync::Arc,

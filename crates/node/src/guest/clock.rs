@@ -1,11 +1,9 @@
 //! Sets a guest's clock that stood still with its machine.
 
 use super::Guests;
-use crate::{
-    capture::fresh_place,
-    inventory::{Entry, Setter, is_pending},
-};
 use floe_guest::message::Place;
+use floe_inventory::inventory::{Entry, Setter, is_pending};
+use floe_machines::capture::fresh_place;
 use std::{sync::Arc, time::Duration};
 
 /// How long floe's agent may take before setting the clock is left to QEMU's agent.

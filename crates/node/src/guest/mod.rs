@@ -20,23 +20,20 @@ mod session;
 mod size;
 mod thaw;
 
-use crate::{
-    agents::Agents,
-    capture::fresh_place,
-    core::Core,
-    error::NodeError,
-    fork::{Forks, Reserved},
-    images::Images,
-    inventory::{Entry, Inventory, is_pending, record::Record},
-    machines::Machines,
-    moves::Moves,
-    network::Networks,
-    news::News,
-};
+use floe_fork::{Forks, Reserved};
+use floe_ground::{error::NodeError, news::News};
 use floe_guest::chores::{self, Forgotten};
 use floe_guest::message::{Identity, Me, Place};
 use floe_image::Hash;
+use floe_inventory::{
+    core::Core,
+    inventory::{Entry, Inventory, is_pending, record::Record},
+    network::Networks,
+};
+use floe_library::images::Images;
 use floe_machine::{Machine, MachineError, qmp::QmpError};
+use floe_machines::{agents::Agents, capture::fresh_place, machines::Machines};
+use floe_moves::Moves;
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,

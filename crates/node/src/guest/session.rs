@@ -4,20 +4,18 @@
 //! is disconnected for a while.
 
 use super::{asked::Ear, calls, meter::Meter};
-use crate::{
-    agents::{Say, Streams, Typed},
-    guest::Guests,
-    inventory::Entry,
-    news::News,
-};
+use crate::guest::Guests;
 use floe_api::IoOrder;
+use floe_ground::news::News;
 use floe_guest::{
     exec::frame::{Message, Messages},
     input::Inputs,
     line::LineError,
     message::{Answer, Call, Place, Refusal, ToGuest, ToHost, VERSION, codes},
 };
+use floe_inventory::inventory::Entry;
 use floe_machine::Machine;
+use floe_machines::agents::{Say, Streams, Typed};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,

@@ -7,14 +7,11 @@
 //!   guest has done while no node was there is noted too. It then brings memory into use that was added to the machine.
 
 use super::Guests;
-use crate::{
-    error::NodeError,
-    inventory::{Entry, Operation, given, lifecycle::Task, record::Resizing},
-    machines::size_words,
-    news::News,
-};
+use floe_ground::{error::NodeError, news::News};
 use floe_guest::chores::{Cpus, Memory, names};
+use floe_inventory::inventory::{Entry, Operation, given, lifecycle::Task, record::Resizing};
 use floe_machine::Machine;
+use floe_machines::machines::size_words;
 use std::{sync::Arc, time::Duration};
 
 /// How long a guest's agent may take to count CPUs, and to bring memory online.

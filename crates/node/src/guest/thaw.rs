@@ -2,8 +2,8 @@
 //! that froze them was killed. The guest's agent says that a thaw is owed.
 
 use super::Guests;
-use crate::inventory::{Entry, record::Record};
-use crate::news::News;
+use floe_ground::news::News;
+use floe_inventory::inventory::{Entry, record::Record};
 use floe_machine::Machine;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Converts the node's results to HTTP: JSON, errors in one form, and streams of events that notice when the client hangs up.
 
-use crate::{Node, error::NodeError, failure::status, report::Report, transfer::Cancel};
+use crate::Node;
 use axum::{
     Json,
     body::Body,
@@ -10,12 +10,14 @@ use axum::{
 };
 use bytes::Bytes;
 use floe_api::{ApiError, ErrorCode, Outcome};
+use floe_ground::{error::NodeError, failure::status, report::Report};
+use floe_transfer::Cancel;
 use futures::StreamExt;
 use serde::{Serialize, de::DeserializeOwned};
 use std::sync::Arc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-pub use crate::failure::{Failure, blocking};
+pub use floe_ground::failure::{Failure, blocking};
 
 /// Adds to each operation's description the errors that its kind of operation may answer, unless it describes them itself.
 pub struct Failures;
@@ -153,7 +155,7 @@ pub fn stream(
         let result =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&node, &mut report)));
         let result = result.unwrap_or_else(|_| {
-            Err(crate::error::failed(
+            Err(floe_ground::error::failed(
                 "the node made a mistake",
                 "see its log, and report it",
             ))

@@ -1,12 +1,10 @@
 //! Forks and families.
 
 use super::answer::{Failure, Input, Path, answer, stream};
-use crate::{
-    Node,
-    caller::{Caller, FromMember},
-};
+use crate::Node;
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
+use floe_ground::caller::{Caller, FromMember};
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;

@@ -1,9 +1,10 @@
 //! Images and views of them.
 
 use super::answer::{Args, Failure, Input, answer, stream};
-use crate::{Node, caller::Caller};
+use crate::Node;
 use axum::{Json, extract::State, response::Response};
 use floe_api::*;
+use floe_ground::caller::Caller;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;

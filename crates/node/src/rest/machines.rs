@@ -1,7 +1,7 @@
 //! Machines.
 
 use super::answer::{Args, Failure, Input, Path, answer, blocking, stream};
-use crate::{Node, caller::Caller, error::at, inputs::Look, logs};
+use crate::Node;
 use axum::{
     Json,
     body::Body,
@@ -10,6 +10,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use floe_api::*;
+use floe_ground::{caller::Caller, error::at, logs};
+use floe_inputs::Look;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 

@@ -1,16 +1,7 @@
 //! Machines that move to another node of the cluster.
 
 use super::answer::{Failure, Input, Path, answer, blocking, stream};
-use crate::{
-    Node,
-    caller::FromMember,
-    inputs::{Fate, ForMachine, LOOK_PROTOCOL, LookAsked},
-    inventory::turn::Answer,
-    moves::{
-        EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply,
-        Results, ResultsAsked, Speed, SyncAsked,
-    },
-};
+use crate::Node;
 use axum::{
     Extension, Json,
     extract::{FromRequest, Request, State},
@@ -18,6 +9,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use floe_api::*;
+use floe_ground::caller::FromMember;
+use floe_inputs::{Fate, ForMachine, LOOK_PROTOCOL, LookAsked};
+use floe_inventory::inventory::turn::Answer;
+use floe_moves::{
+    EndAsked, Granted, LeaseAsked, Order, OtherSize, Question, Recall, Recalled, Reply, Results,
+    ResultsAsked, Speed, SyncAsked,
+};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::sync::Arc;

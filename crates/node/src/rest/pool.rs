@@ -4,9 +4,10 @@ use super::{
     answer::{Failure, Input, Path, answer, stream},
     forks::By,
 };
-use crate::{Node, caller::Caller};
+use crate::Node;
 use axum::{Extension, Json, extract::State, response::Response};
 use floe_api::*;
+use floe_ground::caller::Caller;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;

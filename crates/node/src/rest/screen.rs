@@ -1,13 +1,7 @@
 //! Screens: an image's at its capture, and a machine's current one (VNC in a WebSocket).
 
 use super::answer::{Failure, Path, blocking};
-use crate::{
-    Node,
-    caller::Caller,
-    error::at,
-    typist::{Typist, carry_out, held_every, keep},
-    vnc::Client,
-};
+use crate::Node;
 use axum::{
     extract::{
         State,
@@ -18,6 +12,12 @@ use axum::{
 };
 use floe_api::ApiError;
 use floe_front::page::thumbnail::{self, Keep};
+use floe_ground::{
+    caller::Caller,
+    error::at,
+    typist::{Typist, carry_out, held_every, keep},
+    vnc::Client,
+};
 use futures::{SinkExt, StreamExt};
 use std::{sync::Arc, time::Duration};
 use tokio::{io::AsyncReadExt, net::UnixStream, time::timeout};
@@ -148,11 +148,11 @@ async fn relay(browser: WebSocket, qemu: UnixStream, user: Arc<dyn Typist>) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::{
-        typist::tests::Tried,
+    use axum::{Router, routing::get};
+    use floe_ground::{
+        typist::Tried,
         vnc::{Done, Stand},
     };
-    use axum::{Router, routing::get};
     use floe_guest::input::Input;
     use std::net::SocketAddr;
     use tokio::{

@@ -1,9 +1,10 @@
 //! Swarms.
 
 use super::answer::{Failure, Input, Path, answer};
-use crate::{Node, caller::Caller};
+use crate::Node;
 use axum::{Json, extract::State};
 use floe_api::*;
+use floe_ground::caller::Caller;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;

@@ -1,7 +1,7 @@
 //! The node itself and its cache.
 
 use super::answer::{Args, Failure, Input, answer, blocking, line, ndjson, stream};
-use crate::{Node, caller::Caller, core::event, news::News};
+use crate::Node;
 use axum::{
     Json,
     body::Body,
@@ -10,6 +10,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use floe_api::*;
+use floe_ground::{caller::Caller, news::News};
+use floe_inventory::core::event;
 use futures::{Stream, StreamExt};
 use std::sync::Arc;
 use tokio::sync::broadcast::{Receiver, error::RecvError};

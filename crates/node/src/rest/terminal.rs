@@ -4,13 +4,7 @@ use super::{
     answer::{Failure, Path, blocking},
     screen::{PING_EVERY, STALLED, bounded},
 };
-use crate::{
-    Node,
-    inputs::Look,
-    keyboard::Keyboard,
-    logs::{self, EARLIER_BYTES},
-    typist::{Typist, keep, texts},
-};
+use crate::Node;
 use axum::{
     extract::{
         State,
@@ -20,6 +14,12 @@ use axum::{
 };
 use bytes::Bytes;
 use floe_api::ApiError;
+use floe_ground::{
+    keyboard::Keyboard,
+    logs::{self, EARLIER_BYTES},
+    typist::{Typist, keep, texts},
+};
+use floe_inputs::Look;
 use floe_machine::console::ConsoleLog;
 use futures::{
     SinkExt, StreamExt,
@@ -203,11 +203,8 @@ async fn changed(taken: &mut Option<watch::Receiver<bool>>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        rest::screen::tests::{browse, frame, listen},
-        typist::tests::Tried,
-        vnc::Stand,
-    };
+    use crate::rest::screen::tests::{browse, frame, listen};
+    use floe_ground::{typist::Tried, vnc::Stand};
     use std::io::Write;
     use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 

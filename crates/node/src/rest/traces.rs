@@ -1,9 +1,10 @@
 //! Traces.
 
 use super::answer::{Failure, Input, answer};
-use crate::{Node, caller::Caller};
+use crate::Node;
 use axum::{Json, extract::State};
 use floe_api::*;
+use floe_ground::caller::Caller;
 use std::sync::Arc;
 
 type Floe = State<Arc<Node>>;

@@ -1,9 +1,10 @@
 //! Waiting for a machine.
 
 use super::answer::{Args, Failure, Path, blocking};
-use crate::{Node, error::failed};
+use crate::Node;
 use axum::{Json, extract::State};
 use floe_api::*;
+use floe_ground::error::failed;
 use std::{sync::Arc, time::Duration};
 use tokio::sync::broadcast::error::RecvError;
 

@@ -1,0 +1,618 @@
+//! Reads images out of the pieces of swarms: the way from a guest's fault to the hosts that have the piece.
+//!
+//! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
+//! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. What
+//! somebody stands still for is waited for no longer than the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is
+//! linked, and where the image has no swarm now, the hub is read as without all this.
+//!
+//! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
+//! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
+
+use super::{
+    borrow::Borrowed,
+    decide::Key,
+    pieces::{Active, Part},
+    reading::Reading,
+};
+use floe_api::credentials::HubAddress;
+use floe_image::{Hash, Kind, Layout, Manifest};
+use floe_inventory::inventory::record::Origin;
+use floe_library::images::sources::Provide;
+use floe_peers::Speed;
+use floe_source::{
+    LinkEstimate, Origin as Address, Request, Scheme, Sink, Source, SourceError, WholePacks,
+};
+use parking_lot::Mutex;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// A read that may not take longer than this is tried again by its caller: it is not worth while to ask two places in that time.
+const SHORT: Duration = Duration::from_secs(1);
+/// How long the hub may take for what the swarm may bring yet: while it does not answer, the swarm goes on.
+const HEDGED: Duration = Duration::from_secs(2);
+/// An image without a swarm that was read within so long is still being read: as long as what was measured of a link counts.
+const READ_LATELY: Duration = Duration::from_secs(10);
+
+impl Provide for Active {
+    fn scheme(&self) -> Option<Scheme> {
+        None
+    }
+
+    fn here(&self, repository: Arc<dyn Source>) -> Arc<dyn Source> {
+        repository
+    }
+
+    fn elsewhere(&self, source: Arc<dyn Source>, _: &Origin) -> Arc<dyn Source> {
+        source
+    }
+
+    fn beside(&self, source: Arc<dyn Source>, place: &Address) -> Arc<dyn Source> {
+        match HubAddress::of(place.url().as_str()) {
+            Some(hub) => Arc::new(Beside::new(source, hub, self.clone())),
+            None => source,
+        }
+    }
+
+    fn before(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
+        Arc::new(Borrowed::new(source, self.clone()))
+    }
+}
+
+/// A hub as a source; the swarms of its images are asked before it.
+struct Beside {
+    hub_source: Arc<dyn Source>,
+    hub: HubAddress,
+    active: Active,
+    /// The image that was read last of the hub alone, and when.
+    alone: Mutex<Option<(Hash, Instant)>>,
+    /// Bytes of pieces that the hub's swarms had brought before this was opened: they are not what was read of it.
+    before: u64,
+}
+
+impl Beside {
+    fn new(hub_source: Arc<dyn Source>, hub: HubAddress, active: Active) -> Beside {
+        let (before, _) = active.carried(&hub);
+        Beside {
+            hub_source,
+            hub,
+            active,
+            alone: Mutex::default(),
+            before,
+        }
+    }
+
+    /// Returns the part in an image's swarm, if it is of use.
+    fn part(&self, image: &Hash) -> Option<Arc<Part>> {
+        let key = Key {
+            hub: self.hub.clone(),
+            image: *image,
+        };
+        self.active.part(&key).filter(|part| part.is_of_use())
+    }
+
+    /// Reads what a machine stands still for: from the swarm for as long as the hub would take, then from the hub, unless too much was read
+    /// from the hub already. What is on the shelf is always read from there.
+    fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        part.note_demand();
+        let linked = part.swarm.linked() > 0;
+        let most = match reading.request.deadline {
+            short if short < SHORT => short,
+            deadline => deadline.mul_f32(0.6), // it leaves time for the hub
+        };
+        let patience = part.hedge.lock().patience(linked, reading.lacks());
+        let Err(mut error) = reading.of_swarm(part, patience.min(most)) else {
+            return Ok(());
+        };
+        if linked && matches!(error, SourceError::Timeout { .. }) {
+            let limit = reading.began.elapsed() + HEDGED;
+            if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
+                return Ok(());
+            }
+            let Err(still) = reading.of_swarm(part, most) else {
+                return Ok(());
+            };
+            error = still;
+            if reading.within(reading.request.deadline).deadline.is_zero() {
+                return Err(error);
+            }
+        }
+        tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
+        if !linked {
+            part.keep_for_later(&reading.rest());
+        }
+        let limit = reading.request.deadline;
+        self.of_hub(part, reading, limit)
+    }
+
+    /// Reads from the hub what has not come, and notes how long that took, be it in vain.
+    fn of_hub(
+        &self,
+        part: &Part,
+        reading: &mut Reading<'_, '_>,
+        limit: Duration,
+    ) -> Result<(), SourceError> {
+        let (began, bytes) = (Instant::now(), reading.lacks());
+        let read = reading.of_source(&*self.hub_source, limit);
+        part.hedge.lock().answered(bytes, began.elapsed());
+        read
+    }
+
+    /// Reads ahead of need. What does not arrive in time arrives later, and is not asked for anywhere else meanwhile.
+    fn ahead(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        match reading.of_swarm(part, reading.request.deadline) {
+            Ok(()) => Ok(()),
+            Err(error @ SourceError::Timeout { .. }) => match reading.rest().is_empty() {
+                true => Ok(()),
+                false => Err(error),
+            },
+            Err(error) => {
+                tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
+                reading.of_source(&*self.hub_source, reading.request.deadline)
+            }
+        }
+    }
+}
+
+impl Source for Beside {
+    fn describe(&self) -> String {
+        self.hub_source.describe()
+    }
+
+    fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+        self.hub_source.resolve(name)
+    }
+
+    fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+        self.hub_source.manifest(id)
+    }
+
+    fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+        self.hub_source.layout(id)
+    }
+
+    fn read(
+        &self,
+        image: &Hash,
+        wants: &[(Kind, Hash)],
+        request: &Request,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), SourceError> {
+        let Some(part) = self.part(image) else {
+            *self.alone.lock() = Some((*image, Instant::now()));
+            return self.hub_source.read(image, wants, request, sink);
+        };
+        let mut reading = Reading::new(image, wants, request, sink);
+        match request.is_demand() && !part.only_pieces {
+            true => self.demand(&part, &mut reading),
+            false => self.ahead(&part, &mut reading),
+        }
+    }
+
+    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
+    fn merges(&self, image: &Hash) -> bool {
+        self.part(image).is_some()
+    }
+
+    fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
+        self.part(image).map(|part| part as Arc<dyn WholePacks>)
+    }
+
+    /// An image that comes from the hub alone must not be fetched ahead as if it came from many hosts: while one does, it is the hub's link
+    /// that counts, for all that share it.
+    fn link(&self) -> LinkEstimate {
+        let alone = *self.alone.lock();
+        let alone = alone.filter(|(_, at)| at.elapsed() < READ_LATELY);
+        let of_hub = alone.is_some_and(|(image, _)| self.part(&image).is_none());
+        let (bytes, mut speeds) = self.active.carried(&self.hub);
+        if of_hub {
+            speeds.clear();
+        }
+        let bytes = bytes.saturating_sub(self.before);
+        link_of(self.hub_source.link(), bytes, &speeds)
+    }
+}
+
+/// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds. `bytes` of pieces
+/// have come by swarms.
+fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
+    // each measures what is its own share of this host's link
+    let of_swarms: u64 = speeds.iter().map(|speed| speed.bytes_per_s).sum();
+    let quickest = speeds.iter().map(|speed| speed.piece_us).min();
+    LinkEstimate {
+        wire_bytes: hub.wire_bytes + bytes,
+        bytes_per_s: quickest.map_or(hub.bytes_per_s, |_| Some(of_swarms)),
+        rtt_us: quickest.or(hub.rtt_us),
+        ..hub
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pieces::Pieces;
+    use super::*;
+    use floe_image::{CHUNK_SIZE, PACK_HEADER_BYTES, PackRef};
+    use floe_peers::{Config, Content, Host, Member, Options, Shelf, Swarm, Tree};
+    use floe_source::{Directory, PackReader};
+    use floe_store::{Ingest, IngestOptions, Repository};
+    use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
+    use tokio::runtime::{Builder, Runtime};
+
+    const CHUNKS: u8 = 64;
+    /// What a read of these tests asks for: 64 KiB.
+    const READ: usize = 16;
+    const DEADLINE: Duration = Duration::from_millis(1500);
+
+    fn chunk(number: u8) -> Vec<u8> {
+        vec![number + 1; CHUNK_SIZE]
+    }
+
+    /// An image in a repository that stands for its hub, and its swarm, in which nobody has anything.
+    struct World {
+        beside: Beside,
+        part: Arc<Part>,
+        image: Hash,
+        content: Arc<Content>,
+        hosts: Vec<Host>,
+        runtime: Runtime,
+        dir: tempfile::TempDir,
+    }
+
+    impl World {
+        /// `forged`: the hub names roots that fit other bytes than the image's, which are here.
+        fn new(forged: bool) -> World {
+            let dir = tempfile::tempdir().unwrap();
+            let repo = Repository::create(&dir.path().join("repo")).unwrap();
+            let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
+            let ram: Vec<u8> = (0..CHUNKS).flat_map(chunk).collect();
+            ingest.region_bytes("ram", &ram).unwrap();
+            let image = ingest.finish(Default::default()).unwrap();
+            let layout = repo.layout(&image).unwrap();
+            let ids: Vec<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
+            let pack = |pack: &PackRef| {
+                let mut bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
+                let frames = PACK_HEADER_BYTES as usize..pack.index_offset as usize;
+                if forged {
+                    bytes[frames].iter_mut().for_each(|byte| *byte ^= 0x5a);
+                }
+                bytes
+            };
+            let packs: Vec<Vec<u8>> = layout.packs.iter().map(pack).collect();
+            let root = |pack: &Vec<u8>| {
+                let tree = Tree::of(&pack[..], pack.len() as u64);
+                tree.unwrap().pack()
+            };
+            let content = Arc::new(Content::new(packs.iter().map(root).collect()).unwrap());
+            let mut builder = Builder::new_multi_thread();
+            let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+            let hosts = [1, 2].map(|number| {
+                let loopback = "127.0.0.1:0".parse().unwrap();
+                let host = runtime.block_on(Host::listen([number; 32], &[loopback]));
+                host.unwrap()
+            });
+            let hosts: Vec<Host> = hosts.into();
+            let mine = Arc::new(join(&dir, &runtime, &content, &hosts, 0));
+            for (number, pack) in packs.iter().enumerate().filter(|_| forged) {
+                let file = tempfile::NamedTempFile::new_in(dir.path().join("0")).unwrap();
+                std::fs::write(&file, pack).unwrap();
+                let filled = mine.shelf().fill(number, file.into_temp_path());
+                assert!(filled.unwrap());
+            }
+            let at = "the swarm".to_owned();
+            let handle = runtime.handle().clone();
+            let pieces = Pieces::new(at, mine.clone(), &ids, true, handle);
+            let reader = PackReader::new(pieces, layout, None);
+            let part = Arc::new(Part::new(String::new(), mine, reader, Arc::default()));
+            part.always.store(true, Relaxed);
+            let (hub, active) = (HubAddress::of("https://hub").unwrap(), Active::default());
+            let key = Key {
+                hub: hub.clone(),
+                image,
+            };
+            active.put(key, part.clone());
+            World {
+                beside: Beside::new(Arc::new(Directory::new(repo)), hub, active),
+                part,
+                image,
+                content,
+                hosts,
+                runtime,
+                dir,
+            }
+        }
+
+        /// Reads some chunks, which are right if they come.
+        fn read(&self, from: u8, request: &Request) -> Result<(), SourceError> {
+            let wanted = (from..CHUNKS).take(READ);
+            let wants: Vec<_> = wanted
+                .map(|number| (Kind::Chunk, Hash::of(&chunk(number))))
+                .collect();
+            let mut came = HashSet::new();
+            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
+                assert_eq!(Hash::of(bytes), hash);
+                assert!(came.insert(hash), "an item came twice");
+            };
+            self.beside.read(&self.image, &wants, request, &mut sink)?;
+            assert!(wants.iter().all(|(_, hash)| came.contains(hash)));
+            Ok(())
+        }
+
+        /// How many pieces are waited for.
+        fn needed(&self) -> usize {
+            let status = self.runtime.block_on(self.part.swarm.status());
+            status.unwrap().needed
+        }
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            // sockets are closed where they live
+            let _within = self.runtime.enter();
+            self.hosts.clear();
+        }
+    }
+
+    fn join(
+        dir: &tempfile::TempDir,
+        runtime: &Runtime,
+        content: &Arc<Content>,
+        hosts: &[Host],
+        number: usize,
+    ) -> Swarm {
+        let at = dir.path().join(number.to_string());
+        std::fs::create_dir_all(&at).unwrap();
+        let shelf = Arc::new(Shelf::open(&at, content.clone()).unwrap());
+        let members = hosts.iter().map(|host| Member {
+            key: host.key(),
+            addresses: host.addresses(),
+        });
+        let options = Options {
+            config: Config::ours(),
+            image: [1; 32],
+            token: [7; 32],
+            members: members.collect(),
+        };
+        let _within = runtime.enter();
+        hosts[number].join(shelf, None, options).unwrap()
+    }
+
+    #[test]
+    fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
+        let world = World::new(false);
+        let demand = Request::demand(DEADLINE);
+        world.read(0, &demand).unwrap();
+        assert_eq!(world.needed(), 0, "nobody was asked for a piece");
+        assert_eq!(world.part.take_later().len(), READ, "others may want it");
+        assert!(world.part.take_later().is_empty());
+
+        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        let linked = async {
+            while world.part.swarm.linked() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let linked = async { tokio::time::timeout(Duration::from_secs(120), linked).await };
+        world.runtime.block_on(linked).unwrap();
+        // it is needed in the swarm, where it may come yet, and comes from the hub: as much as may be read there before any piece came
+        world.read(0, &demand).unwrap();
+        assert!(world.needed() > 0);
+        world.read(16, &demand).unwrap();
+        assert!(!world.part.may_hedge(1));
+        // further ones wait for the swarm as long as there is time left for the hub, and end
+        world.read(32, &demand).unwrap();
+        assert!(world.part.take_later().is_empty());
+        // nobody stands still for what is read ahead
+        let ahead = world.read(48, &Request::prefetch(Duration::from_millis(50)));
+        assert!(
+            matches!(ahead, Err(SourceError::Timeout { .. })),
+            "{ahead:?}"
+        );
+        drop(other);
+    }
+
+    #[test]
+    fn what_is_fetched_ahead_is_paced_by_the_link_that_brings_it() {
+        let hub = LinkEstimate {
+            wire_bytes: 1_000,
+            requests: 3,
+            bytes_per_s: Some(20_000),
+            rtt_us: Some(900_000),
+        };
+        // pieces that came before count, also where none come now
+        let alone = LinkEstimate {
+            wire_bytes: 1_500,
+            ..hub
+        };
+        assert_eq!(link_of(hub, 500, &[]), alone);
+        let speed = |bytes_per_s: u64, piece_us: u64| Speed {
+            bytes_per_s,
+            piece_us,
+        };
+        let two = [speed(2_000_000, 30_000), speed(500_000, 20_000)];
+        let swarms = LinkEstimate {
+            bytes_per_s: Some(2_500_000),
+            rtt_us: Some(20_000),
+            ..alone
+        };
+        assert_eq!(link_of(hub, 500, &two), swarms);
+    }
+
+    #[test]
+    fn an_image_that_comes_from_the_hub_alone_is_noted_until_it_has_a_swarm() {
+        let world = World::new(false);
+        let noted = || world.beside.alone.lock().map(|(image, _)| image);
+        let request = Request::demand(DEADLINE);
+        world.read(0, &request).unwrap();
+        assert_eq!(noted(), None, "it has a swarm");
+        let key = Key {
+            hub: world.beside.hub.clone(),
+            image: world.image,
+        };
+        world.beside.active.take(&key).unwrap();
+        world.read(16, &request).unwrap();
+        assert_eq!(noted(), Some(world.image));
+        let received = world.part.swarm.received();
+        assert_eq!(
+            world.beside.active.carried(&world.beside.hub),
+            (received, Vec::new())
+        );
+    }
+
+    #[test]
+    fn what_swarms_had_brought_before_a_source_was_opened_is_not_counted_as_its_own() {
+        let world = World::new(false);
+        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
+        let at = world.dir.path().join("1");
+        std::fs::create_dir(&at).unwrap();
+        let shelf = Shelf::open(&at, world.content.clone()).unwrap();
+        let packs = repo.layout(&world.image).unwrap().packs;
+        for (number, pack) in packs.iter().enumerate() {
+            let file = tempfile::NamedTempFile::new_in(&at).unwrap();
+            std::fs::copy(repo.pack_path(&pack.id), file.path()).unwrap();
+            assert!(shelf.fill(number, file.into_temp_path()).unwrap());
+        }
+        drop(shelf);
+        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        world
+            .read(0, &Request::prefetch(floe_ground::patience::PATIENCE))
+            .unwrap();
+        let Beside {
+            hub_source,
+            hub,
+            active,
+            ..
+        } = &world.beside;
+        let key = Key {
+            hub: hub.clone(),
+            image: world.image,
+        };
+        // what has ended brings no more
+        active.take(&key).unwrap();
+        let (brought, _) = active.carried(hub);
+        assert!(brought > 0);
+        assert_eq!(world.beside.link().wire_bytes, brought);
+        let later = Beside::new(hub_source.clone(), hub.clone(), active.clone());
+        assert_eq!(later.link().wire_bytes, 0);
+        drop(other);
+    }
+
+    /// A parent's host that says what images are, and gives nothing of them.
+    struct Silent(Arc<dyn Source>);
+
+    impl Source for Silent {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+            self.0.resolve(name)
+        }
+
+        fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+            self.0.manifest(id)
+        }
+
+        fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+            self.0.layout(id)
+        }
+
+        fn read(
+            &self,
+            _: &Hash,
+            wants: &[(Kind, Hash)],
+            request: &Request,
+            _: &mut Sink<'_>,
+        ) -> Result<(), SourceError> {
+            Err(SourceError::Timeout {
+                at: self.describe(),
+                what: format!("{} items", wants.len()),
+                after: request.deadline,
+            })
+        }
+    }
+
+    #[test]
+    fn clones_read_what_is_in_pieces_here_and_no_pieces_of_images_that_theirs_is_not_based_on() {
+        let world = World::new(false);
+        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
+        let packs = repo.layout(&world.image).unwrap().packs;
+        for (number, pack) in packs.iter().enumerate() {
+            let at = world.dir.path().join("0");
+            let file = tempfile::NamedTempFile::new_in(at).unwrap();
+            let bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
+            std::fs::write(&file, bytes).unwrap();
+            let filled = world.part.swarm.shelf().fill(number, file.into_temp_path());
+            assert!(filled.unwrap());
+        }
+        // the indices are read with the first items
+        let request = Request::demand(DEADLINE);
+        world.read(0, &request).unwrap();
+
+        // the image's clone has changed its first chunk
+        let changed = vec![0xff; CHUNK_SIZE];
+        let options = IngestOptions {
+            parent: Some(world.image),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&repo, options).unwrap();
+        let same = (1..CHUNKS).flat_map(chunk);
+        let ram: Vec<u8> = changed.iter().copied().chain(same).collect();
+        ingest.region_bytes("ram", &ram).unwrap();
+        let fork = ingest.finish(Default::default()).unwrap();
+        let host = Arc::new(Silent(Arc::new(Directory::new(repo.clone()))));
+        let active = world.beside.active.clone();
+        let borrowed = Borrowed::new(host, active.clone());
+        let read = |image: &Hash, wants: &[Vec<u8>]| {
+            let wants: Vec<_> = wants.iter().map(|c| (Kind::Chunk, Hash::of(c))).collect();
+            let mut came = HashSet::new();
+            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
+                assert_eq!(Hash::of(bytes), hash);
+                came.insert(hash);
+            };
+            let read = borrowed.read(image, &wants, &request, &mut sink);
+            (read.is_ok(), came.len())
+        };
+        assert_eq!(read(&fork, &[chunk(3)]), (false, 0), "nobody knows it");
+        assert_eq!(borrowed.manifest(&fork).unwrap().parent, Some(world.image));
+        let (ok, came) = read(&fork, &[chunk(3), chunk(4)]);
+        assert!(ok && came >= 2, "{came}");
+        let (ok, came) = read(&fork, &[changed, chunk(5)]);
+        assert!(!ok && came >= 1, "{came}");
+        let lent = active.lent(&fork).unwrap();
+        assert_eq!(lent.shelf_bytes, 3 * CHUNK_SIZE as u64);
+        assert_eq!((lent.swarm_bytes, lent.parent_bytes), (0, 0));
+
+        // a fork of the fork, which changed nothing, has the same
+        let options = IngestOptions {
+            parent: Some(fork),
+            created_unix_s: Some(1),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&repo, options).unwrap();
+        ingest.region_from_parent("ram").unwrap();
+        let grandchild = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&grandchild).unwrap();
+        let (ok, came) = read(&grandchild, &[chunk(6)]);
+        assert!(ok && came >= 1, "{came}");
+
+        // an image that has nothing to do with it
+        let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
+        ingest.region_bytes("ram", &chunk(200)).unwrap();
+        let other = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&other).unwrap();
+        assert_eq!(read(&other, &[chunk(3)]), (false, 0));
+        assert_eq!(active.lent(&other), None);
+    }
+
+    #[test]
+    fn pieces_that_fit_their_roots_and_are_not_the_images_reach_nobody_and_end_the_swarm() {
+        let world = World::new(true);
+        world.read(0, &Request::demand(DEADLINE)).unwrap();
+        let (why, packs) = world.part.newly_spoilt().unwrap();
+        assert!(why.contains("not the image's"), "{why}");
+        assert!(!packs.is_empty());
+        assert!(!world.part.is_of_use() && world.part.newly_spoilt().is_none());
+        world.read(16, &Request::prefetch(DEADLINE)).unwrap();
+    }
+}

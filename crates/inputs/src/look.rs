@@ -1,0 +1,156 @@
+//! What a lent machine shows, where its user sits: its screen, what it writes on its console, and a picture.
+//!
+//! ```text
+//! lender                                      borrower
+//! asks, by the machine's key ---------------> looks whether that member has lent it            `moves/look.rs`
+//!        <----- the screen (RFB), or bytes of the console's log, on the same connection ------->
+//! ```
+//! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are,
+//! except for what only QEMU can take, all that the pointer does for instance, which goes over this connection.
+
+use super::Inputs;
+use bytes::Bytes;
+use floe_api::{ApiError, ErrorCode};
+use floe_ground::error::{NodeError, at, refused};
+use floe_http::{Method, Server, Switched, Url, header};
+use floe_inventory::inventory::Entry;
+use serde::{Deserialize, Serialize};
+use std::{
+    io::{self, Read},
+    os::unix::net::UnixStream,
+    time::Duration,
+};
+
+/// Where a member is asked for that.
+const PATH: &str = "/v1/moves/look";
+/// What the connection speaks then.
+pub const PROTOCOL: &str = "floe-look";
+/// How long connecting to a member may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take to answer: its QEMU draws a picture within that.
+const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+
+/// Largest picture that is taken, in bytes.
+const PICTURE_BYTES_MAX: u64 = 64 << 20;
+
+/// What a member asks of a machine that it has lent to this node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookAsked {
+    /// The machine's key.
+    pub key: String,
+    /// What is to be shown.
+    pub what: Look,
+}
+
+/// What is shown of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Look {
+    /// Its screen, for a VNC client.
+    Screen,
+    /// Its console from now on: how many bytes were written before, as 8 bytes, the greatest first, then those, and what follows.
+    Console,
+    /// What its guest wrote on its console.
+    Log {
+        /// Only so much of its end.
+        tail_bytes: Option<u64>,
+        /// Also what it writes from now on.
+        follow: bool,
+    },
+    /// Its screen as PNG: how many bytes that has, as 8 bytes, the greatest first, and those.
+    Picture,
+}
+
+impl Inputs {
+    /// Connects to what the borrower of a machine shows of it; `None` if the machine is not lent.
+    pub fn look(&self, entry: &Entry, what: Look) -> Result<Option<UnixStream>, NodeError> {
+        let turn = entry.turn();
+        let lent = turn.and_then(|turn| Some((turn.borrower()?.clone(), turn.key)));
+        let Some((to, key)) = lent else {
+            return Ok(None);
+        };
+        let unreachable = |why: String| {
+            NodeError::Api(ApiError {
+                code: ErrorCode::Unreachable,
+                message: format!("{}, which runs {}: {why}", to.name, entry.name),
+                fix: "check that its node runs, and the way to it".into(),
+            })
+        };
+        let tls = self.cluster.tls().ok_or_else(|| {
+            refused(
+                "this node is in no cluster any more",
+                "join it again: floe cluster join",
+            )
+        })?;
+        let asked = serde_json::to_vec(&LookAsked { key, what });
+        let asked = asked.map_err(|error| unreachable(error.to_string()))?;
+        let address = Url::parse(&format!("https://{}", to.address));
+        let address = address.map_err(|error| unreachable(error.to_string()))?;
+        let server = Server::new(&address, Some(tls)).map_err(unreachable)?;
+        let request = server
+            .request(Method::POST, PATH)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::CONNECTION, "upgrade")
+            .header(header::UPGRADE, PROTOCOL)
+            .body(Bytes::from(asked))
+            .map_err(|error| unreachable(error.to_string()))?;
+        let connection = server.connect(CONNECT_LIMIT);
+        let switched = connection.and_then(|one| one.switch_within(request, ANSWER_LIMIT));
+        match switched.map_err(|fault| unreachable(fault.to_string()))? {
+            Switched::Stream(shown, _none_yet) => Ok(Some(shown)),
+            Switched::Refused(answer) => Err(refused(
+                format!(
+                    "{} does not show {}: it answered {}",
+                    to.name,
+                    entry.name,
+                    answer.head().status
+                ),
+                "floe ps there shows how it stands; it must be a floe of the same version",
+            )),
+        }
+    }
+
+    /// Returns a machine's screen as PNG, wherever it runs.
+    pub fn screenshot(&self, name: &str) -> Result<Vec<u8>, NodeError> {
+        let entry = self.inventory.get(name)?;
+        let Some(mut there) = self.look(&entry, Look::Picture)? else {
+            return self.machines.screenshot(name);
+        };
+        let mut read = || {
+            there.set_read_timeout(Some(ANSWER_LIMIT))?;
+            let mut length = [0; 8];
+            there.read_exact(&mut length)?;
+            let length = u64::from_be_bytes(length);
+            if length > PICTURE_BYTES_MAX {
+                return Err(io::Error::other(format!("{length} bytes are too many")));
+            }
+            let mut png = vec![0; length as usize];
+            there.read_exact(&mut png)?;
+            Ok(png)
+        };
+        read().map_err(at(format!("the picture of {name} did not come")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_is_read_as_it_was_written_and_nothing_else_is() {
+        let asked = LookAsked {
+            key: "00112233445566aa".into(),
+            what: Look::Log {
+                tail_bytes: None,
+                follow: true,
+            },
+        };
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(serde_json::from_str::<LookAsked>(&text).unwrap(), asked);
+        for what in ["\"files\"", "{\"log\":{\"follow\":true,\"path\":\"/\"}}"] {
+            let strange = format!("{{\"key\":\"00112233445566aa\",\"what\":{what}}}");
+            assert!(serde_json::from_str::<LookAsked>(&strange).is_err());
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What a machine shows that a member has lent to this node, to that member: see [`LookAsked`].
+
+use super::{Moves, check_key};
+use floe_api::ErrorCode;
+use floe_ground::{
+    caller::FromMember,
+    error::{NodeError, at, not_found},
+    logs,
+};
+use floe_inputs::{Look, LookAsked};
+use floe_machine::console::ConsoleLog;
+use futures::StreamExt;
+use std::{io, os::unix::net::UnixStream, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    time::sleep,
+};
+
+/// How often it is looked whether who looks has the machine lent still: a console's log goes on for ever, and nobody says its end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What is sent to who has asked.
+pub enum Shown {
+    Screen(UnixStream),
+    Console(ConsoleLog),
+    Log(ConsoleLog, bool),
+    Picture(Vec<u8>),
+}
+
+impl Moves {
+    /// Returns what is shown of a machine to the member that has lent it to this node.
+    pub fn shown_to(&self, asked: &LookAsked, by: &FromMember) -> Result<Shown, NodeError> {
+        check_key(&asked.key)?;
+        let entry = self.borrowed(&asked.key, by)?;
+        let entry = entry.ok_or_else(|| not_found("there is no such machine of yours", ""))?;
+        let name = entry.name.as_str();
+        let log = |tail_bytes| self.machines.console_history(name, tail_bytes);
+        Ok(match asked.what {
+            Look::Screen => Shown::Screen(self.machines.vnc(name)?),
+            Look::Console => Shown::Console(log(Some(logs::EARLIER_BYTES))?),
+            Look::Log { tail_bytes, follow } => Shown::Log(log(tail_bytes)?, follow),
+            Look::Picture => Shown::Picture(self.machines.screenshot(name)?),
+        })
+    }
+
+    /// Whether a machine is still shown to that member, as far as is known. One that is a member no more sees nothing more.
+    pub fn shows(&self, asked: &LookAsked, by: &FromMember) -> bool {
+        let is_member = self.cluster.find(&by.address.to_string()).is_some();
+        is_member
+            && match self.borrowed(&asked.key, by) {
+                Ok(found) => found.is_some(),
+                // it may be one whose record can't be read
+                Err(error) => error.code() == ErrorCode::Busy,
+            }
+    }
+}
+
+impl Shown {
+    /// Sends it until it ends, who has asked is gone, or `goes_on` says that it is not shown any more.
+    pub async fn send(
+        self,
+        there: impl AsyncRead + AsyncWrite + Unpin,
+        goes_on: impl Fn() -> bool,
+    ) {
+        let (mut from_there, mut to_there) = tokio::io::split(there);
+        let over = async {
+            while goes_on() {
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        if let Shown::Screen(qemu) = self {
+            let qemu = qemu.set_nonblocking(true).map(|()| qemu);
+            let qemu = qemu.and_then(tokio::net::UnixStream::from_std);
+            match qemu.map_err(at("a screen can't be shown")) {
+                Ok(qemu) => {
+                    let (mut from_qemu, mut to_qemu) = qemu.into_split();
+                    tokio::select! {
+                        _ = tokio::io::copy(&mut from_qemu, &mut to_there) => {}
+                        _ = tokio::io::copy(&mut from_there, &mut to_qemu) => {}
+                        () = over => {}
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "a member sees nothing"),
+            }
+        } else {
+            // nothing is said there
+            let mut nothing = tokio::io::sink();
+            tokio::select! {
+                sent = self.write(&mut to_there) => if let Err(error) = sent {
+                    tracing::debug!(%error, "a member has stopped looking");
+                },
+                _ = tokio::io::copy(&mut from_there, &mut nothing) => {}
+                () = over => {}
+            }
+        }
+        let _ = to_there.shutdown().await; // it may be gone
+    }
+
+    async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        let (log, follow) = match self {
+            Shown::Screen(_) => return Ok(()),
+            Shown::Picture(png) => {
+                to.write_u64(png.len() as u64).await?;
+                return to.write_all(&png).await;
+            }
+            Shown::Log(log, follow) => (log, follow),
+            Shown::Console(mut log) => {
+                let earlier = logs::earlier(&mut log);
+                to.write_u64(earlier.len() as u64).await?;
+                to.write_all(&earlier).await?;
+                to.flush().await?;
+                (log, true)
+            }
+        };
+        let mut pieces = std::pin::pin!(logs::stream(log, follow));
+        while let Some(piece) = pieces.next().await {
+            to.write_all(&piece?).await?;
+            to.flush().await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use tokio::io::AsyncReadExt;
+
+    #[tokio::test]
+    async fn a_console_says_how_much_of_it_is_earlier_and_goes_on_until_nobody_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut guest = std::fs::File::create(dir.path().join("console.log")).unwrap();
+        guest.write_all(b"login: ").unwrap();
+        let log = || ConsoleLog::open(dir.path(), None);
+        let (mut lender, borrower) = tokio::io::duplex(1 << 10);
+        let sent = tokio::spawn(Shown::Console(log()).send(borrower, || true));
+        assert_eq!(lender.read_u64().await.unwrap(), 7);
+        let mut got = [0; 7];
+        lender.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"login: ");
+        guest.write_all(b"root").unwrap();
+        let mut got = [0; 4];
+        lender.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"root");
+        drop(lender);
+        sent.await.unwrap();
+        // a log ends by itself
+        let (mut lender, borrower) = tokio::io::duplex(1 << 10);
+        let sent = tokio::spawn(Shown::Log(log(), false).send(borrower, || true));
+        let mut all = String::new();
+        lender.read_to_string(&mut all).await.unwrap();
+        assert_eq!(all, "login: root");
+        sent.await.unwrap();
+        // and one that is followed when the machine is no longer lent
+        let (mut lender, borrower) = tokio::io::duplex(1 << 10);
+        let (end, is_lent) = tokio::sync::watch::channel(true);
+        let goes_on = move || *is_lent.borrow();
+        let sent = tokio::spawn(Shown::Log(log(), true).send(borrower, goes_on));
+        let mut got = [0; 11];
+        lender.read_exact(&mut got).await.unwrap();
+        end.send(false).unwrap();
+        assert_eq!(lender.read(&mut got).await.unwrap(), 0);
+        sent.await.unwrap();
+    }
+}
