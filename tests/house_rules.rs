@@ -7,373 +7,6 @@ use std::process::Command;
 
 use floe_tests::{code, read, root, tracked};
 
-/// Who may depend on whom (ARCHITECTURE.md). Development dependencies count as well: a test that needs a crate
-/// above its own belongs to that crate.
-const EDGES: &[(&str, &[&str])] = &[
-    ("floe-threads", &[]),
-    ("floe-image", &[]),
-    ("floe-store", &["floe-threads", "floe-image"]),
-    ("floe-sched", &[]),
-    ("floe-extents", &[]),
-    ("floe-http", &["floe-threads"]),
-    (
-        "floe-source",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-http",
-        ],
-    ),
-    ("floe-planner", &["floe-image", "floe-sched"]),
-    ("floe-swarm", &[]),
-    ("floe-peers", &["floe-swarm", "floe-front"]),
-    (
-        "floe-traces",
-        &["floe-threads", "floe-image", "floe-store", "floe-planner"],
-    ),
-    (
-        "floe-mount",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-source",
-            "floe-planner",
-            "floe-sched",
-            "floe-extents",
-        ],
-    ),
-    (
-        "floe-machine",
-        &["floe-threads", "floe-image", "floe-mount"],
-    ),
-    ("floe-guest", &[]),
-    (
-        "floe-api",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-traces",
-        ],
-    ),
-    ("floe-front", &["floe-image", "floe-store", "floe-api"]),
-    // it never knows the node
-    (
-        "floe-hub",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-traces",
-            "floe-api",
-            "floe-front",
-            "floe-peers",
-        ],
-    ),
-    (
-        "floe-transfer",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-source",
-            "floe-traces",
-            "floe-api",
-        ],
-    ),
-    (
-        "floe-ground",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-source",
-            "floe-peers",
-            "floe-mount",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-        ],
-    ),
-    (
-        "floe-import",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-extents",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-ground",
-        ],
-    ),
-    (
-        "floe-hosts",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-http",
-            "floe-api",
-            "floe-front",
-            "floe-ground",
-        ],
-    ),
-    (
-        "floe-inventory",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-source",
-            "floe-mount",
-            "floe-machine",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-hosts",
-        ],
-    ),
-    (
-        "floe-library",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-extents",
-            "floe-http",
-            "floe-source",
-            "floe-planner",
-            "floe-traces",
-            "floe-mount",
-            "floe-machine",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-import",
-            "floe-inventory",
-        ],
-    ),
-    (
-        "floe-exchange",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-source",
-            "floe-peers",
-            "floe-traces",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-hosts",
-            "floe-inventory",
-            "floe-library",
-        ],
-    ),
-    (
-        "floe-machines",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-http",
-            "floe-source",
-            "floe-mount",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-import",
-            "floe-inventory",
-            "floe-library",
-        ],
-    ),
-    (
-        "floe-inputs",
-        &[
-            "floe-http",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-ground",
-            "floe-hosts",
-            "floe-inventory",
-            "floe-machines",
-        ],
-    ),
-    (
-        "floe-fork",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-source",
-            "floe-mount",
-            "floe-machine",
-            "floe-api",
-            "floe-transfer",
-            "floe-ground",
-            "floe-hosts",
-            "floe-inventory",
-            "floe-library",
-            "floe-machines",
-        ],
-    ),
-    (
-        "floe-pool",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-source",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-ground",
-            "floe-inventory",
-            "floe-library",
-            "floe-machines",
-            "floe-fork",
-        ],
-    ),
-    (
-        "floe-park",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-source",
-            "floe-mount",
-            "floe-machine",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-inventory",
-            "floe-library",
-            "floe-machines",
-            "floe-fork",
-        ],
-    ),
-    (
-        "floe-moves",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-ground",
-            "floe-hosts",
-            "floe-inventory",
-            "floe-library",
-            "floe-machines",
-            "floe-inputs",
-            "floe-fork",
-            "floe-park",
-        ],
-    ),
-    (
-        "floe-node",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-mount",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-front",
-            "floe-transfer",
-            "floe-ground",
-            "floe-hosts",
-            "floe-inventory",
-            "floe-library",
-            "floe-exchange",
-            "floe-machines",
-            "floe-inputs",
-            "floe-fork",
-            "floe-pool",
-            "floe-park",
-            "floe-moves",
-        ],
-    ),
-    // the command line: what it tests as a whole, its tests may name
-    (
-        "floe",
-        &[
-            "floe-threads",
-            "floe-image",
-            "floe-store",
-            "floe-http",
-            "floe-source",
-            "floe-traces",
-            "floe-mount",
-            "floe-machine",
-            "floe-guest",
-            "floe-api",
-            "floe-front",
-            "floe-hub",
-            "floe-node",
-            "floe-peers",
-        ],
-    ),
-    (
-        "floe-lab",
-        &[
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-source",
-            "floe-planner",
-            "floe-swarm",
-            "floe-peers",
-            "floe-mount",
-            "floe-machine",
-            "floe-api",
-            "floe-front",
-            "floe-hub",
-            "floe-node",
-        ],
-    ),
-    (
-        "floe-fuzz",
-        &[
-            "floe-image",
-            "floe-store",
-            "floe-sched",
-            "floe-extents",
-            "floe-http",
-            "floe-planner",
-            "floe-swarm",
-            "floe-guest",
-        ],
-    ),
-    ("floe-tests", &[]),
-];
-
 /// A file that outgrows this holds a second idea that wants a room of its own.
 const FILE_LINES_MAX: usize = 700;
 
@@ -391,33 +24,39 @@ fn metadata() -> serde_json::Value {
     serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON")
 }
 
+/// Whom each crate uses, by their directories, as the table of ARCHITECTURE.md says.
+fn uses() -> BTreeMap<String, BTreeSet<String>> {
+    let document = read("ARCHITECTURE.md");
+    let rows = document.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.split(" |").collect();
+        let directory = cells[0].strip_prefix("| `")?.strip_suffix("/`")?;
+        let words = cells.get(2)?.split(|c: char| !c.is_ascii_lowercase());
+        let used = words.filter(|word| !word.is_empty()).map(str::to_owned);
+        Some((directory.to_owned(), used.collect()))
+    });
+    rows.collect()
+}
+
+/// Development dependencies count as well: a test that needs a crate above its own belongs to that crate.
 #[test]
-fn crates_depend_only_along_the_dataflow() {
-    let allowed: BTreeMap<_, BTreeSet<_>> = EDGES
-        .iter()
-        .map(|(from, to)| (*from, to.iter().copied().collect()))
-        .collect();
-    let metadata = metadata();
-    let packages = metadata["packages"].as_array().expect("packages");
-    assert_eq!(
-        packages.len(),
-        EDGES.len(),
-        "a new crate needs its row in EDGES"
-    );
-    for package in packages {
-        let name = package["name"].as_str().expect("name");
-        let allowed = allowed
-            .get(name)
-            .unwrap_or_else(|| panic!("{name} has no row in EDGES"));
-        for dependency in package["dependencies"].as_array().expect("dependencies") {
-            let dependency = dependency["name"].as_str().expect("name");
-            if dependency == "floe" || dependency.starts_with("floe-") {
-                assert!(
-                    allowed.contains(dependency),
-                    "{name} must not depend on {dependency}"
-                );
-            }
-        }
+fn crates_use_those_that_the_architecture_names() {
+    let told = uses();
+    for package in metadata()["packages"].as_array().expect("packages") {
+        let manifest = package["manifest_path"].as_str().expect("a path");
+        let directory = Path::new(manifest).parent().expect("a directory");
+        let directory = directory.strip_prefix(root()).expect("in this tree");
+        let directory = directory.to_str().expect("UTF-8");
+        let told = told
+            .get(directory)
+            .unwrap_or_else(|| panic!("{directory} has no row in the table of ARCHITECTURE.md"));
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        let names = dependencies.iter().filter_map(|d| d["name"].as_str());
+        let ours = names.filter_map(|name| name.strip_prefix("floe-"));
+        let used: BTreeSet<String> = ours.map(str::to_owned).collect();
+        assert_eq!(
+            &used, told,
+            "what {directory} uses, and what ARCHITECTURE.md says"
+        );
     }
 }
 
