@@ -5,7 +5,7 @@
 //! process holds, and the next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
 //! that the next node needs.
 //!
-//! A node is its services, one folder or file each; [`Node`] lists them in the order in which they may call one another:
+//! A node is its services, each a crate, or a folder or file of one; [`Node`] lists them in the order in which they may call one another:
 //!
 //! ```text
 //! core  cluster  network      options, events, who else there is, networks of families

@@ -99,13 +99,22 @@ fn has(node: &TestNode) -> (u32, u64) {
     (web.cpus, web.memory_bytes >> 20)
 }
 
-/// Two nodes, the first of which has lent a machine that remembers something to the second, for 30 s without a word.
+/// Two nodes, the first of which has lent a machine that remembers something to the second.
+fn lent(hosts: &Hosts) -> [TestNode; 2] {
+    lent_with(hosts, &[])
+}
+
+/// The same, for 30 s without a word.
 fn leased(hosts: &Hosts) -> [TestNode; 2] {
+    lent_with(hosts, &["--lease", "30s"])
+}
+
+fn lent_with(hosts: &Hosts, options: &[&str]) -> [TestNode; 2] {
     let nodes = nodes(hosts);
     cluster(&[&nodes[0], &nodes[1]]);
     nodes[0].boot_tiny("web");
     marks(&nodes[0], "before", 1);
-    let args = ["offload", "web", "--to", "node-1", "--lease", "30s"];
+    let args = [&["offload", "web", "--to", "node-1"][..], options].concat();
     ok(&nodes[0], &args);
     nodes
 }
@@ -198,11 +207,7 @@ fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_loan_goes_on_from_its_last_sync_if_the_borrower_is_gone_and_that_one_is_fenced_later() {
     let hosts = Hosts::new();
-    let mut nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    let mut nodes = lent(&hosts);
     marks(&nodes[1], "synced", 2);
     ok(&nodes[0], &["sync", "web"]);
     marks(&nodes[1], "late", 3);
@@ -248,11 +253,7 @@ fn a_loan_goes_on_from_its_last_sync_if_the_borrower_is_gone_and_that_one_is_fen
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_loan_stands_whatever_node_is_killed_meanwhile() {
     let hosts = Hosts::new();
-    let mut nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    let mut nodes = lent(&hosts);
     // the lender, which keeps what it was, and the borrower, whose guest runs on
     for (round, victim) in [0, 1].into_iter().enumerate() {
         nodes[victim].end(Signal::KILL);
@@ -391,11 +392,7 @@ fn what_its_lender_has_removed_needs_no_lease_any_more() {
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn only_results_come_back_if_that_is_wished_and_the_rest_is_thrown_away() {
     let hosts = Hosts::new();
-    let nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    let nodes = lent(&hosts);
     let job = "mkdir /www/out; echo made-$((40+2)) > /www/out/result; echo done-$((1+1))";
     nodes[1].type_and_wait("web", job, "done-2");
     marks(&nodes[1], "thrown", 3);
@@ -446,11 +443,7 @@ fn a_host_is_drained_onto_the_nodes_that_can_have_its_machines() {
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_lent_machines_screen_and_console_are_where_its_user_sits() {
     let hosts = Hosts::new();
-    let mut nodes = nodes(&hosts);
-    cluster(&[&nodes[0], &nodes[1]]);
-    nodes[0].boot_tiny("web");
-    marks(&nodes[0], "before", 1);
-    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    let mut nodes = lent(&hosts);
     // a console, on which what is typed is kept here until the guest there has got it
     let mut console = web_socket(&nodes[0], "/v1/machines/web/terminal");
     let line = b"echo typed-$((40+2))\r";
