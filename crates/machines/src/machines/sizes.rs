@@ -14,8 +14,14 @@ impl Machines {
     /// Notes in a running machine's record, and in the ledger, what hardware it has and what its guest has of that. `cpus`: how many of
     /// them are online in it, if that is known.
     pub(crate) fn settle_size(&self, entry: &Entry, cpus: Option<u32>) -> Result<(), NodeError> {
+        let outside = entry.vm()?.memory_given()?;
+        self.settle(entry, cpus, outside)
+    }
+
+    /// The same for so many bytes that are not in the guest's balloon.
+    fn settle(&self, entry: &Entry, cpus: Option<u32>, outside: u64) -> Result<(), NodeError> {
         let vm = entry.vm()?;
-        let (config, outside) = (vm.config(), vm.memory_given()?);
+        let config = vm.config();
         let before = entry.record();
         // while it does not use all, its balloon has less than it is to have
         let memory_bytes = match before.given.unused {
@@ -102,10 +108,12 @@ impl Machines {
     pub fn settle_left_size(&self, operation: &Operation) -> Result<(), NodeError> {
         let left = operation.record().resizing;
         let vm = operation.vm()?;
+        let outside = vm.memory_given()?;
         if left.is_some() && vm.has_balloon() {
-            vm.ask_for_memory(vm.memory_given()?)?;
+            // a guest that is giving gives more before it hears this, and takes that back: what it was asked for is what it will have
+            vm.ask_for_memory(outside)?;
         }
-        self.settle_size(operation, None)?;
+        self.settle(operation, None, outside)?;
         // how many CPUs are online its agent says, if it has one
         left.map_or(Ok(()), |before| {
             self.limits_follow(operation, before, operation.record().size(), true)
@@ -120,7 +128,8 @@ impl Machines {
             limits: record.limits,
             size: had,
         });
-        self.settle_size(operation, Some(online))?;
+        // of memory it is not known that it has changed, and its balloon may be on its way: after a reset, or after a resize that was cut off
+        self.settle(operation, Some(online), had.memory_bytes)?;
         self.limits_follow(operation, before, operation.record().size(), false)?;
         Ok(had)
     }
