@@ -1,6 +1,6 @@
 //! The machines of this host: their lives from start to removal, and the QEMUs started ahead for the next run.
 //!
-//! A machine is an [`Entry`](floe_inventory::inventory::Entry) of the [`Inventory`]. `inventory::lifecycle` decides what it may do
+//! A machine is an [`Entry`] of the [`Inventory`]. `inventory::lifecycle` decides what it may do
 //! next; this module does it: `launch` (cold starts), `restore` and `standby` (from a running state), `control` (stop,
 //! remove, notice an end), `consoles` (looking at guests, typing), `pausing`, `buffering`, `sources` and `stopped` (machines that stand
 //! still).

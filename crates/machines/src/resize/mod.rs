@@ -1,7 +1,7 @@
 //! Machines that become larger and smaller: CPUs and memory, while they run or for their next start; network cards (`cards`) and
 //! disks (`disks`).
 //!
-//! [`balloon`] decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
+//! `balloon` decides how far a guest is pressed for memory; `size` does the steps. A node that is killed between two steps leaves a
 //! machine that the next one finds as it is: the hardware by QEMU's word, the balloon by the guest's (`settle_size`), CPUs by that of its
 //! agent (`guest/size.rs`). What it had before is in its record meanwhile, so that its limits follow whatever was reached.
 //!

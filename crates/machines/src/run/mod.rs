@@ -1,7 +1,7 @@
 //! `run`: starts a machine from an image's name, and reports the time of every stage.
 //!
 //! `checked` (what is asked for) -> `images::sources` (which image, from where) -> `plan` (what to do with it) -> here (mount, QEMU,
-//! state). Once the CPUs run the machine is there, and the operation is over; if a sign of life is waited for ([`wait`]), that is after
+//! state). Once the CPUs run the machine is there, and the operation is over; if a sign of life is waited for (`wait`), that is after
 //! it. This service has no state and no lock of its own.
 
 mod again;
