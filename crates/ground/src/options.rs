@@ -7,7 +7,7 @@ use floe_machine::Programs;
 use floe_peers::Config;
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
-/// The options of [`serve`](fn@super::serve).
+/// The options of `floe_node::serve`.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// State directory.

@@ -6,7 +6,7 @@
 //!                                 there: the node that has it     `wire`
 //! ```
 //! An input is answered once it is on the disk. A thread for each machine with inputs that wait says them, the next ones when those before
-//! are taken; what is said, when and again is decided without I/O in [`decide`]. A machine that stands still, is parked or travels gets
+//! are taken; what is said, when and again is decided without I/O in `decide`. A machine that stands still, is parked or travels gets
 //! them when it goes on. One that was moved to another node gets them through that: it gives them to its agent and passes the answer on,
 //! and keeps nothing, so that what waits is in one place, with the node that its user speaks to.
 //!

@@ -9,7 +9,7 @@ pub(crate) const TICKET_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ticket {
-    /// [`TICKET_VERSION`].
+    /// `TICKET_VERSION`.
     pub version: u32,
     /// The plug-in's name.
     pub placement: String,

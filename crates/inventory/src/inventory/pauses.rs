@@ -20,7 +20,7 @@ pub struct Pauses {
     pub since_us: Option<u64>,
     /// What it waits for, as the planner last said.
     pub buffering: Buffering,
-    /// Begin and end of pauses that are over, the newest [`PAUSES_MAX`] of them, in microseconds of Unix time.
+    /// Begin and end of pauses that are over, the newest `PAUSES_MAX` of them, in microseconds of Unix time.
     pub over: Vec<(u64, u64)>,
 }
 

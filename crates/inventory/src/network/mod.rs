@@ -1,6 +1,6 @@
 //! Family networks: a machine and its clones see each other and nobody else (SnowFlock, sections 3.2 and 4.6.2).
 //!
-//! [`plan`] says what a network consists of, `namespace` creates it, and this module keeps track of who is in which network.
+//! `plan` says what a network consists of, `namespace` creates it, and this module keeps track of who is in which network.
 //! A network begins with the parent's run and ends with the family's last member on this host. QEMU gets a descriptor, so a
 //! member's port exists as long as its QEMU, with or without a node.
 

@@ -9,17 +9,17 @@
 //! - Started cold, it has its RAM for itself, and its guest may touch all of it: the whole RAM, and [`STANDBY_BYTES`] for
 //!   QEMU.
 //! - Restored or cloned, it maps the RAM of its image or parent privately from a file that all share. It needs memory of its
-//!   own only for what it writes, which nobody knows beforehand: [`STANDBY_BYTES`] and the [`WRITTEN_PART`] of its RAM. If it
+//!   own only for what it writes, which nobody knows beforehand: [`STANDBY_BYTES`] and the `WRITTEN_PART` of its RAM. If it
 //!   writes more, less memory is free, and that is checked as well.
 //!
 //! A reservation must fit twice: into the host's memory together with all other promises, and into what is free right now
 //! less what was promised but is not used yet. A machine whose RAM alone is more than the host has is refused, too.
-//! `--overcommit` overrides all of this. [`ledger`] decides, [`host`] reads the host's figures.
+//! `--overcommit` overrides all of this. `ledger` decides, [`host`] reads the host's figures.
 //!
 //! What the pool's substrates take is promised to the pool, as it is taken. They have a backup on the disk, so they leave memory when
 //! a machine needs it ([`Yields`]), before one is refused.
 //!
-//! [`limits`] enforces the most that the machines of a household may use, by its control group; [`household`] says how that is shared
+//! `limits` enforces the most that the machines of a household may use, by its control group; [`household`] says how that is shared
 //! with other hosts.
 //!
 //! Two limits of the host are looked at as well, before a QEMU would end at them: how many descriptors the node may have, and what a

@@ -18,7 +18,7 @@ use std::path::Path;
 /// An address and the name of an image there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// What [`Registry::origin`] takes.
+    /// What `Registry::origin` takes.
     pub base: String,
     /// What its `resolve` takes.
     pub name: String,

@@ -7,7 +7,7 @@
 //! too, once that is much.
 //!
 //! That a machine is to be independent stands in its record. A thread compares the records with what is being done (`decide` says
-//! what comes next), so that a node that starts after a kill goes on by itself. Each pull goes at the pace of [`pace`], after what
+//! what comes next), so that a node that starts after a kill goes on by itself. Each pull goes at the pace of `pace`, after what
 //! guests wait for, and stops before the disk is full. Locks: the attempts under way, and the ends that the thread has not heard of;
 //! each is held only briefly, and never together with another lock.
 

@@ -6,7 +6,7 @@
 //! ```
 //! A substrate is an image and a record of who may see it. Its bytes in the repository are complete, so that memory may lose it at
 //! any time: to the budget, or with this node, after which a thread brings substrates back into memory (`warm`) while they are
-//! activated from their backups. What is its own is found by content ([`made_of`]).
+//! activated from their backups. What is its own is found by content (`made_of`).
 //!
 //! Locks: `admitting`, held while one substrate is read and compressed, so that memory for that is needed once; then `records`,
 //! `writing` (a record is written), `docking`, `activating` and the stock's own, none of which is held while another is taken, except the stock's.
