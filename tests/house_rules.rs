@@ -41,23 +41,31 @@ fn uses() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn crates_use_those_that_the_architecture_names() {
     let told = uses();
-    for package in metadata()["packages"].as_array().expect("packages") {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().expect("packages");
+    let crates = |directory: &str| directory.starts_with("crates/");
+    let mut there = BTreeSet::new();
+    for package in packages {
         let manifest = package["manifest_path"].as_str().expect("a path");
         let directory = Path::new(manifest).parent().expect("a directory");
         let directory = directory.strip_prefix(root()).expect("in this tree");
         let directory = directory.to_str().expect("UTF-8");
+        there.extend(crates(directory).then_some(directory.to_owned()));
         let told = told
             .get(directory)
             .unwrap_or_else(|| panic!("{directory} has no row in the table of ARCHITECTURE.md"));
         let dependencies = package["dependencies"].as_array().expect("dependencies");
         let names = dependencies.iter().filter_map(|d| d["name"].as_str());
-        let ours = names.filter_map(|name| name.strip_prefix("floe-"));
+        let ours = names.filter(|name| *name == "floe" || name.starts_with("floe-"));
+        let ours = ours.map(|name| name.trim_start_matches("floe-"));
         let used: BTreeSet<String> = ours.map(str::to_owned).collect();
         assert_eq!(
             &used, told,
             "what {directory} uses, and what ARCHITECTURE.md says"
         );
     }
+    let rows = told.into_keys().filter(|directory| crates(directory));
+    assert_eq!(there, rows.collect(), "crates, and rows of the table");
 }
 
 #[test]
