@@ -76,7 +76,7 @@ guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 guest-debian: deps ## Build the Debian guest from packages
 	@$(GUEST_BUILD) debian $(GUESTS)/debian
 
-guest-apps: deps ## Build the Debian guest with BLAST, ClustalW and POV-Ray
+guest-apps: deps ## Build the Debian guest with BLAST, ClustalW, POV-Ray and JavaScript
 	@$(GUEST_BUILD) apps $(GUESTS)/apps
 
 guest-desktop: deps ## Build the guest of the workloads: a screen, a browser, a game, a player, a compiler, TeX
