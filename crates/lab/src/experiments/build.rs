@@ -8,14 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Files of services, below the `src` of whichever crate has them. One of them is changed before each incremental build.
-const CHANGED: [&str; 5] = [
-    "network/mod.rs",
-    "fork/mod.rs",
-    "guest/mod.rs",
-    "cluster/mod.rs",
-    "placement/mod.rs",
-];
+/// Services of the node. One of them is changed before each incremental build.
+const CHANGED: [&str; 5] = ["network", "fork", "guest", "cluster", "placement"];
 
 /// Options of the experiment.
 #[derive(clap::Args)]
@@ -175,28 +169,11 @@ impl Tree {
         self.build()
     }
 
-    /// Returns the file of a service, in whichever crate this tree keeps it.
-    fn service(&self, file: &str) -> anyhow::Result<PathBuf> {
-        let mut found = Vec::new();
-        for one in fs::read_dir(self.root.join("crates"))? {
-            let path = one?.path().join("src").join(file);
-            if path.is_file() {
-                found.push(path);
-            }
-        }
-        ensure!(
-            found.len() == 1,
-            "{} crates of {} have a {file}",
-            found.len(),
-            self.root.display()
-        );
-        Ok(found.remove(0))
-    }
-
     /// Changes the next of [`CHANGED`] and builds.
     fn build_after_change(&self) -> anyhow::Result<f64> {
         let number = self.changes.get() + 1;
-        let path = self.service(CHANGED[self.changes.replace(number) % CHANGED.len()])?;
+        let service = CHANGED[self.changes.replace(number) % CHANGED.len()];
+        let path = file_of(&self.root, service)?;
         let source =
             fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let changed = change(&source, number)
@@ -216,6 +193,26 @@ impl Drop for Tree {
             .stderr(Stdio::null())
             .status();
     }
+}
+
+/// Returns the first file of a service: of its folder in whichever crate the tree keeps it, else of the crate of its name.
+fn file_of(root: &Path, service: &str) -> anyhow::Result<PathBuf> {
+    let crates = root.join("crates");
+    let mut found = Vec::new();
+    for one in fs::read_dir(&crates)? {
+        found.push(one?.path().join("src").join(service).join("mod.rs"));
+    }
+    found.retain(|path| path.is_file());
+    if found.is_empty() {
+        found.push(crates.join(service).join("src/lib.rs"));
+    }
+    ensure!(
+        found.len() == 1,
+        "{} crates of {} have a service {service}",
+        found.len(),
+        root.display()
+    );
+    Ok(found.remove(0))
 }
 
 /// Returns `source` with one more statement in the body of its first method that has a `self`.
@@ -258,5 +255,15 @@ mod tests {
         let changed = change(source, 7).unwrap();
         assert!(changed.contains("fn a(&self) {\n        std::hint::black_box(7);\n    }"));
         assert_eq!(change("fn free() {\n}\n", 1), None);
+    }
+
+    #[test]
+    fn each_service_that_is_changed_is_in_this_tree() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for service in CHANGED {
+            let path = file_of(&root, service).unwrap();
+            let source = fs::read_to_string(&path).unwrap();
+            assert!(change(&source, 1).is_some(), "{}", path.display());
+        }
     }
 }
