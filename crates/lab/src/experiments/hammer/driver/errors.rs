@@ -35,7 +35,8 @@ impl Beside {
 
 impl Driver {
     /// Starts what was killed several times with an error, and kills it again. Returns whether there was such a start. A full
-    /// disk is not joined by other errors. `killed` is the machine whose QEMU the blow has killed: it is not started yet.
+    /// disk is not joined by other errors; a cut link not by those of the hub, which is asked over it what it has. `killed` is the
+    /// machine whose QEMU the blow has killed: it is not started yet.
     pub(super) fn start_with_errors(
         &mut self,
         blow: &Blow,
@@ -50,7 +51,8 @@ impl Driver {
                 Program::Node => Victim::Node,
                 Program::Hub => Victim::Hub,
             };
-            if !hit(victim) || hit(Victim::Disk) {
+            let unseen = program == Program::Hub && hit(Victim::Network);
+            if !hit(victim) || hit(Victim::Disk) || unseen {
                 continue;
             }
             for _ in 0..faults.how_many() {
