@@ -17,7 +17,7 @@ GUESTS := $(FLOE_GUESTS)
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments that docs/benchmarks.md explains and lab/results records.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile odd-sources hammer fuzz build test
+EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile odd-sources ways hammer fuzz build test
 
 .PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
 .PHONY: azurite web browser guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
