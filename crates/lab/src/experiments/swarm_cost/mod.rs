@@ -47,7 +47,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What a node has used, the mean over all hosts, of each round.
+/// What a node has used, of each round: the mean over all hosts, but of memory the host that had most.
 #[derive(Default)]
 struct Costs {
     cpu_s: Samples,
@@ -60,7 +60,8 @@ impl Costs {
         let hosts = outcome.took_s.len() as f64;
         let mean = |values: &[f64]| values.iter().sum::<f64>() / hosts;
         self.cpu_s.push(mean(&outcome.cpu_s));
-        self.memory_mb.push(mean(&outcome.memory_mb));
+        self.memory_mb
+            .push(outcome.memory_mb.iter().copied().fold(0.0, f64::max));
         self.sent_mb.push(outcome.peer_bytes as f64 / 1e6 / hosts);
     }
 }
@@ -108,14 +109,14 @@ fn add_nodes(context: &Context, site: &Site, report: &mut Report) -> anyhow::Res
 fn add_alone(context: &Context, site: &Site, report: &mut Report) -> anyhow::Result<()> {
     let (mut on, mut off) = (Samples::default(), Samples::default());
     for round in 0..context.pick(7, 1) {
-        let mut turns = [Mode::Ours, Mode::Hub];
+        let mut turns = [Mode::Asked, Mode::Hub];
         if round % 2 == 1 {
             turns.reverse();
         }
         for mode in turns {
             let waited_s: f64 = site.start(mode, 1)?.waited_s.iter().sum();
             match mode {
-                Mode::Ours => on.push(waited_s),
+                Mode::Asked => on.push(waited_s),
                 _ => off.push(waited_s),
             }
         }
@@ -129,7 +130,7 @@ fn add_alone(context: &Context, site: &Site, report: &mut Report) -> anyhow::Res
 /// Adds what the nodes keep on their disks of an image that came whole.
 fn add_disk(site: &Site, report: &mut Report) -> anyhow::Result<()> {
     let image = site.image_bytes()? as f64;
-    let kept = site.bring_all(Mode::Ours, site.size.hosts)?;
+    let kept = site.bring_all(Mode::Asked, site.size.hosts)?;
     let ratios: Samples = kept.iter().map(|bytes| *bytes as f64 / image).collect();
     report
         .add("disk_over_image", "x", &ratios)

@@ -18,9 +18,8 @@ use floe_swarm::policy::Config;
 use serde::{Deserialize, Serialize};
 use site::{Mode, Outcome, Site, Size};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use torrent::Torrent;
 
 /// Sizes of the swarm.
 const HOSTS: &[usize] = &[2, 4, 8, 16];
@@ -34,10 +33,11 @@ const MINUTES: u64 = 40;
 /// Rounds of a full run, in which so many hosts start, and resume guests.
 const ROUNDS: usize = 3;
 /// How an image comes to hosts, in turn; the first few in each round, the others once.
-const MODES: [Mode; 7] = [
+const MODES: [Mode; 8] = [
     Mode::Ours,
     Mode::Local,
     Mode::P2pP,
+    Mode::Asked,
     Mode::P2pD,
     Mode::Hub,
     Mode::CsP,
@@ -49,8 +49,8 @@ const OFTEN_MODES: usize = 3;
 const FASTER: f64 = 3.0;
 /// Of the largest swarm, hosts with guests that read the disk themselves.
 const READING: usize = 2;
-/// Hosts with guests that compute: more would wait for the processors of this machine rather than for their links.
-const GUEST_HOSTS: usize = 4;
+/// How many hosts resume a captured guest. Guests compute: the more there are, the more they wait for the processors of this machine.
+const GUEST_HOSTS: &[usize] = &[16, 4];
 /// The paper's round trip on a local network, and what a node needs to answer, in microseconds.
 const RTT_US: u64 = 500;
 const SERVICE_US: u64 = 500;
@@ -78,7 +78,7 @@ enum Step {
         round: usize,
         mode: Mode,
     },
-    /// So many hosts get all of it by BitTorrent.
+    /// So many hosts get all of it by BitTorrent, and start it then.
     Torrent { hosts: usize },
     /// So many hosts resume a captured guest: both its memory and its disk come over the links.
     Resume {
@@ -132,7 +132,7 @@ fn most(context: &Context) -> usize {
 fn steps(context: &Context) -> Vec<Step> {
     let (often, seldom) = MODES.split_at(OFTEN_MODES);
     let (sizes, most) = (sizes(context), most(context));
-    let guests = context.pick(GUEST_HOSTS, most);
+    let guests = context.pick(GUEST_HOSTS, HOSTS_QUICK);
     let start = |round: usize, hosts: usize, modes: &[Mode]| -> Vec<Step> {
         let mut modes = modes.to_vec();
         // none always comes after the same
@@ -149,12 +149,10 @@ fn steps(context: &Context) -> Vec<Step> {
         for hosts in sizes.iter().rev().copied() {
             steps.extend(start(round, hosts, often));
         }
-        let modes = [Mode::Ours, Mode::Hub].into_iter();
-        steps.extend(modes.map(|mode| Step::Resume {
-            hosts: guests,
-            round,
-            mode,
-        }));
+        for hosts in guests.iter().copied() {
+            let modes = [Mode::Ours, Mode::Hub].into_iter();
+            steps.extend(modes.map(|mode| Step::Resume { hosts, round, mode }));
+        }
     }
     for hosts in sizes.iter().rev().copied().filter(|hosts| *hosts != most) {
         steps.extend(start(0, hosts, seldom));
@@ -220,7 +218,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let wanted = all.iter().copied().filter(wanted);
     let long = Duration::from_secs(options.minutes.saturating_mul(60));
     let in_time = || began.elapsed() < long;
-    measure(&site, wanted, context, &mut kept, &in_time)?;
+    measure(&site, wanted, &mut kept, &in_time)?;
     let told = kept.told;
     let runs = Runs::new(&site, &told);
     for hosts in sizes(context).iter().copied() {
@@ -241,7 +239,6 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
 fn measure(
     site: &Site,
     wanted: impl Iterator<Item = Step>,
-    context: &Context,
     kept: &mut Kept<Step, Told>,
     in_time: &dyn Fn() -> bool,
 ) -> anyhow::Result<()> {
@@ -252,10 +249,13 @@ fn measure(
         }
         let told: Told = match step {
             Step::Start { hosts, mode, .. } => site.start(mode, hosts)?.into(),
-            Step::Torrent { hosts } => Told {
-                took_s: by_torrent(site, hosts, &context.scratch)?,
-                ..Told::default()
-            },
+            Step::Torrent { hosts } => {
+                let (download, started) = site.by_torrent(hosts)?;
+                Told {
+                    took_s: download.as_secs_f64() + started.mean_s(),
+                    ..Told::default()
+                }
+            }
             Step::Resume { hosts, mode, .. } => {
                 let image = match guest {
                     Some(image) => image,
@@ -281,20 +281,6 @@ fn size(context: &Context) -> Size {
         image_bytes: context.pick(u64::MAX, 12 << 20),
         spread: Duration::from_secs(1),
     }
-}
-
-/// Returns the mean time in which so many hosts get all of the image by BitTorrent, in seconds.
-fn by_torrent(site: &Site, hosts: usize, dir: &Path) -> anyhow::Result<f64> {
-    let image = dir.join("image.packs");
-    let bytes = site.packed(&image)?;
-    let torrent = Torrent::new(&site.segment, &image, hosts)?;
-    let took = torrent.download(hosts, dir)?;
-    let mean_s = mean(took.iter().map(Duration::as_secs_f64));
-    eprintln!(
-        "swarm-real: all {:.1} MB of the image by BitTorrent to {hosts} hosts: {mean_s:.1} s",
-        bytes as f64 / 1e6
-    );
-    Ok(mean_s)
 }
 
 /// Adds how soon captured guests answer that are resumed on several hosts at the same second.
@@ -347,7 +333,7 @@ fn tell(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
         return;
     };
     report.add(&format!("seed_upload_ratio_n{hosts}"), "x", seed_ratio);
-    for mode in [Mode::CsD, Mode::P2pP, Mode::Hub] {
+    for mode in [Mode::CsD, Mode::P2pP, Mode::Hub, Mode::Asked] {
         if let Some(other) = runs.took_s(hosts, mode) {
             let name = format!("{}_over_ours_n{hosts}", mode.name());
             let figure = report.add(&name, "x", &ratio(other, ours));
@@ -368,11 +354,10 @@ fn tell(site: &Site, runs: &Runs, hosts: usize, report: &mut Report) {
 }
 
 fn tell_torrent(runs: &Runs, took_s: f64, hosts: usize, report: &mut Report) {
-    let of = |mode| runs.took_s(hosts, mode);
-    let (Some(local), Some(ours)) = (of(Mode::Local), of(Mode::Ours)) else {
+    let Some(ours) = runs.took_s(hosts, Mode::Ours) else {
         return;
     };
-    let both = Samples::from_iter([took_s + local.median()]);
+    let both = Samples::from_iter([took_s]);
     report.add(&format!("n{hosts}.bittorrent_s"), "s", &both);
     report
         .add(

@@ -2,6 +2,7 @@
 use super::guest::{READS_BYTES, STOPS_BYTES, Sum, told};
 use super::player::play;
 use super::script::{InPieces, Run, Script};
+use super::torrent::Torrent;
 use crate::experiments::live::{Hub, Node};
 use crate::experiments::stream_real::site::{model_traces, wait_for_model};
 use crate::guest::Guest;
@@ -75,8 +76,10 @@ pub struct Size {
 /// How an image comes to its hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Mode {
-    /// As floe does it by itself.
+    /// As floe does it by itself, which begins a swarm once a second host asks for the image.
     Ours,
+    /// By the same policy, which `--swarm` has asked for: from the first byte on.
+    Asked,
     /// By the paper's policy, through the same code.
     P2pP,
     /// From each other, what is needed and nothing else.
@@ -89,6 +92,8 @@ pub enum Mode {
     CsD,
     /// It is here already.
     Local,
+    /// It is here already, in a folder of the host's own to which it came by BitTorrent.
+    Torrent,
 }
 
 impl Mode {
@@ -96,18 +101,20 @@ impl Mode {
     pub fn name(self) -> &'static str {
         match self {
             Mode::Ours => "ours",
+            Mode::Asked => "asked",
             Mode::P2pP => "p2p_p",
             Mode::P2pD => "p2p_d",
             Mode::Hub => "hub",
             Mode::CsP => "cs_p",
             Mode::CsD => "cs_d",
             Mode::Local => "local",
+            Mode::Torrent => "bittorrent",
         }
     }
 
     fn flags(self) -> &'static [&'static str] {
         match self {
-            Mode::Ours | Mode::Hub | Mode::Local => &[],
+            Mode::Ours | Mode::Asked | Mode::Hub | Mode::Local | Mode::Torrent => &[],
             Mode::P2pP => &["--swarm-policy", "p2p_p"],
             Mode::P2pD => &["--swarm-policy", "p2p_d", "--demand-only"],
             Mode::CsP => &["--swarm-policy", "cs_p"],
@@ -248,18 +255,32 @@ impl Site {
         Duration::from_micros(host as u64 * 7_919_000 % spread_us.max(1))
     }
 
-    /// Writes all of the image's packs into one file.
-    pub fn packed(&self, path: &Path) -> anyhow::Result<u64> {
-        let repository = Repository::open(&self.origin.home.join("repo"))?;
-        let mut file = std::fs::File::create(path)?;
-        let mut bytes = 0;
-        for pack in repository.layout(&self.id)?.packs {
-            bytes += io::copy(
-                &mut std::fs::File::open(repository.pack_path(&pack.id))?,
-                &mut file,
-            )?;
+    /// Lets so many hosts get a repository that has the image alone by BitTorrent, each into a folder of its own, and start it from there as
+    /// in [`Site::start`]. Returns how long the downloads took, on the mean, and what came of the starts.
+    pub fn by_torrent(&self, hosts: usize) -> anyhow::Result<(Duration, Outcome)> {
+        let home = self.homes.join("given");
+        let node = Node::start(Some(self.segment.host(0)), &home, false)?;
+        node.download(IMAGE, &self.hub)?;
+        drop(node);
+        let repository = Home::at(&home).repo();
+        let took = Torrent::new(&self.segment, &repository, hosts)?
+            .download(hosts, |host| self.torrent_of(host))?;
+        let mean = took.iter().sum::<Duration>() / hosts as u32;
+        eprintln!(
+            "swarm-real: all of the image by BitTorrent to {hosts} hosts: {:.1} s",
+            mean.as_secs_f64()
+        );
+        let outcome = self.start(Mode::Torrent, hosts)?;
+        for host in 0..hosts {
+            std::fs::remove_dir_all(self.torrent_of(host))?;
         }
-        Ok(bytes)
+        std::fs::remove_dir_all(&home)?;
+        Ok((mean, outcome))
+    }
+
+    /// Returns the folder into which a host gets files by BitTorrent.
+    fn torrent_of(&self, host: usize) -> PathBuf {
+        self.homes.join(format!("torrent-{host}"))
     }
 
     /// Lets earlier users' machines, next to the hub, do what the first runs did.
@@ -273,7 +294,7 @@ impl Site {
             let known = model_traces(&hub, &self.id)?;
             once(
                 &node,
-                &self.request(Mode::Hub, IMAGE, true),
+                &self.request((Mode::Hub, IMAGE, 0), true),
                 &self.script.runs[run],
             )?;
             wait_for_model(&hub, &self.id, known)?;
@@ -283,21 +304,26 @@ impl Site {
         Ok(())
     }
 
-    fn request(&self, mode: Mode, image: &str, trace: bool) -> RunRequest {
-        let local = self.origin.home.join("repo").join(image);
+    fn request(&self, (mode, image, host): (Mode, &str, usize), trace: bool) -> RunRequest {
+        let local = match mode {
+            Mode::Local => Some(Home::at(&self.origin.home).repo()),
+            Mode::Torrent => Some(self.torrent_of(host).join("repo")),
+            _ => None,
+        };
         RunRequest {
-            image: match mode {
-                Mode::Local => local.display().to_string(),
-                _ => self.hub.address(image),
+            image: match &local {
+                Some(repository) => repository.join(image).display().to_string(),
+                None => self.hub.address(image),
             },
             name: Some(MACHINE.into()),
-            token: (mode != Mode::Local).then(|| self.hub.token.clone()),
+            token: local.is_none().then(|| self.hub.token.clone()),
             wait: Wait::None,
             no_trace: !trace,
-            swarm: Some(match mode {
-                Mode::Hub | Mode::Local => SwarmUse::Off,
-                _ => SwarmUse::On,
-            }),
+            swarm: match mode {
+                Mode::Ours => None,
+                Mode::Hub | Mode::Local | Mode::Torrent => Some(SwarmUse::Off),
+                _ => Some(SwarmUse::On),
+            },
             ..RunRequest::default()
         }
     }
@@ -473,7 +499,7 @@ impl Site {
         let began = Instant::now();
         let request = RunRequest {
             memory_bytes: reads.then_some(READS_BYTES),
-            ..self.request(mode, image, false)
+            ..self.request((mode, image, host), false)
         };
         node.run(&request, |_| {})?;
         let started_s = began.elapsed().as_secs_f64();

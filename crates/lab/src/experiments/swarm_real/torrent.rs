@@ -18,8 +18,6 @@ const CLIENT_PORT: u16 = 6881;
 const PIECE_POWER: &str = "18";
 /// Seconds after which a client asks for the list again.
 const ASK_AGAIN_S: u32 = 5;
-/// What `echo` says of a download that is complete: the number of its files, between its own number and its path.
-const DONE: &str = " 1 /";
 /// Longest time for a download.
 const DOWNLOAD_MAX: Duration = Duration::from_secs(1200);
 /// Longest time for a request to the tracker.
@@ -27,20 +25,26 @@ const REQUEST_MAX: Duration = Duration::from_secs(5);
 /// Longest request to the tracker, in bytes.
 const REQUEST_BYTES_MAX: u64 = 16 << 10;
 
-/// A file that is given by BitTorrent from the first host of a segment.
+/// A folder that is given by BitTorrent from the first host of a segment.
 pub struct Torrent<'a> {
     segment: &'a Segment,
-    file: PathBuf,
+    folder: PathBuf,
     description: PathBuf,
+    /// What `echo` says of a download that is complete: the number of its files, between its own number and the path of one of them.
+    done: String,
     _tracker: Tracker,
 }
 
 impl Torrent<'_> {
-    /// Describes a file, for the first host and so many others.
-    pub fn new<'a>(segment: &'a Segment, file: &Path, hosts: usize) -> anyhow::Result<Torrent<'a>> {
+    /// Describes a folder, for the first host and so many others.
+    pub fn new<'a>(
+        segment: &'a Segment,
+        folder: &Path,
+        hosts: usize,
+    ) -> anyhow::Result<Torrent<'a>> {
         let mktorrent = need("mktorrent", "mktorrent")?;
         need("aria2c", "aria2")?;
-        let description = file.with_extension("torrent");
+        let description = folder.with_extension("torrent");
         let made = Command::new(mktorrent)
             .args(["-l", PIECE_POWER, "-a"])
             .arg(format!(
@@ -49,7 +53,7 @@ impl Torrent<'_> {
             ))
             .arg("-o")
             .arg(&description)
-            .arg(file)
+            .arg(folder)
             .output()?;
         ensure!(
             made.status.success(),
@@ -59,24 +63,29 @@ impl Torrent<'_> {
         let members: Vec<Ipv4Addr> = (0..=hosts).map(|n| segment.address(n)).collect();
         Ok(Torrent {
             segment,
-            file: file.to_path_buf(),
+            folder: folder.to_path_buf(),
             description,
+            done: format!(" {} /", files_of(folder)?),
             _tracker: Tracker::start(segment.host(0), members[0], &members)?,
         })
     }
 
-    /// Lets the hosts 1 to `hosts` download the file at the same time, each into a folder of its own below `dir`. Returns how long each
-    /// took.
-    pub fn download(&self, hosts: usize, dir: &Path) -> anyhow::Result<Vec<Duration>> {
-        let beside = self.file.parent().context("the file is in a folder")?;
+    /// Lets so many hosts beside the first download the folder at the same time, each into the folder that `into` tells of its number, from 0.
+    /// Returns how long each took.
+    pub fn download(
+        &self,
+        hosts: usize,
+        into: impl Fn(usize) -> PathBuf,
+    ) -> anyhow::Result<Vec<Duration>> {
+        let beside = self.folder.parent().context("the folder is in another")?;
         let mut seed = self.client(0, beside)?;
         seed.until("IPv4 BitTorrent: listening")?;
         let began = Instant::now();
-        let clients: anyhow::Result<Vec<Client>> = (1..=hosts)
+        let clients: anyhow::Result<Vec<Client>> = (0..hosts)
             .map(|host| {
-                let folder = dir.join(format!("torrent{host}"));
+                let folder = into(host);
                 std::fs::create_dir_all(&folder)?;
-                self.client(host, &folder)
+                self.client(host + 1, &folder)
             })
             .collect();
         let mut clients = clients?;
@@ -86,7 +95,7 @@ impl Torrent<'_> {
                 .iter_mut()
                 .map(|client| {
                     scope.spawn(move || -> anyhow::Result<Duration> {
-                        client.until(DONE)?;
+                        client.until(&self.done)?;
                         Ok(began.elapsed())
                     })
                 })
@@ -96,10 +105,6 @@ impl Torrent<'_> {
                 .map(|wait| wait.join().unwrap_or_else(|_| bail!("a download panicked")));
             joined.collect::<anyhow::Result<Vec<Duration>>>()
         })?;
-        drop(clients);
-        for host in 1..=hosts {
-            std::fs::remove_dir_all(dir.join(format!("torrent{host}")))?;
-        }
         Ok(took)
     }
 
@@ -143,6 +148,19 @@ impl Torrent<'_> {
             output: BufReader::new(output),
         })
     }
+}
+
+/// Returns the number of files in a folder and those below it.
+fn files_of(folder: &Path) -> std::io::Result<usize> {
+    let mut files = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        files += match entry.file_type()?.is_dir() {
+            true => files_of(&entry.path())?,
+            false => 1,
+        };
+    }
+    Ok(files)
 }
 
 /// A running client.
