@@ -68,7 +68,7 @@ struct Watch {
     now_us: u64,
     /// Whom it asked for what, and why.
     open: BTreeMap<(PieceId, PeerId), Purpose>,
-    sending: BTreeSet<(PeerId, PieceId)>,
+    sending: BTreeMap<(PeerId, PieceId), Purpose>,
     here: BTreeSet<PieceId>,
     members: BTreeSet<PeerId>,
     log: Vec<Action>,
@@ -81,7 +81,7 @@ impl Watch {
             config,
             now_us: 0,
             open: BTreeMap::new(),
-            sending: BTreeSet::new(),
+            sending: BTreeMap::new(),
             here: BTreeSet::new(),
             members: BTreeSet::from([SEED]),
             log: Vec::new(),
@@ -123,13 +123,14 @@ impl Watch {
             Action::Cancel(peer, piece) => {
                 assert!(self.open.remove(&(piece, peer)).is_some(), "{action:?}");
             }
-            Action::Serve(peer, piece, _) => {
+            Action::Serve(peer, piece, purpose) => {
                 assert!(self.here.contains(&piece), "{action:?}");
-                assert!(
-                    self.sending.insert((peer, piece)),
-                    "{action:?} is sent twice"
-                );
-                assert!(self.sending.len() <= self.config.uploads_max);
+                let before = self.sending.insert((peer, piece), purpose);
+                assert!(before.is_none(), "{action:?} is sent twice");
+                // demands have places that nothing else takes
+                let counted = |of: &&Purpose| purpose == Purpose::Prefetch || **of == purpose;
+                let sending = self.sending.values().filter(counted).count();
+                assert!(sending <= self.config.uploads_max, "{action:?}");
             }
             Action::Refuse(..) => {}
             Action::Drop(peer, _) => {
@@ -142,7 +143,7 @@ impl Watch {
     fn gone(&mut self, peer: PeerId) {
         self.members.remove(&peer);
         self.open.retain(|(_, of), _| *of != peer);
-        self.sending.retain(|(of, _)| *of != peer);
+        self.sending.retain(|(of, _), _| *of != peer);
     }
 
     fn happens(&mut self, what: &Happens) {
@@ -196,7 +197,7 @@ impl Watch {
             }
             Happens::Withdrawn(peer, piece) => self.tell(Event::Withdrawn(PeerId(*peer), *piece)),
             Happens::Served(at) => {
-                let sending: Vec<_> = self.sending.iter().copied().collect();
+                let sending: Vec<_> = self.sending.keys().copied().collect();
                 if let Some((peer, piece)) = sending.get(at % sending.len().max(1)).copied() {
                     self.sending.remove(&(peer, piece));
                     self.tell(Event::Served(peer, piece));
@@ -399,7 +400,7 @@ fn a_warden_holds_a_question_and_serves_it_on_arrival() {
 }
 
 #[test]
-fn a_demand_overtakes_prefetch_in_a_hosts_queue() {
+fn a_demand_waits_for_no_prefetch_of_those_that_a_host_sends() {
     let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
     let mut out = Vec::new();
     (0..10).for_each(|piece| policy.put(piece));
@@ -413,13 +414,14 @@ fn a_demand_overtakes_prefetch_in_a_hosts_queue() {
     }
     policy.on_event(0, Event::Asked(PeerId(1), 8, Purpose::Demand), &mut out);
     policy.on_event(0, Event::Asked(PeerId(1), 9, Purpose::Demand), &mut out);
-    assert_eq!(out.len(), Config::ours().uploads_max, "{out:?}");
-    let mut order = Vec::new();
+    let (begun, mut order) = (out.len(), Vec::new());
     while let Some(Action::Serve(peer, piece, _)) = out.first().copied() {
         out.remove(0);
         order.push(piece);
         policy.on_event(0, Event::Served(peer, piece), &mut out);
     }
+    let ahead = Config::ours().uploads_max;
+    assert_eq!(begun, ahead + 2, "both demands beside the prefetches");
     assert_eq!(order, [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]);
 }
 

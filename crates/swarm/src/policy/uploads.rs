@@ -1,4 +1,4 @@
-//! The questions of other hosts to this one: answered demand before prefetch, a few at a time, within what the caller grants.
+//! The questions of other hosts to this one: answered demand before prefetch, a few of each at a time, within what the caller grants.
 use super::{Action, Config, PeerId, PieceId, Purpose};
 use std::collections::{HashMap, VecDeque};
 
@@ -23,7 +23,7 @@ enum State {
     /// The piece is on its way here.
     Held(Purpose),
     Queued(Purpose),
-    Active,
+    Active(Purpose),
 }
 
 /// Places that a host has, and how often it was refused one since it was last served.
@@ -33,6 +33,32 @@ struct Places {
     refused: usize,
 }
 
+/// How many pieces are being sent. What was asked ahead takes no place from a demand, which would wait for it to arrive: a demand is sent
+/// beside it, and before it on the same connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Active {
+    demand: usize,
+    prefetch: usize,
+}
+
+impl Active {
+    fn of(&mut self, purpose: Purpose) -> &mut usize {
+        match purpose {
+            Purpose::Demand => &mut self.demand,
+            Purpose::Prefetch => &mut self.prefetch,
+        }
+    }
+
+    /// Returns whether a piece more may be sent: pieces that are asked ahead only in what demands leave.
+    fn has_place(self, purpose: Purpose, config: &Config) -> bool {
+        let before = match purpose {
+            Purpose::Demand => self.demand,
+            Purpose::Prefetch => self.demand + self.prefetch,
+        };
+        before < config.uploads_max
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Uploads {
     questions: HashMap<Key, State>,
@@ -40,7 +66,7 @@ pub(super) struct Uploads {
     demand: VecDeque<Key>,
     prefetch: VecDeque<Key>,
     held: HashMap<PieceId, Vec<PeerId>>,
-    active: usize,
+    active: Active,
     places: HashMap<PeerId, Places>,
     per_peer_max: usize,
     held_max: usize,
@@ -55,7 +81,7 @@ impl Uploads {
             demand: VecDeque::new(),
             prefetch: VecDeque::new(),
             held: HashMap::new(),
-            active: 0,
+            active: Active::default(),
             places: HashMap::new(),
             per_peer_max: config.waiting_per_peer_max,
             held_max: config.held_per_piece_max,
@@ -140,7 +166,7 @@ impl Uploads {
     pub(super) fn withdraw(&mut self, key: Key) {
         let (peer, piece) = key;
         match self.questions.get(&key) {
-            None | Some(State::Active) => return,
+            None | Some(State::Active(_)) => return,
             Some(State::Held(_)) => {
                 if let Some(waiting) = self.held.get_mut(&piece) {
                     waiting.retain(|other| *other != peer);
@@ -155,7 +181,7 @@ impl Uploads {
     }
 
     pub(super) fn served(&mut self, key: Key) {
-        if self.questions.get(&key) == Some(&State::Active) {
+        if let Some(State::Active(_)) = self.questions.get(&key) {
             self.remove(key);
             if let Some(places) = self.places.get_mut(&key.0) {
                 places.refused = 0;
@@ -168,7 +194,9 @@ impl Uploads {
         let Some(state) = self.questions.remove(&key) else {
             return false;
         };
-        self.active -= usize::from(state == State::Active);
+        if let State::Active(purpose) = state {
+            *self.active.of(purpose) -= 1;
+        }
         if let Some(places) = self.places.get_mut(&key.0) {
             places.taken = places.taken.saturating_sub(1);
         }
@@ -196,21 +224,22 @@ impl Uploads {
 
     /// Returns how many pieces would be sent now if they were granted.
     pub(super) fn sendable(&self, config: &Config) -> usize {
-        let free = config.uploads_max.saturating_sub(self.active);
-        let queued = |purpose: Purpose| {
-            let questions = &self.questions;
-            move |key: &&Key| questions.get(*key) == Some(&State::Queued(purpose))
-        };
-        let demand = self.demand.iter().filter(queued(Purpose::Demand));
-        let prefetch = self.prefetch.iter().filter(queued(Purpose::Prefetch));
+        let mut active = self.active;
         // one that was taken back and asked anew stands in a queue twice
         let mut some: Vec<&Key> = Vec::new();
-        for key in demand.chain(prefetch) {
-            if some.len() >= free {
-                break;
-            }
-            if !some.contains(&key) {
-                some.push(key);
+        for (queue, purpose) in [
+            (&self.demand, Purpose::Demand),
+            (&self.prefetch, Purpose::Prefetch),
+        ] {
+            for key in queue {
+                if !active.has_place(purpose, config) {
+                    break;
+                }
+                let queued = self.questions.get(key) == Some(&State::Queued(purpose));
+                if queued && !some.contains(&key) {
+                    some.push(key);
+                    *active.of(purpose) += 1;
+                }
             }
         }
         some.len()
@@ -218,30 +247,28 @@ impl Uploads {
 
     /// Starts what may be sent now. What was granted counts for this once.
     pub(super) fn pump(&mut self, config: &Config, out: &mut Vec<Action>) {
-        while self.active < config.uploads_max && self.granted != Some(0) {
-            let Some((key, purpose)) = self.next() else {
-                break;
-            };
-            self.granted = self.granted.map(|granted| granted - 1);
-            self.questions.insert(key, State::Active);
-            self.active += 1;
-            out.push(Action::Serve(key.0, key.1, purpose));
+        for purpose in [Purpose::Demand, Purpose::Prefetch] {
+            while self.active.has_place(purpose, config) && self.granted != Some(0) {
+                let Some(key) = self.next(purpose) else {
+                    break;
+                };
+                self.granted = self.granted.map(|granted| granted - 1);
+                self.questions.insert(key, State::Active(purpose));
+                *self.active.of(purpose) += 1;
+                out.push(Action::Serve(key.0, key.1, purpose));
+            }
         }
         self.grant(0);
     }
 
-    fn next(&mut self) -> Option<(Key, Purpose)> {
-        for purpose in [Purpose::Demand, Purpose::Prefetch] {
-            let queue = match purpose {
-                Purpose::Demand => &mut self.demand,
-                Purpose::Prefetch => &mut self.prefetch,
-            };
-            while let Some(key) = queue.pop_front() {
-                if self.questions.get(&key) == Some(&State::Queued(purpose)) {
-                    return Some((key, purpose));
-                }
-            }
-        }
-        None
+    /// Takes the next question of a purpose that waits.
+    fn next(&mut self, purpose: Purpose) -> Option<Key> {
+        let queue = match purpose {
+            Purpose::Demand => &mut self.demand,
+            Purpose::Prefetch => &mut self.prefetch,
+        };
+        let questions = &self.questions;
+        std::iter::from_fn(|| queue.pop_front())
+            .find(|key| questions.get(key) == Some(&State::Queued(purpose)))
     }
 }
