@@ -6,14 +6,14 @@
 
 use super::unfinished::Unfinished;
 use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry_for};
-use floe_image::{Hash, Kind, PackWriter, Region, Segment};
+use floe_image::{Hash, Kind, Manifest, PackWriter, Region, Segment};
 use floe_source::{Purpose, Request, Source, WholePacks};
 use floe_store::{Cache, Repository};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,6 @@ pub struct PullReport {
 }
 
 /// Pulls image `image` from `source`.
-// Long: the steps of a pull in their order, each of which needs what the one before found.
 pub fn pull(
     source: &dyn Source,
     image: &Hash,
@@ -82,82 +81,48 @@ pub fn pull(
         });
     }
     let cancel = &options.cancel;
-    let patience = options.patience;
-    let manifest = retry_for(patience, cancel, passes, || Ok(source.manifest(image)?))?;
-    let keep = match to {
+    let manifest = retry_for(options.patience, cancel, passes, || {
+        Ok(source.manifest(image)?)
+    })?;
+    let mut keep = match to {
         Destination::Repository(repository, cache) => {
-            let mut packs = Unfinished::open(repository, cache, image)?;
-            if let Some(whole) = whole_packs(source, image, options) {
-                packs.take(&*whole, options, progress)?;
-            }
-            Keep::Packs(packs)
+            Keep::Packs(Unfinished::open(repository, cache, image)?)
         }
         Destination::Cache(cache) => Keep::Cache(cache),
     };
-    let fetch = Fetch {
-        source,
-        image,
-        keep: &keep,
-        options,
-    };
-
-    let ids = manifest
-        .regions
-        .iter()
-        .flat_map(|region| &region.segments)
-        .copied()
-        .filter(|id| !id.is_zero());
-    let segments: Vec<(Kind, Hash)> = unique(ids)
-        .into_iter()
-        .map(|id| (Kind::Segment, id))
-        .collect();
-    let chunks: Mutex<HashMap<Hash, Vec<Hash>>> = Mutex::default();
-    let below = |_: Kind, id: Hash, bytes: &[u8]| {
-        if let Ok(segment) = Segment::decode(bytes) {
-            let below = segment
-                .hashes()
-                .iter()
-                .copied()
-                .filter(|hash| !hash.is_zero())
-                .collect();
-            chunks.lock().insert(id, below);
+    let mut report = PullReport::default();
+    loop {
+        let mut whole = None;
+        if let Keep::Packs(packs) = &mut keep {
+            whole = whole_packs(source, image, options);
+            if let Some(whole) = &whole {
+                packs.take(&**whole, options, progress)?;
+            }
         }
-    };
-    let start = Meter::new(
-        (segments.len() * Kind::Segment.raw_size()) as u64,
-        0,
-        &|_| (),
-    );
-    let fetched_segments = fetch.all(&segments, SEGMENTS_AT_A_TIME, &start, &below)?;
-
-    let mut chunks = chunks.into_inner();
-    let in_order = segments
-        .iter()
-        .flat_map(|(_, id)| chunks.remove(id).unwrap_or_default())
-        .chain(manifest.regions.iter().flat_map(Region::patched_chunks));
-    let chunks: Vec<(Kind, Hash)> = unique(in_order)
-        .into_iter()
-        .map(|id| (Kind::Chunk, id))
-        .collect();
-    let segment_bytes = (segments.len() * Kind::Segment.raw_size()) as u64;
-    let total = segment_bytes + (chunks.len() * Kind::Chunk.raw_size()) as u64;
-    if let Some(gate) = &options.gate {
-        gate.room(keep.missing_bytes(&chunks)?)?;
+        let fetch = Fetch {
+            source,
+            image,
+            keep: &keep,
+            options,
+            may_take: whole.is_none() && matches!(keep, Keep::Packs(_)),
+            can_take: AtomicBool::new(false),
+        };
+        if fetch.items(&manifest, progress, &mut report)? {
+            break;
+        }
+        // packs of what came one by one are here too
+        if let Destination::Repository(repository, cache) = to {
+            keep = Keep::Packs(Unfinished::open(repository, cache, image)?);
+        }
     }
-    let meter = Meter::new(total, segment_bytes, progress);
-    let fetched = fetch.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
-
     check(cancel)?;
     match &keep {
         Keep::Packs(packs) => packs.publish(&manifest)?,
         Keep::Cache(cache) => cache.flush()?,
     }
     Ok(PullReport {
-        bytes_fetched: fetched_segments * Kind::Segment.raw_size() as u64
-            + fetched * Kind::Chunk.raw_size() as u64,
-        chunks_fetched: fetched,
-        chunks_reused: chunks.len() as u64 - fetched,
         seconds: started.elapsed().as_secs_f64(),
+        ..report
     })
 }
 
@@ -191,10 +156,77 @@ struct Fetch<'a> {
     image: &'a Hash,
     keep: &'a Keep<'a>,
     options: &'a PullOptions,
+    /// Whether the source could not bring packs whole when this began: a swarm takes a moment to be joined.
+    may_take: bool,
+    /// It can by now.
+    can_take: AtomicBool,
 }
 
 impl Fetch<'_> {
-    /// Makes sure that all items are here; returns how many had to be fetched.
+    /// Makes sure that all of an image is here, and adds to `report` what had to be fetched. Returns false, with some of it here, once the
+    /// source can bring packs whole: what would be packed here would lie on the disk twice.
+    fn items(
+        &self,
+        manifest: &Manifest,
+        progress: OnProgress<'_>,
+        report: &mut PullReport,
+    ) -> Result<bool, TransferError> {
+        let ids = manifest
+            .regions
+            .iter()
+            .flat_map(|region| &region.segments)
+            .copied()
+            .filter(|id| !id.is_zero());
+        let segments: Vec<(Kind, Hash)> = unique(ids)
+            .into_iter()
+            .map(|id| (Kind::Segment, id))
+            .collect();
+        let chunks: Mutex<HashMap<Hash, Vec<Hash>>> = Mutex::default();
+        let below = |_: Kind, id: Hash, bytes: &[u8]| {
+            if let Ok(segment) = Segment::decode(bytes) {
+                let below = segment
+                    .hashes()
+                    .iter()
+                    .copied()
+                    .filter(|hash| !hash.is_zero())
+                    .collect();
+                chunks.lock().insert(id, below);
+            }
+        };
+        let start = Meter::new(
+            (segments.len() * Kind::Segment.raw_size()) as u64,
+            0,
+            &|_| (),
+        );
+        let fetched_segments = self.all(&segments, SEGMENTS_AT_A_TIME, &start, &below)?;
+        report.bytes_fetched += fetched_segments * Kind::Segment.raw_size() as u64;
+        if self.can_take.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+
+        let mut chunks = chunks.into_inner();
+        let in_order = segments
+            .iter()
+            .flat_map(|(_, id)| chunks.remove(id).unwrap_or_default())
+            .chain(manifest.regions.iter().flat_map(Region::patched_chunks));
+        let chunks: Vec<(Kind, Hash)> = unique(in_order)
+            .into_iter()
+            .map(|id| (Kind::Chunk, id))
+            .collect();
+        let segment_bytes = (segments.len() * Kind::Segment.raw_size()) as u64;
+        let total = segment_bytes + (chunks.len() * Kind::Chunk.raw_size()) as u64;
+        if let Some(gate) = &self.options.gate {
+            gate.room(self.keep.missing_bytes(&chunks)?)?;
+        }
+        let meter = Meter::new(total, segment_bytes, progress);
+        let fetched = self.all(&chunks, CHUNKS_AT_A_TIME, &meter, &|_, _, _| ())?;
+        report.bytes_fetched += fetched * Kind::Chunk.raw_size() as u64;
+        report.chunks_fetched += fetched;
+        report.chunks_reused = (chunks.len() as u64).saturating_sub(report.chunks_fetched);
+        Ok(!self.can_take.load(Ordering::Relaxed))
+    }
+
+    /// Makes sure that all items are here, unless packs can be taken whole meanwhile; returns how many had to be fetched.
     fn all(
         &self,
         items: &[(Kind, Hash)],
@@ -213,6 +245,13 @@ impl Fetch<'_> {
                         break;
                     };
                     check(&self.options.cancel)?;
+                    if self.may_take && whole_packs(self.source, self.image, self.options).is_some()
+                    {
+                        self.can_take.store(true, Ordering::Relaxed);
+                    }
+                    if self.can_take.load(Ordering::Relaxed) {
+                        break;
+                    }
                     let count = self.part(part, &mut writer, meter, each)?;
                     fetched.fetch_add(count, Ordering::Relaxed);
                 }

@@ -270,7 +270,8 @@ mod tests {
         }
     }
 
-    struct Place(Directory, Arc<Whole>);
+    /// Brings packs whole after so many reads.
+    struct Place(Directory, Arc<Whole>, AtomicU64);
 
     impl Source for Place {
         fn describe(&self) -> String {
@@ -296,11 +297,16 @@ mod tests {
             request: &Request,
             sink: &mut Sink<'_>,
         ) -> Result<(), SourceError> {
+            let _ = self
+                .2
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    left.checked_sub(1)
+                });
             self.0.read(image, wants, request, sink)
         }
 
         fn whole_packs(&self, _: &Hash) -> Option<Arc<dyn WholePacks>> {
-            Some(self.1.clone())
+            (self.2.load(Ordering::Relaxed) == 0).then(|| self.1.clone() as Arc<dyn WholePacks>)
         }
     }
 
@@ -324,6 +330,42 @@ mod tests {
     }
 
     #[test]
+    fn packs_are_taken_whole_as_soon_as_the_source_can_and_what_came_before_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str| Repository::create(&dir.path().join(name)).unwrap();
+        let theirs = make("theirs");
+        let id = image(&theirs);
+        let packs = theirs.layout(&id).unwrap().packs;
+        let whole = Arc::new(Whole {
+            repo: theirs.clone(),
+            packs: packs.clone(),
+            left: (packs.len() as u64).into(),
+        });
+        let bytes = |packs: &[PackRef]| packs.iter().map(|pack| pack.file_bytes).sum::<u64>();
+        // the segments are one read, the chunks two
+        for reads in [1, 2] {
+            let there = make(&format!("there {reads}"));
+            let place = Directory::new(theirs.clone());
+            let source = Place(place, whole.clone(), reads.into());
+            let options = PullOptions {
+                whole_packs: true,
+                connections: 1,
+                ..PullOptions::default()
+            };
+            let to = Destination::Repository(&there, None);
+            let report = pull(&source, &id, to, &options, &|_| ()).unwrap();
+            let ours = there.layout(&id).unwrap().packs;
+            assert!(ours.iter().any(|pack| packs.contains(pack)), "{reads}");
+            assert_eq!(report.chunks_fetched, (reads - 1) * 256, "{reads}");
+            assert!(
+                bytes(&ours) <= bytes(&packs) * 3 / 2 + (64 << 10),
+                "{reads}"
+            );
+            assert!(there.verify(&id, &|_, _| true).unwrap().is_sound());
+        }
+    }
+
+    #[test]
     fn packs_that_come_whole_lie_on_the_disk_once_and_the_rest_is_pulled_item_by_item() {
         let dir = tempfile::tempdir().unwrap();
         let make = |name: &str| Repository::create(&dir.path().join(name)).unwrap();
@@ -339,7 +381,7 @@ mod tests {
                 packs: packs.clone(),
                 left: left.into(),
             };
-            let source = Place(Directory::new(theirs.clone()), Arc::new(whole));
+            let source = Place(Directory::new(theirs.clone()), Arc::new(whole), 0.into());
             let options = PullOptions {
                 whole_packs,
                 ..PullOptions::default()
