@@ -6,12 +6,13 @@
 //! as the machine sees it. A thread of its own does all that, so that neither a start nor a request waits for it; the reads count as
 //! nobody's touches, and where they access the host's disk they wait in its queue behind what guests wait for. From then on the map is
 //! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
-//! no map, and no harm.
+//! no map, and no harm. What could not be read is tried again at a later input: an image may have come to this host since.
 //!
-//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds the lock taken does without the map; a write waits
-//! for it for a while, then goes on, and the map is made again.
+//! Locks: the list of who has maps, for an input; then each map's own, last of all, for as long as a lookup takes. A read that finds the
+//! lock taken does without the map; a write waits for it for a while, then goes on, and the map is made again.
 
 use crate::core::Core;
+use crate::holders::{Holders, Turn};
 use crate::image::{Extra, Image, Need, Reading};
 use crate::io::IoScheduling;
 use crate::job::Job;
@@ -26,7 +27,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk; as much
 /// again for the image that they stand on, once for all of them.
@@ -61,15 +62,14 @@ const LOOK_BYTES: u64 = 64 << 10;
 /// would wait meanwhile serve all machines.
 const NOTED_WITHIN: Duration = Duration::from_millis(50);
 
-/// Machines that have maps.
-static MACHINES: AtomicUsize = AtomicUsize::new(0);
+/// Who has maps.
+static HOLDERS: Mutex<Holders<Files>> = Mutex::new(Holders::new(MACHINES_MAX));
 
 /// The maps of a machine's disks.
 #[derive(Default)]
 pub(crate) struct Files {
     /// Whether there are any, which each write asks.
     any: AtomicBool,
-    begun: AtomicBool,
     maps: RwLock<Vec<Arc<DiskMap>>>,
 }
 
@@ -94,8 +94,17 @@ enum State {
     /// The file system is being read; what was written meanwhile, or `None` if that is too much.
     Reading(Option<Vec<Range<u64>>>),
     Ready(Box<Ready>),
-    /// There is none; why.
-    None(String),
+    /// There is none; why, and whether there may be one later.
+    None { why: String, for_now: bool },
+}
+
+impl State {
+    fn never(why: &str) -> State {
+        State::None {
+            why: why.into(),
+            for_now: false,
+        }
+    }
 }
 
 struct Ready {
@@ -105,14 +114,6 @@ struct Ready {
     /// The part of the disk that is being read, and whether it was written since.
     part: Option<Range<u64>>,
     is_written: bool,
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        if *self.begun.get_mut() {
-            MACHINES.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
 }
 
 impl Files {
@@ -143,7 +144,7 @@ impl Files {
         }
     }
 
-    /// Forgets a disk that the machine no longer has. (One that it is given later gets a map at the machine's next start.)
+    /// Forgets a disk that the machine no longer has. (One that it is given later gets a map when all of them are made anew.)
     pub(crate) fn forget(&self, disk: &Arc<Disk>) {
         self.maps
             .write()
@@ -155,7 +156,7 @@ impl Files {
         let (Program::File { inode, .. } | Program::Folder { inode, .. }) = program else {
             return None;
         };
-        let maps = self.maps.read();
+        let maps = self.maps.read().clone();
         let found = maps.iter().find(|map| map.number == inode >> 48)?;
         match &*found.state.lock() {
             State::Ready(ready) => Some(ready.map.path(FileId {
@@ -168,13 +169,13 @@ impl Files {
 
     /// Returns how many files are known, or why none are. `None` if nobody has asked for a map.
     pub(crate) fn known(&self) -> Option<Result<usize, String>> {
-        let maps = self.maps.read();
+        let maps = self.maps.read().clone();
         let all: Vec<Result<usize, String>> = maps
             .iter()
             .filter_map(|map| match &*map.state.lock() {
                 State::Reading(_) => None,
                 State::Ready(ready) => Some(Ok(ready.map.files().count())),
-                State::None(why) => Some(Err(why.clone())),
+                State::None { why, .. } => Some(Err(why.clone())),
             })
             .collect();
         let found = all.iter().flatten().copied().reduce(|sum, one| sum + one);
@@ -197,50 +198,84 @@ fn number(disk: u64, file: FileId) -> u64 {
     disk << 48 | u64::from(file.system) << 32 | u64::from(file.inode)
 }
 
-/// Makes the maps of a machine's disks, on a thread of its own; the first call does.
+/// Makes the maps of a machine's disks at an input, on a thread of its own: if it has none, or could not read some of them a while ago.
+/// Where all places are taken, the machine that was used longest ago gives its maps up.
 pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
+    if core.options.io != IoScheduling::Vsip {
+        return;
+    }
     let files = &machine.files;
-    if files.begun.load(Ordering::Relaxed) || core.options.io != IoScheduling::Vsip {
-        return;
+    let mut holders = HOLDERS.lock();
+    let (maps, given_up) = match holders.used(Instant::now(), files) {
+        Turn::Waits | Turn::Has => return,
+        Turn::LooksAgain => (files.unread(), Vec::new()),
+        Turn::Begins { instead_of } => {
+            let given_up = instead_of.map_or_else(Vec::new, |of| of.give_up());
+            (files.of_all_disks(core, machine), given_up)
+        }
+    };
+    drop(holders);
+    drop(given_up); // which takes a while
+    if !maps.is_empty() {
+        make_all(machine.name.clone(), maps);
     }
-    let count = |count: usize| (count < MACHINES_MAX).then_some(count + 1);
-    if MACHINES
-        .fetch_update(Ordering::AcqRel, Ordering::Acquire, count)
-        .is_err()
-    {
-        return; // perhaps at a later input
-    }
-    if files.begun.swap(true, Ordering::AcqRel) {
-        MACHINES.fetch_sub(1, Ordering::AcqRel);
-        return;
-    }
-    let disks = machine.disks().into_iter().zip(0..).take(DISKS_MAX);
-    let maps: Vec<Arc<DiskMap>> = disks
-        .map(|(disk, number)| {
-            let state = Mutex::new(State::Reading(Some(Vec::new())));
-            Arc::new(DiskMap {
-                core: Arc::downgrade(core),
-                machine: Arc::downgrade(machine),
-                disk,
-                number,
-                state,
-                base: Mutex::default(),
-                made: AtomicUsize::new(0),
-                kept_up: AtomicU64::new(0),
-                is_behind: AtomicBool::new(false),
+}
+
+impl Files {
+    /// Enters a map for each disk, which is to be made. From here on all writes are noted.
+    fn of_all_disks(&self, core: &Arc<Core>, machine: &Arc<Machine>) -> Vec<Arc<DiskMap>> {
+        let disks = machine.disks().into_iter().zip(0..).take(DISKS_MAX);
+        let maps: Vec<Arc<DiskMap>> = disks
+            .map(|(disk, number)| {
+                let state = Mutex::new(State::Reading(Some(Vec::new())));
+                Arc::new(DiskMap {
+                    core: Arc::downgrade(core),
+                    machine: Arc::downgrade(machine),
+                    disk,
+                    number,
+                    state,
+                    base: Mutex::default(),
+                    made: AtomicUsize::new(0),
+                    kept_up: AtomicU64::new(0),
+                    is_behind: AtomicBool::new(false),
+                })
             })
-        })
-        .collect();
-    *files.maps.write() = maps.clone();
-    // from here on all writes are noted
-    files.any.store(true, Ordering::Release);
-    let name = machine.name.clone();
+            .collect();
+        *self.maps.write() = maps.clone();
+        self.any.store(true, Ordering::Release);
+        maps
+    }
+
+    /// Returns those maps that could not be read, which are to be made now. From here on all writes to their disks are noted.
+    fn unread(&self) -> Vec<Arc<DiskMap>> {
+        let maps = self.maps.read();
+        let unread = maps.iter().filter(|map| match map.state.try_lock() {
+            Some(mut state) if matches!(*state, State::None { for_now: true, .. }) => {
+                *state = State::Reading(Some(Vec::new()));
+                true
+            }
+            // whoever has locked it reads or uses it
+            _ => false,
+        });
+        unread.cloned().collect()
+    }
+
+    /// Gives all maps up, and returns them.
+    fn give_up(&self) -> Vec<Arc<DiskMap>> {
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *self.maps.write())
+    }
+}
+
+/// Makes maps, one after the other, on a thread of its own.
+fn make_all(machine: String, maps: Vec<Arc<DiskMap>>) {
+    let name = machine.clone();
     let work = move || {
         for map in maps {
             map.make();
-            if let State::None(why) = &*map.state.lock() {
+            if let State::None { why, .. } = &*map.state.lock() {
                 tracing::debug!(
-                    machine = name,
+                    machine,
                     disk = map.disk.name,
                     why,
                     "its files are not known"
@@ -249,7 +284,7 @@ pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
         }
     };
     if let Err(error) = floe_threads::spawn("floe-files", work) {
-        tracing::warn!(machine = machine.name, %error, "no thread for the map of its files");
+        tracing::warn!(machine = name, %error, "no thread for the map of its files");
     }
 }
 
@@ -290,7 +325,7 @@ impl DiskMap {
     /// Makes the map, from the beginning, or again.
     fn make(&self) {
         if self.made.fetch_add(1, Ordering::Relaxed) >= MADE_MAX {
-            *self.state.lock() = State::None("its file systems are made anew all the time".into());
+            *self.state.lock() = State::never("its file systems are made anew all the time");
             return;
         }
         for _ in 0..TRIES_MAX {
@@ -307,7 +342,10 @@ impl DiskMap {
                 Err(error) => {
                     let source = std::error::Error::source(&error);
                     let why = source.map_or(error.to_string(), |s| format!("{error}: {s}"));
-                    *state = State::None(why);
+                    let for_now = matches!(error, Error::Read { .. });
+                    // nothing was made
+                    self.made.fetch_sub(usize::from(for_now), Ordering::Relaxed);
+                    *state = State::None { why, for_now };
                     return;
                 }
             };
@@ -331,7 +369,7 @@ impl DiskMap {
             }
             return self.read_wanted();
         }
-        *self.state.lock() = State::None("it is written faster than it can be read".into());
+        *self.state.lock() = State::never("it is written faster than it can be read");
     }
 
     /// Reads the map, and returns it with those parts of the disk that it must be told of.
@@ -379,7 +417,7 @@ impl DiskMap {
     fn cares(&self, part: &Range<u64>) -> bool {
         match &*self.state.lock() {
             State::Ready(ready) => ready.map.cares(part.clone()),
-            State::Reading(_) | State::None(_) => false,
+            State::Reading(_) | State::None { .. } => false,
         }
     }
 
@@ -391,7 +429,7 @@ impl DiskMap {
             return false;
         };
         match &mut *state {
-            State::None(_) => false,
+            State::None { .. } => false,
             State::Reading(written) => {
                 if written.as_ref().is_some_and(|all| all.len() >= WRITTEN_MAX) {
                     *written = None;
@@ -458,7 +496,7 @@ impl DiskMap {
         for _ in 0..TRIES_MAX {
             if self.kept_up.fetch_add(bytes, Ordering::Relaxed) >= KEPT_UP_BYTES_MAX {
                 let why = "too much of it is read again and again to know its files";
-                *self.state.lock() = State::None(why.into());
+                *self.state.lock() = State::never(why);
                 return;
             }
             if let State::Ready(ready) = &mut *self.state.lock() {
@@ -498,7 +536,7 @@ impl DiskMap {
                 Err(Stop::Needs | Stop::OnDisk) => bytes = tried.bytes,
             }
             let image = tried.image.or_else(|| what.image());
-            let Some(image) = image.filter(|image| image.is_local.load(Ordering::Relaxed)) else {
+            let Some(image) = image.filter(|image| image.is_here()) else {
                 return Err(io::Error::other("not all of it is on this host"));
             };
             for need in &tried.needs {

@@ -88,11 +88,13 @@ impl ImageHandle {
         self.image.unwatched.store(true, Ordering::Relaxed);
     }
 
-    /// Says that all of the image is on this host: what is read of its file systems costs no link anything then. What is found out of them
-    /// is kept in the directory `maps`, in a file for each disk, and taken from there the next time. These files should go with the image.
-    pub fn is_on_this_host(&self, maps: PathBuf) {
+    /// Has what is found out of the image's file systems kept in the directory `maps`, in a file for each disk, and taken from there the
+    /// next time. These files should go with the image. `is_here` says whether all of the image is on this host by now, so that reading it
+    /// costs no link anything: only then is what isn't in the cache read for this. It is asked on threads that may be slow. The first call
+    /// for an image counts.
+    pub fn keep_maps(&self, maps: PathBuf, is_here: impl Fn() -> bool + Send + Sync + 'static) {
         self.image.maps.keep_in(maps);
-        self.image.is_local.store(true, Ordering::Relaxed);
+        let _ = self.image.looks_here.set(Box::new(is_here));
     }
 
     /// Returns the counters.

@@ -120,8 +120,8 @@ pub(crate) struct Image {
     pub zero: AtomicU64,
     /// Set when nobody wants to know which chunks are touched.
     pub unwatched: AtomicBool,
-    /// Set when all of it is on this host, so that reading it costs no link anything.
-    pub is_local: AtomicBool,
+    /// Says whether all of it is on this host by now; not set as long as nobody can.
+    pub looks_here: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
     /// Which file of its disks each block belongs to.
     pub maps: Maps,
     pub streaming: Streaming,
@@ -208,11 +208,16 @@ impl Image {
             touched: AtomicU64::new(0),
             zero: AtomicU64::new(0),
             unwatched: AtomicBool::new(false),
-            is_local: AtomicBool::new(false),
+            looks_here: OnceLock::new(),
             maps: Maps::default(),
             streaming: Streaming::default(),
             blank: None,
         }
+    }
+
+    /// Returns whether all of it is on this host, so that reading it costs no link anything. Looks at the host's disk.
+    pub(crate) fn is_here(&self) -> bool {
+        self.looks_here.get().is_some_and(|look| look())
     }
 
     pub(crate) fn region(&self, name: &str) -> Option<usize> {

@@ -59,7 +59,8 @@ pub struct IoMachine {
     pub since_input: Option<Duration>,
     /// How often its guest's agent has told who asks.
     pub words: u64,
-    /// How many of its disks' files are known, or why none are; `None` until somebody has sent it an input.
+    /// How many of its disks' files are known, or why none are; `None` as long as they are looked for, and where nobody has sent it an input
+    /// lately.
     pub files: Option<Result<usize, String>>,
     /// Who asked last, the last one first.
     pub programs: Vec<IoProgram>,

@@ -35,6 +35,7 @@ mod disks;
 mod error;
 mod files;
 mod handles;
+mod holders;
 mod image;
 mod inbox;
 mod io;

@@ -37,7 +37,7 @@ pub(crate) struct Machine {
     /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,
     /// Which file each block of its disks belongs to.
-    pub files: Files,
+    pub files: Arc<Files>,
 }
 
 /// A request that failed, in words, whether it was one for memory, and whether somebody was told of it.

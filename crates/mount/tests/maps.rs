@@ -1,5 +1,6 @@
 //! Tests through a real kernel that which file each block of an image's disk belongs to is found out once for all machines of the image,
-//! also of the next node, and that each machine knows its own disk all the same.
+//! also of the next node, that each machine knows its own disk all the same, and that maps come once their image has, and go where others
+//! are used instead.
 
 mod common;
 
@@ -13,6 +14,8 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const BLOCK: usize = 4096;
 
@@ -58,9 +61,19 @@ fn disk(machine: &MachineHandle) -> File {
     disk
 }
 
+/// An image of a disk, with the disk's size.
+fn image_of(place: &Place, disk: &[u8]) -> (Hash, u64) {
+    let repository = Repository::open(&place.root.join("repo")).unwrap();
+    let mut ingest = Ingest::new(&repository, IngestOptions::default()).unwrap();
+    ingest.region_bytes("disk0", disk).unwrap();
+    let image = ingest.finish(MachineConfig::default()).unwrap();
+    (image, disk.len() as u64)
+}
+
+/// A machine of an image that is on this host, unless somebody has said something else of the image before.
 fn machine(place: &Place, node: &Node, (image, bytes): (Hash, u64), name: &str) -> MachineHandle {
     let image = node.add_image(image);
-    image.is_on_this_host(place.root.join("maps"));
+    image.keep_maps(place.root.join("maps"), || true);
     let spec = MachineSpec {
         name: name.into(),
         uid: 0,
@@ -73,14 +86,31 @@ fn machine(place: &Place, node: &Node, (image, bytes): (Hash, u64), name: &str) 
     node.mount.add_machine(spec).unwrap()
 }
 
-/// Waits until so many files of a machine's disk are known, after an input.
+/// How many files of a machine's disk are known, or why none are.
+fn known(node: &Node, machine: &MachineHandle) -> Option<Result<usize, String>> {
+    let all = node.mount.io_status().unwrap().machines;
+    let found = all.into_iter().find(|one| one.name == machine.name());
+    found.unwrap().files
+}
+
+/// Sends inputs until so many files of a machine's disk are known.
 fn knows(node: &Node, machine: &MachineHandle, files: usize) {
-    machine.input();
     eventually(&format!("{} files are known", machine.name()), || {
-        let all = node.mount.io_status().unwrap().machines;
-        let found = all.into_iter().find(|one| one.name == machine.name());
-        found.is_some_and(|one| one.files == Some(Ok(files)))
+        machine.input();
+        known(node, machine) == Some(Ok(files))
     });
+}
+
+/// Writes what makes one content of a disk another one.
+fn write_what_differs(machine: &MachineHandle, before: &[u8], after: &[u8]) {
+    let disk = disk(machine);
+    for at in (0..after.len()).step_by(BLOCK) {
+        let block = &after[at..at + BLOCK];
+        if block != &before[at..at + BLOCK] {
+            disk.write_all_at(block, at as u64).unwrap();
+        }
+    }
+    disk.sync_data().unwrap();
 }
 
 fn end(node: Node) {
@@ -97,11 +127,7 @@ fn a_disks_files_are_found_out_once_and_each_machine_knows_its_own() {
     let after = change(&path);
     let files = files_of(&before);
     assert_eq!(files_of(&after), files + 1);
-    let repository = Repository::open(&place.root.join("repo")).unwrap();
-    let mut ingest = Ingest::new(&repository, IngestOptions::default()).unwrap();
-    ingest.region_bytes("disk0", &before).unwrap();
-    let image = ingest.finish(MachineConfig::default()).unwrap();
-    let image = (image, before.len() as u64);
+    let image = image_of(&place, &before);
 
     let node = place.start(place.options());
     let first = machine(&place, &node, image, "first");
@@ -113,16 +139,7 @@ fn a_disks_files_are_found_out_once_and_each_machine_knows_its_own() {
     // one that has written a file before anybody asked, and one that does so afterwards
     let second = machine(&place, &node, image, "second");
     let third = machine(&place, &node, image, "third");
-    let write = |machine: &MachineHandle| {
-        let disk = disk(machine);
-        for at in (0..after.len()).step_by(BLOCK) {
-            let block = &after[at..at + BLOCK];
-            if block != &before[at..at + BLOCK] {
-                disk.write_all_at(block, at as u64).unwrap();
-            }
-        }
-        disk.sync_data().unwrap();
-    };
+    let write = |machine: &MachineHandle| write_what_differs(machine, &before, &after);
     write(&second);
     knows(&node, &second, files + 1);
     disk(&third);
@@ -160,5 +177,67 @@ fn a_disks_files_are_found_out_once_and_each_machine_knows_its_own() {
     knows(&node, &again, files + 1);
     assert!(std::fs::read(&kept).unwrap() == whole);
     drop(again);
+    end(node);
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn a_machine_whose_image_was_still_coming_knows_its_files_at_an_input_after_it_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let bytes = ext4(&dir.path().join("disk.raw"));
+    let image = image_of(&place, &bytes);
+    let node = place.start(place.options());
+    let here = Arc::new(AtomicBool::new(false));
+    let look = here.clone();
+    node.add_image(image.0)
+        .keep_maps(place.root.join("maps"), move || {
+            look.load(Ordering::Acquire)
+        });
+    let streamed = machine(&place, &node, image, "streamed");
+    disk(&streamed);
+    streamed.input();
+    eventually("it is known why no files are", || {
+        let why = known(&node, &streamed).and_then(Result::err);
+        why.is_some_and(|why| why.contains("not all of it is on this host"))
+    });
+    assert!(!place.root.join("maps/disk0.files").exists());
+    here.store(true, Ordering::Release);
+    knows(&node, &streamed, files_of(&bytes));
+    assert!(place.root.join("maps/disk0.files").exists());
+    assert_eq!(node.mount.stats().errors, 0);
+    drop(streamed);
+    end(node);
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn of_more_machines_than_can_be_known_those_are_that_were_used_last() {
+    const PLACES: usize = 16;
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let path = dir.path().join("disk.raw");
+    let before = ext4(&path);
+    let after = change(&path);
+    let (image, files) = (image_of(&place, &before), files_of(&before));
+    let node = place.start(place.options());
+    let all: Vec<MachineHandle> = (0..=PLACES)
+        .map(|number| machine(&place, &node, image, &format!("m{number}")))
+        .collect();
+    for machine in &all {
+        disk(machine);
+        knows(&node, machine, files);
+    }
+    // the last one has the place of the first one
+    let is_known: Vec<bool> = all
+        .iter()
+        .map(|machine| known(&node, machine).is_some())
+        .collect();
+    assert!(is_known.is_sorted() && !is_known[0], "{is_known:?}");
+    // which has written meanwhile, and is known again when it is used again
+    write_what_differs(&all[0], &before, &after);
+    knows(&node, &all[0], files + 1);
+    assert_eq!(node.mount.stats().errors, 0);
+    drop(all);
     end(node);
 }

@@ -299,7 +299,10 @@ fn files(machine: &IoMachine) -> String {
     match (machine.files, &machine.files_unknown) {
         (Some(files), _) => format!("{files} are known"),
         (None, Some(why)) => format!("not known: {why}"),
-        (None, None) => "not known; they are looked for after the first input".to_owned(),
+        (None, None) => {
+            "not known; they are looked for after an input, in the 16 machines that were used last"
+                .to_owned()
+        }
     }
 }
 

@@ -138,12 +138,17 @@ impl Traces {
         self.image_bytes.lock().get(image).copied()
     }
 
-    /// Tells the mount of an image that it shows whether all of it is on this host, and where it may keep what it finds out of its disks then.
-    pub fn shows(&self, image: &ImageHandle) -> Result<(), NodeError> {
-        if self.images.repo.contains(&image.id())? {
-            image.is_on_this_host(self.kept.store.folder(&image.id(), LOCAL));
-        }
-        Ok(())
+    /// Tells the mount of an image that it shows where it may keep what it finds out of its disks, and how to look whether all of it is on
+    /// this host: it may come while its machines run.
+    pub fn shows(&self, image: &ImageHandle) {
+        let (repository, id) = (self.images.repo.clone(), image.id());
+        let is_here = move || {
+            repository.contains(&id).unwrap_or_else(|error| {
+                tracing::debug!(%error, "it is not known whether an image is on this host");
+                false
+            })
+        };
+        image.keep_maps(self.kept.store.folder(&id, LOCAL), is_here);
     }
 
     /// Sends no more traces; those that wait are sent by the next node.

@@ -452,7 +452,7 @@ impl Captures {
         save_manifest(&operation.dir, id, &manifest)?;
         let fetcher = self.images.sources.fetcher(&Default::default())?;
         let image = self.images.show_image(*id, manifest, fetcher)?;
-        self.traces.shows(&image)?;
+        self.traces.shows(&image);
         disks.drop_frozen(frozen, &image)?;
         let before = operation.record().disk_base;
         operation.stands_on(image);

@@ -371,7 +371,7 @@ impl Machines {
         let fetcher = found.fetcher.clone();
         let base = self.traces.base_for(&record.image, &manifest);
         let image = self.images.show_image(record.image, manifest, fetcher)?;
-        self.traces.shows(&image)?;
+        self.traces.shows(&image);
         let mut spec = self.mount_spec(record, image.clone(), disks)?;
         spec.base = Some(base);
         let bind = |mount: &Mount| mount.bind_machine(spec);

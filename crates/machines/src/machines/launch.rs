@@ -137,7 +137,7 @@ impl Machines {
             )?);
         }
         for image in &images {
-            self.traces.shows(image)?;
+            self.traces.shows(image);
         }
         let mut spec = self.mount_spec(record, image, disks)?;
         spec.base = Some(base);
