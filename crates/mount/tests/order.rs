@@ -1,14 +1,16 @@
 //! Tests through a real kernel that the queue before the host's disk keeps its promises: with a hundred machines, with a disk that
-//! stands still, with a flush of much, and for pages of an image that are on the disk. And that each read is classified once, whether or
-//! not it had to wait there.
+//! stands still, with a flush of much, and for pages of an image that are on the disk. That what a machine needs after an input is waited
+//! for, there and on a link. And that each read is classified once, whether or not it had to wait there.
 
 mod common;
 
 use common::frail::{Frail, Frozen, eventually};
-use common::{Node, Place, map};
+use common::{DISK_BYTES, Node, Place, map};
 use floe_mount::{IoMachine, MachineHandle};
+use floe_sched::{Class, MachineStatus};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -46,6 +48,37 @@ fn served(node: &Node, name: &str) -> u64 {
     let all = machines(node);
     let machine = all.iter().find(|one| one.name == name);
     machine.map_or(0, |one| one.status.classes.iter().map(|c| c.served).sum())
+}
+
+/// Returns how many of these machines' requests of a class were served.
+fn of_class<'a>(machines: impl Iterator<Item = &'a MachineStatus>, class: Class) -> u64 {
+    machines
+        .map(|machine| machine.classes[class as usize].served)
+        .sum()
+}
+
+/// Returns pages that are not zero, each so far from the others that what is brought around one of them has none of the others.
+fn far_pages() -> Vec<usize> {
+    let all = (0..DISK_BYTES / 4096).step_by(64);
+    all.filter(|page| page % 5 != 3).collect()
+}
+
+/// A place whose cache is on a disk, wherever the rest of the test's files are; and where that is.
+fn cached(root: &Path, frail: &Frail) -> (Place, PathBuf) {
+    let place = Place::make(root);
+    let cache = frail.ext4.join("cache");
+    std::fs::create_dir(&cache).unwrap();
+    std::os::unix::fs::symlink(&cache, place.root.join("cache")).unwrap();
+    (place, cache)
+}
+
+/// Has the host forget what it has read of a directory's files.
+fn forget(dir: &Path) {
+    for file in std::fs::read_dir(dir).unwrap().flatten() {
+        let file = File::open(file.path()).unwrap();
+        rustix::fs::fsync(&file).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
 }
 
 #[test]
@@ -185,11 +218,7 @@ fn a_large_flush_is_written_in_pieces_and_is_durable_when_it_is_answered() {
 fn a_page_of_an_image_that_is_on_the_disk_waits_in_the_queue_as_its_machines_demand() {
     let dir = tempfile::tempdir().unwrap();
     let frail = Frail::make(dir.path());
-    let place = Place::make(dir.path());
-    // The cache is on a disk, wherever the rest of the test's files are.
-    let cache = frail.ext4.join("cache");
-    std::fs::create_dir(&cache).unwrap();
-    std::os::unix::fs::symlink(&cache, place.root.join("cache")).unwrap();
+    let (place, cache) = cached(dir.path(), &frail);
     let touch = |node: &Node| {
         let machine = place.machine(node, "a");
         let memory = map(&machine.ram_path().unwrap());
@@ -204,14 +233,91 @@ fn a_page_of_an_image_that_is_on_the_disk_waits_in_the_queue_as_its_machines_dem
         node.mount.unmount().unwrap();
     }
     let node = place.start(place.options());
-    for file in std::fs::read_dir(&cache).unwrap().flatten() {
-        let file = File::open(file.path()).unwrap();
-        rustix::fs::fsync(&file).unwrap();
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-    }
+    forget(&cache);
     touch(&node);
     // What the disk read ahead is in memory by then, and doesn't wait.
     assert!(served(&node, "a") >= 1);
+    node.mount.unmount().unwrap();
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn a_page_that_is_on_the_disk_is_waited_for_after_an_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let frail = Frail::make(dir.path());
+    let (place, cache) = cached(dir.path(), &frail);
+    let pages = far_pages();
+    let touch = |memory: &[u8], page: usize| {
+        let at = page * 4096;
+        assert!(memory[at..at + 4096] == place.ram[at..at + 4096]);
+    };
+    {
+        let node = place.start(place.options());
+        let memory = map(&place.machine(&node, "a").ram_path().unwrap());
+        pages.iter().for_each(|page| touch(&memory, *page));
+        drop(memory);
+        node.mount.unmount().unwrap();
+    }
+    let node = place.start(place.options());
+    let machine = place.machine(&node, "a");
+    let memory = map(&machine.ram_path().unwrap());
+    let waited_for = || {
+        let all = machines(&node);
+        of_class(all.iter().map(|one| &one.status), Class::Interactive)
+    };
+    forget(&cache);
+    pages[..2].iter().for_each(|page| touch(&memory, *page));
+    eventually("no page has waited for the disk", || served(&node, "a") > 0);
+    assert_eq!(waited_for(), 0);
+    for page in &pages[2..] {
+        forget(&cache);
+        machine.input();
+        touch(&memory, *page);
+    }
+    eventually("no page was waited for", || waited_for() > 0);
+    assert_eq!(node.mount.stats().errors, 0);
+    drop((memory, machine));
+    node.mount.unmount().unwrap();
+}
+
+#[test]
+#[ignore = "needs root and /dev/fuse: make test-all"]
+fn what_comes_over_a_link_is_waited_for_after_an_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::make(dir.path());
+    let node = place.start(place.options());
+    let machine = place.machine(&node, "a");
+    let (memory, disk) = (map(&machine.ram_path().unwrap()), open(&machine));
+    let of_memory = |page: usize| {
+        let at = page * 4096;
+        assert!(memory[at..at + 4096] == place.ram[at..at + 4096]);
+    };
+    let of_disk = |page: usize| {
+        let (at, mut seen) = (page * 4096, [0; 4096]);
+        disk.read_exact_at(&mut seen, at as u64).unwrap();
+        assert!(seen == place.disk[at..at + 4096]);
+    };
+    let fetched = |class| of_class(node.fetcher.status().unwrap().machines.iter(), class);
+    let pages = far_pages();
+    of_memory(pages[0]);
+    of_disk(pages[0]);
+    eventually("what was missing was not fetched", || {
+        fetched(Class::Normal) >= 2
+    });
+    assert_eq!(fetched(Class::Interactive), 0);
+    let needs: [&dyn Fn(usize); 2] = [&of_memory, &of_disk];
+    for need in needs {
+        let before = fetched(Class::Interactive);
+        for page in &pages[1..] {
+            machine.input();
+            need(*page);
+        }
+        eventually("nothing was waited for", || {
+            fetched(Class::Interactive) > before
+        });
+    }
+    assert_eq!(node.mount.stats().errors, 0);
+    drop((memory, disk, machine));
     node.mount.unmount().unwrap();
 }
 
