@@ -86,6 +86,9 @@ pub struct IoMachine {
     /// Who in the guest asked last, the last one first.
     #[serde(default)]
     pub programs: Vec<IoProgram>,
+    /// Reads of which neither the program nor the file is known; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<IoUnknown>,
     /// Requests that a person waited for.
     pub interactive: IoClass,
     /// Requests of which nothing is known.
@@ -146,10 +149,27 @@ pub struct IoProgram {
     pub after_inputs: u32,
     /// The same soon before inputs.
     pub before_inputs: u32,
-    /// All of its requests for which the host's disk was accessed.
+    /// All of its requests, also those for what was in the host's memory.
     pub requests: u64,
     /// How long ago it asked last, in milliseconds.
     pub since_ms: u64,
+}
+
+/// Reads of which neither the program nor the file is known: of a machine's disks, and of its memory, such as after a resume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct IoUnknown {
+    /// How many there were.
+    pub reads: u64,
+    /// How urgent the last one was.
+    pub class: IoUrgency,
+    /// Why.
+    pub why: String,
+    /// How long ago that was, in milliseconds.
+    pub since_ms: u64,
+    /// How many came soon after the last input, with those of programs and files of which too little is known.
+    pub after_input: u32,
+    /// The same soon before it.
+    pub before_input: u32,
 }
 
 /// Body of `POST /v1/io/list`.

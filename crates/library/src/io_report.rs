@@ -1,7 +1,7 @@
 //! How the machines' disk requests fare: what the mount's scheduler knows, by the machines' names.
 
 use crate::images::Images;
-use floe_api::{IoClass, IoMachine, IoProgram, IoReport, IoSource, IoUrgency};
+use floe_api::{IoClass, IoMachine, IoProgram, IoReport, IoSource, IoUnknown, IoUrgency};
 use floe_ground::error::NodeError;
 use floe_inventory::{core::Core, inventory::Inventory};
 use floe_mount::IoStatus;
@@ -67,6 +67,14 @@ fn machine(name: String, known: &floe_mount::IoMachine) -> IoMachine {
             _ => None,
         },
         programs: known.programs.iter().map(program).collect(),
+        unknown: known.unknown.as_ref().map(|unknown| IoUnknown {
+            reads: unknown.status.reads,
+            class: urgency(unknown.status.class),
+            why: unknown.status.rule.to_string(),
+            since_ms: unknown.since.as_millis() as u64,
+            after_input: unknown.after_input,
+            before_input: unknown.before_input,
+        }),
         interactive,
         normal,
         bulk,
@@ -81,16 +89,20 @@ fn program(known: &floe_mount::IoProgram) -> IoProgram {
             Program::Task(_) => IoSource::Agent,
             Program::File { .. } | Program::Folder { .. } => IoSource::File,
         },
-        class: match status.class {
-            Class::Interactive => IoUrgency::Interactive,
-            Class::Normal => IoUrgency::Normal,
-            Class::Bulk => IoUrgency::Bulk,
-        },
+        class: urgency(status.class),
         why: status.rule.to_string(),
         after_inputs: status.after_inputs,
         before_inputs: status.before_inputs,
         requests: status.requests,
         since_ms: known.since.as_millis() as u64,
+    }
+}
+
+fn urgency(class: Class) -> IoUrgency {
+    match class {
+        Class::Interactive => IoUrgency::Interactive,
+        Class::Normal => IoUrgency::Normal,
+        Class::Bulk => IoUrgency::Bulk,
     }
 }
 

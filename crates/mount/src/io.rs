@@ -13,7 +13,7 @@ use crate::{MachineHandle, Mount};
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_sched::classify::{
     self, Classifier, ImageId, List, ListError, Name, Owned, Place, Program, ProgramStatus, Scope,
-    Seen, Told,
+    Seen, Told, Unnamed,
 };
 use floe_sched::{
     Class, Fifo, Limit, MachineId, MachineStatus, Op, Policy, Purpose, Status, Vsip, VsipConfig,
@@ -64,6 +64,8 @@ pub struct IoMachine {
     pub files: Option<Result<usize, String>>,
     /// Who asked last, the last one first.
     pub programs: Vec<IoProgram>,
+    /// The reads of which neither program nor file is known, if there was one.
+    pub unknown: Option<IoUnknown>,
 }
 
 /// What is known of who in a guest asks.
@@ -75,6 +77,19 @@ pub struct IoProgram {
     pub status: ProgramStatus,
     /// How long ago it asked last.
     pub since: Duration,
+}
+
+/// What is known of reads of which neither program nor file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoUnknown {
+    /// What the scheduler knows of them.
+    pub status: Unnamed,
+    /// How long ago the last one was.
+    pub since: Duration,
+    /// Those within four seconds after the last input, with what was asked for by those of whom too little is known: against
+    pub after_input: u32,
+    /// as much time before it, it tells whether they answer.
+    pub before_input: u32,
 }
 
 /// What is said by hand of the programs on a base disk.
@@ -259,6 +274,15 @@ impl Classes {
         let now_us = self.now_us();
         let since = |us: u64| Duration::from_micros(now_us.saturating_sub(us));
         let known = self.classifier.lock().status(machine.id);
+        let unknown = known.as_ref().and_then(|known| {
+            let status = known.unnamed?;
+            Some(IoUnknown {
+                status,
+                since: since(status.last_us),
+                after_input: known.strangers_after_input,
+                before_input: known.strangers_before_input,
+            })
+        });
         let (inputs, last_us, words, programs) = known.map_or((0, None, 0, Vec::new()), |known| {
             let classify::Status {
                 inputs,
@@ -285,6 +309,7 @@ impl Classes {
             words,
             files: machine.files.known(),
             programs: programs.collect(),
+            unknown,
         }
     }
 }

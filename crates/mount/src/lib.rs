@@ -67,7 +67,7 @@ pub use blank::{BlankDisk, BlankSpec};
 pub use device::try_mount;
 pub use error::MountError;
 pub use handles::{FrozenLayers, ImageHandle, MachineHandle};
-pub use io::{IoMachine, IoProgram, IoSaid, IoScheduling, IoStatus};
+pub use io::{IoMachine, IoProgram, IoSaid, IoScheduling, IoStatus, IoUnknown};
 pub use keeper::Keeper;
 pub use options::{DiskSpec, ImageSpec, MachineSpec, MountOptions};
 pub use overlay::FrozenDisk;

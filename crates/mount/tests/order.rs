@@ -275,6 +275,9 @@ fn a_page_that_is_on_the_disk_is_waited_for_after_an_input() {
         touch(&memory, *page);
     }
     eventually("no page was waited for", || waited_for() > 0);
+    // nobody knows which program it was, and that is told
+    let unknown = machines(&node)[0].unknown.unwrap();
+    assert!(unknown.status.reads >= 2, "{unknown:?}");
     assert_eq!(node.mount.stats().errors, 0);
     drop((memory, machine));
     node.mount.unmount().unwrap();

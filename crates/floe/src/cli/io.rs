@@ -25,8 +25,8 @@ Example: what was learned of an image's programs, and what one of them is, said 
 
 A person waits for what a guest reads soon after a key or a button was sent to it: on its screen and its console
 (floe console, or the page's), with floe exec on a terminal, or over floe ssh. Which program reads is told by floe's
-agent in the guest, or else guessed by the file. Only requests count that the host's disk is accessed for: what the
-host has in memory is answered at once.")]
+agent in the guest, or else guessed by the file. Every read of a disk counts, also of what the host has in memory, which
+is answered at once; of memory, what has to come from the host's disk or over a network.")]
 pub enum Io {
     /// Show the disk and all machines that use it
     #[command(after_help = "Example:\n  floe io status")]
@@ -284,6 +284,7 @@ fn details(machine: &IoMachine) -> String {
         ("bulk", class(&machine.bulk)),
         ("agent", agent(machine)),
         ("files", files(machine)),
+        ("unknown", unknown(machine)),
     ]);
     text + &who(machine)
 }
@@ -306,6 +307,29 @@ fn files(machine: &IoMachine) -> String {
     }
 }
 
+fn unknown(machine: &IoMachine) -> String {
+    let Some(unknown) = &machine.unknown else {
+        return String::new();
+    };
+    format!(
+        "{} reads of no known program or file, {} soon after the last input and {} before it; the last one {:.1} s ago, {}: {}",
+        unknown.reads,
+        unknown.after_input,
+        unknown.before_input,
+        unknown.since_ms as f64 / 1e3,
+        urgency(unknown.class),
+        unknown.why
+    )
+}
+
+fn urgency(class: IoUrgency) -> &'static str {
+    match class {
+        IoUrgency::Interactive => "interactive",
+        IoUrgency::Normal => "normal",
+        IoUrgency::Bulk => "bulk",
+    }
+}
+
 fn who(machine: &IoMachine) -> String {
     if machine.programs.is_empty() {
         return String::new();
@@ -318,12 +342,7 @@ fn who(machine: &IoMachine) -> String {
                 IoSource::File => "file",
             }
             .to_owned(),
-            match program.class {
-                IoUrgency::Interactive => "interactive",
-                IoUrgency::Normal => "normal",
-                IoUrgency::Bulk => "bulk",
-            }
-            .to_owned(),
+            urgency(program.class).to_owned(),
             program.requests.to_string(),
             format!("{} / {}", program.after_inputs, program.before_inputs),
             format!("{:.1} s", program.since_ms as f64 / 1e3),
@@ -403,6 +422,12 @@ mod tests {
             agent_words: 7,
             files_unknown: Some("no file system".into()),
             programs: vec![program],
+            unknown: Some(floe_api::IoUnknown {
+                reads: 40,
+                why: "soon after an input".into(),
+                since_ms: 1500,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let text = details(&machine);
@@ -412,6 +437,8 @@ mod tests {
             "firefox",
             "12 / 0",
             "started on",
+            "40 reads of no known program or file",
+            "1.5 s ago, normal: soon after an input",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

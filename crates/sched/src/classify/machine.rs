@@ -8,7 +8,7 @@ use super::limits::{
 use super::list::{Hand, List, Said};
 use super::pace::{Pace, Step};
 use super::runs::{Chance, Runs, soon};
-use super::status::{ProgramStatus, Rule, Status};
+use super::status::{ProgramStatus, Rule, Status, Unnamed};
 use super::streams::{Flow, Streams};
 use super::told::{Asked, Heard, Told as Word};
 use super::{Name, Owned, Program, Seen, Source, Verdict};
@@ -105,6 +105,8 @@ pub(super) struct Machine {
     /// Those that have asked since the last input.
     touched: Vec<Program>,
     strangers: Strangers,
+    /// The reads of nobody that is known.
+    nobodys: Option<Unnamed>,
     chance: Chance,
     streams: Streams,
     /// What its agent has told.
@@ -125,6 +127,7 @@ impl Machine {
             askers: HashMap::new(),
             touched: Vec::new(),
             strangers: Strangers::default(),
+            nobodys: None,
             chance: Chance::default(),
             streams: Streams::default(),
             heard: Heard::default(),
@@ -213,7 +216,16 @@ impl Machine {
                 if seen.op == Op::Read && !flow.is_bulk {
                     self.strangers.add(now_us, gap);
                 }
-                self.unnamed(gap, step, flow)
+                let (class, rule) = self.unnamed(gap, step, flow);
+                if seen.op == Op::Read {
+                    self.nobodys = Some(Unnamed {
+                        reads: self.nobodys.map_or(0, |before| before.reads) + 1,
+                        class,
+                        rule,
+                        last_us: now_us,
+                    });
+                }
+                (class, rule)
             }
         };
         self.requests[class as usize] += 1;
@@ -377,6 +389,7 @@ impl Machine {
             last_input_us: (self.inputs > 0).then_some(self.since_us),
             programs_known: self.askers.len(),
             programs,
+            unnamed: self.nobodys,
             strangers_after_input: self.strangers.counts.after(),
             strangers_before_input: self.strangers.before,
             words: self.heard.words(),

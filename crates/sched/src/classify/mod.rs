@@ -39,7 +39,7 @@ mod told;
 
 pub use list::{List, ListError, Tally};
 pub use program::{ImageId, Name, NameError, Program};
-pub use status::{ProgramStatus, Rule, Status};
+pub use status::{ProgramStatus, Rule, Status, Unnamed};
 pub use told::Told;
 
 use crate::{Class, MachineId, Op};

@@ -65,6 +65,19 @@ pub struct ProgramStatus {
     pub last_us: u64,
 }
 
+/// What is known of a machine's reads of which neither program nor file is known, those of its memory among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unnamed {
+    /// All of them.
+    pub reads: u64,
+    /// The class of the last one.
+    pub class: Class,
+    /// The rule that gave it this class.
+    pub rule: Rule,
+    /// When that was.
+    pub last_us: u64,
+}
+
 /// Who is interactive in a machine, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -78,6 +91,8 @@ pub struct Status {
     pub programs_known: usize,
     /// The programs that asked last, up to 64, the last one first.
     pub programs: Vec<ProgramStatus>,
+    /// The reads of nobody that is known, if there was one.
+    pub unnamed: Option<Unnamed>,
     /// The requests after the last input of all programs together of which too little is known, and of those without a name.
     pub strangers_after_input: u32,
     /// The same before the last input.

@@ -427,9 +427,26 @@ fn writes_and_flushes_prove_nothing() {
         }
         let status = scene.classifier.status(MACHINE).expect("it runs");
         assert_eq!(status.strangers_after_input, 0, "{op:?} of {program:?}");
+        assert_eq!(status.unnamed, None);
         scene.input(30 * SECOND);
         if program.is_some() {
             assert_eq!(scene.counts(&editor), (0, 0));
         }
     }
+}
+
+#[test]
+fn of_reads_of_nobody_that_is_known_it_is_told_how_many_there_were_and_why_the_last_one_went_first() {
+    let mut scene = Scene::new();
+    scene.reads(Some(&file(1)), SECOND, 2 * SECOND, SECOND / 4);
+    let told = |scene: &Scene| scene.classifier.status(MACHINE).expect("it runs").unnamed;
+    assert_eq!(told(&scene), None);
+    scene.input(10 * SECOND);
+    scene.reads(None, 10 * SECOND + 1, 11 * SECOND + 1, SECOND / 4);
+    let last = told(&scene).expect("there were some");
+    assert_eq!((last.reads, last.last_us), (4, 10 * SECOND + 1 + SECOND * 3 / 4));
+    assert_eq!((last.class, last.rule), (Class::Interactive, Rule::SoonAfter));
+    scene.reads(None, 20 * SECOND, 20 * SECOND + 1, SECOND);
+    let last = told(&scene).expect("there were some");
+    assert_eq!((last.reads, last.class, last.rule), (5, Class::Normal, Rule::Unknown));
 }
