@@ -5,9 +5,13 @@ mod days;
 use days::{Score, View, learned, scores};
 use floe_sched::classify::List;
 
+/// A player's reads are told apart from all others: it is known by its pace, by whatever else it is seen.
+const PLAYER_RECALL: f64 = 0.9;
+
 fn at_least(score: Score, precision: f64, recall: f64) {
     assert!(score.precision() >= precision, "{score:?}");
     assert!(score.recall() >= recall, "{score:?}");
+    assert!(score.player_recall() >= PLAYER_RECALL, "{score:?}");
 }
 
 #[test]

@@ -217,6 +217,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         let score = days::scores(view, &List::default());
         report.add_value(&format!("{name}.precision"), "ratio", score.precision());
         report.add_value(&format!("{name}.recall"), "ratio", score.recall());
+        let of_player = score.player_recall();
+        report.add_value(&format!("{name}.player_recall"), "ratio", of_player);
     }
     let learned = days::scores(View::Agent, &days::learned());
     report.add_value("simulated.learned.precision", "ratio", learned.precision());

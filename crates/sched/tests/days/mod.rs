@@ -9,6 +9,8 @@ const OF: Owned = Owned {
     disk: ImageId([1; 32]),
     uid: 1000,
 };
+/// The program that shows a film.
+const PLAYER: &str = "mplayer";
 /// What is on the disk from here on was written by the machine itself, and is at other places in each.
 const OWN_FILES: u64 = 1_000_000;
 
@@ -236,7 +238,7 @@ impl Day {
         let inode = OWN_FILES + 77;
         for number in 0..2400 {
             let read = Event::Read {
-                name: "mplayer",
+                name: PLAYER,
                 inode,
                 offset: (inode << 24) + number * (128 << 10),
                 bytes: 128 << 10,
@@ -345,6 +347,9 @@ pub struct Score {
     right: u64,
     wrong: u64,
     missed: u64,
+    /// Of what was right, and of what was missed, what a player has read.
+    right_of_player: u64,
+    missed_of_player: u64,
 }
 
 impl Score {
@@ -356,6 +361,20 @@ impl Score {
     /// Returns which part of what was waited for was taken for it.
     pub fn recall(&self) -> f64 {
         self.right as f64 / (self.right + self.missed).max(1) as f64
+    }
+
+    /// Returns the same of what a player has read.
+    pub fn player_recall(&self) -> f64 {
+        let all = self.right_of_player + self.missed_of_player;
+        self.right_of_player as f64 / all.max(1) as f64
+    }
+
+    fn add(&mut self, other: Score) {
+        self.right += other.right;
+        self.wrong += other.wrong;
+        self.missed += other.missed;
+        self.right_of_player += other.right_of_player;
+        self.missed_of_player += other.missed_of_player;
     }
 }
 
@@ -425,10 +444,17 @@ fn live(classifier: &mut Classifier, machine: u32, day: &Day, view: View) -> Sco
             }
             untold.push(told);
         }
+        let of_player = u64::from(*name == PLAYER);
         match (is_interactive, is_waited_for) {
-            (true, true) => score.right += 1,
+            (true, true) => {
+                score.right += 1;
+                score.right_of_player += of_player;
+            }
             (true, false) => score.wrong += 1,
-            (false, true) => score.missed += 1,
+            (false, true) => {
+                score.missed += 1;
+                score.missed_of_player += of_player;
+            }
             (false, false) => {}
         }
     }
@@ -445,17 +471,15 @@ pub fn scores(view: View, list: &List) -> Score {
             let mut classifier = Classifier::new();
             classifier.import(OF, list.clone());
             let score = live(&mut classifier, 1, &Day::new(seed, noise), view);
-            for sum in [&mut sum, &mut of_noise] {
-                sum.right += score.right;
-                sum.wrong += score.wrong;
-                sum.missed += score.missed;
-            }
+            sum.add(score);
+            of_noise.add(score);
         }
         let (precision, recall) = (of_noise.precision(), of_noise.recall());
         eprintln!("{view:?} {noise:?}: precision {precision:.3}, recall {recall:.3}");
     }
     let (precision, recall) = (sum.precision(), sum.recall());
-    eprintln!("{view:?}: precision {precision:.3}, recall {recall:.3}");
+    let player = sum.player_recall();
+    eprintln!("{view:?}: precision {precision:.3}, recall {recall:.3}, of players {player:.3}");
     sum
 }
 
