@@ -94,6 +94,13 @@ impl Launch {
         }
     }
 
+    /// Returns the same launch of which nobody tells whose requests these are, as of a guest without an agent.
+    pub fn unnamed(&self) -> Launch {
+        let mut launch = self.clone();
+        launch.steps.iter_mut().for_each(|step| step.program.clear());
+        launch
+    }
+
     /// Returns the script that this is of when no host computes longer, for a guest that replays it.
     pub fn script(&self) -> Script {
         let recorded = |step: &Step| Recorded {

@@ -73,6 +73,7 @@ fn noisy_machines_are_counted_beside_a_user_a_liar_and_the_papers_benchmark() {
     }
     for name in [
         "throughput_ratio",
+        "throughput_over_best_peer",
         "liar_gain",
         "liar_gain_click",
         "liar_gain_rename",

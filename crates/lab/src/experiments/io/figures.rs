@@ -70,7 +70,7 @@ pub fn tell(report: &mut Report, table: &Table, candidates: &[&str], peers: &[&s
         mixed(report, table, who);
     }
     against_peers(report, table, peers);
-    shares(report, table);
+    shares(report, table, peers);
     live(report, table);
 }
 
@@ -203,7 +203,7 @@ fn best_peer<'a>(
     known.min_by(|(_, a), (_, b)| a.median().total_cmp(&b.median()))
 }
 
-fn shares(report: &mut Report, table: &Table) {
+fn shares(report: &mut Report, table: &Table, peers: &[&str]) {
     if let Some(ratio) = over(table, "noisy_per_s", "fifo.noisy_per_s") {
         let fifo = table["fifo.noisy_per_s"].median();
         report.add("throughput_ratio", "x", &ratio).against(
@@ -211,6 +211,17 @@ fn shares(report: &mut Report, table: &Table) {
             "requests/s",
             fifo,
         );
+    }
+    let all_of = |peer: &&str| {
+        let per_s = format!("{peer}noisy_per_s");
+        Some((peer.trim_end_matches('.').to_owned(), table.get(&per_s)?))
+    };
+    let most = peers.iter().filter_map(all_of);
+    let most = most.max_by(|(_, a), (_, b)| a.median().total_cmp(&b.median()));
+    if let (Some(ours), Some((peer, theirs))) = (table.get("noisy_per_s"), most) {
+        report
+            .add("throughput_over_best_peer", "x", &ours.over(theirs))
+            .against(&peer, "requests/s", theirs.median());
     }
     if let Some(fair) = table.get("jain") {
         let fifo = table.get("fifo.jain").map_or(f64::NAN, Samples::median);
@@ -382,6 +393,8 @@ mod tests {
         let told = told(&[
             ("noisy_per_s", &[99.0, 110.0]),
             ("fifo.noisy_per_s", &[100.0, 100.0]),
+            ("bfq.noisy_per_s", &[110.0, 110.0]),
+            ("none.noisy_per_s", &[90.0, 300.0]),
             ("jain", &[0.99]),
             ("fifo.jain", &[1.0]),
             ("liar_gain_click", &[1.0, 1.02]),
@@ -389,6 +402,8 @@ mod tests {
             ("liar_gain_agent", &[0.99, 1.1, 0.9]),
         ]);
         assert!((told["throughput_ratio"] - 1.045).abs() < 1e-12);
+        // `none`, round by round, which has most in the median
+        assert!((told["throughput_over_best_peer"] - (1.1 + 110.0 / 300.0) / 2.0).abs() < 1e-12);
         assert!((told["liar_gain"] - 1.02).abs() < 1e-12);
         assert_eq!(told["liar_gain_agent"], 0.99);
         assert_eq!(told["jain"], 0.99);

@@ -357,12 +357,13 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// What seven readers get beside a user who launches once, by both orders; and what a liar among them gets.
+    /// What seven readers get beside a user who launches once, by both orders and by peers; and what a liar among them gets.
     fn shares(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
         let window = self.context.pick(WINDOW, Duration::from_secs(8));
         let readers = self.launches.noise("reader7");
         let launch = self.launches.program(round);
-        for candidate in self.in_turn(&[VSIP, FIFO], round) {
+        let some = [VSIP, FIFO, host("none", 100), host("bfq", 100)];
+        for candidate in self.in_turn(self.context.pick(&some[..], &some[..3]), round) {
             let cell =
                 self.site
                     .beside(candidate, Kind::HardDisk, Some(&readers), SETTLE, |stage| {
@@ -529,9 +530,9 @@ impl Lab<'_> {
     }
 
     /// A real guest that makes the requests of a launch, and the replay of the same, alone and beside a reader. What is compared is the time of
-    /// its reads as QEMU counts it, without what the guest computes.
+    /// its reads as QEMU counts it, without what the guest computes. That guest has no agent, so nobody tells of the replay either who reads.
     fn live(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
-        let launch = self.launches.program(round).clone();
+        let launch = self.launches.program(round).unnamed();
         let programs = self.launches.programs.clone();
         let reader1 = self.launches.noise("reader1");
         for (name, beside) in [("alone", None), ("reader1", Some(&reader1))] {

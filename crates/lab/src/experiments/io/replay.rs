@@ -125,6 +125,7 @@ struct Words {
 }
 
 impl Words {
+    /// Adds the word for a read; of a program without a name there is none.
     fn add(&mut self, program: &str, offset: u64, bytes: u64) {
         if let Ok(name) = Name::new(program) {
             let told = Told {
