@@ -8,7 +8,7 @@ use floe_api::{IoMachine, RunRequest, Wait};
 use std::any::Any;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 /// Between a person's inputs: longer than reads are taken for answers to an input.
@@ -36,6 +36,14 @@ fn read(node: &TestNode, name: &str, mark: u32) {
         "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/vda of=/dev/null bs=64k skip=16 count=16; echo read-$(({mark}+1))"
     );
     node.type_and_wait(name, &line, &format!("read-{}", mark + 1));
+}
+
+/// Runs a `floe` command to its end, with this as its input, in one piece.
+fn with_input(node: &TestNode, args: &[&str], input: &[u8]) -> Output {
+    let mut command = floe(node, args);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
 }
 
 /// A node with an image that has a disk, of which all is on this host.
@@ -238,13 +246,8 @@ fn what_is_read_after_something_was_typed_goes_first() {
     });
     // what floe ssh goes through: a message that is as short as a key
     goes_first(&node, "ssh", &|node, name| {
-        let mut child = floe(node, &["dial", name, "80"])
-            .stdin(Stdio::piped())
-            .spawn()
-            .unwrap();
         let request = b"GET / HTTP/1.0\r\n\r\n";
-        child.stdin.take().unwrap().write_all(request).unwrap();
-        let done = child.wait_with_output().unwrap();
+        let done = with_input(node, &["dial", name, "80"], request);
         assert!(!done.stdout.is_empty(), "{done:?}");
         Box::new(())
     });
@@ -257,6 +260,12 @@ fn what_is_read_after_something_was_typed_goes_first() {
     });
     let piped = run(&node, &["exec", "nobody", "--", "true"]);
     assert!(piped.status.success(), "{piped:?}");
+    // nor what is piped into a command, however short it is, nor a message that is longer than any key: a file that ssh carries
+    let piped = with_input(&node, &["exec", "-i", "nobody", "--", "cat"], b"k\n");
+    assert_eq!(piped.stdout, b"k\n", "{piped:?}");
+    let long = format!("GET / HTTP/1.0\r\nX-File: {}\r\n\r\n", "x".repeat(128));
+    let carried = with_input(&node, &["dial", "nobody", "80"], long.as_bytes());
+    assert!(!carried.stdout.is_empty(), "{carried:?}");
     read(&node, "nobody", 10);
     let nobody = known(&node, "nobody").unwrap();
     assert_eq!((nobody.inputs, nobody.interactive.served), (0, 0));
