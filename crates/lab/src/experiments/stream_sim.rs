@@ -43,6 +43,7 @@ const FETCH_RATIO: usize = 0;
 const MISS_RATE: usize = 1;
 const WAIT_S: usize = 2;
 const PAUSES_PER_MIN: usize = 5;
+const STALLS_PER_MIN: usize = 6;
 
 /// All runs of an experiment.
 pub struct Runs {
@@ -278,14 +279,14 @@ impl Runs {
         report
             .add_value("floe_wait_over_vtube", "x", ours[WAIT_S] / theirs[WAIT_S])
             .against(VTUBE, "s", theirs[WAIT_S]);
-        let pauses = theirs[PAUSES_PER_MIN];
-        report
-            .add_value(
-                "pauses_per_min_over_vtube",
-                "x",
-                ours[PAUSES_PER_MIN] / pauses.max(1e-9),
-            )
-            .against(VTUBE, "1/min", pauses);
+        for (name, at) in [
+            ("pauses_per_min_over_vtube", PAUSES_PER_MIN),
+            ("stalls_per_min_over_vtube", STALLS_PER_MIN),
+        ] {
+            report
+                .add_value(name, "x", ours[at] / theirs[at].max(1e-9))
+                .against(VTUBE, "1/min", theirs[at]);
+        }
         self.compare_rest(report, &numbers, (floe, vtube));
         let most = |workloads: &mut dyn Iterator<Item = usize>| {
             let over_links = |w: usize| {

@@ -3,6 +3,10 @@ use std::collections::BTreeMap;
 
 /// The beginning of a machine's own time that counts as its launch.
 const LAUNCH_NS: u64 = 1_000_000_000;
+/// A wait that is as long interrupts who sits in front of the machine.
+const INTERRUPTION_NS: u64 = 500_000_000;
+/// A machine that runs for less than a frame of a film between two waits shows nothing new: to a person they are one.
+const UNSEEN_NS: u64 = 40_000_000;
 
 /// Why a machine stalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,18 +63,19 @@ pub struct Run {
 }
 
 /// The names of [`Run::figures`], with their units.
-pub const FIGURES: [(&str, &str); 6] = [
+pub const FIGURES: [(&str, &str); 7] = [
     ("fetch_ratio", "x"),
     ("miss_rate", "%"),
     ("wait_s", "s"),
     ("launch_s", "s"),
     ("buffering_ratio", "x"),
     ("buffering_per_min", "1/min"),
+    ("stalls_per_min", "1/min"),
 ];
 
 impl Run {
     /// Returns the figures in the order of [`FIGURES`].
-    pub fn figures(&self) -> [f64; 6] {
+    pub fn figures(&self) -> [f64; FIGURES.len()] {
         [
             self.fetch_ratio(),
             self.miss_rate() * 100.0,
@@ -78,6 +83,7 @@ impl Run {
             self.launch_s(),
             self.buffering_ratio(),
             self.buffering_per_min(),
+            self.stalls_per_min(),
         ]
     }
 
@@ -112,7 +118,23 @@ impl Run {
 
     /// Returns pauses per minute of the run.
     pub fn buffering_per_min(&self) -> f64 {
-        self.pauses().count() as f64 / (self.end_ns.max(1) as f64 / 60e9)
+        self.per_min(self.pauses().count())
+    }
+
+    /// Returns the interruptions per minute of the run: waits of half a second or longer once the machine has started, whether it was
+    /// paused or lacked a chunk. Waits between which it hardly ran are one.
+    pub fn stalls_per_min(&self) -> f64 {
+        let together = |one: &Stall, next: &Stall| next.own_ns - one.own_ns < UNSEEN_NS;
+        let waits = self.stalls.chunk_by(together);
+        let interrupts = |wait: &&[Stall]| {
+            let ns = wait.iter().map(Stall::ns).sum::<u64>();
+            wait[0].kind != StallKind::Start && ns >= INTERRUPTION_NS
+        };
+        self.per_min(waits.filter(interrupts).count())
+    }
+
+    fn per_min(&self, count: usize) -> f64 {
+        count as f64 / (self.end_ns.max(1) as f64 / 60e9)
     }
 
     fn pauses(&self) -> impl Iterator<Item = &Stall> {
@@ -145,5 +167,42 @@ impl Means {
         self.sums
             .iter()
             .map(|(key, (sum, n))| (key.as_str(), sum / *n as f64, *n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interruption_counts_once_whatever_the_machine_waited_for() {
+        const MS: u64 = 1_000_000;
+        let mut run = Run::default();
+        let mut now_ms = 0;
+        // the machine's own time when it stalls, for how long, and why
+        for (own_ms, ms, kind) in [
+            (0, 900, StallKind::Start),
+            (0, 3_000, StallKind::Buffering),
+            (1_000, 499, StallKind::Demand),
+            (2_000, 700, StallKind::Demand),
+            (2_000, 2_000, StallKind::Buffering),
+            (3_000, 200, StallKind::Demand),
+            (3_039, 150, StallKind::Demand),
+            (3_070, 150, StallKind::Demand),
+            (4_000, 600, StallKind::Buffering),
+        ] {
+            let from_ns = (own_ms + now_ms) * MS;
+            now_ms += ms;
+            run.stalls.push(Stall {
+                from_ns,
+                to_ns: from_ns + ms * MS,
+                own_ns: own_ms * MS,
+                kind,
+            });
+        }
+        run.end_ns = 30_000 * MS;
+        // the second and the third of those after the start, and the last one
+        assert_eq!(run.stalls_per_min(), 6.0);
+        assert_eq!(run.buffering_per_min(), 6.0);
     }
 }
