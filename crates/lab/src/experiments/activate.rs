@@ -1,6 +1,8 @@
 //! `activate`: from the call to the first instruction of a machine from the pool's memory, and to its guest's answer with the network in
 //! place; the same of 1 to 8 machines on four hosts. Compared with a cold boot of the same guest until it answers, with QEMU's restore of
-//! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs.
+//! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs: once where
+//! nothing waits for the substrate and nothing of it is in the kernel's memory, and once where a QEMU waits that has loaded it.
+use super::activate_ways;
 use super::live::Node;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
@@ -28,6 +30,8 @@ const MACHINES: [u32; 4] = [1, 2, 4, 8];
 const PORT: u16 = 7071;
 /// The substrate.
 const NAME: &str = "ready";
+/// The machine that is docked as that.
+const ORIGIN: &str = "origin";
 
 /// Times of activations, in milliseconds.
 #[derive(Default)]
@@ -74,21 +78,49 @@ pub(super) struct Activated {
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("activate", context.quick);
     let (guest, memory) = wan::guest(context)?;
-    let one = here(context, &guest, memory, &mut report)?;
+    let (loaded, boots) = here(context, &guest, memory, &mut report)?;
+    let cold = cold(context, &guest, memory, &mut report)?;
     let (restores, migrations) = plain(context, &guest, memory)?;
-    let first_ms = one.first.median();
-    report
-        .add_value("restore_over_first", "x", restores.median() / first_ms)
-        .against("QEMU's restore", "ms", restores.median());
-    report
-        .add_value("migrate_over_first", "x", migrations.median() / first_ms)
-        .against("the live migration", "ms", migrations.median());
+    for (what, theirs, ratios) in [
+        (
+            "a cold boot",
+            &boots,
+            [
+                ("boot_over_ready", &cold.ready),
+                ("boot_over_loaded", &loaded.ready),
+            ],
+        ),
+        (
+            "QEMU's restore",
+            &restores,
+            [
+                ("restore_over_first", &cold.first),
+                ("restore_over_loaded", &loaded.first),
+            ],
+        ),
+        (
+            "the live migration",
+            &migrations,
+            [
+                ("migrate_over_first", &cold.first),
+                ("migrate_over_loaded", &loaded.first),
+            ],
+        ),
+    ] {
+        for (name, ours) in ratios {
+            report
+                .add_value(name, "x", theirs.median() / ours.median())
+                .against(what, "ms", theirs.median());
+        }
+    }
     on_hosts(context, &guest, memory, &mut report)?;
-    super::activate_ways::add(context, &mut report)?;
+    activate_ways::add(context, &mut report)?;
     super::cluster_ready::add(context, &mut report)?;
     report.note(
-        "first_ms and ready_ms: one private machine on this host, for which a QEMU waits that has loaded this very substrate; ready: its \
-         agent has answered, at the size that it was docked with",
+        "first_ms, ready_ms and *_over_loaded: one private machine on this host, for which a QEMU waits that has loaded this very \
+         substrate; cold_*, boot_over_ready, restore_over_first and migrate_over_first: nothing waits, what earlier activations unpacked is \
+         removed and the kernel's caches are dropped before each, another machine's QEMU running; ready: its agent has answered, at the \
+         size that it was docked with",
     );
     report.note(format!(
         "ready_ms_n: so many clones on {HOSTS} hosts, which are network namespaces of one machine and share its processors; until the \
@@ -97,13 +129,13 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Measures one machine on the host of the pool, and a cold boot.
+/// Measures one machine on the host of the pool, for which a QEMU waits that has loaded its substrate; and cold boots, in milliseconds.
 fn here(
     context: &Context,
     guest: &Guest,
     memory: u64,
     report: &mut Report,
-) -> anyhow::Result<Times> {
+) -> anyhow::Result<(Times, Samples)> {
     let node = Node::start(None, &context.scratch.join("node"), true)?;
     node.import_with(guest, "guest", memory, 1)?;
     let mut boots = Samples::default();
@@ -113,6 +145,7 @@ fn here(
         node.remove(&name)?;
     }
     dock_one(&node, None)?;
+    node.remove(ORIGIN)?;
     let (mut times, mut reads) = (Times::default(), Samples::default());
     for round in 0..=context.pick(15, 3) {
         // what the last one has unpacked is not to be found on the disk: its chunks come from the pool's memory
@@ -140,9 +173,37 @@ fn here(
         .add("ready_ms_p50", "ms", &times.ready)
         .against(alternative, "ms", boots.median());
     report.add("reads_p50", "", &reads);
-    let ratio = boots.median() / times.ready.median();
-    report.add_value("boot_over_ready", "x", ratio);
     times.tell_stages(report, "");
+    Ok((times, boots))
+}
+
+/// Measures one machine on a host where nothing waits for it and nothing of its substrate is in the kernel's memory: QEMU's restore begins
+/// like that, too. The machine that was docked runs on, so that QEMU's own program stays in memory, as it does there.
+fn cold(
+    context: &Context,
+    guest: &Guest,
+    memory: u64,
+    report: &mut Report,
+) -> anyhow::Result<Times> {
+    let node = Node::start(None, &context.scratch.join("cold"), false)?;
+    node.import_with(guest, "guest", memory, 1)?;
+    dock_one(&node, None)?;
+    let (mut times, mut reads) = (Times::default(), Samples::default());
+    for _ in 0..context.pick(15, 3) {
+        activate_ways::forget(&node)?;
+        let request = ActivateRequest {
+            name: Some("m".into()),
+            ..ActivateRequest::default()
+        };
+        let activated = activate(&node, NAME, request)?;
+        ensure!(activated.report.from_memory, "it came from the disk");
+        times.push(&activated)?;
+        reads.push(node.machine("m")?.stats.misses as f64);
+        node.remove("m")?;
+    }
+    report.add("cold_first_ms_p50", "ms", &times.first);
+    report.add("cold_ready_ms_p50", "ms", &times.ready);
+    report.add("cold_reads_p50", "", &reads);
     Ok(times)
 }
 
@@ -159,16 +220,17 @@ pub(super) fn boot(node: &Node, image: &str, name: &str) -> anyhow::Result<f64> 
     Ok(node.run(&request, |_| {})?.total_ms)
 }
 
-/// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer. With so many seconds of rehearsal.
+/// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer. With so many seconds of rehearsal. Its
+/// machine runs on.
 fn dock_one(node: &Node, rehearse_s: Option<u32>) -> anyhow::Result<()> {
-    boot(node, "guest", "origin")?;
+    boot(node, "guest", ORIGIN)?;
     let request = DockRequest {
         name: NAME.into(),
         rehearse_s,
         ..DockRequest::default()
     };
-    node.client.dock("origin", &request)?.finish(|_| {})?;
-    node.remove("origin")
+    node.client.dock(ORIGIN, &request)?.finish(|_| {})?;
+    Ok(())
 }
 
 /// Activates a substrate and waits for its guests.
@@ -246,6 +308,7 @@ fn on_hosts(
     let first = &nodes[0];
     first.import_with(guest, "guest", memory, 1)?;
     dock_one(first, Some(REHEARSE_S_DEFAULT))?;
+    first.remove(ORIGIN)?;
     let mut all = BTreeMap::new();
     for n in MACHINES {
         let mut times = Times::default();

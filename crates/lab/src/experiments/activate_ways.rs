@@ -100,7 +100,7 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
 }
 
 /// Forgets what earlier activations have unpacked, on the disk and in the kernel's memory.
-fn forget(node: &Node) -> anyhow::Result<()> {
+pub(super) fn forget(node: &Node) -> anyhow::Result<()> {
     node.client.cache_gc()?;
     drop_caches()
 }
