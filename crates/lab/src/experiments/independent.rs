@@ -1,6 +1,6 @@
 //! `independent`: a machine of a hub is made independent while its guest writes and reads its disk: how fast that is before and
 //! meanwhile, what the machine still needs from elsewhere afterwards, and how much of its disk still lies over its image once what it had
-//! written is merged.
+//! written is merged. Then how fast it is while what it has written is merged again.
 use super::live::{self, Hub, Node};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
@@ -47,22 +47,13 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     for turn in 0..PLACES {
         work(&node, turn)?;
     }
-    let (mut before, mut during, mut after) =
-        (Samples::default(), Samples::default(), Samples::default());
+    let [mut before, mut during, mut after, mut merging]: [Samples; 4] = Default::default();
     let rounds = context.pick(12, 4);
     for turn in 0..rounds {
         before.push(work(&node, turn)?);
     }
-    let ask = |wait: bool| -> anyhow::Result<()> {
-        let request = IndependentRequest {
-            wait,
-            ..Default::default()
-        };
-        node.client.independent("web", &request)?.finish(|_| {})?;
-        Ok(())
-    };
     let began = Instant::now();
-    ask(false)?;
+    ask(&node, false)?;
     loop {
         let speed = work(&node, during.len())?;
         // a piece that began or ended after the last byte came is not one that was disturbed throughout
@@ -76,7 +67,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     let took_s = began.elapsed().as_secs_f64();
     // until what it has written is merged into an image of its own, on which its disk stands from then on
-    ask(true)?;
+    ask(&node, true)?;
     let merged_s = began.elapsed().as_secs_f64() - took_s;
     let overlay = over_its_image(&node)?;
     for turn in 0..rounds {
@@ -84,6 +75,9 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     }
     let left = stands(&node)?.left_bytes;
     let written_since = over_its_image(&node)?;
+    for _ in 0..rounds {
+        while_merged(&node, &mut merging)?;
+    }
     // the hub goes: whatever the guest reads now is here
     drop(hub);
     let all = format!(
@@ -95,11 +89,14 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             "the guest cannot read all of its state as it was: {error:#}"
         ));
     }
-    if during.is_empty() {
-        bail!("the image came before the guest had written and read a piece");
+    if during.is_empty() || merging.is_empty() {
+        bail!("the image came, or all was merged, before the guest had written and read a piece");
     }
     report
         .add_value("during_ratio", "", during.median() / before.median())
+        .against("MB/s before", "MB/s", before.median());
+    report
+        .add_value("merge_ratio", "", merging.median() / before.median())
         .against("MB/s before", "MB/s", before.median());
     report.add_value("left_bytes", "B", left as f64);
     report
@@ -108,14 +105,45 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add("during_mb_s", "MB/s", &during);
     report.add("before_mb_s", "MB/s", &before);
     report.add("after_mb_s", "MB/s", &after);
+    report.add("merge_mb_s", "MB/s", &merging);
     report.add_value("copied_s", "s", took_s);
     report.add_value("merged_s", "s", merged_s);
     report.note(format!(
         "the tiny guest, one emulated CPU, hub and node on one host; {random_mb} MB of random bytes in its memory, {DISK_MIB} MiB of them on its \
          disk; {PIECE_MIB} MiB of that written with fsync, then read, and as much read that is the image's, again and again at {PLACES} places; \
-         the rate is the default"
+         the rate is the default; merge_ratio: {rounds} merges of what was written at all places, each asked for anew"
     ));
     Ok(report)
+}
+
+/// Asks for the machine's independence; with `wait`, until all is here and what it had written is merged.
+fn ask(node: &Node, wait: bool) -> anyhow::Result<()> {
+    let request = IndependentRequest {
+        wait,
+        ..Default::default()
+    };
+    node.client.independent("web", &request)?.finish(|_| {})?;
+    Ok(())
+}
+
+/// Has the guest write all of its places, and go on while that is merged. Adds how fast it was with each piece that ended before the merge
+/// did.
+fn while_merged(node: &Node, speeds: &mut Samples) -> anyhow::Result<()> {
+    for turn in 0..PLACES {
+        work(node, turn)?;
+    }
+    std::thread::scope(|scope| {
+        let merge = scope.spawn(|| ask(node, true));
+        for turn in 0.. {
+            let speed = work(node, turn)?;
+            if merge.is_finished() {
+                break;
+            }
+            speeds.push(speed);
+        }
+        let merged = merge.join();
+        merged.map_err(|_| anyhow::anyhow!("a thread panicked"))?
+    })
 }
 
 /// Publishes a captured guest with so many MB of random bytes in its memory.
