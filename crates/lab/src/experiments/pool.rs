@@ -102,10 +102,12 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let warm = warm_ms(&node)?;
     report.add_value("warm_s", "s", warm / 1e3);
     report.note("each substrate is a real machine's, docked live after work of its own; warm: all back in memory after a restart");
+    let of_each = context.pick(DIFFERENT_EACH, 2);
     report.note(format!(
-        "different_in_8gb: of each guest {} machines that were each booted by itself, docked once after some work; counted is the memory of \
-         the node's process that is no file's, with all of them, beyond that of the same node without any",
-        context.pick(DIFFERENT_EACH, 2)
+        "different_in_8gb is extrapolated from {} machines, {of_each} of each guest, which were each booted by itself and docked once after some \
+         work: 8 GB over what each of them takes of the memory of the node's process that is no file's, beyond that of the same node without \
+         any; that many were never there",
+        of_each * kinds.len()
     ));
     Ok(report)
 }
