@@ -66,7 +66,7 @@ impl Floe {
     }
 
     /// Runs a shell's line in a machine's guest, with these options, and returns its exit code and its output.
-    fn line(
+    pub fn line(
         &self,
         options: &[&str],
         machine: &str,

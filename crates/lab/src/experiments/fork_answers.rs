@@ -85,7 +85,8 @@ pub(super) fn add(context: &Context, report: &mut Report) -> anyhow::Result<()> 
         "answer_ms, exec_ms: {CLONES} clones at once (2 in a quick run) of a guest that runs, from the call until each of them has answered a \
          web request through a port of the host that is led to it then, or has run a command; quantiles are over all clones of all rounds; \
          _8gb: one CPU, 8 GB, a database of 400,000 rows in its memory; QEMU's own way: from its stop until each copy has answered such a \
-         request, each with a disk on top of the guest's; of 8 GB, with a balloon through which the guest gives back what is free, as ours has"
+         request, each with a disk on top of the guest's; of 8 GB, with a balloon through which the guest gives back what is free, as ours has; \
+         state_mb: how much of its memory the guest that is forked does not have free"
     ));
     Ok(())
 }
@@ -121,6 +122,7 @@ fn compare(
     let floe = Floe::new(&node)?;
     // what is created only once is created by the first
     fork_until(&node, 1, |clone| get(&node, clone))?;
+    let state_mb = held_mb(&floe, "web")?;
     let (mut answered, mut executed) = (Samples::default(), Samples::default());
     for _ in 0..parent.rounds.0 {
         for ms in fork_until(&node, count, |clone| get(&node, clone))? {
@@ -144,7 +146,21 @@ fn compare(
     }
     let ratio = theirs.quantile(0.95) / answered.quantile(0.95);
     report.add_value(parent.ratio, "x", ratio);
+    report.add_value(&format!("state_mb_n25{suffix}"), "MB", state_mb);
     Ok(())
+}
+
+/// Returns how much of its memory a machine's guest does not have free, in MB.
+fn held_mb(floe: &Floe, machine: &str) -> anyhow::Result<f64> {
+    let line = "while read name kib unit; do case $name in MemTotal:) all=$kib;; MemFree:) free=$kib;; esac; done < /proc/meminfo; \
+                echo $((all - free))";
+    let (code, said) = floe.line(&[], machine, line)?;
+    ensure!(
+        code == Some(0),
+        "{machine} does not say how much memory is free"
+    );
+    let kib: f64 = said.trim().parse()?;
+    Ok(kib * 1024.0 / 1e6)
 }
 
 /// Measures QEMU's own way: when each copy had answered, in ms since the guest was stopped.
