@@ -286,9 +286,10 @@ impl Program {
             },
             Workload::Jbb(warehouses) => self.jbb(warehouses, thread, random),
             Workload::Pi => Op::Compute(50 * MS),
-            Workload::Npb => match step % 2 {
+            Workload::Npb => match step % 3 {
                 0 => Op::Compute(random.around(MS, 0.1)),
-                _ => Op::Barrier(0),
+                1 => Op::Barrier(0),
+                _ => Op::Count,
             },
         }
     }

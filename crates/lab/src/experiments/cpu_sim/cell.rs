@@ -161,8 +161,6 @@ pub struct Runs {
     pub cost: Samples,
     /// Switches of all cores until the end.
     pub switches: Samples,
-    /// Runs that were cut.
-    pub cut: usize,
 }
 
 /// Whether a workload has an end.
@@ -171,24 +169,38 @@ pub fn ends(workload: Workload) -> bool {
 }
 
 impl Cell {
-    /// Runs it once for each seed, on all cores of this machine.
-    pub fn runs(self, host: Host, who: Who, rounds: u64) -> Runs {
+    /// Its machines, the one that is measured first.
+    pub fn machines(self, host: Host) -> Vec<(usize, Workload)> {
         let disturbers = self.queue * host.cores / VCPUS - 1;
         let mut machines = vec![(VCPUS, self.workload)];
         machines.extend(vec![(VCPUS, Workload::Pi); disturbers]);
-        let open = !ends(self.workload);
-        let limit_s = if open { OPEN_S } else { LIMIT_S };
-        let one = |seed: usize| host.run(who, machines.clone(), seed as u64, 0.0, limit_s);
+        machines
+    }
+
+    /// What came of it.
+    pub fn runs(self, outcomes: &[Outcome]) -> Runs {
         let mut runs = Runs::default();
-        for outcome in parallel(rounds as usize, one) {
-            let cost = match open {
-                true => outcome.took_s / outcome.count.max(1) as f64,
-                false => outcome.took_s,
+        for outcome in outcomes {
+            let cost = match ends(self.workload) {
+                true => outcome.took_s,
+                false => outcome.took_s / outcome.count.max(1) as f64,
             };
             runs.cost.push(cost);
             runs.switches.push(outcome.switches as f64);
-            runs.cut += usize::from(!open && !outcome.ended);
         }
         runs
     }
+}
+
+/// Runs machines, the first of which is measured, once for each seed, on all cores of this machine.
+pub fn outcomes(
+    host: Host,
+    who: Who,
+    machines: &[(usize, Workload)],
+    rounds: usize,
+) -> Vec<Outcome> {
+    let limit_s = if ends(machines[0].1) { LIMIT_S } else { OPEN_S };
+    parallel(rounds, |seed| {
+        host.run(who, machines.to_vec(), seed as u64, 0.0, limit_s)
+    })
 }

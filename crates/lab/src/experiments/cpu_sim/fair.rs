@@ -1,8 +1,10 @@
 //! Fairness between machines (figure 4.12), and what a decision costs (which section 4.4.4 promises to analyse).
 
+use super::ROUNDS;
 use super::cell::{THEN, VCPUS, Who};
 use crate::cpu_sim::Workload;
 use crate::harness::{Context, Report, Samples};
+use crate::sim::sweep::parallel;
 use floe_sched::MachineId;
 use floe_sched::cpu::{Scheduler, Stop, TaskId, WEIGHT};
 use std::time::Instant;
@@ -54,21 +56,14 @@ pub fn fairness(report: &mut Report, context: &Context) {
         let (mut lag_ms, mut rsd) = (0.0f64, 0.0f64);
         for (period_s, count) in PERIODS {
             let count = context.pick(count, 2);
-            let mut means = [Samples::default(), Samples::default(), Samples::default()];
-            let mut rsds = Samples::default();
-            for seed in 0..context.pick(3, 1) {
-                for (who, means) in [Who::Default, Who::Sbco, Who::Told]
-                    .into_iter()
-                    .zip(&mut means)
-                {
-                    let lags = lags(who, vcpus, period_s, count, seed);
-                    means.push(mean(&lags));
-                    if who == Who::Sbco {
-                        rsds.push(rsd_pct(&lags));
-                    }
-                }
-            }
-            let [default, sbco, told] = means;
+            let [default, sbco, told] = [Who::Default, Who::Sbco, Who::Told].map(|who| {
+                parallel(context.pick(ROUNDS, 1), |seed| {
+                    lags(who, vcpus, period_s, count, seed as u64)
+                })
+            });
+            let rsds: Samples = sbco.iter().map(|lags| rsd_pct(lags)).collect();
+            let [default, sbco, told] = [default, sbco, told]
+                .map(|runs| runs.iter().map(|lags| mean(lags)).collect::<Samples>());
             let of = |samples: &Samples| mean(samples.values());
             ratios.push(of(&sbco) / of(&default).max(1e-9));
             lag_ms = lag_ms.max(of(&sbco));
