@@ -6,6 +6,7 @@
 //! is a node that has found that it does not help and has stopped.
 //!
 //! It takes most of an hour, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
+use super::cpu_sim::worst;
 use super::live::Node;
 use crate::guest::{Guest, compile};
 use crate::harness::{Context, Kept, Report, Samples};
@@ -91,9 +92,11 @@ struct Step {
 struct Told {
     /// Of each of [`PROGRAMS`], how long all machines together needed for one piece of work, in microseconds.
     took_us: Vec<f64>,
-    /// How often a vCPU was moved or lent to.
+    /// The same of the machine that needed longest.
+    slowest_us: Vec<f64>,
+    /// How often a vCPU was moved or lent to, since the node's start.
     acted: f64,
-    /// How often it was lent to.
+    /// How often it was lent to, since then.
     lent: f64,
     /// What that took, in percent of a core.
     own_cpu_pct: f64,
@@ -163,24 +166,20 @@ fn tell(told: &BTreeMap<Step, Told>, report: &mut Report) {
         if mode == Mode::Off {
             continue;
         }
-        let mut worst: Option<Samples> = None;
+        let (mut all, mut slowest) = (Vec::new(), Vec::new());
         for (at, program) in PROGRAMS.into_iter().enumerate() {
             let default = samples(0, &|told| told.took_us[at]);
-            let ours = samples(number, &|told| told.took_us[at]);
-            let over = ours.over(&default);
+            let over = samples(number, &|told| told.took_us[at]).over(&default);
             report
                 .add(&format!("{prefix}{program}_over_default"), "x", &over)
                 .against("the kernel alone, a piece of work", "us", default.median());
-            if worst
-                .as_ref()
-                .is_none_or(|worst| over.median() > worst.median())
-            {
-                worst = Some(over);
-            }
+            all.push(over);
+            let default = samples(0, &|told| told.slowest_us[at]);
+            slowest.push(samples(number, &|told| told.slowest_us[at]).over(&default));
         }
-        if let Some(worst) = worst {
-            report.add(&format!("{prefix}worst_over_default"), "x", &worst);
-        }
+        let name = |figure: &str| format!("{prefix}{figure}_over_default");
+        report.add(&name("worst"), "x", &worst(all));
+        report.add(&name("worst_machine"), "x", &worst(slowest));
         let acted = samples(number, &|told| told.acted);
         report.add(&format!("{prefix}acted"), "count", &acted);
         let own = samples(number, &|told| told.own_cpu_pct);
@@ -192,8 +191,9 @@ fn tell(told: &BTreeMap<Step, Told>, report: &mut Report) {
     report.add("lent", "count", &lent);
     report.note(format!(
         "{MACHINES} machines of two vCPUs, {}; each program {RUN_S} s in all of them at once, after {WARM_S} s of the first; *_over_default: \
-         time for a piece of work over the kernel's in the same round; the worst is that of the program with the largest median; acted: \
-         vCPUs moved and loans in a run, undoing and trials included",
+         time for a piece of work over the kernel's in the same round; the worst is that of the program with the largest median; \
+         worst_machine: of the machine that took longest for a piece, over the one that took longest with the kernel alone; acted: vCPUs \
+         moved and loans from the node's start to the end of a run, undoing and trials included",
         crate::guest::accelerator()
     ));
 }
@@ -225,15 +225,16 @@ impl Site {
         self.wait_for_machines()?;
         self.all_run(PROGRAMS[0], context.pick(WARM_S, 2))?;
         let (mut told, mut looks) = (Told::default(), Samples::default());
-        let before = self.node.client.sched()?;
         for program in PROGRAMS {
-            let (took_us, stacking) = self.all_run(program, context.pick(RUN_S, 3))?;
-            told.took_us.push(took_us);
+            let (rates, stacking) = self.all_run(program, context.pick(RUN_S, 3))?;
+            let least = rates.iter().copied().fold(f64::INFINITY, f64::min);
+            told.took_us.push(1.0 / rates.iter().sum::<f64>());
+            told.slowest_us.push(1.0 / least);
             stacking.values().iter().for_each(|part| looks.push(*part));
         }
         let after: SchedReport = self.node.client.sched()?;
-        told.acted = (after.moves + after.loans - before.moves - before.loans) as f64;
-        told.lent = (after.loans - before.loans) as f64;
+        told.acted = (after.moves + after.loans) as f64;
+        told.lent = after.loans as f64;
         told.own_cpu_pct = after.own_cpu_pct;
         told.stopped = after.acting == SchedActing::DoesNotHelp;
         let sum: f64 = looks.values().iter().sum();
@@ -268,9 +269,9 @@ impl Site {
         Ok(())
     }
 
-    /// Runs a program in all machines at once. Returns how long they together needed for a piece of work, in microseconds, and how often
-    /// siblings shared a core, in percent, at each look at each machine.
-    fn all_run(&self, program: &str, seconds: u64) -> anyhow::Result<(f64, Samples)> {
+    /// Runs a program in all machines at once. Returns how many pieces of work each of them did in a microsecond, and how often siblings
+    /// shared a core, in percent, at each look at each machine.
+    fn all_run(&self, program: &str, seconds: u64) -> anyhow::Result<(Vec<f64>, Samples)> {
         let mut looks = Samples::default();
         let rates: anyhow::Result<Vec<f64>> = std::thread::scope(|scope| {
             let run = |number| {
@@ -293,8 +294,7 @@ impl Site {
                 .map(|ended| ended.map_err(|_| anyhow::anyhow!("a thread panicked"))?)
                 .collect()
         });
-        let all: f64 = rates?.iter().sum();
-        Ok((1.0 / all, looks))
+        Ok((rates?, looks))
     }
 }
 
@@ -385,7 +385,10 @@ mod tests {
                     Mode::Balance => vec![8.0 * slow, 10.0 * slow, 10.0 * slow],
                     Mode::Sbco => vec![5.0 * slow, 10.0 * slow, 11.0 * slow],
                 };
+                // together they do as much: what one of them loses the others win
+                let starves = if mode == Mode::Sbco { 3.0 } else { 1.0 };
                 let one = Told {
+                    slowest_us: vec![40.0 * slow, 40.0 * slow * starves, 40.0 * slow],
                     took_us,
                     acted: 3.0,
                     ..Told::default()
@@ -399,6 +402,8 @@ mod tests {
         assert!((value("lock_over_default") - 0.5).abs() < 1e-9);
         assert!((value("balance.lock_over_default") - 0.8).abs() < 1e-9);
         assert!((value("worst_over_default") - 1.1).abs() < 1e-9);
+        assert!((value("worst_machine_over_default") - 3.0).abs() < 1e-9);
+        assert!((value("balance.worst_machine_over_default") - 1.0).abs() < 1e-9);
         assert_eq!(report.figures["lock_over_default"].n, ROUNDS);
         // one that lacks a way is not told
         told.remove(&Step {
