@@ -1,16 +1,18 @@
 //! `io-cost`: what it costs that the mount decides whose disk request goes first. Random reads of 4 KiB through a real mount, from
 //! the chunks in the store's files on this host's disk, which are dropped from the page cache before each run: with the scheduler
 //! (`--io vsip`) and without (`--io off`), in turn; and again from the page cache, where nobody queues. And the processor time of the scheduler's own
-//! decisions.
+//! decisions, with the map of the disk's files and what guests' agents tell.
 use super::local::LocalMount;
 use crate::harness::{Context, Report, Samples};
+use crate::slow_disk::output_of;
 use crate::workload;
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
+use floe_extents::{Kind, Limits, Map};
 use floe_image::MachineConfig;
 use floe_mount::{
     DiskSpec, ImageSpec, IoScheduling, MachineHandle, MachineSpec, Mount, MountOptions,
 };
-use floe_sched::classify::{Classifier, ImageId, Owned, Place, Program, Seen};
+use floe_sched::classify::{Classifier, ImageId, Name, Owned, Place, Program, Seen, Told};
 use floe_sched::{MachineId, Op, Policy, Vsip, VsipConfig, Who};
 use floe_store::{Ingest, IngestOptions};
 use rand::SeedableRng;
@@ -21,6 +23,7 @@ use std::fs::{File, OpenOptions};
 use std::hint::black_box;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Barrier;
 use std::time::Instant;
 
@@ -34,10 +37,21 @@ const MACHINES: [usize; 3] = [1, 8, 100];
 const DECISIONS: u64 = 300_000;
 /// Threads of a mount that give requests to the disk.
 const WORKERS: usize = 8;
-/// Requests of a machine between two inputs, and of one file; and how many files there are.
+/// Requests of a machine between two inputs, of one file, and of one program.
 const INPUT_EVERY: u64 = 4_000;
 const READS_OF_FILE: u64 = 16;
-const FILES: u64 = 200;
+const READS_OF_PROGRAM: u64 = 512;
+/// Files that a machine reads, how many there are on its disk, and how many of those a directory has.
+const FILES: usize = 200;
+const FILES_ALL: usize = 10_000;
+const FOLDER_FILES: usize = 50;
+/// Bytes of that disk.
+const DISK_BYTES: u64 = 256 << 20;
+/// Programs of a machine.
+const PROGRAMS: usize = 64;
+/// A guest's agent tells so often, in microseconds, and at most of so many parts of a disk.
+const AGENT_TELLS_US: u64 = 40_000;
+const AGENT_PARTS: usize = 48;
 /// Most requests that are queued meanwhile.
 const QUEUED_MAX: usize = 4096;
 
@@ -46,7 +60,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("io-cost", context.quick);
     let (rounds, bytes) = context.pick((7, 512 << 20), (2, 32 << 20));
     let reads = context.pick(12_000, 1000);
-    decisions(&mut report, rounds);
+    let disk = MappedDisk::new(&context.scratch, context.pick(FILES_ALL, 2 * FILES))?;
+    decisions(&mut report, rounds, &disk)?;
     let bench = Bench::new(&context.scratch, bytes)?;
     for machines in MACHINES {
         for from in [From::Disk, From::Memory] {
@@ -59,9 +74,9 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         bytes / 1_000_000
     ));
     report.note(
-        "us_per_request is the processor time of all decisions about a request alone (who asks, queue, choose, report as served), in a loop, with 8 machines; by \
-         number of machines beside it. us_per_hit is the same of a request that the page cache answers: who asks, and nothing else. live_added_us_per_request is what the whole process used more for a read with the scheduler than without: \
-         also the attempt to read without waiting and the way to another thread, which --io off has only when its threads are taken",
+        "us_per_request is the processor time of all decisions about a request alone (whose file it is, what the guest's agent tells of it, who asks, queue, choose, report as served), in a loop, with 8 machines; by \
+         number of machines beside it. us_per_hit is the same of a request that the page cache answers: whose file, what is told, who asks, and nothing else. live_added_us_per_request is what the whole process used more for a read with the \
+         scheduler than without, without a map of files and an agent: also the attempt to read without waiting and the way to another thread, which --io off has only when its threads are taken",
     );
     Ok(report)
 }
@@ -305,12 +320,12 @@ fn cpu_us() -> f64 {
 }
 
 /// Adds what decisions cost.
-fn decisions(report: &mut Report, rounds: usize) {
+fn decisions(report: &mut Report, rounds: usize, disk: &MappedDisk) -> anyhow::Result<()> {
     for machines in MACHINES {
         let (mut requests, mut hits) = (Samples::default(), Samples::default());
         for _ in 0..rounds {
-            requests.push(us_per_decision(machines as u32, false));
-            hits.push(us_per_decision(machines as u32, true));
+            requests.push(us_per_decision(Askers::new(machines as u32, disk)?, false));
+            hits.push(us_per_decision(Askers::new(machines as u32, disk)?, true));
         }
         for (name, costs) in [("us_per_request", requests), ("us_per_hit", hits)] {
             let name = match machines {
@@ -320,26 +335,111 @@ fn decisions(report: &mut Report, rounds: usize) {
             report.add(&name, "us", &costs);
         }
     }
+    Ok(())
 }
 
-/// Machines whose requests are classified as the mount does it: each of a file, now and then after an input.
-struct Askers {
+/// What the mount knows of a machine's disk, and where the files are that machines read.
+struct MappedDisk {
+    map: Map,
+    places: Vec<u64>,
+}
+
+impl MappedDisk {
+    /// Makes an ext4 with so many files, `FILES` of which are large enough to be read, and its map.
+    fn new(dir: &Path, files: usize) -> anyhow::Result<MappedDisk> {
+        let (tree, disk) = (dir.join("tree"), dir.join("mapped.raw"));
+        let large = READS_OF_FILE as usize * READ_BYTES;
+        for number in 0..files {
+            let folder = tree.join((number / FOLDER_FILES).to_string());
+            std::fs::create_dir_all(&folder)?;
+            let is_read = number.is_multiple_of(files / FILES);
+            let bytes = if is_read { large } else { READ_BYTES };
+            std::fs::write(folder.join(number.to_string()), vec![7; bytes])?;
+        }
+        File::create(&disk)?.set_len(DISK_BYTES)?;
+        let mut make = Command::new("mkfs.ext4");
+        output_of(make.args(["-q", "-b", "4096", "-d"]).arg(&tree).arg(&disk))?;
+        std::fs::remove_dir_all(&tree)?;
+        let map = Map::read(&std::fs::read(&disk)?[..], Limits::default())?;
+        std::fs::remove_file(&disk)?;
+        let places: Vec<u64> = map
+            .extents()
+            .filter(|(range, kind)| {
+                matches!(kind, Kind::File(_)) && range.end - range.start >= large as u64
+            })
+            .map(|(range, _)| range.start)
+            .collect();
+        ensure!(places.len() >= FILES / 2, "{} large files", places.len());
+        Ok(MappedDisk { map, places })
+    }
+
+    /// Returns whose a byte of it is: the file, and its directory.
+    fn of(&self, offset: u64) -> (Option<Program>, Option<Program>) {
+        let image = ImageId([1; 32]);
+        let Some(Kind::File(file)) = self.map.at(offset) else {
+            return (None, None);
+        };
+        let folder = self.map.directory(file).map(|folder| Program::Folder {
+            image,
+            inode: u64::from(folder.inode),
+        });
+        let inode = u64::from(file.inode);
+        (Some(Program::File { image, inode }), folder)
+    }
+}
+
+/// What a guest's agent has not told yet, and when it told last.
+#[derive(Clone, Default)]
+struct Agent {
+    parts: Vec<Told>,
+    told_us: u64,
+}
+
+impl Agent {
+    /// Notes a read as an agent does: it tells of neighbours in one.
+    fn reads(&mut self, name: Name, offset: u64) {
+        let bytes = READ_BYTES as u64;
+        let is_full = self.parts.len() >= AGENT_PARTS;
+        match self.parts.last_mut() {
+            Some(last) if last.name == name && last.from == offset.checked_sub(last.bytes) => {
+                last.bytes += bytes;
+            }
+            _ if !is_full => self.parts.push(Told {
+                name,
+                from: Some(offset),
+                bytes,
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// Machines whose requests are classified as the mount does it: each of a file, now and then after an input. Their agents tell which program
+/// has read what.
+struct Askers<'a> {
     classifier: Classifier,
     machines: u32,
+    disk: &'a MappedDisk,
+    programs: Vec<Name>,
+    agents: Vec<Agent>,
 }
 
-impl Askers {
-    fn new(machines: u32) -> Askers {
+impl<'a> Askers<'a> {
+    fn new(machines: u32, disk: &'a MappedDisk) -> anyhow::Result<Askers<'a>> {
         let mut classifier = Classifier::new();
         let of = Owned {
             disk: ImageId([1; 32]),
             uid: 1000,
         };
         (1..=machines).for_each(|machine| classifier.began(0, MachineId(machine), of));
-        Askers {
+        let programs = (0..PROGRAMS).map(|number| Name::new(&format!("program-{number}")));
+        Ok(Askers {
             classifier,
             machines,
-        }
+            disk,
+            programs: programs.collect::<Result<_, _>>()?,
+            agents: vec![Agent::default(); machines as usize],
+        })
     }
 
     /// Returns who makes the request of this number.
@@ -349,19 +449,24 @@ impl Askers {
         if of_machine.is_multiple_of(INPUT_EVERY) {
             self.classifier.input(now_us, machine);
         }
-        let file = Program::File {
-            image: ImageId([1; 32]),
-            inode: 100 + of_machine / READS_OF_FILE % FILES,
-        };
+        let agent = &mut self.agents[(machine.0 - 1) as usize];
+        if now_us - agent.told_us >= AGENT_TELLS_US {
+            self.classifier.told(now_us, machine, &agent.parts);
+            agent.parts.clear();
+            agent.told_us = now_us;
+        }
+        let file = (of_machine / READS_OF_FILE) as usize % self.disk.places.len();
+        let within = of_machine % READS_OF_FILE * READ_BYTES as u64;
+        let offset = self.disk.places[file] + within;
+        let program = (of_machine / READS_OF_PROGRAM) as usize % PROGRAMS;
+        agent.reads(self.programs[program], offset);
+        let (file, folder) = self.disk.of(offset);
         let seen = Seen {
             machine,
-            program: Some(&file),
-            folder: None,
-            place: Some(Place {
-                region: 0,
-                offset: number.wrapping_mul(0x9E37_79B9) % (1 << 34) / 4096 * 4096,
-            }),
-            bytes: 4096,
+            program: file.as_ref(),
+            folder: folder.as_ref(),
+            place: Some(Place { region: 0, offset }),
+            bytes: READ_BYTES as u64,
             op: Op::Read,
         };
         Who {
@@ -371,11 +476,11 @@ impl Askers {
     }
 }
 
-/// Serves requests at an SSD's pace, four at a time for each machine; returns the microseconds that the decisions about each took, from who asks to
-/// being reported as served, without the device. Of hits: who asks, and nothing else.
-fn us_per_decision(machines: u32, hits: bool) -> f64 {
+/// Serves requests at an SSD's pace, four at a time for each machine; returns the microseconds that the decisions about each took, from whose file it
+/// is to being reported as served, without the device. Of hits: to who asks.
+fn us_per_decision(mut askers: Askers, hits: bool) -> f64 {
     let mut policy: Vsip<u64> = Vsip::new(VsipConfig::disk(QUEUED_MAX, WORKERS));
-    let mut askers = Askers::new(machines);
+    let machines = askers.machines;
     let mut under_way = VecDeque::new();
     let (mut now_us, mut number, mut served) = (0, 0, 0);
     let began = cpu_us();
@@ -420,7 +525,10 @@ mod tests {
 
     #[test]
     fn askers_take_turns_and_some_of_what_they_ask_for_is_waited_for() {
-        let mut askers = Askers::new(8);
+        let dir = tempfile::tempdir().unwrap();
+        let disk = MappedDisk::new(dir.path(), FILES).unwrap();
+        assert!(disk.places.iter().all(|place| disk.of(*place).1.is_some()));
+        let mut askers = Askers::new(8, &disk).unwrap();
         let mut classes = [0; 3];
         for number in 0..80_000u64 {
             let who = askers.who(number * 50, number);

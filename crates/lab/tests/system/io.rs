@@ -150,7 +150,7 @@ fn what_is_known_of_who_asks_is_judged_in_three_views() {
 }
 
 #[test]
-#[ignore = "needs root and FUSE: make test-all"]
+#[ignore = "needs root, FUSE and e2fsprogs: make test-all"]
 fn decisions_and_reads_have_a_cost_with_8_and_with_100_machines() {
     let measured = Measured::of(&["io-cost", "--quick"]);
     for name in [
