@@ -63,8 +63,8 @@ pub fn tell(swarms: &Swarms, report: &mut Report) {
         report.fail(format!("{dropped} honest hosts were dropped"));
     }
     report.note(format!(
-        "recorded times are divided by {FASTER}, but by 4 and by 1 where a figure's name begins with `s4.` and `s1.`; pieces are of 64 KiB, \
-         but of 16 KiB where it has `k16.`; `p2p_p` is the faster of two readings of VMTorrent's text with its window of 4.9 MB"
+        "recorded times are divided by {FASTER} where a figure's name has no prefix for it, by 4 and by 1 where it has `s4.` and `s1.`; pieces \
+         are of 64 KiB, but of 16 KiB where it has `k16.`; `p2p_p` is the faster of two readings of VMTorrent's text with its window of 4.9 MB"
     ));
 }
 
