@@ -16,8 +16,10 @@ export FLOE_GUESTS ?= $(CURDIR)/.cache/guests
 GUESTS := $(FLOE_GUESTS)
 GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
-# The lab's experiments that docs/benchmarks.md explains and lab/results records.
-EXPERIMENTS := import dedup disk touch fault capture fork avoid mcast churn apps restore exec hardware pool independent dock activate park resume-wan density stream-sim swarm-sim swarm-real swarm-cost stream-real two-streams train io io-who io-sim page optimize hub-hostile odd-sources ways hammer fuzz build test
+# The lab's experiments in the order of docs/benchmarks.md, which explains them; lab/results records them.
+EXPERIMENTS := import dedup template disk touch fault capture fork avoid mcast restore exec hardware independent dock pool activate input park resume-wan
+EXPERIMENTS += offload advise isolation density io io-sim cpu-sim io-who io-cost cpu-user churn ways hammer fuzz apps distcc
+EXPERIMENTS += stream-sim swarm-sim swarm-real swarm-cost swarm-storm stream-real two-streams page train optimize hub-hostile odd-sources build test
 
 .PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
 .PHONY: azurite web browser guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
@@ -170,7 +172,7 @@ kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-
 lab: build guest-debian guest-shop guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
-		case $$e in swarm-sim|swarm-real) all="--minutes 600";; *) all=;; esac; \
+		case $$e in cpu-user|swarm-sim|swarm-real) all="--minutes 600";; *) all=;; esac; \
 		target/release/floe-lab $$e $$all --json lab/results/$$e.json $(if $(FRESH),,--unless-recorded) || failed="$$failed $$e"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make lab: not measured:$$failed" >&2; exit 1; fi
