@@ -9,7 +9,7 @@ mod vsip;
 mod vtube;
 mod wang;
 
-use crate::harness::{Figure, short};
+use crate::harness::{Figure, code_here, short};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -37,10 +37,10 @@ pub struct Paper {
     pub parts: &'static [Part],
 }
 
-/// A table or figure of a paper.
+/// A table or figure of a paper, or a section that tells of an experiment without either.
 #[derive(Debug)]
 pub struct Part {
-    /// As the paper numbers it: `figure 12`, `table 3.1`.
+    /// As the paper numbers it: `figure 12`, `table 3.1`, `section 4.5`.
     pub number: &'static str,
     /// What it shows.
     pub title: &'static str,
@@ -79,6 +79,40 @@ const fn row(what: &'static str, theirs: &'static str, ours: Ours) -> Row {
     Row { what, theirs, ours }
 }
 
+/// Of which code a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// Of this tree's.
+    This,
+    /// Of other code.
+    Other,
+    /// The record does not say.
+    Unknown,
+}
+
+impl Code {
+    /// The mark beside what is printed, and what it means; this tree's code has none.
+    const MARKED: [(Code, &str, &str); 2] = [
+        (
+            Code::Other,
+            "*",
+            "measured on other code than this tree has now",
+        ),
+        (
+            Code::Unknown,
+            "?",
+            "its record names no code: it is old, of an unfinished run, or of what was not committed",
+        ),
+    ];
+
+    fn mark(self) -> &'static str {
+        let mut marked = Code::MARKED.into_iter();
+        let found = marked.find(|(code, ..)| *code == self);
+        found.map_or("", |(_, mark, _)| mark)
+    }
+}
+
 /// What there is of a paper's line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
@@ -91,11 +125,15 @@ pub enum Found {
         unit: String,
         /// The experiment and the figure's key.
         from: String,
+        /// Of which code.
+        code: Code,
     },
     /// It was drawn.
     Drawn {
         /// The picture's file.
         file: PathBuf,
+        /// Of which code its experiment's record is.
+        code: Code,
     },
     /// It is told in words.
     Told {
@@ -136,17 +174,22 @@ pub struct Line {
 struct Record {
     experiment: String,
     figures: BTreeMap<String, Figure>,
+    /// Empty if nobody knows, see [`code_here`].
+    #[serde(default)]
+    code: String,
 }
 
 /// What was recorded.
 struct Records {
     folder: PathBuf,
-    experiments: BTreeMap<String, BTreeMap<String, Figure>>,
+    /// The code of this tree, as records name it.
+    code: String,
+    experiments: BTreeMap<String, Record>,
 }
 
 impl Records {
-    /// Reads all records of a folder.
-    fn read(folder: &Path) -> anyhow::Result<Records> {
+    /// Reads all records of a folder; `code` is that of this tree.
+    fn read(folder: &Path, code: String) -> anyhow::Result<Records> {
         let cannot = || {
             format!(
                 "cannot read the records in {}; run this at the root of the source tree, or name their folder with --results",
@@ -162,10 +205,11 @@ impl Records {
             let bytes = std::fs::read(&path).with_context(cannot)?;
             let record: Record = serde_json::from_slice(&bytes)
                 .with_context(|| format!("{} is no record of an experiment", path.display()))?;
-            experiments.insert(record.experiment, record.figures);
+            experiments.insert(record.experiment.clone(), record);
         }
         Ok(Records {
             folder: folder.to_owned(),
+            code,
             experiments,
         })
     }
@@ -178,17 +222,29 @@ impl Records {
         format!("floe-lab {experiment}{all} --json {}", file.display())
     }
 
+    /// Returns of which code an experiment's record is.
+    fn code(&self, experiment: &str) -> Code {
+        let record = self.experiments.get(experiment);
+        match record.map_or("", |record| record.code.as_str()) {
+            "" => Code::Unknown,
+            code if code == self.code => Code::This,
+            _ => Code::Other,
+        }
+    }
+
     fn find(&self, ours: Ours) -> anyhow::Result<Found> {
         let missing = |experiment: &str| Found::Missing {
             command: self.command(experiment),
         };
-        let figure = |experiment: &str, key: &str| self.experiments.get(experiment)?.get(key);
+        let figure =
+            |experiment: &str, key: &str| self.experiments.get(experiment)?.figures.get(key);
         Ok(match ours {
             Ours::Value(experiment, key) => match figure(experiment, key) {
                 Some(figure) => Found::Recorded {
                     value: figure.value,
                     unit: figure.unit.clone(),
                     from: format!("{experiment}: {key}"),
+                    code: self.code(experiment),
                 },
                 None => missing(experiment),
             },
@@ -198,6 +254,7 @@ impl Records {
                         value: against.value,
                         unit: against.unit.clone(),
                         from: format!("{experiment}: {key}, against {}", against.what),
+                        code: self.code(experiment),
                     },
                     None => missing(experiment),
                 }
@@ -205,7 +262,10 @@ impl Records {
             Ours::Picture(experiment, name) => {
                 let file = self.folder.join("plots").join(format!("{name}.svg"));
                 match std::fs::metadata(&file) {
-                    Ok(_) => Found::Drawn { file },
+                    Ok(_) => Found::Drawn {
+                        file,
+                        code: self.code(experiment),
+                    },
                     Err(error) if error.kind() == ErrorKind::NotFound => missing(experiment),
                     Err(error) => {
                         return Err(error)
@@ -244,13 +304,21 @@ impl Found {
         matches!(self, Found::Missing { .. })
     }
 
+    /// Returns of which code it is, if it was measured.
+    fn code(&self) -> Option<Code> {
+        match self {
+            Found::Recorded { code, .. } | Found::Drawn { code, .. } => Some(*code),
+            Found::Told { .. } | Found::Missing { .. } | Found::NotHere { .. } => None,
+        }
+    }
+
     /// Returns what is printed: the value, and where it is from.
     fn shown(&self) -> (String, String) {
         match self {
-            Found::Recorded { value, unit, from } => {
-                (format!("{} {unit}", short(*value)), from.clone())
-            }
-            Found::Drawn { file } => ("drawn".into(), file.display().to_string()),
+            Found::Recorded {
+                value, unit, from, ..
+            } => (format!("{} {unit}", short(*value)), from.clone()),
+            Found::Drawn { file, .. } => ("drawn".into(), file.display().to_string()),
             Found::Told { place } => ("told".into(), (*place).into()),
             Found::Missing { command } => ("MISSING".into(), command.clone()),
             Found::NotHere { why, command } => ("not here".into(), format!("{why}: {command}")),
@@ -260,7 +328,8 @@ impl Found {
 
 /// Print each table and figure of the five papers with what was recorded here beside it
 ///
-/// A line that has no record is told with the command that makes it, one that can't be shown here with the reason. Nothing is run.
+/// A line that has no record is told with the command that makes it, one that can't be shown here with the reason; a mark tells which records
+/// are not of this tree's code. Nothing is run.
 #[derive(clap::Args)]
 #[command(after_help = "Example: floe-lab all --missing")]
 pub struct Arguments {
@@ -278,9 +347,9 @@ pub struct Arguments {
 impl Arguments {
     /// Prints them.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        let mut lines = Records::read(&self.results)?.lines()?;
+        let mut lines = Records::read(&self.results, code_here())?.lines()?;
         let all = lines.len();
-        let summary = summary(&lines);
+        let (summary, marks) = (summary(&lines), marks(&lines));
         if self.missing {
             lines.retain(|line| line.ours.is_missing());
         }
@@ -293,6 +362,9 @@ impl Arguments {
             print(paper, &lines, &mut out)?;
         }
         writeln!(out, "{all} lines: {summary}")?;
+        for mark in marks {
+            writeln!(out, "{mark}")?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -310,6 +382,16 @@ fn summary(lines: &[Line]) -> String {
     )
 }
 
+/// Says of each mark that is beside a line what it means, and of how many lines.
+fn marks(lines: &[Line]) -> Vec<String> {
+    let marked = Code::MARKED.into_iter().filter_map(|(code, mark, meaning)| {
+        let of = lines.iter().filter(|line| line.ours.code() == Some(code));
+        let count = of.count();
+        (count > 0).then(|| format!("{mark} {count} of these lines: {meaning}"))
+    });
+    marked.collect()
+}
+
 /// Prints those of the lines that are of a paper.
 fn print(paper: &Paper, lines: &[Line], out: &mut impl Write) -> std::io::Result<()> {
     let of_paper = |line: &&Line| line.paper == paper.name;
@@ -322,10 +404,11 @@ fn print(paper: &Paper, lines: &[Line], out: &mut impl Write) -> std::io::Result
             .iter()
             .filter(of_paper)
             .filter(|line| line.part == part.number);
-        let rows: Vec<[String; 4]> = of_part
+        let rows: Vec<[String; 5]> = of_part
             .map(|line| {
                 let (value, from) = line.ours.shown();
-                [line.what.into(), line.theirs.into(), value, from]
+                let mark = line.ours.code().map_or("", Code::mark);
+                [line.what.into(), line.theirs.into(), value, mark.into(), from]
             })
             .collect();
         if rows.is_empty() {
@@ -339,8 +422,8 @@ fn print(paper: &Paper, lines: &[Line], out: &mut impl Write) -> std::io::Result
         let (what, theirs, value) = (width(0), width(1), width(2));
         for row in &rows {
             let line = format!(
-                "    {:what$}  {:>theirs$}  {:>value$}  {}",
-                row[0], row[1], row[2], row[3]
+                "    {:what$}  {:>theirs$}  {:>value$} {:1} {}",
+                row[0], row[1], row[2], row[3], row[4]
             );
             writeln!(out, "{}", line.trim_end())?;
         }
@@ -352,14 +435,22 @@ fn print(paper: &Paper, lines: &[Line], out: &mut impl Write) -> std::io::Result
 mod tests {
     use super::*;
 
-    /// Writes a record of one figure and a picture.
+    /// Writes a record of one figure, measured on this code, and a picture.
     fn records(dir: &Path) -> Records {
-        let record = r#"{"experiment": "fault", "quick": false, "figures": {"fault_us_p50":
+        let record = r#"{"experiment": "fault", "quick": false, "code": "crates 12", "figures": {"fault_us_p50":
             {"value": 193.0, "unit": "us", "n": 5, "spread": 1.0, "against": {"what": "a peer", "value": 134.4, "unit": "us"}}}}"#;
         std::fs::write(dir.join("fault.json"), record).unwrap();
         std::fs::create_dir(dir.join("plots")).unwrap();
         std::fs::write(dir.join("plots/runs.svg"), "<svg/>").unwrap();
-        Records::read(dir).unwrap()
+        Records::read(dir, "crates 12".into()).unwrap()
+    }
+
+    fn printed(lines: &[Line]) -> String {
+        let mut out = Vec::new();
+        for paper in PAPERS {
+            print(paper, lines, &mut out).unwrap();
+        }
+        String::from_utf8(out).unwrap()
     }
 
     #[test]
@@ -371,6 +462,7 @@ mod tests {
             value,
             unit: "us".into(),
             from: from.into(),
+            code: Code::This,
         };
         assert_eq!(
             find(Ours::Value("fault", "fault_us_p50")),
@@ -395,22 +487,46 @@ mod tests {
             assert!(command.starts_with("floe-lab f") && command.ends_with(".json"));
         }
         std::fs::write(dir.path().join("fork.json"), "{").unwrap();
+        let read = |dir: &Path| Records::read(dir, String::new());
         assert!(
-            Records::read(dir.path()).is_err(),
+            read(dir.path()).is_err(),
             "a damaged record is no missing one"
         );
-        assert!(Records::read(&dir.path().join("nowhere")).is_err());
+        assert!(read(&dir.path().join("nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_record_of_other_or_unknown_code_is_marked() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut records = records(dir.path());
+        let shown = |records: &Records| {
+            let lines = records.lines().unwrap();
+            (printed(&lines), marks(&lines).join("\n"))
+        };
+        let figure = |mark: &str| format!("193.0 us {mark} fault: fault_us_p50\n");
+        let (text, marks) = shown(&records);
+        assert!(text.contains(&figure(" ")), "{text}");
+        // the picture's experiment has no record
+        assert!(marks.starts_with("? 1 of these lines: "), "{marks}");
+        // an uncommitted tree is no code that was measured
+        for here in ["crates 13", ""] {
+            records.code = here.into();
+            let (text, marks) = shown(&records);
+            assert!(text.contains(&figure("*")), "{text}");
+            assert!(marks.starts_with("* 1 of these lines: "), "{marks}");
+        }
+        let record = records.experiments.get_mut("fault").unwrap();
+        record.code.clear();
+        let (text, marks) = shown(&records);
+        assert!(text.contains(&figure("?")), "{text}");
+        assert!(marks.starts_with("? 2 of these lines: "), "{marks}");
     }
 
     #[test]
     fn every_line_is_printed_below_its_table_or_figure() {
         let dir = tempfile::tempdir().unwrap();
         let lines = records(dir.path()).lines().unwrap();
-        let mut out = Vec::new();
-        for paper in PAPERS {
-            print(paper, &lines, &mut out).unwrap();
-        }
-        let text = String::from_utf8(out).unwrap();
+        let text = printed(&lines);
         for paper in PAPERS {
             assert!(text.contains(paper.title), "{}", paper.name);
             for part in paper.parts {
@@ -418,7 +534,7 @@ mod tests {
                 assert!(part.rows.iter().all(|row| text.contains(row.what)));
             }
         }
-        assert!(text.contains("193.0 us  fault: fault_us_p50\n"), "{text}");
+        assert!(text.contains("193.0 us   fault: fault_us_p50\n"), "{text}");
         let summary = summary(&lines);
         assert!(summary.contains("1 drawn"), "{summary}");
     }
