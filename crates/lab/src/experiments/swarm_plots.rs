@@ -1,7 +1,9 @@
 //! Plots of `swarm-sim`, like the paper's figures 4 to 10: what the live policies do in the simulator, and beside it what the paper's
 //! model says.
 use super::swarm_sim::Swarms;
-use super::swarm_sim::plan::{CS_D, CS_P, Key, MAIN, OURS, P2P_D, Setting, WORKLOADS};
+use super::swarm_sim::plan::{
+    CS_D, CS_P, IN_ORDER, Key, MAIN, OURS, P2P_D, SMALL, Setting, WORKLOADS,
+};
 use crate::plot::{Axes, COLOURS, Scale, Svg};
 use crate::predict::{Modelled, curve, setting};
 use crate::swarm_sim::PIECE_BYTES;
@@ -24,6 +26,14 @@ const DRAWN: [Option<Modelled>; 5] = [
     Some(Modelled::CsP),
     Some(Modelled::CsD),
 ];
+
+/// What is drawn of a host that is alone (4.3): by which policy, and which of the model's that is.
+const ALONE: [(&str, Row, Modelled); 2] = [
+    ("demand", CS_D, Modelled::CsD),
+    ("profile", IN_ORDER, Modelled::CsP),
+];
+/// Its links: whether it is the fast one.
+const LINKS: [(&str, bool); 2] = [("100 Mbit/s", false), ("1 Gbit/s", true)];
 
 fn name_of(drawn: Option<Modelled>) -> &'static str {
     drawn.map_or("ours", Modelled::name)
@@ -122,75 +132,74 @@ fn predicted(all: &Swarms, setting: Setting, hosts: usize, modelled: Modelled) -
     means.iter().sum::<f64>() / means.len().max(1) as f64
 }
 
-/// Figures 5 to 7: what a machine of one workload has accessed by a time, with everything in memory and by each policy. With `delay`
-/// figure 4: by how much it is late. `None` if that was not simulated.
+/// Figures 5 to 7: what a machine of one workload has accessed by a time on a host that is alone, with everything in memory, by demand and
+/// by the profile in its order. With `delay` figure 4: by how much it is late. Links and pieces are the paper's. `None` if that was not
+/// simulated.
 fn playback(all: &Swarms, workload: usize, delay: bool) -> Option<String> {
-    let hosts = all.sizes.paper();
-    let key = |row| Key {
-        setting: MAIN,
-        hosts,
+    let key = |gigabit, row| Key {
+        setting: Setting { gigabit, ..SMALL },
+        hosts: 1,
         row,
         workload,
     };
-    let case = all.cases.of(&key(OURS))?;
-    let name = &case.name;
-    let (title, about) = match delay {
+    let case = all.cases.of(&key(false, CS_D))?;
+    let (what, about) = match delay {
         true => (
-            format!("How late a machine is, {name} on {hosts} hosts, 100 Mbit/s"),
+            "How late a machine is",
             "Seconds that a machine is behind one with everything in memory, over time; dashed: what the model predicts",
         ),
         false => (
-            format!("What a machine has accessed, {name} on {hosts} hosts, 100 Mbit/s"),
+            "What a machine has accessed",
             "Megabytes accessed over time, with everything in memory and by each policy; dashed: what the model predicts",
         ),
     };
+    let title = format!(
+        "{what}: {} on one host, recorded times / {}",
+        case.name, SMALL.faster
+    );
     let mut svg = Svg::new(WIDTH, 430.0, &title, about);
-    let first = case.first_host(hosts, MAIN.spread_us());
-    let in_memory = curve(first.run, first.slowness, PIECE_BYTES);
+    let piece_bytes = SMALL.piece_bytes();
+    let first = case.first_host(1, SMALL.spread_us());
+    let in_memory = curve(first.run, first.slowness, piece_bytes);
     let shown = |points: &[(f64, f64)]| match delay {
         true => late(points, &in_memory),
         false => points.iter().map(|(s, bytes)| (*s, bytes / 1e6)).collect(),
     };
-    let (mut lines, mut legend) = (Vec::new(), Vec::new());
-    let of_model = setting(MAIN.link(), PIECE_BYTES);
-    for (n, drawn) in DRAWN.into_iter().enumerate() {
-        let row = row_of(all, MAIN, hosts, drawn)?;
-        let played = all.told(&key(row))?.played_us.iter().enumerate();
-        let points: Vec<(f64, f64)> = played
-            .map(|(n, us)| (*us as f64 / 1e6, (n as u64 + 1) as f64 * PIECE_BYTES as f64))
-            .collect();
-        lines.push((shown(&points), COLOURS[n], ""));
-        legend.push((name_of(drawn), COLOURS[n], ""));
-        if let Some(modelled) = drawn {
-            let predicted = modelled.playback(&in_memory, &of_model, hosts);
-            lines.push((shown(&predicted), COLOURS[n], "5 4"));
+    let (mut lines, mut names) = (Vec::new(), Vec::new());
+    for (speed, gigabit) in LINKS {
+        for (name, row, modelled) in ALONE {
+            let key = key(gigabit, row);
+            let played = all.told(&key)?.played_us.iter().zip(1u64..);
+            let points: Vec<(f64, f64)> = played
+                .map(|(us, pieces)| (*us as f64 / 1e6, (pieces * piece_bytes) as f64))
+                .collect();
+            let colour = COLOURS[names.len()];
+            names.push((format!("{name}, {speed}"), colour));
+            lines.push((shown(&points), colour, ""));
+            let of_model = setting(key.setting.link(), piece_bytes);
+            let predicted = modelled.playback(&in_memory, &of_model, 1);
+            lines.push((shown(&predicted), colour, AS_THE_MODEL.2));
         }
     }
-    legend.push(AS_THE_MODEL);
+    let mut others = vec![AS_THE_MODEL];
     if !delay {
         lines.push((shown(in_memory.points()), IN_MEMORY, ""));
-        legend.push(("in memory", IN_MEMORY, ""));
+        others.push(("in memory", IN_MEMORY, ""));
     }
-    // a server alone takes ten times as long as the others: the axis ends where the swarms have ended
-    let swarms = lines
-        .iter()
-        .filter(|line| line.1 != COLOURS[3] && line.1 != COLOURS[4]);
-    let ends: Vec<(f64, f64)> = swarms.filter_map(|line| line.0.last().copied()).collect();
-    let end_s = ends.iter().map(|end| end.0).fold(1.0, f64::max);
-    let most = ends.iter().map(|end| end.1).fold(0.0, f64::max);
+    let points = lines.iter().flat_map(|line| &line.0);
     let axes = Axes {
         at: AT,
-        x: Scale::up_to([end_s]),
-        y: Scale::up_to([most]),
+        x: Scale::up_to(points.clone().map(|point| point.0)),
+        y: Scale::up_to(points.map(|point| point.1)),
     };
     let unit = if delay { "seconds late" } else { "MB" };
     axes.draw(&mut svg, "seconds", unit);
     for (points, colour, dash) in &lines {
-        let visible = points.iter().copied();
-        let visible = visible.filter(|at| at.0 <= end_s && at.1 <= most * 1.05);
-        axes.line(&mut svg, &visible.collect::<Vec<_>>(), colour, dash);
+        axes.line(&mut svg, points, colour, dash);
     }
-    svg.legend(AT.0, 52.0, &legend);
+    let names = names.iter().map(|of| (of.0.as_str(), of.1, ""));
+    svg.legend(AT.0, 44.0, &names.collect::<Vec<_>>());
+    svg.legend(AT.0, 62.0, &others);
     Some(svg.finish())
 }
 
@@ -201,7 +210,10 @@ fn late(points: &[(f64, f64)], in_memory: &Curve) -> Vec<(f64, f64)> {
         let next = memory.partition_point(|point| point.1 < bytes);
         memory.get(next).map_or(in_memory.end_s(), |point| point.0)
     };
-    points
+    let mut accesses = points.to_vec();
+    // the end of a run is no access
+    accesses.dedup_by_key(|point| point.1);
+    accesses
         .iter()
         .map(|(s, bytes)| (*s, (s - when(*bytes)).max(0.0)))
         .collect()
@@ -212,7 +224,10 @@ fn rate(all: &Swarms) -> String {
     let mut svg = Svg::new(
         WIDTH,
         430.0,
-        "What a host receives in each second",
+        &format!(
+            "What a host receives in each second, recorded times / {}",
+            MAIN.faster
+        ),
         "Mean download rate of a host over time for a small and a large swarm, with the paper's policy and ours",
     );
     let small = if all.sizes.paper() > 16 { 16 } else { 2 };

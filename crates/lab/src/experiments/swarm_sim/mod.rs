@@ -22,7 +22,7 @@ const TELL_EVERY: Duration = Duration::from_secs(15);
 const MINUTES: u64 = 40;
 /// What the promises need, which is simulated first.
 const PROMISED: [Part; 2] = [Part::K64, Part::K16];
-/// Sizes whose machines and pieces are drawn: 16 hosts, and those of the promises.
+/// Sizes of which it is drawn what hosts receive: 16 hosts, and those of the promises.
 const DRAWN: [usize; 2] = [16, 100];
 
 /// Options of the experiment.
@@ -55,14 +55,14 @@ pub struct Told {
     pub dropped: u64,
     /// Processor time of the simulation, in seconds.
     pub cpu_s: f64,
-    /// What is drawn of some: pieces received in each second, and when the first machine had each access.
+    /// What is drawn of some: pieces received in each second; and of one host alone, when its machine had each access.
     pub received: Vec<u32>,
     /// See `received`.
     pub played_us: Vec<u64>,
 }
 
 impl Told {
-    fn new(outcome: Outcome, cpu_s: f64, drawn: bool) -> Told {
+    fn new(key: &Key, outcome: Outcome, cpu_s: f64) -> Told {
         let slowdowns: Samples = outcome.slowdowns.iter().copied().collect();
         let mut told = Told {
             mean: outcome.mean(),
@@ -73,8 +73,11 @@ impl Told {
             cpu_s,
             ..Told::default()
         };
-        if drawn {
-            (told.received, told.played_us) = (outcome.received, outcome.played_us);
+        if key.setting == MAIN && DRAWN.contains(&key.hosts) {
+            told.received = outcome.received;
+        }
+        if key.hosts == 1 {
+            told.played_us = outcome.played_us;
         }
         told
     }
@@ -186,8 +189,7 @@ fn simulate(
         let key = keys[n];
         let before_s = thread_s();
         let outcome = cases.simulate(&key).context("a workload of no case")?;
-        let drawn = key.setting == MAIN && DRAWN.contains(&key.hosts);
-        let told = Told::new(outcome, thread_s() - before_s, drawn);
+        let told = Told::new(&key, outcome, thread_s() - before_s);
         kept.put(&key, &told)?;
         progress.done(&key, &told);
         anyhow::Ok(Some((key, told)))
@@ -249,5 +251,34 @@ impl Progress {
             key.hosts,
             key.row.name()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plan::SMALL;
+    use super::*;
+
+    #[test]
+    fn one_host_by_demand_and_by_its_profile_is_drawn_of_each_workload() {
+        let sizes = Sizes { quick: false };
+        let mut ones = plan::swarms(Part::Others, sizes);
+        ones.retain(|key| key.hosts == 1 && key.setting.piece_kib == SMALL.piece_kib);
+        let cases = Cases::read(&ones).unwrap();
+        let simulated = |key: &Key| Told::new(key, cases.simulate(key).unwrap(), 0.0);
+        let told = ones.iter().map(|key| (*key, simulated(key))).collect();
+        let plots = swarm_plots::draw(&Swarms { cases, told, sizes });
+        for name in WORKLOADS {
+            for what in ["delay", "playback"] {
+                let plot = &plots[&format!("swarm-{what}-{name}")];
+                for text in [
+                    "on one host, recorded times / 14",
+                    "demand, 100 Mbit/s",
+                    "profile, 1 Gbit/s",
+                ] {
+                    assert!(plot.contains(text), "{what} of {name}: {text}");
+                }
+            }
+        }
     }
 }

@@ -38,6 +38,8 @@ pub const P2P_D: Row = Row::of(Rule::P2pD);
 pub const CS_P: Row = Row::of(Rule::CsP);
 /// See [`P2P_D`].
 pub const CS_D: Row = Row::of(Rule::CsD);
+/// One host that fetches the profile in its order.
+pub const IN_ORDER: Row = Row::of(Rule::InOrder);
 
 /// A part of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -276,7 +278,7 @@ pub fn swarms(part: Part, sizes: Sizes) -> BTreeSet<Key> {
             for setting in [MAIN, SMALL] {
                 for gigabit in [false, true] {
                     let one = Setting { gigabit, ..setting };
-                    add(one, &[1], &[CS_D, Row::of(Rule::InOrder)]);
+                    add(one, &[1], &[CS_D, IN_ORDER]);
                 }
             }
             let seed = Seed::Host;

@@ -1,6 +1,6 @@
 //! The figures that follow from all swarms.
 use super::plan::{
-    CS_D, CS_P, FIRST, Key, MAIN, MIXED, OURS, P2P_D, QUIET, SMALL, Setting, WORKLOADS,
+    CS_D, CS_P, FIRST, IN_ORDER, Key, MAIN, MIXED, OURS, P2P_D, QUIET, SMALL, Setting, WORKLOADS,
 };
 use super::{DRAWN, Swarms, Told};
 use crate::harness::{Report, Samples};
@@ -243,7 +243,7 @@ fn model(swarms: &Swarms, report: &mut Report) {
                 Modelled::P2pP => swarms.paper_row(MAIN, hosts),
                 Modelled::P2pD => Some(P2P_D),
                 // alone, pieces are fetched in order (4.3)
-                Modelled::CsP if hosts == 1 => Some(Row::of(Rule::InOrder)),
+                Modelled::CsP if hosts == 1 => Some(IN_ORDER),
                 Modelled::CsP => Some(CS_P),
                 Modelled::CsD => Some(CS_D),
             };
