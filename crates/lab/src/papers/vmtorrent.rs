@@ -14,7 +14,11 @@ pub(super) const PAPER: Paper = Paper {
         Part {
             number: "figure 1",
             title: "when an image is accessed",
-            rows: &[row("a boot", "", Picture(SIM, "swarm-playback-boot"))],
+            rows: &[row(
+                "how much of it by when, a boot (theirs: also where in it)",
+                "",
+                Picture(SIM, "swarm-playback-boot"),
+            )],
         },
         Part {
             number: "figure 2",
@@ -51,30 +55,35 @@ pub(super) const PAPER: Paper = Paper {
         Part {
             number: "figure 4",
             title: "delay over time, one host",
-            rows: &[
-                row(
-                    "boot",
-                    "some 10 s of 66 s",
-                    Picture(SIM, "swarm-delay-boot"),
-                ),
-                row("document", "", Picture(SIM, "swarm-delay-document")),
-            ],
+            rows: &[row(
+                "document (LaTeX, as theirs)",
+                "by demand some 5 s beyond the model, in a run of 66 s",
+                Picture(SIM, "swarm-delay-document"),
+            )],
         },
         Part {
             number: "figure 5",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Fedora)",
-            rows: &[row("boot", "", Picture(SIM, "swarm-playback-boot"))],
+            rows: &[row(
+                "boot (a Debian)",
+                "",
+                Picture(SIM, "swarm-playback-boot"),
+            )],
         },
         Part {
             number: "figure 6",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Ubuntu)",
-            rows: &[row("document", "", Picture(SIM, "swarm-playback-document"))],
+            rows: &[row(
+                "document (a Debian; theirs: a boot again)",
+                "",
+                Picture(SIM, "swarm-playback-document"),
+            )],
         },
         Part {
             number: "figure 7",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Windows)",
             rows: &[row(
-                "desktop (a Linux; no Windows is at hand)",
+                "desktop (a Debian; theirs: a boot again; no Windows is at hand)",
                 "",
                 Picture(SIM, "swarm-playback-desktop"),
             )],
@@ -121,7 +130,7 @@ pub(super) const PAPER: Paper = Paper {
                     "for real, 100 hosts",
                     "2 to 3",
                     NotHere(
-                        "a host of two cores runs 16 of them; the command takes others' numbers",
+                        "a host of two cores runs 16 of them, and the command starts no more",
                         "floe-lab swarm-real",
                     ),
                 ),
