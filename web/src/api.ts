@@ -145,7 +145,9 @@ export interface Swarm {
   seed_until?: number;
   /** Other nodes that have had all of it. */
   complete: number;
+  /** The way by which its pieces come, of a fork what its clones lack, and why in the node's words. */
   way: "hub" | "swarm" | "multicast" | "parent";
+  why?: string;
   pieces_here: number;
   pieces: number;
   /** Pieces that machines wait for. */
@@ -153,9 +155,20 @@ export interface Swarm {
   hub_bytes: number;
   received_bytes: number;
   sent_bytes: number;
+  lent?: SwarmLent;
   peers: SwarmPeer[];
   /** Absent if nothing is wrong. */
   trouble?: string;
+}
+
+/** Where the clones of a fork got what they lacked, in bytes of chunks. */
+export interface SwarmLent {
+  shelf_bytes: number;
+  swarm_bytes: number;
+  parent_bytes: number;
+  /** How long a chunk would have taken by either way when that was decided last; absent before both were measured. */
+  swarm_us?: number;
+  parent_us?: number;
 }
 
 export interface SwarmPeer {

@@ -52,6 +52,7 @@ test("who gave how much of an image is on the pages of the nodes that bring it t
     await expect(swarms.getByRole("heading", { name: "tiny-live:shell" })).toBeVisible();
     await expect(swarms).toContainText("given until 3 others have had all of it");
     await expect(swarms).toContainText("have had all of it: 1");
+    await expect(swarms).toContainText(/what none of them has: linked with 1 of \d+ other nodes? that the hub lists\./);
     await expect(row(swarms, far.site).getByRole("cell").nth(STATE)).toHaveText("linked");
     await expect(row(swarms, far.site).getByRole("cell").nth(GOT)).toHaveText(between(site, far.site).gave);
     // it had all of it before
@@ -79,6 +80,38 @@ test("who gave how much of an image is on the pages of the nodes that bring it t
     await far.end();
     floe(site, "swarm", "leave", image);
   }
+});
+
+/** What a node says of a fork whose clones have a parent on another host; nothing of this kind is on one host. */
+const FORK = {
+  image: "ab".repeat(32),
+  hub: "https://10.0.0.7:7071",
+  machines: ["web.1"],
+  seeding: false,
+  complete: 0,
+  way: "parent",
+  why: "a clone of a fork whose multicast (239.255.1.2) does not pass between its parent's host and this one",
+  pieces_here: 0,
+  pieces: 0,
+  needed: 0,
+  window: 0,
+  hub_bytes: 0,
+  received_bytes: 0,
+  sent_bytes: 0,
+  lent: { shelf_bytes: 3 << 20, swarm_bytes: 2 << 20, parent_bytes: 1 << 20, swarm_us: 1_200, parent_us: 34_000 },
+  peers: [],
+};
+
+test("of a fork the page says why multicast does not pass, and from where its clones got what they lacked", async ({ page }) => {
+  await page.route("**/v1/swarm", (route) => route.fulfill({ json: { usage: "auto", addresses: [], swarms: [FORK] } }));
+  const swarms = page.getByRole("region", { name: "Swarms" });
+  await expect(swarms).toContainText(`What its clones lack comes from its parent's host: ${FORK.why}.`);
+  const came = "Of what its clones lacked, 3.0 MiB were in pieces here, 2.0 MiB came by a swarm and 1.0 MiB from the parent's host";
+  await expect(swarms).toContainText(`${came}; a chunk takes 1.2 ms by the swarm, 34.0 ms from that host.`);
+  // no hub gives it, and nobody has all of it
+  await expect(swarms.getByRole("table")).toHaveCount(0);
+  await expect(swarms).not.toContainText("have had all of it");
+  expect(await barriers(page)).toEqual([]);
 });
 
 test("the hub's page shows an image's owner, and nobody else, who takes part in its swarm and what the hub gave", async ({ browser, site, errors }) => {

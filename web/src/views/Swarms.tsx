@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { api, type Image, type Machine, type Swarm, type SwarmPeer } from "../api";
+import { api, type Image, type Machine, type Swarm, type SwarmLent, type SwarmPeer } from "../api";
 import { bytes, matches, shortName, titleOf } from "../format";
 import { Meter } from "../parts/Meter";
 
@@ -39,14 +39,25 @@ function nameOf(swarm: Swarm, machines: Machine[], images: Image[]): string {
   return machine ? shortName(machine.image_name) : swarm.image.slice(0, 12);
 }
 
+const WAYS: Record<Swarm["way"], string> = {
+  hub: "Its pieces come from the hub",
+  swarm: "Its pieces come from other nodes, and from the hub what none of them has",
+  multicast: "What its clones lack comes by multicast, and what they miss of that from its parent's host",
+  parent: "What its clones lack comes from its parent's host",
+};
+
+const isFork = ({ way }: Swarm): boolean => way === "multicast" || way === "parent";
+
 /** Which way its pieces come, and why. */
-function wayOf({ way, peers }: Swarm): string {
-  const linked = peers.filter((peer) => peer.linked).length;
-  if (way === "multicast") return "It is a fork. What its clones lack comes from a multicast group, and what they miss of that from its parent's host.";
-  if (way === "parent") return "It is a fork. What its clones lack comes from its parent's host.";
-  if (way === "swarm") return `Its pieces come from other nodes (linked: ${linked} of ${peers.length}); those that none of them has come from the hub.`;
-  if (peers.length === 0) return "Its pieces come from the hub: no other node that has any is known.";
-  return `Its pieces come from the hub: of the other nodes (${peers.length}) none is linked.`;
+const wayOf = ({ way, why }: Swarm): string => `${WAYS[way]}${why ? `: ${why}` : ""}.`;
+
+/** From where a fork's clones got what they lacked, and by which figures that was decided. */
+function lentOf({ shelf_bytes, swarm_bytes, parent_bytes, swarm_us, parent_us }: SwarmLent): string {
+  const here = `Of what its clones lacked, ${bytes(shelf_bytes)} were in pieces here`;
+  const came = `${here}, ${bytes(swarm_bytes)} came by a swarm and ${bytes(parent_bytes)} from the parent's host`;
+  if (swarm_us === undefined || parent_us === undefined) return `${came}.`;
+  const ms = (us: number): string => `${(us / 1000).toFixed(1)} ms`;
+  return `${came}; a chunk takes ${ms(swarm_us)} by the swarm, ${ms(parent_us)} from that host.`;
 }
 
 function factsOf(swarm: Swarm): string[] {
@@ -55,7 +66,7 @@ function factsOf(swarm: Swarm): string[] {
   return [
     ...machines,
     ...(seeding ? [given] : []),
-    `have had all of it: ${complete}`,
+    ...(isFork(swarm) ? [] : [`have had all of it: ${complete}`]),
     ...(needed > 0 ? [`waited for: ${needed} pieces`] : []),
   ];
 }
@@ -105,8 +116,9 @@ function SwarmPanel({ swarm, title }: { swarm: Swarm; title: string }) {
       <p class="facts">{factsOf(swarm).map((fact) => <span key={fact} title={fact}>{fact}</span>)}</p>
       {swarm.trouble && <p class="problem">{swarm.trouble}</p>}
       <p class="hint">{wayOf(swarm)}</p>
+      {swarm.lent && <p class="hint">{lentOf(swarm.lent)}</p>}
       {swarm.pieces > 0 && <Meter progress={here} />}
-      <Givers swarm={swarm} title={title} />
+      {!isFork(swarm) && <Givers swarm={swarm} title={title} />}
     </li>
   );
 }
