@@ -394,6 +394,29 @@ mod tests {
     }
 
     #[test]
+    fn in_the_largest_swarm_too_all_hear_within_a_minute_who_may_read_no_longer() {
+        let (mut members, ann, bob) = (Members::default(), user("ann"), user("bob"));
+        let last = SWARM_MEMBERS_MAX as u32 - 1;
+        members.enter(s(0), last, &bob).unwrap();
+        // twice: once all are there, each stays on the list for longer
+        for n in (0..last).chain(0..last) {
+            members.enter(s(0), n, &ann).unwrap();
+        }
+        members.enter(s(0), last, &bob).unwrap();
+        // while others come, and once nobody does
+        for now in [s(0), NEWS] {
+            let before = members.open_list(now);
+            assert_eq!(before.members.len(), SWARM_MEMBERS_MAX);
+            // bob's right ends right after this answer: whoever had it asks again once it is time
+            assert!(before.ask_again <= s(60), "{:?}", before.ask_again);
+            let again = now + before.ask_again;
+            let after = members.list(again, IMAGE, (&ann, true), |party| *party == ann);
+            assert_eq!(after.members.len(), SWARM_MEMBERS_MAX - 1);
+            assert!(after.members.iter().all(|(other, _)| *other != key(last)));
+        }
+    }
+
+    #[test]
     fn a_key_is_its_users_until_it_expires() {
         let (mut members, ann, bob) = (Members::default(), user("ann"), user("bob"));
         members.enter(s(0), 1, &ann).unwrap();
