@@ -10,6 +10,7 @@ mod beside;
 mod bucket;
 mod buckets;
 mod disks;
+mod doubts;
 mod faults;
 mod hostile;
 mod listed;
