@@ -61,7 +61,7 @@ impl Provide for Active {
 }
 
 /// A hub as a source; the swarms of its images are asked before it.
-struct Beside {
+pub(super) struct Beside {
     hub_source: Arc<dyn Source>,
     hub: HubAddress,
     active: Active,
@@ -72,7 +72,7 @@ struct Beside {
 }
 
 impl Beside {
-    fn new(hub_source: Arc<dyn Source>, hub: HubAddress, active: Active) -> Beside {
+    pub fn new(hub_source: Arc<dyn Source>, hub: HubAddress, active: Active) -> Beside {
         let (before, _) = active.carried(&hub);
         Beside {
             hub_source,
@@ -230,152 +230,8 @@ fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pieces::Pieces;
+    use super::super::world_tests::{DEADLINE, READ, World};
     use super::*;
-    use floe_image::{CHUNK_SIZE, PACK_HEADER_BYTES, PackRef};
-    use floe_peers::{Config, Content, Host, Member, Options, Shelf, Swarm, Tree};
-    use floe_source::{Directory, PackReader};
-    use floe_store::{Ingest, IngestOptions, Repository};
-    use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
-    use tokio::runtime::{Builder, Runtime};
-
-    const CHUNKS: u8 = 64;
-    /// What a read of these tests asks for: 64 KiB.
-    const READ: usize = 16;
-    const DEADLINE: Duration = Duration::from_millis(1500);
-
-    fn chunk(number: u8) -> Vec<u8> {
-        vec![number + 1; CHUNK_SIZE]
-    }
-
-    /// An image in a repository that stands for its hub, and its swarm, in which nobody has anything.
-    struct World {
-        beside: Beside,
-        part: Arc<Part>,
-        image: Hash,
-        content: Arc<Content>,
-        hosts: Vec<Host>,
-        runtime: Runtime,
-        dir: tempfile::TempDir,
-    }
-
-    impl World {
-        /// `forged`: the hub names roots that fit other bytes than the image's, which are here.
-        fn new(forged: bool) -> World {
-            let dir = tempfile::tempdir().unwrap();
-            let repo = Repository::create(&dir.path().join("repo")).unwrap();
-            let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
-            let ram: Vec<u8> = (0..CHUNKS).flat_map(chunk).collect();
-            ingest.region_bytes("ram", &ram).unwrap();
-            let image = ingest.finish(Default::default()).unwrap();
-            let layout = repo.layout(&image).unwrap();
-            let ids: Vec<Hash> = layout.packs.iter().map(|pack| pack.id).collect();
-            let pack = |pack: &PackRef| {
-                let mut bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
-                let frames = PACK_HEADER_BYTES as usize..pack.index_offset as usize;
-                if forged {
-                    bytes[frames].iter_mut().for_each(|byte| *byte ^= 0x5a);
-                }
-                bytes
-            };
-            let packs: Vec<Vec<u8>> = layout.packs.iter().map(pack).collect();
-            let root = |pack: &Vec<u8>| {
-                let tree = Tree::of(&pack[..], pack.len() as u64);
-                tree.unwrap().pack()
-            };
-            let content = Arc::new(Content::new(packs.iter().map(root).collect()).unwrap());
-            let mut builder = Builder::new_multi_thread();
-            let runtime = builder.worker_threads(2).enable_all().build().unwrap();
-            let hosts = [1, 2].map(|number| {
-                let loopback = "127.0.0.1:0".parse().unwrap();
-                let host = runtime.block_on(Host::listen([number; 32], &[loopback]));
-                host.unwrap()
-            });
-            let hosts: Vec<Host> = hosts.into();
-            let mine = Arc::new(join(&dir, &runtime, &content, &hosts, 0));
-            for (number, pack) in packs.iter().enumerate().filter(|_| forged) {
-                let file = tempfile::NamedTempFile::new_in(dir.path().join("0")).unwrap();
-                std::fs::write(&file, pack).unwrap();
-                let filled = mine.shelf().fill(number, file.into_temp_path());
-                assert!(filled.unwrap());
-            }
-            let at = "the swarm".to_owned();
-            let handle = runtime.handle().clone();
-            let pieces = Pieces::new(at, mine.clone(), &ids, true, handle);
-            let reader = PackReader::new(pieces, layout, None);
-            let part = Arc::new(Part::new(String::new(), mine, reader, Arc::default()));
-            part.always.store(true, Relaxed);
-            let (hub, active) = (HubAddress::of("https://hub").unwrap(), Active::default());
-            let key = Key {
-                hub: hub.clone(),
-                image,
-            };
-            active.put(key, part.clone());
-            World {
-                beside: Beside::new(Arc::new(Directory::new(repo)), hub, active),
-                part,
-                image,
-                content,
-                hosts,
-                runtime,
-                dir,
-            }
-        }
-
-        /// Reads some chunks, which are right if they come.
-        fn read(&self, from: u8, request: &Request) -> Result<(), SourceError> {
-            let wanted = (from..CHUNKS).take(READ);
-            let wants: Vec<_> = wanted
-                .map(|number| (Kind::Chunk, Hash::of(&chunk(number))))
-                .collect();
-            let mut came = HashSet::new();
-            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
-                assert_eq!(Hash::of(bytes), hash);
-                assert!(came.insert(hash), "an item came twice");
-            };
-            self.beside.read(&self.image, &wants, request, &mut sink)?;
-            assert!(wants.iter().all(|(_, hash)| came.contains(hash)));
-            Ok(())
-        }
-
-        /// How many pieces are waited for.
-        fn needed(&self) -> usize {
-            let status = self.runtime.block_on(self.part.swarm.status());
-            status.unwrap().needed
-        }
-    }
-
-    impl Drop for World {
-        fn drop(&mut self) {
-            // sockets are closed where they live
-            let _within = self.runtime.enter();
-            self.hosts.clear();
-        }
-    }
-
-    fn join(
-        dir: &tempfile::TempDir,
-        runtime: &Runtime,
-        content: &Arc<Content>,
-        hosts: &[Host],
-        number: usize,
-    ) -> Swarm {
-        let at = dir.path().join(number.to_string());
-        std::fs::create_dir_all(&at).unwrap();
-        let shelf = Arc::new(Shelf::open(&at, content.clone()).unwrap());
-        let members = hosts.iter().map(|host| Member {
-            key: host.key(),
-            addresses: host.addresses(),
-        });
-        let options = Options {
-            config: Config::ours(),
-            image: [1; 32],
-            token: [7; 32],
-            members: members.collect(),
-        };
-        let _within = runtime.enter();
-        hosts[number].join(shelf, None, options).unwrap()
-    }
 
     #[test]
     fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
@@ -386,7 +242,7 @@ mod tests {
         assert_eq!(world.part.take_later().len(), READ, "others may want it");
         assert!(world.part.take_later().is_empty());
 
-        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        let other = world.other(false);
         let linked = async {
             while world.part.swarm.linked() == 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -462,18 +318,7 @@ mod tests {
     #[test]
     fn what_swarms_had_brought_before_a_source_was_opened_is_not_counted_as_its_own() {
         let world = World::new(false);
-        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
-        let at = world.dir.path().join("1");
-        std::fs::create_dir(&at).unwrap();
-        let shelf = Shelf::open(&at, world.content.clone()).unwrap();
-        let packs = repo.layout(&world.image).unwrap().packs;
-        for (number, pack) in packs.iter().enumerate() {
-            let file = tempfile::NamedTempFile::new_in(&at).unwrap();
-            std::fs::copy(repo.pack_path(&pack.id), file.path()).unwrap();
-            assert!(shelf.fill(number, file.into_temp_path()).unwrap());
-        }
-        drop(shelf);
-        let other = join(&world.dir, &world.runtime, &world.content, &world.hosts, 1);
+        let other = world.other(true);
         world
             .read(0, &Request::prefetch(floe_ground::patience::PATIENCE))
             .unwrap();
@@ -495,114 +340,6 @@ mod tests {
         let later = Beside::new(hub_source.clone(), hub.clone(), active.clone());
         assert_eq!(later.link().wire_bytes, 0);
         drop(other);
-    }
-
-    /// A parent's host that says what images are, and gives nothing of them.
-    struct Silent(Arc<dyn Source>);
-
-    impl Source for Silent {
-        fn describe(&self) -> String {
-            self.0.describe()
-        }
-
-        fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
-            self.0.resolve(name)
-        }
-
-        fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
-            self.0.manifest(id)
-        }
-
-        fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
-            self.0.layout(id)
-        }
-
-        fn read(
-            &self,
-            _: &Hash,
-            wants: &[(Kind, Hash)],
-            request: &Request,
-            _: &mut Sink<'_>,
-        ) -> Result<(), SourceError> {
-            Err(SourceError::Timeout {
-                at: self.describe(),
-                what: format!("{} items", wants.len()),
-                after: request.deadline,
-            })
-        }
-    }
-
-    #[test]
-    fn clones_read_what_is_in_pieces_here_and_no_pieces_of_images_that_theirs_is_not_based_on() {
-        let world = World::new(false);
-        let repo = Repository::open(&world.dir.path().join("repo")).unwrap();
-        let packs = repo.layout(&world.image).unwrap().packs;
-        for (number, pack) in packs.iter().enumerate() {
-            let at = world.dir.path().join("0");
-            let file = tempfile::NamedTempFile::new_in(at).unwrap();
-            let bytes = std::fs::read(repo.pack_path(&pack.id)).unwrap();
-            std::fs::write(&file, bytes).unwrap();
-            let filled = world.part.swarm.shelf().fill(number, file.into_temp_path());
-            assert!(filled.unwrap());
-        }
-        // the indices are read with the first items
-        let request = Request::demand(DEADLINE);
-        world.read(0, &request).unwrap();
-
-        // the image's clone has changed its first chunk
-        let changed = vec![0xff; CHUNK_SIZE];
-        let options = IngestOptions {
-            parent: Some(world.image),
-            ..Default::default()
-        };
-        let mut ingest = Ingest::new(&repo, options).unwrap();
-        let same = (1..CHUNKS).flat_map(chunk);
-        let ram: Vec<u8> = changed.iter().copied().chain(same).collect();
-        ingest.region_bytes("ram", &ram).unwrap();
-        let fork = ingest.finish(Default::default()).unwrap();
-        let host = Arc::new(Silent(Arc::new(Directory::new(repo.clone()))));
-        let active = world.beside.active.clone();
-        let borrowed = Borrowed::new(host, active.clone());
-        let read = |image: &Hash, wants: &[Vec<u8>]| {
-            let wants: Vec<_> = wants.iter().map(|c| (Kind::Chunk, Hash::of(c))).collect();
-            let mut came = HashSet::new();
-            let mut sink = |_: Kind, hash: Hash, bytes: &[u8]| {
-                assert_eq!(Hash::of(bytes), hash);
-                came.insert(hash);
-            };
-            let read = borrowed.read(image, &wants, &request, &mut sink);
-            (read.is_ok(), came.len())
-        };
-        assert_eq!(read(&fork, &[chunk(3)]), (false, 0), "nobody knows it");
-        assert_eq!(borrowed.manifest(&fork).unwrap().parent, Some(world.image));
-        let (ok, came) = read(&fork, &[chunk(3), chunk(4)]);
-        assert!(ok && came >= 2, "{came}");
-        let (ok, came) = read(&fork, &[changed, chunk(5)]);
-        assert!(!ok && came >= 1, "{came}");
-        let lent = active.lent(&fork).unwrap();
-        assert_eq!(lent.shelf_bytes, 3 * CHUNK_SIZE as u64);
-        assert_eq!((lent.swarm_bytes, lent.parent_bytes), (0, 0));
-
-        // a fork of the fork, which changed nothing, has the same
-        let options = IngestOptions {
-            parent: Some(fork),
-            created_unix_s: Some(1),
-            ..Default::default()
-        };
-        let mut ingest = Ingest::new(&repo, options).unwrap();
-        ingest.region_from_parent("ram").unwrap();
-        let grandchild = ingest.finish(Default::default()).unwrap();
-        borrowed.manifest(&grandchild).unwrap();
-        let (ok, came) = read(&grandchild, &[chunk(6)]);
-        assert!(ok && came >= 1, "{came}");
-
-        // an image that has nothing to do with it
-        let mut ingest = Ingest::new(&repo, IngestOptions::default()).unwrap();
-        ingest.region_bytes("ram", &chunk(200)).unwrap();
-        let other = ingest.finish(Default::default()).unwrap();
-        borrowed.manifest(&other).unwrap();
-        assert_eq!(read(&other, &[chunk(3)]), (false, 0));
-        assert_eq!(active.lent(&other), None);
     }
 
     #[test]

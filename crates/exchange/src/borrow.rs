@@ -205,3 +205,254 @@ impl Source for Borrowed {
         self.parent.link()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::world_tests::{CHUNKS, DEADLINE, READ, World, chunk, items, read};
+    use super::*;
+    use floe_api::SwarmLent;
+    use floe_ground::patience::PATIENCE;
+    use floe_image::{CHUNK_SIZE, datagram::GroupKey};
+    use floe_peers::PieceId;
+    use floe_source::{
+        Directory,
+        multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions},
+    };
+    use floe_store::{Cache, Ingest, IngestOptions};
+    use std::net::{Ipv4Addr, SocketAddrV4};
+    use tokio::net::UdpSocket;
+
+    /// A parent's host that says what images are, and gives nothing of them.
+    struct Silent(Arc<dyn Source>);
+
+    impl Source for Silent {
+        fn describe(&self) -> String {
+            self.0.describe()
+        }
+
+        fn resolve(&self, name: &str) -> Result<Hash, SourceError> {
+            self.0.resolve(name)
+        }
+
+        fn manifest(&self, id: &Hash) -> Result<Manifest, SourceError> {
+            self.0.manifest(id)
+        }
+
+        fn layout(&self, id: &Hash) -> Result<Option<Layout>, SourceError> {
+            self.0.layout(id)
+        }
+
+        fn read(
+            &self,
+            _: &Hash,
+            wants: &[(Kind, Hash)],
+            request: &Request,
+            _: &mut Sink<'_>,
+        ) -> Result<(), SourceError> {
+            Err(SourceError::Timeout {
+                at: self.describe(),
+                what: format!("{} items", wants.len()),
+                after: request.deadline,
+            })
+        }
+    }
+
+    #[test]
+    fn clones_read_what_is_in_pieces_here_and_no_pieces_of_images_that_theirs_is_not_based_on() {
+        let world = World::new(false);
+        world.fill();
+        // the indices are read with the first items
+        let request = Request::demand(DEADLINE);
+        world.read(0, &request).unwrap();
+
+        // the image's clone has changed its first chunk
+        let fork = world.fork(1);
+        let host = Arc::new(Silent(Arc::new(Directory::new(world.repo.clone()))));
+        let borrowed = Borrowed::new(host, world.active.clone());
+        let read = |image: &Hash, wants: &[u16]| {
+            let wants = items(wants.iter().copied());
+            let (read, came) = read(&borrowed, image, &wants, &request);
+            (read.is_ok(), came)
+        };
+        assert_eq!(read(&fork, &[3]), (false, 0), "nobody knows it");
+        assert_eq!(borrowed.manifest(&fork).unwrap().parent, Some(world.image));
+        let (ok, came) = read(&fork, &[3, 4]);
+        assert!(ok && came >= 2, "{came}");
+        let (ok, came) = read(&fork, &[CHUNKS, 5]);
+        assert!(!ok && came >= 1, "{came}");
+        let lent = world.active.lent(&fork).unwrap();
+        assert_eq!(lent.shelf_bytes, 3 * CHUNK_SIZE as u64);
+        assert_eq!((lent.swarm_bytes, lent.parent_bytes), (0, 0));
+
+        // a fork of the fork, which changed nothing, has the same
+        let options = IngestOptions {
+            parent: Some(fork),
+            created_unix_s: Some(1),
+            ..Default::default()
+        };
+        let mut ingest = Ingest::new(&world.repo, options).unwrap();
+        ingest.region_from_parent("ram").unwrap();
+        let grandchild = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&grandchild).unwrap();
+        let (ok, came) = read(&grandchild, &[6]);
+        assert!(ok && came >= 1, "{came}");
+
+        // an image that has nothing to do with it
+        let mut ingest = Ingest::new(&world.repo, IngestOptions::default()).unwrap();
+        ingest.region_bytes("ram", &chunk(2 * CHUNKS)).unwrap();
+        let other = ingest.finish(Default::default()).unwrap();
+        borrowed.manifest(&other).unwrap();
+        assert_eq!(read(&other, &[3]), (false, 0));
+        assert_eq!(world.active.lent(&other), None);
+    }
+
+    /// How many chunks the fork has changed.
+    const CHANGED: u16 = 256;
+    /// How long a question takes to the parent's host.
+    const FAR: Duration = Duration::from_millis(150);
+
+    /// Passes datagrams on to an address, each after [`FAR`].
+    async fn pass_on(from: UdpSocket, to: SocketAddrV4) {
+        let from = Arc::new(from);
+        let mut datagram = vec![0; 2048];
+        while let Ok(bytes) = from.recv(&mut datagram).await {
+            let (out, datagram) = (from.clone(), datagram[..bytes].to_vec());
+            tokio::spawn(async move {
+                tokio::time::sleep(FAR).await;
+                let _ = out.send_to(&datagram, to).await; // it may be lost, as any
+            });
+        }
+    }
+
+    /// A clone's host in the multicast group of a parent's host, to which the way is long.
+    struct Member {
+        borrowed: Borrowed,
+        group: Arc<Group>,
+        fork: Hash,
+        _server: MulticastServer,
+    }
+
+    impl Member {
+        fn new(world: &World) -> Member {
+            let fork = world.fork(CHANGED);
+            let parent = || Arc::new(Directory::new(world.repo.clone()));
+            let options = ServerOptions::new(Ipv4Addr::LOCALHOST, GroupKey::of("token"));
+            let server = MulticastServer::open(fork, parent(), &options).unwrap();
+            let near = server.invitation().clone();
+            let way = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+            let way = world.runtime.block_on(way).unwrap();
+            let port = way.local_addr().unwrap().port();
+            world.runtime.spawn(pass_on(way, near.server));
+            let invitation = Invitation {
+                server: SocketAddrV4::new(Ipv4Addr::LOCALHOST, port),
+                ..near
+            };
+            let cache = Cache::open(&world.dir.path().join("cache"), 64 << 20);
+            let cache = Arc::new(cache.unwrap());
+            let group = Arc::new(Group::join(&invitation, cache.clone()).unwrap());
+            let multicast = Multicast::new(group.clone(), parent(), cache);
+            Member {
+                borrowed: Borrowed::new(Arc::new(multicast), world.active.clone()),
+                group,
+                fork,
+                _server: server,
+            }
+        }
+
+        /// Reads ahead of need, and returns from where all has come so far, and how many items of that by the group.
+        fn read(&self, wants: &[(Kind, Hash)]) -> (SwarmLent, u64) {
+            let request = Request::prefetch(PATIENCE);
+            let (came, _) = read(&self.borrowed, &self.fork, wants, &request);
+            came.unwrap();
+            let lent = self.borrowed.active.lent(&self.fork).unwrap();
+            (lent, self.group.stats().items)
+        }
+    }
+
+    /// Has pieces come until the swarm knows how fast they do.
+    fn measure(world: &World) {
+        let swarm = &world.part.swarm;
+        let pieces = 0..swarm.shelf().content().pieces();
+        let lacking: Vec<PieceId> = pieces.filter(|n| !swarm.shelf().has(*n)).collect();
+        let come = async {
+            for some in lacking.chunks(6) {
+                swarm.want(some).await.unwrap();
+                // what comes within a moment is one measurement
+                tokio::time::sleep(Duration::from_millis(250)).await;
+                if swarm.speed().is_some() {
+                    return;
+                }
+            }
+        };
+        let come = async { tokio::time::timeout(PATIENCE, come).await };
+        world.runtime.block_on(come).unwrap();
+    }
+
+    /// Chunks that the fork has not changed, each in a piece of its own that is not here.
+    fn alone_in_pieces(world: &World) -> [(Kind, Hash); 3] {
+        let lies_in = |items: &[(Kind, Hash)]| {
+            let found = world.part.look_up(items);
+            (found.there.len() == items.len()).then_some(found.pieces)
+        };
+        let mut found = Vec::new();
+        let mut all = items(CHANGED..CHUNKS);
+        all.retain(|item| lies_in(&[*item]) == Some(1));
+        for item in all {
+            found.push(item);
+            if lies_in(&found) != Some(found.len()) {
+                found.pop();
+            } else if let Ok(all) = found.clone().try_into() {
+                return all;
+            }
+        }
+        panic!("too few pieces are left");
+    }
+
+    #[test]
+    fn a_clone_reads_out_of_the_swarm_that_is_cheaper_and_by_multicast_again_after_it_was_late() {
+        let world = World::new(false);
+        let giver = world.other(true);
+        world.read(0, &Request::prefetch(PATIENCE)).unwrap();
+        measure(&world);
+        let clone = Member::new(&world);
+        // what the parent has changed comes from its host, and tells how far that is
+        let mut changed = (CHUNKS..CHUNKS + CHANGED).step_by(READ);
+        let far = std::iter::from_fn(|| {
+            let link = clone.borrowed.link();
+            let measured = link.rtt_us.is_some() && link.bytes_per_s.is_some();
+            let from = changed.next().filter(|_| !measured)?;
+            Some(clone.read(&items((from..).take(READ))))
+        });
+        let (before, by_group) = far.last().unwrap();
+        assert!(before.swarm_bytes == 0 && by_group > 0, "{before:?}");
+
+        // of the rest the swarm has each chunk in a piece, which is here sooner
+        let bytes = CHUNK_SIZE as u64;
+        let [cheaper, late, later] = alone_in_pieces(&world);
+        let of_swarm = || clone.borrowed.merges(&clone.fork);
+        let (lent, group) = clone.read(&[cheaper]);
+        let both = (lent.swarm_bytes, lent.parent_bytes);
+        assert_eq!(both, (bytes, before.parent_bytes), "{lent:?}");
+        assert!(lent.swarm_us < lent.parent_us, "{lent:?}");
+        assert_eq!((group, of_swarm()), (by_group, true));
+
+        // the other host goes on taking part and gives nothing; its task has seen that before it answers
+        world.hosts[1].cap_uploads(Some(1));
+        let seen = async {
+            giver.predict(&[0], &[]).await?;
+            giver.status().await
+        };
+        world.runtime.block_on(seen).unwrap();
+        let (lent, group) = clone.read(&[late]);
+        let both = (lent.swarm_bytes, lent.parent_bytes);
+        assert_eq!(both, (bytes, before.parent_bytes + bytes), "{lent:?}");
+        assert_eq!((group, of_swarm()), (by_group + 1, false));
+
+        // it would give again, and is left alone for a while
+        world.hosts[1].cap_uploads(None);
+        let (lent, _) = clone.read(&[later]);
+        let both = (lent.swarm_bytes, lent.parent_bytes);
+        assert_eq!(both, (bytes, before.parent_bytes + 2 * bytes), "{lent:?}");
+        assert!(lent.swarm_us < lent.parent_us, "{lent:?}");
+    }
+}

@@ -388,6 +388,7 @@ fn content_of(membership: &SwarmMembership, layout: &Layout) -> Result<Packs, St
 
 #[cfg(test)]
 mod tests {
+    use super::super::world_tests::noise;
     use super::*;
     use floe_api::SwarmPack;
     use floe_image::{CHUNK_SIZE, MachineConfig};
@@ -397,7 +398,7 @@ mod tests {
 
     /// An image of some packs in a repository, and its chunks.
     fn image(repo: &Repository) -> (Hash, Vec<Vec<u8>>) {
-        let noise = noise(3 << 20);
+        let noise = noise(0, 3 << 20);
         let options = IngestOptions {
             pack_bytes_max: 512 << 10,
             ..Default::default()
@@ -406,18 +407,6 @@ mod tests {
         ingest.region_bytes("ram", &noise).unwrap();
         let id = ingest.finish(MachineConfig::default()).unwrap();
         (id, noise.chunks(CHUNK_SIZE).map(<[u8]>::to_vec).collect())
-    }
-
-    /// Bytes that nothing makes smaller.
-    fn noise(bytes: usize) -> Vec<u8> {
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        let next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        };
-        std::iter::repeat_with(next).take(bytes).collect()
     }
 
     /// Ends another thread's work, also if this one panics.

@@ -600,3 +600,6 @@ fn uses(entry: &Entry) -> bool {
             | Phase::Woken
     )
 }
+
+#[cfg(test)]
+mod world_tests;
