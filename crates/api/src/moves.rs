@@ -17,7 +17,8 @@ pub struct MoveRequest {
     /// Copies nothing ahead while the machine runs: it is less work for both nodes, and the machine stands still for longer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub still: bool,
-    /// Keeps what the machine was on this node for 36 hours, or until the node ends, so that less has to be sent when it comes back.
+    /// Keeps what the machine was on this node for 36 hours, or until the node ends or its disk is full, so that less has to be sent when it
+    /// comes back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep: bool,
     /// How many seconds the guest's hooks may take before its state is taken; by default [`HOOKS_S_DEFAULT`], 0 for no hooks.

@@ -31,7 +31,7 @@ use std::{
 /// How often the other node is asked how far it is, and told again what it has not answered. It says nothing by itself.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// For how long what a machine was is kept, if that is wished: until it comes back in the evening of the next day.
+/// For how long what a machine was is kept when it leaves, if that is done: until it comes back in the evening of the next day.
 const COPY_KEPT: Duration = Duration::from_secs(36 * 3600);
 
 /// A machine that runs on another node now.
@@ -507,10 +507,12 @@ impl Moves {
         Ok(())
     }
 
-    /// Removes what is here of a machine that runs on another node. If it is to be kept, the image of what it was stays for a while.
+    /// Removes what is here of a machine that runs on another node. If it is to be kept, or was borrowed, the image of what it was stays for
+    /// a while: what was lent once is lent again, and only what it has changed is sent then.
     fn forget(&self, operation: &Operation, to: &Peer, keep: bool) -> Result<(), NodeError> {
         let name = operation.name.to_string();
-        if let Some(turn) = operation.turn().filter(|_| keep) {
+        let is_kept = |turn: &Turn| keep || turn.lender.is_some();
+        if let Some(turn) = operation.turn().filter(is_kept) {
             self.keep_copy(&turn.key, operation.record().image, COPY_KEPT);
         }
         // before it is gone from here: what its users do is for nobody otherwise

@@ -120,6 +120,13 @@ struct KeptCopy {
     long: Duration,
 }
 
+impl KeptCopy {
+    /// For how long it is still kept.
+    fn left(&self) -> Duration {
+        self.long.saturating_sub(self.since.elapsed())
+    }
+}
+
 impl ImageUser for Moves {
     fn user_of(&self, image: &Hash) -> Option<String> {
         let copies = self.copies.lock();
@@ -189,14 +196,18 @@ impl Moves {
         moves
     }
 
-    /// Keeps an image of what a machine was for so long, in place of an earlier one, while this node runs.
+    /// Keeps an image of what a machine was for so long, in place of an earlier one, and as long as that one was to be kept; while this
+    /// node runs.
     fn keep_copy(&self, key: &str, image: Hash, long: Duration) {
+        let mut copies = self.copies.lock();
+        let left = copies.get(key).map_or(Duration::ZERO, KeptCopy::left);
         let copy = KeptCopy {
             image,
             since: Instant::now(),
-            long,
+            long: long.max(left),
         };
-        self.copies.lock().insert(key.to_owned(), copy);
+        copies.insert(key.to_owned(), copy);
+        drop(copies);
         self.parks.is_memory(image); // it goes once nobody names it
     }
 

@@ -3,6 +3,7 @@
 
 use super::{
     Moves,
+    arrive::AHEAD_KEPT,
     results::is_result,
     wire::{self, Order, Question, Recalled, Reply, Travels, Word},
 };
@@ -43,8 +44,12 @@ impl Moves {
     }
 
     fn look(&self, tries: &mut Tries) {
+        // what only saves sending it again makes room on a full disk
+        let is_full = self.machines.check_room().is_err();
         let mut copies = self.copies.lock();
-        let over = copies.extract_if(|_, copy| copy.since.elapsed() >= copy.long);
+        let over = copies.extract_if(|_, copy| {
+            copy.left().is_zero() || (is_full && copy.left() > AHEAD_KEPT)
+        });
         let over: Vec<Hash> = over
             .filter(|(what, _)| is_result(what))
             .map(|(_, copy)| copy.image)

@@ -52,7 +52,7 @@ pub struct Move {
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
     #[arg(long, conflicts_with = "here")]
     still: bool,
-    /// Keep what a machine was here for 36 hours, or until the node ends, so that less is sent when it comes back
+    /// Keep what a machine was here for 36 hours, or until the node ends or its disk is full, so that less is sent when it comes back
     #[arg(long, conflicts_with = "here")]
     keep: bool,
     #[command(flatten)]

@@ -203,6 +203,56 @@ fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
     assert!(remembers(phone, 6).contains("later-42"));
 }
 
+/// Lends the machine to the other node, once that has forgotten the loan before. Returns how many bytes crossed the network.
+fn lend(node: &TestNode) -> u64 {
+    let request = MoveRequest {
+        to: Some("node-1".into()),
+        lend: true,
+        ..Default::default()
+    };
+    let mut wire_bytes = 0;
+    eventually("it is lent", || {
+        let events = node.client().move_machine("web", &request);
+        let ended = events.and_then(|events| events.finish(|_| ()));
+        match ended.map_err(|error| error.to_api()) {
+            Ok(outcome) => {
+                wire_bytes = outcome.moved.unwrap().wire_bytes;
+                true
+            }
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::Busy, "{error}");
+                false
+            }
+        }
+    });
+    wire_bytes
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_second_loan_sends_a_small_part_of_what_the_first_did() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    // what no compression makes smaller
+    let fill = "head -c 16777216 /dev/urandom > /www/much; echo filled-$((40+2))";
+    nodes[0].type_and_wait("web", fill, "filled-42");
+    let first = lend(&nodes[0]);
+    assert!(first > 16 << 20, "{first}");
+    marks(&nodes[1], "there", 1);
+    ok(&nodes[0], &["recall", "web"]);
+    marks(&nodes[0], "here", 2);
+    let second = lend(&nodes[0]);
+    eprintln!("{first} bytes, then {second}");
+    assert!(second * 4 < first, "{first} bytes, then {second}");
+    let words = remembers(&nodes[1], 3);
+    assert!(
+        words.contains("there-42") && words.contains("here-42"),
+        "{words}"
+    );
+}
+
 #[test]
 #[ignore = "needs root, FUSE and QEMU: make test-all"]
 fn a_loan_goes_on_from_its_last_sync_if_the_borrower_is_gone_and_that_one_is_fenced_later() {
