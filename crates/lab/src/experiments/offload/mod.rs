@@ -191,16 +191,8 @@ fn gains(
         // later trips send less, since both sides know what the machine was
         let Some(last) = trips.last() else { continue };
         let last_case = case(known, last, link);
-        // one that the strong host does no faster never pays, which is told
-        match last_case.forecast(&known.costs).break_even_s {
-            Some(work_s) => {
-                report.add_value(&format!("break_even_s_{}{suffix}", job.name), "s", work_s);
-                if job.name == JOBS[0].name {
-                    report.add_value(&format!("break_even_s{suffix}"), "s", work_s);
-                }
-            }
-            None => report.fail(format!("{} is no faster on the strong host", job.name)),
-        }
+        let model_s = last_case.forecast(&known.costs).break_even_s;
+        breaks_even(report, job, suffix, model_s, last.break_even_s(here_s));
         all.push(Done {
             link: link.suffix,
             case: last_case,
@@ -209,6 +201,30 @@ fn gains(
         });
     }
     Ok(all)
+}
+
+/// Tells from how much work on the device on a job pays: by the model, and by what its last trip took.
+fn breaks_even(
+    report: &mut Report,
+    job: &Job,
+    suffix: &str,
+    model_s: Option<f64>,
+    measured_s: Option<f64>,
+) {
+    // one that the strong host does no faster never pays, which is told
+    let (Some(model_s), Some(measured_s)) = (model_s, measured_s) else {
+        report.fail(format!("{} is no faster on the strong host", job.name));
+        return;
+    };
+    for (what, work_s) in [
+        ("break_even_s", model_s),
+        ("break_even_measured_s", measured_s),
+    ] {
+        report.add_value(&format!("{what}_{}{suffix}", job.name), "s", work_s);
+        if job.name == JOBS[0].name {
+            report.add_value(&format!("{what}{suffix}"), "s", work_s);
+        }
+    }
 }
 
 /// Returns a trip as the model sees it: its bytes and its link, and what is known of its job.
@@ -242,7 +258,7 @@ fn fitted(here_s: f64, trip: &Trip, link: &Link) -> Known {
 }
 
 /// Measures for how long nobody answers on both ways, and what they send. Returns after how long the machine answered on the strong host,
-/// which had nothing of its memory, and which had what it was a minute before.
+/// which had nothing of its memory, and which had kept what it was when it came back a minute before.
 fn stands_still(
     context: &Context,
     link: &Link,
@@ -250,26 +266,31 @@ fn stands_still(
 ) -> anyhow::Result<[Samples; 2]> {
     let (guest, memory, changes) = small(context)?;
     let site = Site::new(&context.scratch.join("still"), &guest, memory, link)?;
-    let (mut there, mut back, mut closed, mut ratio) = (
+    let (mut there, mut back, mut closed, mut unsynced) = (
         Samples::default(),
         Samples::default(),
         Samples::default(),
         Samples::default(),
     );
+    let (mut synced, mut ratio) = (Samples::default(), Samples::default());
     // all of it goes over once, as nobody has synced it
     let before = site.wire();
-    let first_s = site.answers_there()?;
+    let (first_s, first_down_s) = site.answers_there()?;
     let first = site.wire().0 - before.0;
     site.recall()?;
     site.device.tell(site::MACHINE, changes, site::JOB_MAX)?;
     let mut ours = Samples::default();
     for _ in 0..rounds(context) {
         std::thread::sleep(wait(context));
-        ours.push(site.answers_there()?);
+        let (answers_s, down_s) = site.answers_there()?;
+        ours.push(answers_s);
+        unsynced.push(down_s);
         site.recall()?;
-        site.sync()?;
-        std::thread::sleep(wait(context));
+        // what the sync sends is a part of what the way costs
         let before = site.wire();
+        site.sync()?;
+        synced.push((site.wire().0 - before.0) as f64 / 1e6);
+        std::thread::sleep(wait(context));
         let (stood, took) = down(&site.device, &site.cloud, || site.offload().map(drop))?;
         ratio.push((site.wire().0 - before.0) as f64 / first as f64);
         there.push(stood.as_secs_f64());
@@ -281,7 +302,10 @@ fn stands_still(
     }
     report.add("down_s", "s", &there);
     report.add("down_back_s", "s", &back);
+    report.add_value("down_first_s", "s", first_down_s);
+    report.add("down_unsynced_s", "s", &unsynced);
     report.add("closed_s", "s", &closed);
+    report.add("sync_mb", "MB", &synced);
     report.add("second_over_first", "x", &ratio).against(
         "the first trip",
         "MB",
@@ -336,6 +360,15 @@ mod tests {
         up_bytes: 2.7e6,
         down_bytes: 0.9e6,
     };
+
+    #[test]
+    fn a_job_of_the_break_even_takes_as_long_on_the_device_as_by_its_trip() {
+        // it is five times as fast, and the ways take 10 s
+        let work_s = TRIP.break_even_s(25.0).unwrap();
+        assert!((work_s - 12.5).abs() < 1e-9, "{work_s}");
+        assert!((10.0 + work_s / 5.0 - work_s).abs() < 1e-9);
+        assert_eq!(TRIP.break_even_s(5.0), None);
+    }
 
     #[test]
     fn the_model_says_of_the_trip_that_it_was_fitted_to_what_was_measured() {

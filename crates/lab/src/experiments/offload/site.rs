@@ -181,12 +181,13 @@ impl Site {
         }
     }
 
-    /// Lends the machine, and returns after how many seconds it answers on the strong host.
-    pub fn answers_there(&self) -> anyhow::Result<f64> {
+    /// Lends the machine, and returns after how many seconds it answers on the strong host, and for how many its guest stood still until it
+    /// ran there.
+    pub fn answers_there(&self) -> anyhow::Result<(f64, f64)> {
         let began = Instant::now();
-        self.offload()?;
+        let moved = self.offload()?;
         self.cloud.ask(MACHINE, JOB_MAX)?;
-        Ok(began.elapsed().as_secs_f64())
+        Ok((began.elapsed().as_secs_f64(), moved.down_ms / 1e3))
     }
 
     /// Has it come back.
@@ -236,6 +237,16 @@ pub struct Trip {
     pub up_bytes: f64,
     /// Bytes back.
     pub down_bytes: f64,
+}
+
+impl Trip {
+    /// Returns how much work takes as long on the device as by such a trip, in seconds on the device, where this trip's job takes `here_s`;
+    /// `None` if the strong host was no faster.
+    pub fn break_even_s(&self, here_s: f64) -> Option<f64> {
+        let speedup = here_s / self.job_s;
+        let ways_s = self.total_s - self.job_s;
+        (speedup > 1.0).then(|| ways_s * speedup / (speedup - 1.0))
+    }
 }
 
 /// Puts the two nodes into a cluster.
