@@ -157,12 +157,13 @@ fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
 
     // here it is kept, and does not go on
     assert_eq!(stands(phone), Some(MoveStanding::Lent));
-    let refused = code(phone, 5, &["wake", "web"]);
-    assert!(
-        said(&refused).contains("floe recall web"),
-        "{}",
-        said(&refused)
-    );
+    for args in [&["wake", "web"][..], &["exec", "web", "--", "true"]] {
+        let refused = said(&code(phone, 5, args));
+        assert!(
+            refused.contains("runs on cloud") && refused.contains("floe recall web"),
+            "{refused}"
+        );
+    }
     eventually("it is lent no further", || {
         let refused = run(cloud, &["offload", "web", "--to", "phone"]);
         assert!(!refused.status.success(), "{}", said(&refused));

@@ -231,12 +231,14 @@ impl Entry {
     /// Returns its QEMU, or an error that says that there is none.
     pub fn vm(&self) -> Result<Arc<Machine>, NodeError> {
         let vm = self.state.read().vm.clone();
-        vm.ok_or_else(|| match self.is_parked() {
-            true => refused(
+        vm.ok_or_else(|| match self.is_here() {
+            // nothing here would have it go on
+            Err(elsewhere) => elsewhere,
+            Ok(()) if self.is_parked() => refused(
                 format!("machine {} is parked", self.name),
                 format!("floe wake {} lets it go on", self.name),
             ),
-            false => failed(
+            Ok(()) => failed(
                 format!("machine {} is not running", self.name),
                 format!("floe start {}", self.name),
             ),

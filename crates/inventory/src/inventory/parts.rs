@@ -242,7 +242,11 @@ impl Entry {
 mod tests {
     use super::*;
     use crate::inventory::record::sample as record;
-    use crate::inventory::{lifecycle::Task, tests::inventory, turn::Peer};
+    use crate::inventory::{
+        lifecycle::Task,
+        tests::{inventory, reserve},
+        turn::{Peer, Side},
+    };
     use floe_ground::names::MachineName;
 
     #[test]
@@ -272,5 +276,22 @@ mod tests {
         guard::write(dir.path(), 1).unwrap();
         let error = web.lease_lasts().unwrap_err().to_api();
         assert!(error.fix.contains("alpha"), "{error}");
+    }
+
+    #[test]
+    fn what_needs_a_qemu_is_told_where_a_machine_that_is_lent_runs_and_what_brings_it_back() {
+        let machines = inventory();
+        let web = reserve(&machines, Some("web")).unwrap();
+        let borrower = Peer {
+            name: "cloud".into(),
+            address: "10.0.0.2:7071".parse().unwrap(),
+        };
+        let mut turn = Turn::told_of("00112233445566aa".into());
+        turn.side = Side::Lent { to: borrower };
+        // its record is on no disk
+        web.entry.state.write().record.turn = Some(turn);
+        let error = web.vm().err().unwrap().to_api();
+        let says = |text: &str| error.message.contains(text);
+        assert!(says("cloud") && says("floe recall web"), "{error}");
     }
 }
