@@ -4,7 +4,7 @@
 //! Measured are, for a moment: for which part of the time the machine's CPUs are needed (run, or wait for a core of this host: a device that
 //! is too slow is not idle), which part of that they get, how fast one core is here and there, the round trip. Remembered is how fast bytes
 //! came over the link when a machine was synced or moved last. What a job changes until it comes back is what it changes now, for as long
-//! as it takes.
+//! as it takes here: it changes no less if it is done sooner.
 
 use super::{
     Moves,
@@ -73,6 +73,30 @@ struct Seen {
     unknown_bytes: f64,
 }
 
+impl Seen {
+    /// Returns a job that takes `work_s` here as the model sees it: how much faster it is there, at how many seconds of a round trip, over a
+    /// link of these rates if they are known. It changes the same however fast it is done, and no more than `most` bytes.
+    fn case(
+        &self,
+        (work_s, most): (f64, f64),
+        (speedup, round_trip_s): (f64, f64),
+        rates: Option<(f64, f64)>,
+    ) -> Case {
+        let wire = |bytes: f64| (bytes * SENT_PART).max(SENT_BYTES_MIN);
+        let (up_bytes_s, down_bytes_s) = rates.unwrap_or((f64::INFINITY, f64::INFINITY));
+        Case {
+            work_s,
+            busy: self.busy,
+            speedup,
+            up_bytes: wire(self.unknown_bytes),
+            down_bytes: wire((self.changes_s * work_s).min(most)),
+            up_bytes_s,
+            down_bytes_s,
+            round_trip_s,
+        }
+    }
+}
+
 impl Moves {
     /// Says whether it would pay to lend a machine to another node.
     pub fn advise(&self, name: &str, request: &AdviseRequest) -> Result<Advice, NodeError> {
@@ -87,19 +111,8 @@ impl Moves {
         let rate = |seen: Option<f64>| request.link_bytes_s.or(seen);
         let rates = rate(known.up.or(known.down)).zip(rate(known.down.or(known.up)));
         let work_s = request.work_s.unwrap_or(WORK_S);
-        let wire = |bytes: f64| (bytes * SENT_PART).max(SENT_BYTES_MIN);
         let most = entry.record().size().memory_bytes as f64;
-        let (up_bytes_s, down_bytes_s) = rates.unwrap_or((f64::INFINITY, f64::INFINITY));
-        let case = Case {
-            work_s,
-            busy: seen.busy,
-            speedup,
-            up_bytes: wire(seen.unknown_bytes),
-            down_bytes: wire((seen.changes_s * work_s / speedup).min(most)),
-            up_bytes_s,
-            down_bytes_s,
-            round_trip_s,
-        };
+        let case = seen.case((work_s, most), (speedup, round_trip_s), rates);
         Ok(advice(
             &case,
             &to.name,
@@ -345,6 +358,26 @@ mod tests {
             ..CASE
         };
         assert_eq!(said(&weak, true, Some(1e6)).verdict, AdviceVerdict::Stay);
+    }
+
+    #[test]
+    fn a_job_brings_back_as_much_however_fast_it_is_done() {
+        let seen = Seen {
+            busy: 0.9,
+            has: 1.0,
+            changes_s: 100e3,
+            unknown_bytes: 50e6,
+        };
+        let down = |work_s: f64, speedup: f64| {
+            let case = seen.case((work_s, 1e9), (speedup, 0.12), Some((0.9e6, 0.9e6)));
+            assert_eq!((case.up_bytes, case.speedup), (20e6, speedup));
+            case.down_bytes
+        };
+        assert_eq!(down(600.0, 1.0), 24e6);
+        assert_eq!(down(600.0, 8.0), 24e6);
+        // no more than all of its memory, and no less than the state of its devices
+        assert_eq!(down(1e6, 8.0), 400e6);
+        assert_eq!(down(0.0, 8.0), SENT_BYTES_MIN);
     }
 
     #[test]
