@@ -1,7 +1,7 @@
 //! Pull: copies a whole image here from any source, and fetches only what is not here yet.
 //!
 //! When pulling into a repository, what arrives is packed and kept from the first pack on: a journal beside the repository's
-//! other temporary files names the packs of an unfinished pull, so that the next one continues with them. Packs that the source
+//! other temporary files names the packs of an unfinished pull, so that the next one continues with them, of whatever image it is. Packs that the source
 //! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
 use super::unfinished::Unfinished;
@@ -46,6 +46,8 @@ pub struct PullOptions {
     pub gate: Option<Arc<dyn Gate>>,
     /// How long each request is repeated whose error may pass; it is a few times at least.
     pub patience: Duration,
+    /// At how many bytes a pack of what arrives is closed and kept, whatever becomes of the pull; 0 means 7 MiB.
+    pub pack_bytes: u64,
     /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
     pub whole_packs: bool,
 }
@@ -85,9 +87,12 @@ pub fn pull(
         Ok(source.manifest(image)?)
     })?;
     let mut keep = match to {
-        Destination::Repository(repository, cache) => {
-            Keep::Packs(Unfinished::open(repository, cache, image)?)
-        }
+        Destination::Repository(repository, cache) => Keep::Packs(Unfinished::open(
+            repository,
+            cache,
+            image,
+            options.pack_bytes,
+        )?),
         Destination::Cache(cache) => Keep::Cache(cache),
     };
     let mut report = PullReport::default();
@@ -112,7 +117,12 @@ pub fn pull(
         }
         // packs of what came one by one are here too
         if let Destination::Repository(repository, cache) = to {
-            keep = Keep::Packs(Unfinished::open(repository, cache, image)?);
+            keep = Keep::Packs(Unfinished::open(
+                repository,
+                cache,
+                image,
+                options.pack_bytes,
+            )?);
         }
     }
     check(cancel)?;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// zstd level of what is packed here.
 const LEVEL: i32 = 3;
-/// A pack is closed at this size, before it can exceed the limit of uploads.
+/// A pack is closed at this size by default, before it can exceed the limit of uploads.
 const PACK_BYTES: u64 = 7 << 20;
 /// A pack is taken whole if at most one in this many of its items is here already; those items are then stored twice.
 const HERE_MAX: usize = 4;
@@ -26,11 +26,13 @@ pub(super) fn is_mostly_missing(here: &[bool]) -> bool {
 pub(super) struct Unfinished<'a> {
     pub repository: &'a Repository,
     pub cache: Option<&'a Cache>,
-    /// Packs that were here when the pull began: other images', and those of an earlier try.
+    /// Packs that were here when the pull began: other images', those of an earlier try, and those of other pulls that were not finished.
     local: Layout,
     /// Packs of this try and of earlier ones.
     made: Mutex<Vec<PackRef>>,
     journal: PathBuf,
+    /// At how many bytes a pack is closed.
+    pack_bytes: u64,
 }
 
 impl<'a> Unfinished<'a> {
@@ -38,6 +40,7 @@ impl<'a> Unfinished<'a> {
         repository: &'a Repository,
         cache: Option<&'a Cache>,
         image: &Hash,
+        pack_bytes: u64,
     ) -> Result<Self, TransferError> {
         let folder = repository.dir().join("tmp");
         let journal = folder.join(format!("{UNFINISHED_PULL}{image}"));
@@ -59,6 +62,11 @@ impl<'a> Unfinished<'a> {
             };
             packs.extend(layout.packs.into_iter().filter(|pack| seen.insert(pack.id)));
         }
+        // what is pulled may be an earlier one's, changed a little, as a machine's that was cut off on its way here
+        match repository.noted_packs() {
+            Ok(noted) => packs.extend(noted.into_iter().filter(|pack| seen.insert(pack.id))),
+            Err(error) => tracing::warn!(%error, "what other pulls have brought is not used"),
+        }
         packs.truncate(floe_image::LAYOUT_PACKS_MAX as usize);
         Ok(Unfinished {
             repository,
@@ -66,6 +74,10 @@ impl<'a> Unfinished<'a> {
             local: Layout { packs },
             made: Mutex::new(made),
             journal,
+            pack_bytes: match pack_bytes {
+                0 => PACK_BYTES,
+                bytes => bytes,
+            },
         })
     }
 
@@ -149,7 +161,7 @@ impl<'a> Unfinished<'a> {
                     None => writer.insert(PackWriter::new(Vec::new()).map_err(in_memory)?),
                 };
                 open.push_frame(kind, &hashes, &packed).map_err(in_memory)?;
-                if open.bytes_written() >= PACK_BYTES {
+                if open.bytes_written() >= self.pack_bytes {
                     self.close(writer)?;
                 }
             }
@@ -233,7 +245,7 @@ fn in_memory(error: io::Error) -> TransferError {
 mod tests {
     use super::super::{Destination, pull};
     use super::*;
-    use floe_image::MachineConfig;
+    use floe_image::{CHUNK_SIZE, MachineConfig};
     use floe_source::{Directory, Sink, Source, SourceError};
     use floe_store::{Ingest, IngestOptions};
     use std::os::unix::fs::MetadataExt;
@@ -310,8 +322,8 @@ mod tests {
         }
     }
 
-    /// An image in several packs.
-    fn image(repo: &Repository) -> Hash {
+    /// Bytes that no compression makes smaller.
+    fn noise() -> Vec<u8> {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let next = || {
             state ^= state << 13;
@@ -319,13 +331,17 @@ mod tests {
             state ^= state << 17;
             (state >> 32) as u8
         };
-        let noise: Vec<u8> = std::iter::repeat_with(next).take(2 << 20).collect();
+        std::iter::repeat_with(next).take(2 << 20).collect()
+    }
+
+    /// An image in several packs.
+    fn image(repo: &Repository, content: &[u8]) -> Hash {
         let options = IngestOptions {
             pack_bytes_max: 512 << 10,
             ..Default::default()
         };
         let mut ingest = Ingest::new(repo, options).unwrap();
-        ingest.region_bytes("ram", &noise).unwrap();
+        ingest.region_bytes("ram", content).unwrap();
         ingest.finish(MachineConfig::default()).unwrap()
     }
 
@@ -370,7 +386,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let make = |name: &str| Repository::create(&dir.path().join(name)).unwrap();
         let theirs = make("theirs");
-        let id = image(&theirs);
+        let id = image(&theirs, &noise());
         let packs = theirs.layout(&id).unwrap().packs;
         let all = packs.len() as u64;
         assert!(all > 3);
@@ -401,5 +417,55 @@ mod tests {
         }
         assert!(is_mostly_missing(&[true, false, false, false]));
         assert!(!is_mostly_missing(&[true, false, false]));
+    }
+
+    #[test]
+    fn what_an_unfinished_pull_has_brought_is_not_pulled_again_for_an_image_that_has_changed_a_little()
+     {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name: &str| Repository::create(&dir.path().join(name)).unwrap();
+        let theirs = make("theirs");
+        let mut content = noise();
+        let chunks = (content.len() / CHUNK_SIZE) as u64;
+        let first = image(&theirs, &content);
+        *content.last_mut().unwrap() ^= 1;
+        let second = image(&theirs, &content);
+        let source = Directory::new(theirs);
+        // once as it is, and once with a note of packs that are gone
+        for gone in [false, true] {
+            let here = make(if gone { "gone" } else { "here" });
+            let to = Destination::Repository(&here, None);
+            let options = PullOptions {
+                connections: 1,
+                pack_bytes: 512 << 10,
+                ..PullOptions::default()
+            };
+            let brought = AtomicU64::new(0);
+            let cut = |progress: Progress| {
+                let count = progress.wire_bytes / CHUNK_SIZE as u64;
+                brought.store(count, Ordering::Relaxed);
+                if count > 0 {
+                    options.cancel.cancel();
+                }
+            };
+            let ended = pull(&source, &first, to, &options, &cut);
+            assert!(matches!(ended, Err(TransferError::Cancelled)), "{ended:?}");
+            let brought = brought.into_inner();
+            assert!(brought > 0 && brought < chunks, "{brought} of {chunks}");
+            let noted = here.noted_packs().unwrap();
+            // one of tables, and several small ones of chunks
+            assert!(noted.len() > 2, "{noted:?}");
+            if gone {
+                for pack in &noted {
+                    std::fs::remove_file(here.pack_path(&pack.id)).unwrap();
+                }
+                assert!(here.noted_packs().unwrap().is_empty());
+            }
+            let report = pull(&source, &second, to, &PullOptions::default(), &|_| ()).unwrap();
+            let reused = if gone { 0 } else { brought };
+            assert_eq!(report.chunks_reused, reused);
+            assert_eq!(report.chunks_fetched, chunks - reused);
+            assert!(here.verify(&second, &|_, _| true).unwrap().is_sound());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Copies whole images between this node and other places.
 
 use crate::images::{
-    Images,
+    Images, PARK_LABEL,
     address::is_address,
     named::named,
     parse_name,
@@ -24,6 +24,10 @@ use floe_store::Repository;
 use floe_transfer as transfer;
 use floe_transfer::{Destination, HubClient, Place, Progress, PullOptions, Stock};
 use std::path::{Path, PathBuf};
+
+/// The packs of a machine that comes here are closed at this size: what is in one stays here, also if this node is killed then, and 1 MiB is a
+/// second of a slow link.
+const MOVING_PACK_BYTES: u64 = 1 << 20;
 
 impl Images {
     /// Sends an image to a hub or a bucket, or writes it into a directory of static files.
@@ -300,9 +304,11 @@ impl Images {
     pub fn bring_here(&self, found: &Found, report: &Report) -> Result<TransferReport, NodeError> {
         let _storing = self.storing.read();
         let progress = progress_of(report, "pull");
+        let is_moving = found.manifest.config.labels.contains_key(PARK_LABEL);
         let options = PullOptions {
             cancel: report.cancel(),
             patience: PATIENCE,
+            pack_bytes: if is_moving { MOVING_PACK_BYTES } else { 0 },
             whole_packs: true,
             ..Default::default()
         };

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use floe_image::{Hash, LAYOUT_BYTES_MAX, Layout};
+use floe_image::{Hash, LAYOUT_BYTES_MAX, Layout, PackRef};
 use rustix::fs::FlockOperation;
 
 use super::{Repository, read_bounded};
@@ -14,6 +14,9 @@ use crate::{StoreError, durable};
 pub const UNFINISHED_PULL: &str = "pull-";
 /// How long what an unfinished pull has brought waits for its next try.
 const UNFINISHED_KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// How many packs of unfinished pulls are looked at: some 64 GB of those of machines that move.
+const NOTED_MAX: usize = 1 << 16;
 
 /// What [`Repository::gc`] may remove.
 #[derive(Debug, Clone)]
@@ -109,7 +112,7 @@ impl Repository {
             true => Notes::default(),
             false => self.notes()?,
         };
-        packs.extend(notes.packs);
+        packs.extend(notes.packs.iter().map(|pack| pack.id));
         sweep.folder(
             &self.tmp_dir(),
             |name| notes.names.contains(name),
@@ -156,6 +159,18 @@ impl Repository {
         Ok(sweep.report.bytes)
     }
 
+    /// Returns the packs that unfinished pulls have noted, whatever image they were for, each once. Those that can't be opened are left out.
+    pub fn noted_packs(&self) -> Result<Vec<PackRef>, StoreError> {
+        let mut seen = HashSet::new();
+        let is_here = |pack: &PackRef| {
+            // the index of one that is gone may still be known
+            !matches!(self.pack_path(&pack.id).try_exists(), Ok(false)) && self.index(pack).is_ok()
+        };
+        let packs = self.notes()?.packs.into_iter();
+        let packs = packs.filter(|pack| seen.insert(pack.id) && is_here(pack));
+        Ok(packs.take(NOTED_MAX).collect())
+    }
+
     /// Returns what pulls have noted that may still go on.
     fn notes(&self) -> Result<Notes, StoreError> {
         let tmp = self.tmp_dir();
@@ -180,7 +195,7 @@ impl Repository {
             match read() {
                 Ok(Some(layout)) => {
                     notes.names.insert(name.to_owned());
-                    notes.packs.extend(layout.packs.iter().map(|pack| pack.id));
+                    notes.packs.extend(layout.packs);
                 }
                 Ok(None) => {}
                 // the pull has ended meanwhile
@@ -232,7 +247,7 @@ struct Notes {
     /// The files' names.
     names: HashSet<String>,
     /// The packs that they name.
-    packs: Vec<Hash>,
+    packs: Vec<PackRef>,
 }
 
 struct Sweep {
