@@ -337,17 +337,33 @@ static int moved(const char *line, char *node, unsigned long node_bytes, int tim
     return 0;
 }
 
+int floe_offload_as(const char *to, unsigned cpus, unsigned long long memory_bytes, char *node, unsigned long node_bytes,
+                    int timeout_ms)
+{
+    char line[LINE_BYTES_MAX] = "offload version=1", part[48];
+    if (to) {
+        size_t length = strnlen(to, 256);
+        /* what names of nodes and their addresses are made of; it needs no escapes */
+        if (!length || length == 256 ||
+            strspn(to, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-") != length)
+            return fail(FLOE_USAGE, "this is no node's name; floe cluster members on the host lists them");
+        strcat(strcat(line, " to="), to);
+    }
+    if (cpus) {
+        snprintf(part, sizeof part, " cpus=%u", cpus);
+        strcat(line, part);
+    }
+    if (memory_bytes) {
+        snprintf(part, sizeof part, " memory-bytes=%llu", memory_bytes);
+        strcat(line, part);
+    }
+    strcat(line, "\n");
+    return moved(line, node, node_bytes, timeout_ms);
+}
+
 int floe_offload(const char *to, char *node, unsigned long node_bytes, int timeout_ms)
 {
-    char line[LINE_BYTES_MAX];
-    if (!to)
-        return moved("offload version=1\n", node, node_bytes, timeout_ms);
-    size_t length = strnlen(to, 256);
-    /* what names of nodes and their addresses are made of; it needs no escapes */
-    if (!length || length == 256 || strspn(to, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:/-") != length)
-        return fail(FLOE_USAGE, "this is no node's name; floe cluster members on the host lists them");
-    snprintf(line, sizeof line, "offload version=1 to=%s\n", to);
-    return moved(line, node, node_bytes, timeout_ms);
+    return floe_offload_as(to, 0, 0, node, node_bytes, timeout_ms);
 }
 
 int floe_recall(char *node, unsigned long node_bytes, int timeout_ms)

@@ -82,12 +82,17 @@ int floe_kill(floe_ticket *ticket);
 /* Which machine this is. */
 int floe_whoami(floe_self *self);
 
-/* Has this machine go on on another node of its cluster: the one of this name or address, or the only other one if `to` is NULL.
- * Returns 0 on that node, whose name is then in node if that is not NULL; all that runs in the machine goes on there. Returns -1 where
- * the machine was if it could not move. timeout_ms -1 waits for ever. */
+/* Lends this machine to another node of its cluster, where it goes on: the one of this name or address, or the only other one if `to` is
+ * NULL. Returns 0 on that node, whose name is then in node if that is not NULL; all that runs in the machine goes on there. Returns -1
+ * where the machine was if it could not move. timeout_ms -1 waits for ever. */
 int floe_offload(const char *to, char *node, unsigned long node_bytes, int timeout_ms);
 
-/* Has this machine go on on the node that it comes from. Otherwise as floe_offload. */
+/* The same, with so many processors and so much memory there (whole MiB); 0: as here. It may get them only a moment after this has
+ * returned, and does not get what that node has no room for. */
+int floe_offload_as(const char *to, unsigned cpus, unsigned long long memory_bytes, char *node, unsigned long node_bytes,
+                    int timeout_ms);
+
+/* Has this machine go on on the node that it comes from, as large as it was there. Otherwise as floe_offload. */
 int floe_recall(char *node, unsigned long node_bytes, int timeout_ms);
 
 /* Tells which generation of itself this machine is: another one in a clone, in a machine from an image and in one that was woken. A

@@ -176,20 +176,23 @@ def whoami():
     return int(keys["id"]), keys["machine"], keys["parent"]
 
 
-def offload(to=None, timeout=None):
-    """Has this machine go on on another node of its cluster: the one of this name or address, or the only other one.
+def offload(to=None, timeout=None, cpus=None, memory_bytes=None):
+    """Lends this machine to another node of its cluster, where it goes on: the one of this name or address, or the only other one.
 
     Returns that node's name, there; all that runs in the machine goes on there. Raises Error where the machine was if it could not move.
+    It has as many processors and as much memory there (whole MiB) as are given, or as here. It may get them only a moment after this has
+    returned, and does not get what that node has no room for.
     """
     if to is not None and not re.fullmatch("[A-Za-z0-9._:/-]{1,255}", to):
         raise Error("usage", "this is no node's name; floe cluster members on the host lists them")
     sys.stdout.flush()
     sys.stderr.flush()
-    return _call("offload", "moved", timeout, **({} if to is None else {"to": to}))["node"]
+    size = {key: int(value) for key, value in (("cpus", cpus), ("memory_bytes", memory_bytes)) if value is not None}
+    return _call("offload", "moved", timeout, **({} if to is None else {"to": to}), **size)["node"]
 
 
 def recall(timeout=None):
-    """Has this machine go on on the node that it comes from, and returns that node's name, there."""
+    """Has this machine go on on the node that it comes from, as large as it was there, and returns that node's name, there."""
     sys.stdout.flush()
     sys.stderr.flush()
     return _call("recall", "moved", timeout)["node"]

@@ -22,7 +22,9 @@ floe-guest: lets programs in this guest clone their machine, and users of its ho
   floe-guest kill TICKET                 ends them
   floe-guest exit                        ends this machine, a clone
   floe-guest whoami                      number, name and parent of this machine
-  floe-guest offload [NODE]              this machine goes on on another node of its cluster; prints which
+  floe-guest offload [NODE] [--cpus N] [--memory SIZE]
+                                         this machine goes on on another node of its cluster, with so many CPUs and so
+                                         much memory (8G) there; prints which node that is
   floe-guest recall                      it goes on where it comes from; prints which node that is
   floe-guest mpirun ...                  an MPI program on clones: floe-mpirun, see floe-mpirun --help
 
@@ -151,6 +153,7 @@ fn parse(args: &mut Vec<String>, limit: Option<Duration>) -> Result<Call, String
     let before = args.len();
     args.retain(|arg| arg != "--hierarchical");
     let hierarchical = args.len() < before;
+    let (cpus, memory) = (option(args, "--cpus")?, option(args, "--memory")?);
     let mut words = args.drain(..);
     let verb = words.next().unwrap_or_default();
     let mut word = |what: &str| words.next().ok_or_else(|| format!("{verb} needs {what}"));
@@ -177,12 +180,36 @@ fn parse(args: &mut Vec<String>, limit: Option<Duration>) -> Result<Call, String
         },
         "exit" => Call::Exit,
         "whoami" => Call::Whoami,
-        "offload" => Call::Offload { to: words.next() },
+        "offload" => Call::Offload {
+            to: words.next(),
+            cpus: read(cpus, "number of CPUs", |text| text.parse().ok())?,
+            memory_bytes: read(memory, "amount of memory", bytes_of)?,
+        },
         "recall" => Call::Recall,
         other => return Err(format!("{other:?} is unknown; see floe-guest --help")),
     };
     no_more(&words.collect::<Vec<_>>())?;
     Ok(call)
+}
+
+/// Reads an option's value, if there is one.
+fn read<T>(
+    text: Option<String>,
+    what: &str,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<Option<T>, String> {
+    let read = |text: String| of(&text).ok_or_else(|| format!("{text:?} is no {what}"));
+    text.map(read).transpose()
+}
+
+/// Reads an amount of bytes such as `512M`, `8G` or `1073741824`.
+fn bytes_of(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.chars().last()? {
+        'M' => (text.strip_suffix('M')?, 20),
+        'G' => (text.strip_suffix('G')?, 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 fn tell(answer: Answer) -> Result<String, String> {

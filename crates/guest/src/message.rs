@@ -59,10 +59,14 @@ pub enum Call {
     },
     /// Return which machine this is.
     Whoami,
-    /// Have the machine go on on another node (AMPhone, section 5.3: the application notifies its VMM).
+    /// Have the machine lent to another node, and go on there (AMPhone, section 5.3: the application notifies its VMM).
     Offload {
         /// The node's name or address; `None` for the only other one of the cluster.
         to: Option<String>,
+        /// How many CPUs it is to have there; `None`: as many as here. Nodes that don't know this ignore it.
+        cpus: Option<u32>,
+        /// How many bytes of memory it is to have there, whole MiB; likewise.
+        memory_bytes: Option<u64>,
     },
     /// Have the machine go on where it comes from.
     Recall,
@@ -293,6 +297,13 @@ fn some(line: &Line, key: &'static str) -> Result<Option<String>, LineError> {
     line.get(key).map(|_| text(line, key)).transpose()
 }
 
+fn some_number<T: std::str::FromStr>(
+    line: &Line,
+    key: &'static str,
+) -> Result<Option<T>, LineError> {
+    line.get(key).map(|_| line.number(key)).transpose()
+}
+
 impl Call {
     fn verb(&self) -> &'static str {
         match self {
@@ -319,7 +330,14 @@ impl Call {
             Call::Join { ticket, timeout_ms } => line
                 .with("ticket", ticket)
                 .with_some("timeout-ms", *timeout_ms),
-            Call::Offload { to } => line.with_some("to", to.as_deref()),
+            Call::Offload {
+                to,
+                cpus,
+                memory_bytes,
+            } => line
+                .with_some("to", to.as_deref())
+                .with_some("cpus", *cpus)
+                .with_some("memory-bytes", *memory_bytes),
             Call::Exit | Call::Whoami | Call::Recall => line,
         }
     }
@@ -336,10 +354,7 @@ impl Call {
             "exit" => Call::Exit,
             "join" => Call::Join {
                 ticket: text(line, "ticket")?,
-                timeout_ms: match line.get("timeout-ms") {
-                    Some(_) => Some(line.number("timeout-ms")?),
-                    None => None,
-                },
+                timeout_ms: some_number(line, "timeout-ms")?,
             },
             "kill" => Call::Kill {
                 ticket: text(line, "ticket")?,
@@ -347,6 +362,8 @@ impl Call {
             "whoami" => Call::Whoami,
             "offload" => Call::Offload {
                 to: some(line, "to")?,
+                cpus: some_number(line, "cpus")?,
+                memory_bytes: some_number(line, "memory-bytes")?,
             },
             "recall" => Call::Recall,
             other => return Err(LineError::UnknownVerb(other.into())),
@@ -411,10 +428,7 @@ impl Answer {
             },
             "cloned" => Answer::Cloned {
                 id: line.number("id")?,
-                clones: match line.get("clones") {
-                    Some(_) => Some(line.number("clones")?),
-                    None => None,
-                },
+                clones: some_number(line, "clones")?,
             },
             "done" => Answer::Done {
                 ended: line.number("ended")?,

@@ -29,7 +29,16 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(ticket, timeout_ms)| Call::Join { ticket, timeout_ms }),
         short().prop_map(|ticket| Call::Kill { ticket }),
         Just(Call::Whoami),
-        prop::option::of(short()).prop_map(|to| Call::Offload { to }),
+        (
+            prop::option::of(short()),
+            any::<Option<u32>>(),
+            any::<Option<u64>>()
+        )
+            .prop_map(|(to, cpus, memory_bytes)| Call::Offload {
+                to,
+                cpus,
+                memory_bytes
+            }),
         Just(Call::Recall),
     ]
 }
@@ -134,6 +143,21 @@ fn a_call_is_what_docs_guest_md_says() {
     assert_eq!(call.encode(), b"ticket version=1 clones=4 hierarchical=0\n");
     assert!(Call::decode(b"ticket clones=4 hierarchical=0").is_err());
     assert!(Call::decode(b"ticket version=1 clones=-4 hierarchical=0").is_err());
+    let offload = |cpus, memory_bytes| Call::Offload {
+        to: Some("cloud".into()),
+        cpus,
+        memory_bytes,
+    };
+    assert_eq!(
+        offload(Some(8), Some(8 << 30)).encode(),
+        b"offload version=1 to=cloud cpus=8 memory-bytes=8589934592\n"
+    );
+    // as older programs say it
+    assert_eq!(
+        Call::decode(b"offload version=1 to=cloud"),
+        Ok(offload(None, None))
+    );
+    assert!(Call::decode(b"offload version=1 cpus=all").is_err());
     let long = "t".repeat(TEXT_BYTES_MAX + 1);
     let call = Call::Clone { ticket: long };
     assert_eq!(

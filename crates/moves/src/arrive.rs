@@ -381,6 +381,10 @@ impl Moves {
         let make = |name: &MachineName, place: &str, uid: Option<u32>| {
             let mut record = arrived(name, place, uid, &order.machine, found.id, config, turn);
             record.syncing = syncing;
+            let size = record.size();
+            if let Some(turn) = record.turn.as_mut().filter(|turn| turn.lender.is_some()) {
+                turn.size = Some(size);
+            }
             (self.core.home.machine(place), record)
         };
         let image_name = &order.machine.image_name;

@@ -139,18 +139,33 @@ impl Moves {
             _ => error,
         })?;
         let turn = entry.turn().filter(|turn| turn.came_from(by.address));
-        let turn = turn.ok_or_else(absent)?;
-        if turn.is_open() || turn.lapsed {
-            return Err(busy(
-                format!("{} has come a moment ago", asked.name),
-                "try again in a moment",
-            ));
-        }
+        check_settled(&asked.name, &turn.ok_or_else(absent)?)?;
         let (name, to) = (asked.name.clone(), format!("https://{}", by.address));
         let size = asked.size;
         self.begin_for(what, move |moves, report| {
-            moves.gives_back(&name, &to, size, report)
+            moves.gives_back(&name, &to, size, report).map(drop)
         })
+    }
+
+    /// Has a machine go on on the node that has lent it to this one, or that it comes from, as a program in its guest wishes.
+    pub fn go_back(
+        self: &Arc<Self>,
+        name: &str,
+        report: &mut Report,
+    ) -> Result<Outcome, NodeError> {
+        let turn = self.inventory.get(name)?.turn();
+        let back = turn.as_ref().and_then(|turn| {
+            let to = turn.lender.as_ref().or(turn.home.as_ref())?;
+            Some((turn, to))
+        });
+        let (turn, to) = back.ok_or_else(|| {
+            usage(
+                "this machine is on the node that it comes from",
+                "offload has it go on elsewhere",
+            )
+        })?;
+        check_settled(name, turn)?;
+        self.gives_back(name, &format!("https://{}", to.address), turn.size, report)
     }
 
     /// Says how what a member has asked for goes, if it has been asked for. Its end is said once, and only to one that still waits for it: who
@@ -230,7 +245,7 @@ impl Moves {
         to: &str,
         size: Option<Size>,
         report: &mut Report,
-    ) -> Result<(), NodeError> {
+    ) -> Result<Outcome, NodeError> {
         let entry = self.inventory.get(name)?;
         // what is under way ends first, a sync for instance: who asks for the machine is told of its way back, and not of that
         drop(entry.begin_when_free(Task::Settle, self.core.threads.over()));
@@ -241,8 +256,9 @@ impl Moves {
         };
         let request = MoveRequest::default();
         let gone = fits.and_then(|()| self.depart(name, to, &request, report));
-        let Err(error) = gone else {
-            return Ok(());
+        let error = match gone {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
         };
         let still_here = entry.turn().is_none_or(|turn| turn.is_here());
         if still_here && entry.record().size() != before {
@@ -300,6 +316,17 @@ impl Moves {
             .resizes
             .resize(entry.name.as_str(), &size, &mut report)?;
         Ok(done.resized.unwrap_or_default())
+    }
+}
+
+/// Refuses to give a machine back of which the node that gave it has not been heard to have let go, or whose lease is over.
+fn check_settled(name: &str, turn: &Turn) -> Result<(), NodeError> {
+    match turn.is_open() || turn.lapsed {
+        true => Err(busy(
+            format!("{name} has come a moment ago"),
+            "try again in a moment",
+        )),
+        false => Ok(()),
     }
 }
 

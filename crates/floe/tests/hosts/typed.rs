@@ -3,7 +3,7 @@
 use crate::support::command::{floe, ok, run, said};
 use crate::support::hosts::Hosts;
 use crate::support::node::{Setup, Signal, TestNode, cluster, eventually};
-use floe_api::MachineStatus;
+use floe_api::{MachineInfo, MachineStatus, MoveStanding};
 
 /// Two nodes of a cluster, `node-0` and `node-1`, on hosts of their own. The guests of the first may have their machines moved.
 fn pair(hosts: &Hosts) -> [TestNode; 2] {
@@ -22,14 +22,25 @@ fn pair(hosts: &Hosts) -> [TestNode; 2] {
     nodes
 }
 
+/// What a node has of the machine.
+fn web(node: &TestNode) -> Option<MachineInfo> {
+    let machines = node.client().machines().unwrap().machines;
+    machines.into_iter().find(|machine| machine.name == "web")
+}
+
+fn runs(node: &TestNode) -> bool {
+    web(node).is_some_and(|web| web.status == MachineStatus::Running)
+}
+
 /// Whether the machine runs on this node and the other one has nothing of it.
 fn is_at(nodes: &[TestNode; 2], at: usize) -> bool {
-    let status = |node: &TestNode| {
-        let machines = node.client().machines().unwrap().machines.into_iter();
-        let mut named = machines.filter(|machine| machine.name == "web");
-        named.next().map(|machine| machine.status)
-    };
-    status(&nodes[at]) == Some(MachineStatus::Running) && status(&nodes[1 - at]).is_none()
+    runs(&nodes[at]) && web(&nodes[1 - at]).is_none()
+}
+
+/// Whether the machine runs on the second node, to which the first one has lent it.
+fn is_lent(nodes: &[TestNode; 2]) -> bool {
+    let moves = web(&nodes[0]).and_then(|web| web.moves);
+    runs(&nodes[1]) && moves.is_some_and(|moves| moves.standing == MoveStanding::Lent)
 }
 
 /// Has the machine come back to the first node once nothing is left to be done of the move before.
@@ -105,19 +116,22 @@ fn a_guest_moves_its_machine_only_where_its_node_allows_that() {
     nodes[0].type_and_wait("web", nowhere, "stays-7");
     let home = "floe-guest recall 2>&1 | grep -q 'comes from' && echo home-$((4+5))";
     nodes[0].type_and_wait("web", home, "home-9");
-    // the only other node, which the program names once it is there
-    let go = "echo on-$(floe-guest offload)-$((20+3))";
+    // the only other node, which the program names once it is there; with more there
+    let go = "echo on-$(floe-guest offload --cpus 2)-$((20+3))";
     ok(&nodes[0], &["type", "web", go]);
-    eventually("it is there", || is_at(&nodes, 1));
+    eventually("it is lent", || is_lent(&nodes));
     nodes[1].wait_console("web", "on-node-1-23");
+    let cpus = |node: &TestNode| web(node).map(|web| web.cpus);
+    eventually("it has more", || cpus(&nodes[1]) == Some(2));
     let back = "floe-guest recall 2>&1 | grep -q 'guest-moves' && echo kept-$((5+4))";
     nodes[1].type_and_wait("web", back, "kept-9");
     nodes[1].end(Signal::KILL);
     nodes[1].start_as(&["--guest-moves"]);
     let back = "until node=$(floe-guest recall); do sleep 1; done; echo on-$node-$((30+4))";
     eventually("it is taken over", || {
-        is_at(&nodes, 1) && run(&nodes[1], &["type", "web", back]).status.success()
+        is_lent(&nodes) && run(&nodes[1], &["type", "web", back]).status.success()
     });
     eventually("it is back", || is_at(&nodes, 0));
     nodes[0].wait_console("web", "on-node-0-34");
+    assert_eq!(cpus(&nodes[0]), Some(1));
 }

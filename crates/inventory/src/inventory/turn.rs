@@ -26,7 +26,7 @@
 //! by a number of its own, so a forced loan begins a new *epoch*, whose numbers are above all of those.
 
 use ::core::net::SocketAddr;
-use floe_api::{MachineMove, MoveStanding};
+use floe_api::{MachineMove, MoveStanding, Size};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +71,9 @@ pub struct Turn {
     /// The node that has lent it to this one: it moves to no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lender: Option<Peer>,
+    /// What the guest of one that is borrowed had when it came: it is given back as large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
     /// The image of what it was on the borrower's side when that told of it last: it goes on from there if it is forced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub synced: Option<Hash>,
@@ -255,6 +258,7 @@ impl Turn {
             late: None,
             lends: false,
             lender: before.and_then(|turn| turn.lender.clone()),
+            size: before.and_then(|turn| turn.size),
             synced: None,
             ends: false,
             // what is borrowed has it still if it is taken back
@@ -279,6 +283,7 @@ impl Turn {
             late: None,
             lends: false,
             lender: None,
+            size: None,
             synced: None,
             ends: false,
             lease_s: None,
@@ -297,6 +302,7 @@ impl Turn {
             late: None,
             lends: false,
             lender: None,
+            size: None,
             synced: None,
             ends: false,
             lease_s: None,

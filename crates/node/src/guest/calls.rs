@@ -2,7 +2,7 @@
 
 use super::ledger::{self, Asked, Limits};
 use crate::guest::Guests;
-use floe_api::{CloneState, ErrorCode, MoveRequest};
+use floe_api::{CloneState, ErrorCode, MoveRequest, Outcome};
 use floe_fork::Purpose;
 use floe_ground::{error::NodeError, report::Report};
 use floe_guest::message::{Answer, Call, Me, Refusal, codes};
@@ -39,7 +39,20 @@ pub(super) fn carry_out(
         }
         Call::Kill { ticket } => guests.guest_kill(name, &ticket),
         Call::Whoami => Ok(guests.guest_self(entry)),
-        Call::Offload { to } => guests.guest_moves(entry, to),
+        Call::Offload {
+            to,
+            cpus,
+            memory_bytes,
+        } => guests.guest_offload(
+            entry,
+            MoveRequest {
+                to,
+                lend: true,
+                cpus,
+                memory_bytes,
+                ..Default::default()
+            },
+        ),
         Call::Recall => guests.guest_recall(entry),
     };
     done.unwrap_or_else(Answer::Refused)
@@ -338,9 +351,28 @@ impl Guests {
         Ok(Answer::Done { ended, lost: 0 })
     }
 
+    /// Lends the machine that the program runs in to another node, or to the only other one.
+    fn guest_offload(&self, entry: &Entry, mut request: MoveRequest) -> Result<Answer, Refusal> {
+        self.guest_moves(entry, |name, report| {
+            if request.to.is_none() {
+                request.to = Some(self.moves.only_other()?);
+            }
+            self.moves.move_machine(name, &request, report)
+        })
+    }
+
+    /// Has the machine go on on the node that has lent it, or that it comes from.
+    fn guest_recall(&self, entry: &Entry) -> Result<Answer, Refusal> {
+        self.guest_moves(entry, |name, report| self.moves.go_back(name, report))
+    }
+
     /// Has the machine that the program runs in go on on another node. Where that succeeds nobody here is left to answer: the agent
     /// answers there, once the other node has said what it is called.
-    fn guest_moves(&self, entry: &Arc<Entry>, to: Option<String>) -> Result<Answer, Refusal> {
+    fn guest_moves(
+        &self,
+        entry: &Entry,
+        go: impl FnOnce(&str, &mut Report) -> Result<Outcome, NodeError>,
+    ) -> Result<Answer, Refusal> {
         if !self.core.options.guest_moves {
             return Err(Refusal::new(
                 codes::NOT_ALLOWED,
@@ -348,36 +380,16 @@ impl Guests {
                 "restart the node with --guest-moves",
             ));
         }
-        let to = to.map_or_else(|| self.moves.only_other(), Ok);
-        let request = MoveRequest {
-            to: Some(to.map_err(|error| went_wrong(&error))?),
-            keep: true, // it mostly comes back
-            ..Default::default()
-        };
         let (mut report, _) = Report::new(); // as above
         let _job = self.core.job(report.cancel());
         let name = entry.name.as_str();
-        let moved = self.moves.move_machine(name, &request, &mut report);
-        let moved = moved.map_err(|error| {
+        let moved = go(name, &mut report).map_err(|error| {
             tracing::warn!(machine = name, %error, "it was asked from inside to move, and did not");
             went_wrong(&error)
         })?;
         // nobody hears it
         let node = moved.moved.map_or_else(String::new, |moved| moved.to);
         Ok(Answer::Moved { node })
-    }
-
-    /// Has the machine go on on the node that it comes from.
-    fn guest_recall(&self, entry: &Arc<Entry>) -> Result<Answer, Refusal> {
-        let home = entry.turn().and_then(|turn| turn.home);
-        let home = home.ok_or_else(|| {
-            Refusal::new(
-                codes::USAGE,
-                "this machine is on the node that it comes from",
-                "offload has it go on elsewhere",
-            )
-        })?;
-        self.guest_moves(entry, Some(format!("https://{}", home.address)))
     }
 
     fn guest_self(&self, entry: &Entry) -> Answer {

@@ -191,7 +191,11 @@ fn a_clone_without_its_identity_is_told_so() {
 
 #[test]
 fn whoever_has_the_machine_moved_is_told_where_it_is_once_it_is_there() {
-    let offload = Call::Offload { to: None };
+    let offload = Call::Offload {
+        to: None,
+        cpus: None,
+        memory_bytes: None,
+    };
     let told = |actions: &[Action], client: Client| {
         let mut all = actions.iter();
         all.find_map(|action| match action {

@@ -472,6 +472,10 @@ fn a_loan_is_kept_and_forced_above_all_that_the_borrower_has_tried() {
     assert_eq!(lent.borrower(), Some(&peer(1)));
     let mut taken = Turn::arrived(KEY, away.number, peer(0)).taken(&peer(0));
     taken.lender = Some(peer(0));
+    taken.size = Some(Size {
+        cpus: 1,
+        memory_bytes: 256 << 20,
+    });
     // the lender says nothing more of it, and the borrower asks no more
     let answer = Turn::answer(Some(&lent), taken.number);
     let Told::Becomes(runs) = taken.told(taken.number, answer) else {
@@ -489,6 +493,7 @@ fn a_loan_is_kept_and_forced_above_all_that_the_borrower_has_tried() {
     let again = Turn::offered(Some(&runs), KEY.into(), peer(0));
     let back = again.takes_back().unwrap();
     let twice = Turn::offered(Some(&back), KEY.into(), peer(0));
+    assert_eq!(twice.size, taken.size);
     assert_eq!(
         heard(Some(&synced), twice.number, false, &peer(1)),
         Heard::Bring
