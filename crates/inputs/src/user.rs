@@ -134,6 +134,7 @@ impl Typist for User {
             .map(|(number, input)| Kept {
                 from: self.from,
                 number,
+                // with the gaps, all that he does next would be late by as long as the machine stood still
                 gap_ms: 0,
                 input,
             })

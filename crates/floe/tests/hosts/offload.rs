@@ -237,10 +237,10 @@ fn a_second_loan_sends_a_small_part_of_what_the_first_did() {
     cluster(&[&nodes[0], &nodes[1]]);
     nodes[0].boot_tiny("web");
     // what no compression makes smaller
-    let fill = "head -c 16777216 /dev/urandom > /www/much; echo filled-$((40+2))";
+    let fill = "head -c 33554432 /dev/urandom > /www/much; echo filled-$((40+2))";
     nodes[0].type_and_wait("web", fill, "filled-42");
     let first = lend(&nodes[0]);
-    assert!(first > 16 << 20, "{first}");
+    assert!(first > 32 << 20, "{first}");
     marks(&nodes[1], "there", 1);
     ok(&nodes[0], &["recall", "web"]);
     marks(&nodes[0], "here", 2);
