@@ -13,7 +13,7 @@ use floe_ground::files::make_private_dir;
 use floe_image::{Hash, Layout, PackRef};
 use floe_inventory::inventory::record::Origin;
 use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, ShelfError, Swarm};
-use floe_source::{PackReader, Request, SourceError};
+use floe_source::{PackReader, Purpose, Request, SourceError};
 use floe_store::Repository;
 use parking_lot::Mutex;
 use std::{
@@ -28,10 +28,10 @@ use std::{
 const LAYOUT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long joining may take, which asks nobody.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many pieces a seed asks for at a time: 16 MiB.
-const BRING_PIECES: usize = 256;
-/// How long these may take, 350 kbit/s; what comes later comes nevertheless.
-const BRING_TIMEOUT: Duration = Duration::from_secs(400);
+/// Among how many pieces, the first ones that are lacking, a seed brings the rarest first: 1 GiB.
+const BRING_PIECES: usize = 16 << 10;
+/// How often it looks whether all of the image is still wanted.
+const BRING_EVERY: Duration = Duration::from_secs(20);
 /// How long a few pieces may take that are brought for others.
 const LATER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -229,7 +229,7 @@ impl Swarms {
         let followed = part.clone();
         let work = move || {
             while part.may_follow() && !over.is_cancelled() {
-                let request = Request::prefetch(LATER_TIMEOUT);
+                let request = Request::of(Purpose::Seed, LATER_TIMEOUT);
                 let items = part.take_later();
                 if let Err(error) = part.reader.read(&items, &request, &mut |_, _, _| ()) {
                     tracing::debug!(%error, "others find it on the hub");
@@ -339,8 +339,8 @@ fn seeds_of(
 }
 
 fn bring(swarms: &Swarms, swarm: Arc<Swarm>, lacking: Vec<PieceId>) {
-    wait_for(&swarms.runtime, BRING_TIMEOUT, async move {
-        let _ = swarm.want(&lacking).await; // it may be ending
+    wait_for(&swarms.runtime, BRING_EVERY, async move {
+        let _ = swarm.copy(&lacking).await; // it may be ending
     });
 }
 

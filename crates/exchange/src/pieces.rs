@@ -4,7 +4,7 @@ use super::{cheaper::Choice, decide::Key, hedge::Hedge, reach::Reach};
 use floe_api::{SwarmLent, credentials::HubAddress};
 use floe_image::{Hash, Kind, PackRef};
 use floe_peers::{PieceId, Shelf, ShelfError, Speed, Swarm};
-use floe_source::{PackBytes, PackReader, Request, SourceError, WholePacks};
+use floe_source::{PackBytes, PackReader, Purpose, Request, SourceError, WholePacks};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -27,6 +27,8 @@ const QUIET: Duration = Duration::from_secs(1);
 const LATER_MAX: usize = 16 << 10;
 /// How many of them are read at a time.
 const LATER_ITEMS: usize = 64;
+/// How long the swarm may take to say which pack is the rarest, which asks nobody.
+const RAREST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most images of which is known what they are based on.
 const BASES_MAX: usize = 4096;
 /// How many generations of forks are gone back for a swarm that has something of them.
@@ -375,11 +377,13 @@ impl Pieces {
             1 => format!("piece {}", lacking[0]),
             n => format!("{n} pieces from {}", lacking[0]),
         };
-        let (swarm, demand) = (self.swarm.clone(), request.is_demand() || !self.ahead);
+        let (swarm, purpose) = (self.swarm.clone(), request.who.purpose);
+        let demand = purpose.is_waited_for() || !self.ahead;
         let bring = async move {
-            match demand {
-                true => swarm.need(&lacking).await,
-                false => swarm.want(&lacking).await,
+            match purpose {
+                _ if demand => swarm.need(&lacking).await,
+                Purpose::Seed | Purpose::Settle => swarm.copy(&lacking).await,
+                _ => swarm.want(&lacking).await,
             }
         };
         let came = match request.deadline.is_zero() {
@@ -467,6 +471,15 @@ impl PackBytes for Pieces {
 impl WholePacks for Part {
     fn packs(&self) -> &[PackRef] {
         &self.reader.layout().packs
+    }
+
+    fn next(&self, left: &[PackRef]) -> usize {
+        let (pieces, swarm) = (self.reader.bytes(), self.swarm.clone());
+        let of = |pack: &PackRef| pieces.pieces_of(&pack.id, &(0..pack.file_bytes));
+        let left: Vec<Range<PieceId>> = left.iter().map(of).collect();
+        let rarest = async move { swarm.rarest(left).await };
+        let rarest = wait_for(&pieces.runtime, RAREST_TIMEOUT, rarest);
+        rarest.and_then(Result::ok).unwrap_or(0)
     }
 
     fn items(&self, pack: &PackRef, request: &Request) -> Result<Vec<(Kind, Hash)>, SourceError> {

@@ -3,7 +3,7 @@
 //! - [`Host`]: one for each node. It listens, dials, and takes part in swarms.
 //! - [`Swarm`]: a host's part in bringing one image, of which it knows a [`Content`]: packs, cut into pieces. Hosts may know different packs
 //!   of it, as while it is laid out anew; they exchange those that both know. A machine [`need`](Swarm::need)s some pieces, a planner
-//!   [`want`](Swarm::want)s or [`predict`](Swarm::predict)s others.
+//!   [`want`](Swarm::want)s or [`predict`](Swarm::predict)s others, and whoever keeps the image [`copies`](Swarm::copy) the rest.
 //! - [`Shelf`]: the pieces that are on this host, on its disk.
 //! - [`Seed`]: where all pieces can be had, the last to be asked.
 //!

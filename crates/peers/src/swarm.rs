@@ -2,6 +2,7 @@
 use crate::members::{Key, Member};
 use crate::shelf::Shelf;
 use floe_swarm::policy::{Config, Fault, PieceId, Speed};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
@@ -56,7 +57,7 @@ pub struct Status {
     pub pieces: u32,
     /// Pieces that machines wait for.
     pub needed: usize,
-    /// Pieces that are waited for without a machine that stands still ([`Swarm::want`]).
+    /// Pieces that are waited for without a machine that stands still ([`Swarm::want`], [`Swarm::copy`]).
     pub wanted: usize,
     /// Among how many missing pieces of the prediction the next prefetch is picked.
     pub window: usize,
@@ -100,6 +101,8 @@ impl Gauges {
 pub(crate) enum Command {
     Need(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
     Want(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
+    Copy(Vec<PieceId>, oneshot::Sender<Result<(), SwarmError>>),
+    Rarest(Vec<Range<PieceId>>, oneshot::Sender<usize>),
     Predict(Vec<PieceId>, Vec<u32>),
     Lost(Vec<PieceId>, oneshot::Sender<()>),
     Members(Vec<Member>, [u8; 32]),
@@ -158,6 +161,21 @@ impl Swarm {
         let (done, here) = oneshot::channel();
         self.tell(Command::Want(pieces.to_vec(), done)).await?;
         here.await.unwrap_or(Err(SwarmError::Gone))
+    }
+
+    /// Waits until all of these pieces are here, which no machine is known to need. They come after all else that this host brings, those
+    /// first that the fewest others have. Otherwise as [`want`](Swarm::want).
+    pub async fn copy(&self, pieces: &[PieceId]) -> Result<(), SwarmError> {
+        let (done, here) = oneshot::channel();
+        self.tell(Command::Copy(pieces.to_vec(), done)).await?;
+        here.await.unwrap_or(Err(SwarmError::Gone))
+    }
+
+    /// Returns which of these ranges of pieces is the best to copy next, by its place: one of which few others have what is not here.
+    pub async fn rarest(&self, ranges: Vec<Range<PieceId>>) -> Result<usize, SwarmError> {
+        let (done, rarest) = oneshot::channel();
+        self.tell(Command::Rarest(ranges, done)).await?;
+        rarest.await.map_err(|_| SwarmError::Gone)
     }
 
     /// Says what machines will need next, in order, and when: in milliseconds since the start of a run; no times if nobody knows. Replaces

@@ -100,6 +100,32 @@ async fn what_is_wanted_comes_before_what_is_predicted_and_hurries_when_needed()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_copied_comes_after_what_is_predicted() {
+    let image = Image::new(&[200]);
+    let shop = Shop::new(&image);
+    let (nodes, members) = nodes(&image, 1).await;
+    let alone = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
+    let copied: Vec<PieceId> = (150..200).collect();
+    let shut = shop.gate.write().await;
+    alone.predict(&image.all()[..150], &[]).await.unwrap();
+    let opens = async {
+        until(&alone, |status| status.wanted == copied.len()).await;
+        drop(shut);
+    };
+    let (came, ()) = soon(async { tokio::join!(alone.copy(&copied), opens) }).await;
+    came.unwrap();
+    until(&alone, |status| status.pieces_here == 200).await;
+    image.assert_here(alone.shelf());
+    let given = shop.given.lock().unwrap().clone();
+    let last = given.iter().rposition(|piece| *piece < 150).unwrap();
+    // some in between, of which a busy host has more
+    let early = given[..last].iter().filter(|piece| **piece >= 150).count();
+    assert!(early < 25, "{early} copies");
+    let status = alone.status().await.unwrap();
+    assert_eq!((status.wanted, alone.rarest(vec![0..9]).await), (0, Ok(0)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_the_list_names_no_more()
  {
     let image = Image::new(&[6]);

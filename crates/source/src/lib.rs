@@ -171,6 +171,12 @@ pub trait WholePacks: Send + Sync {
     /// Returns the packs that hold the image. They may hold more.
     fn packs(&self) -> &[PackRef];
 
+    /// Returns which of some of them is best brought next, by its place: one that others want from here, if the source knows that.
+    fn next(&self, left: &[PackRef]) -> usize {
+        let _ = left;
+        0
+    }
+
     /// Returns what is in one of them, in the order of the file.
     fn items(&self, pack: &PackRef, request: &Request) -> Result<Vec<(Kind, Hash)>, SourceError>;
 

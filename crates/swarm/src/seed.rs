@@ -1,53 +1,48 @@
-//! What the seed is asked for: a few pieces at a time, demands first. The seed itself is a server that knows no purposes.
+//! What the seed is asked for: a few pieces at a time, demands first and copies last. The seed itself is a server that knows no purposes.
 use crate::policy::{PieceId, Purpose};
 use std::collections::{HashSet, VecDeque};
 
 /// Requests under way. Two hide a round trip; more let small answers overtake a slow one.
 const AT_A_TIME_MAX: usize = 8;
-/// Those that are prefetch: a demand always finds a place.
+/// So many may be under way before a prefetch: a demand always finds a place.
 const PREFETCH_MAX: usize = 4;
+/// So many before a copy: a prefetch finds a place.
+const COPY_MAX: usize = 3;
 
 /// A host's requests to the seed: those that wait and those that are under way.
 #[derive(Debug, Default)]
 pub struct SeedQueue {
-    demand: VecDeque<PieceId>,
-    prefetch: VecDeque<PieceId>,
+    /// By purpose, the least urgent first.
+    waiting: [VecDeque<PieceId>; 3],
     running: HashSet<PieceId>,
 }
 
 impl SeedQueue {
     /// The policy asks for a piece, or raises one that it has asked for.
     pub fn ask(&mut self, piece: PieceId, purpose: Purpose) {
-        if self.running.contains(&piece) || self.demand.contains(&piece) {
+        let (below, above) = self.waiting.split_at_mut(purpose as usize);
+        if self.running.contains(&piece) || above.iter().any(|queue| queue.contains(&piece)) {
             return;
         }
-        let known = self.prefetch.iter().position(|other| *other == piece);
-        match (purpose, known) {
-            (Purpose::Prefetch, Some(_)) => {}
-            (Purpose::Prefetch, None) => self.prefetch.push_back(piece),
-            (Purpose::Demand, place) => {
-                if let Some(place) = place {
-                    self.prefetch.remove(place);
-                }
-                self.demand.push_back(piece);
-            }
+        for queue in below {
+            queue.retain(|other| *other != piece);
         }
+        self.waiting[purpose as usize].push_back(piece);
     }
 
     /// The policy takes a question back; a request that is under way goes on.
     pub fn cancel(&mut self, piece: PieceId) {
-        self.demand.retain(|other| *other != piece);
-        self.prefetch.retain(|other| *other != piece);
+        for queue in &mut self.waiting {
+            queue.retain(|other| *other != piece);
+        }
     }
 
     /// Returns the next piece to request now, if one more may be under way, and counts it as under way.
     pub fn begin(&mut self) -> Option<PieceId> {
-        let free = self.running.len() < AT_A_TIME_MAX;
-        let quiet = self.running.len() < PREFETCH_MAX;
-        let mut next = free.then(|| self.demand.pop_front()).flatten();
-        if next.is_none() && quiet {
-            next = self.prefetch.pop_front();
-        }
+        let most = [COPY_MAX, PREFETCH_MAX, AT_A_TIME_MAX];
+        let queues = self.waiting.iter_mut().zip(most).rev();
+        let mut open = queues.filter(|(_, most)| self.running.len() < *most);
+        let next = open.find_map(|(queue, _)| queue.pop_front());
         self.running.extend(next);
         next
     }
@@ -81,5 +76,20 @@ mod tests {
         assert_eq!(begun, [5, 6]);
         (40..60).for_each(|piece| queue.ask(piece, Purpose::Demand));
         assert_eq!(std::iter::from_fn(|| queue.begin()).count(), 4);
+    }
+
+    #[test]
+    fn copies_come_last_and_leave_a_prefetch_a_place() {
+        let mut queue = SeedQueue::default();
+        (0..5).for_each(|piece| queue.ask(piece, Purpose::Copy));
+        let begun: Vec<_> = std::iter::from_fn(|| queue.begin()).collect();
+        assert_eq!(begun, [0, 1, 2]);
+        queue.ask(9, Purpose::Prefetch);
+        queue.ask(4, Purpose::Prefetch);
+        queue.ask(9, Purpose::Copy);
+        assert_eq!((queue.begin(), queue.begin()), (Some(9), None));
+        [0, 1, 2].into_iter().for_each(|piece| queue.done(piece));
+        let begun: Vec<_> = std::iter::from_fn(|| queue.begin()).collect();
+        assert_eq!(begun, [4, 3]);
     }
 }

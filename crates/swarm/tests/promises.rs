@@ -21,7 +21,8 @@ enum Happens {
     Stray(u64, PieceId, u8),
     Miss(PieceId),
     Window(Vec<PieceId>),
-    Asked(u64, PieceId, bool),
+    Copies(Vec<PieceId>),
+    Asked(u64, PieceId, Purpose),
     Withdrawn(u64, PieceId),
     /// One of the pieces that are being sent is through.
     Served(usize),
@@ -33,6 +34,11 @@ fn happens() -> impl Strategy<Value = Happens> {
     // some are none of the image's
     let piece = 0..PIECES + 8;
     let pieces = || prop::collection::vec(0..PIECES + 8, 0..40);
+    let purpose = prop_oneof![
+        Just(Purpose::Copy),
+        Just(Purpose::Prefetch),
+        Just(Purpose::Demand)
+    ];
     prop_oneof![
         2 => peer.clone().prop_map(Happens::Joined),
         1 => peer.clone().prop_map(Happens::Left),
@@ -42,7 +48,8 @@ fn happens() -> impl Strategy<Value = Happens> {
         1 => (peer.clone(), piece.clone(), 0..3u8).prop_map(|(p, x, how)| Happens::Stray(p, x, how)),
         4 => piece.clone().prop_map(Happens::Miss),
         1 => pieces().prop_map(Happens::Window),
-        6 => (peer.clone(), piece.clone(), any::<bool>()).prop_map(|(p, x, d)| Happens::Asked(p, x, d)),
+        1 => pieces().prop_map(Happens::Copies),
+        6 => (peer.clone(), piece.clone(), purpose).prop_map(|(p, x, why)| Happens::Asked(p, x, why)),
         1 => (peer, piece).prop_map(|(p, x)| Happens::Withdrawn(p, x)),
         4 => any::<usize>().prop_map(Happens::Served),
         4 => (1..400_000u64).prop_map(Happens::Tick),
@@ -105,7 +112,7 @@ impl Watch {
                 assert!(piece < PIECES && !self.here.contains(&piece), "{action:?}");
                 assert!(peer == SEED || self.config.peers && self.members.contains(&peer));
                 let before = self.open.insert((piece, peer), purpose);
-                let raised = (before, purpose) == (Some(Purpose::Prefetch), Purpose::Demand);
+                let raised = before.is_some_and(|before| before < purpose);
                 assert!(before.is_none() || raised, "{action:?} was asked before");
                 let others = self
                     .open
@@ -187,13 +194,9 @@ impl Watch {
             }
             Happens::Miss(piece) => self.tell(Event::Miss(*piece)),
             Happens::Window(list) => self.tell(Event::Window(list, list)),
-            Happens::Asked(peer, piece, demand) => {
-                let purpose = if *demand {
-                    Purpose::Demand
-                } else {
-                    Purpose::Prefetch
-                };
-                self.tell(Event::Asked(PeerId(*peer), *piece, purpose));
+            Happens::Copies(list) => self.tell(Event::Copies(list)),
+            Happens::Asked(peer, piece, purpose) => {
+                self.tell(Event::Asked(PeerId(*peer), *piece, *purpose));
             }
             Happens::Withdrawn(peer, piece) => self.tell(Event::Withdrawn(PeerId(*peer), *piece)),
             Happens::Served(at) => {
@@ -240,17 +243,28 @@ proptest! {
         wanted in prop::collection::btree_set(0..PIECES, 1..40),
         chance in any::<u64>(),
     ) {
-        let arrived = among(config, &hosts, &wanted, chance);
+        let arrived = among(config, &hosts, &wanted, Purpose::Demand, chance);
+        prop_assert_eq!(arrived, wanted);
+    }
+
+    #[test]
+    fn every_copy_ends_among_hostile_hosts(
+        hosts in prop::collection::vec(0..6u8, 0..10),
+        wanted in prop::collection::btree_set(0..PIECES, 1..40),
+        chance in any::<u64>(),
+    ) {
+        let arrived = among(Config::ours(), &hosts, &wanted, Purpose::Copy, chance);
         prop_assert_eq!(arrived, wanted);
     }
 }
 
-/// Lets a host demand pieces, one after the other as a machine does, among hosts that claim to have everything and are: honest (0), silent (1), refusing
-/// (2), wrong (3), gone after five answers (4), a hundred times slower (5). Returns what has arrived in ten minutes.
+/// Lets a host copy pieces, or demand them one after the other as a machine does, among hosts that claim to have everything and are: honest
+/// (0), silent (1), refusing (2), wrong (3), gone after five answers (4), a hundred times slower (5). Returns what has arrived in ten minutes.
 fn among(
     config: Config,
     hosts: &[u8],
     wanted: &BTreeSet<PieceId>,
+    purpose: Purpose,
     chance: u64,
 ) -> BTreeSet<PieceId> {
     let mut policy = Policy::new(config, ME, PIECES, chance);
@@ -264,8 +278,11 @@ fn among(
         policy.on_event(0, Event::Joined(PeerId(host + 1)), &mut out);
         policy.on_event(0, Event::Has(PeerId(host + 1), &everything), &mut out);
     }
-    policy.on_event(0, Event::Window(&everything, &[]), &mut out);
     let mut left: Vec<PieceId> = wanted.iter().copied().collect();
+    match purpose {
+        Purpose::Copy => policy.on_event(0, Event::Copies(&std::mem::take(&mut left)), &mut out),
+        _ => policy.on_event(0, Event::Window(&everything, &[]), &mut out),
+    }
     let (mut waits, mut arrived) = (None, BTreeSet::new());
     while now_us < 600_000_000 && arrived.len() < wanted.len() {
         while waits.is_none() {
@@ -318,7 +335,7 @@ fn among(
                     answers[peer.0 as usize - 1] += 1;
                 }
                 policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
-                if waits == Some(piece) {
+                if waits == Some(piece) || purpose == Purpose::Copy {
                     waits = None;
                     arrived.insert(piece);
                 }

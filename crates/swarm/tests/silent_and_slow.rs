@@ -188,22 +188,22 @@ fn how_fast_pieces_come_is_told_once_it_was_measured_and_is_not_forgotten_while_
 #[test]
 fn swarms_of_one_host_share_what_may_be_under_way_before_anybody_knows_how_fast_pieces_come() {
     let everything: Vec<PieceId> = (0..PIECES).collect();
-    for (swarms, under_way) in [(0, 4), (1, 4), (2, 2), (3, 1), (100, 1)] {
+    for (others, under_way) in [(0, 4), (1, 2), (2, 1), (99, 1)] {
         let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
         let mut out = Vec::new();
         for peer in 1..=8 {
             policy.on_event(0, Event::Joined(PeerId(peer)), &mut out);
             policy.on_event(0, Event::Has(PeerId(peer), &everything), &mut out);
         }
-        assert!(!policy.fetches_ahead());
-        policy.set_sharers(swarms);
+        assert_eq!(policy.fetches(), None);
+        policy.set_sharers(others, 3);
         policy.on_event(0, Event::Window(&everything, &[]), &mut out);
-        assert!(policy.fetches_ahead());
-        assert_eq!(out.len(), under_way, "{swarms}: {out:?}");
+        assert_eq!(policy.fetches(), Some(Purpose::Prefetch));
+        assert_eq!(out.len(), under_way, "{others}: {out:?}");
         // what nobody else needs any more is this one's
-        policy.set_sharers(1);
+        policy.set_sharers(0, 0);
         policy.on_event(1, Event::Tick, &mut out);
-        assert_eq!(out.len(), 4, "{swarms}: {out:?}");
+        assert_eq!(out.len(), 4, "{others}: {out:?}");
     }
 }
 

@@ -1,9 +1,9 @@
 //! The packs of a pull that is not complete yet, and the journal that names them.
 
 use super::pull::{PullOptions, READ_DEADLINE};
-use super::{OnProgress, Progress, TransferError, check};
+use super::{OnProgress, Passes, Progress, TransferError, check, retry_for};
 use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, compress_frame};
-use floe_source::{Purpose, Request, WholePacks};
+use floe_source::{Purpose, Request, SourceError, WholePacks};
 use floe_store::{Cache, Repository, StoreError, UNFINISHED_PULL};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -90,9 +90,11 @@ impl<'a> Unfinished<'a> {
     ) -> Result<(), TransferError> {
         let total_bytes = whole.packs().iter().map(|pack| pack.file_bytes).sum();
         let (mut done_bytes, mut wire_bytes) = (0, 0);
-        let mut taken = Vec::new();
-        for pack in whole.packs() {
-            match self.take_one(whole, pack, options) {
+        let (mut taken, mut left) = (Vec::new(), whole.packs().to_vec());
+        while !left.is_empty() {
+            let next = whole.next(&left).min(left.len() - 1);
+            let pack = left.remove(next);
+            match self.take_one(whole, &pack, options) {
                 Ok(None) => {}
                 Ok(Some(pack)) => {
                     wire_bytes += pack.file_bytes;
@@ -138,7 +140,10 @@ impl<'a> Unfinished<'a> {
         if let Some(gate) = &options.gate {
             gate.pass(pack.file_bytes, &options.cancel)?;
         }
-        let file = whole.bring(pack, &request)?;
+        // it may have to wait for what machines need
+        let file = retry_for(options.patience, &options.cancel, late, || {
+            Ok(whole.bring(pack, &request)?)
+        })?;
         let taken = self.repository.share_pack(&file)?;
         self.note(taken);
         Ok(Some(taken))
@@ -237,6 +242,13 @@ impl<'a> Unfinished<'a> {
     }
 }
 
+fn late(error: &TransferError) -> Passes {
+    match error {
+        TransferError::Source(SourceError::Timeout { .. }) => Passes::Often,
+        _ => Passes::Never,
+    }
+}
+
 fn in_memory(error: io::Error) -> TransferError {
     TransferError::Options(format!("cannot pack: {error}"))
 }
@@ -246,17 +258,19 @@ mod tests {
     use super::super::{Destination, pull};
     use super::*;
     use floe_image::{CHUNK_SIZE, MachineConfig};
-    use floe_source::{Directory, Sink, Source, SourceError};
+    use floe_source::{Directory, Sink, Source};
     use floe_store::{Ingest, IngestOptions};
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-    /// Brings a repository's packs whole, so many of them.
+    /// Brings a repository's packs whole, so many of them, the last one first, which it brings late.
     struct Whole {
         repo: Repository,
         packs: Vec<PackRef>,
         left: AtomicU64,
+        late: AtomicBool,
+        brought: Mutex<Vec<PackRef>>,
     }
 
     impl WholePacks for Whole {
@@ -264,11 +278,22 @@ mod tests {
             &self.packs
         }
 
+        fn next(&self, left: &[PackRef]) -> usize {
+            left.len() - 1
+        }
+
         fn items(&self, pack: &PackRef, _: &Request) -> Result<Vec<(Kind, Hash)>, SourceError> {
             Ok(self.repo.pack_items(pack).unwrap())
         }
 
-        fn bring(&self, pack: &PackRef, _: &Request) -> Result<PathBuf, SourceError> {
+        fn bring(&self, pack: &PackRef, request: &Request) -> Result<PathBuf, SourceError> {
+            if self.late.swap(false, Ordering::Relaxed) {
+                return Err(SourceError::Timeout {
+                    at: "a swarm".into(),
+                    what: "a pack".into(),
+                    after: request.deadline,
+                });
+            }
             let left = self.left.load(Ordering::Relaxed);
             if left == 0 {
                 return Err(SourceError::Unreachable {
@@ -278,6 +303,7 @@ mod tests {
                 });
             }
             self.left.store(left - 1, Ordering::Relaxed);
+            self.brought.lock().push(*pack);
             Ok(self.repo.pack_path(&pack.id))
         }
     }
@@ -350,19 +376,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let make = |name: &str| Repository::create(&dir.path().join(name)).unwrap();
         let theirs = make("theirs");
-        let id = image(&theirs);
+        let id = image(&theirs, &noise());
         let packs = theirs.layout(&id).unwrap().packs;
-        let whole = Arc::new(Whole {
-            repo: theirs.clone(),
-            packs: packs.clone(),
-            left: (packs.len() as u64).into(),
-        });
         let bytes = |packs: &[PackRef]| packs.iter().map(|pack| pack.file_bytes).sum::<u64>();
         // the segments are one read, the chunks two
         for reads in [1, 2] {
             let there = make(&format!("there {reads}"));
-            let place = Directory::new(theirs.clone());
-            let source = Place(place, whole.clone(), reads.into());
+            let whole = Arc::new(Whole {
+                repo: theirs.clone(),
+                packs: packs.clone(),
+                left: (packs.len() as u64).into(),
+                late: false.into(),
+                brought: Mutex::default(),
+            });
+            let source = Place(Directory::new(theirs.clone()), whole, reads.into());
             let options = PullOptions {
                 whole_packs: true,
                 connections: 1,
@@ -396,8 +423,11 @@ mod tests {
                 repo: theirs.clone(),
                 packs: packs.clone(),
                 left: left.into(),
+                late: true.into(),
+                brought: Mutex::default(),
             };
-            let source = Place(Directory::new(theirs.clone()), Arc::new(whole), 0.into());
+            let whole = Arc::new(whole);
+            let source = Place(Directory::new(theirs.clone()), whole.clone(), 0.into());
             let options = PullOptions {
                 whole_packs,
                 ..PullOptions::default()
@@ -412,6 +442,8 @@ mod tests {
             });
             let expected = if whole_packs { left } else { 0 };
             assert_eq!(shared.count() as u64, expected, "{whole_packs} {left}");
+            let last = packs.iter().rev().take(expected as usize);
+            assert!(last.eq(whole.brought.lock().iter()));
             assert_eq!(report.chunks_fetched == 0, expected == all);
             assert!(there.verify(&id, &|_, _| true).unwrap().is_sound());
         }

@@ -1,5 +1,5 @@
-//! Links: what a host sends goes through its uplink in blocks, those of demands first and otherwise in turn, and arrives through the
-//! receiver's downlink in the order of its coming.
+//! Links: what a host sends goes through its uplink in blocks, those of demands first and those of copies last and otherwise in turn, and
+//! arrives through the receiver's downlink in the order of its coming.
 use floe_swarm::policy::{PieceId, Purpose};
 use std::collections::VecDeque;
 
@@ -68,8 +68,8 @@ impl Flow {
 /// A host's uplink.
 #[derive(Clone, Debug, Default)]
 pub struct Uplink {
-    demand: VecDeque<Flow>,
-    prefetch: VecDeque<Flow>,
+    /// By purpose, the least urgent first.
+    waiting: [VecDeque<Flow>; 3],
     passing: Option<Flow>,
 }
 
@@ -77,19 +77,14 @@ impl Uplink {
     /// Adds something to be sent. Returns whether the link was idle: [`Uplink::pass_next`] must be called then.
     pub fn send(&mut self, flow: Flow) -> bool {
         let idle = self.passing.is_none();
-        match flow.purpose {
-            Purpose::Demand => self.demand.push_back(flow),
-            Purpose::Prefetch => self.prefetch.push_back(flow),
-        }
+        self.waiting[flow.purpose as usize].push_back(flow);
         idle
     }
 
     /// Puts the next block on the link. Returns its bytes, if there is one.
     pub fn pass_next(&mut self) -> Option<u64> {
-        self.passing = self
-            .demand
-            .pop_front()
-            .or_else(|| self.prefetch.pop_front());
+        let mut waiting = self.waiting.iter_mut().rev();
+        self.passing = waiting.find_map(VecDeque::pop_front);
         self.passing.map(|flow| flow.block_bytes)
     }
 

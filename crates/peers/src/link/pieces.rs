@@ -193,7 +193,7 @@ async fn carry(
     let bytes = proven.len() as u64;
     let mut guard = Abandoned(connection.open_uni().await.map_err(|_| Unsent::Cut)?);
     let stream = &mut guard.0;
-    let _ = stream.set_priority(i32::from(purpose == Purpose::Demand));
+    let _ = stream.set_priority(purpose as i32);
     let mut head = Vec::new();
     put_number(called, &mut head);
     stream.write_all(&head).await.map_err(|_| Unsent::Cut)?;

@@ -274,7 +274,14 @@ impl Owner {
                 let lacks = self.lacking(pieces);
                 self.wants.add(lacks, done);
             }
+            Command::Copy(pieces, done) => {
+                let lacks = self.lacking(pieces);
+                self.wants.copy(lacks, done);
+            }
             Command::Predict(pieces, due_ms) => self.wants.predict(pieces, due_ms),
+            Command::Rarest(ranges, done) => {
+                let _ = done.send(self.policy.rarest(&ranges).unwrap_or(0));
+            }
             Command::Lost(pieces, done) => {
                 self.remove(pieces, Some(done));
             }
@@ -296,10 +303,13 @@ impl Owner {
         pieces
     }
 
-    /// Tells the policy what is to be fetched ahead, if that has changed.
+    /// Tells the policy what is to be fetched ahead and what is to be copied, if that has changed.
     fn look_ahead(&mut self) {
         if let Some((pieces, due_ms)) = self.wants.window() {
             self.tell(Event::Window(&pieces, &due_ms));
+        }
+        if let Some(pieces) = self.wants.copies() {
+            self.tell(Event::Copies(&pieces));
         }
     }
 
@@ -535,8 +545,8 @@ impl Owner {
             self.tell(Event::Unmissed(piece));
         }
         self.miss();
-        let sharers = self.sharer.fetches(self.policy.fetches_ahead());
-        self.policy.set_sharers(sharers);
+        let (ahead, copy) = self.sharer.fetches(self.policy.fetches());
+        self.policy.set_sharers(ahead, copy);
         self.tell(Event::Tick);
         if let Some(speed) = self.policy.speed() {
             self.gauges.set_speed(speed);

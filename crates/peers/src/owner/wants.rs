@@ -1,4 +1,5 @@
-//! What is fetched ahead: pieces that somebody waits for without a machine that stands still, and after them what is predicted. No I/O.
+//! What is fetched ahead: pieces that somebody waits for without a machine that stands still, and after them what is predicted; and what is
+//! copied. No I/O.
 use super::needs::{Done, NEEDS_MAX};
 use crate::swarm::SwarmError;
 use floe_swarm::policy::{PieceId, WINDOW_MAX};
@@ -18,35 +19,20 @@ struct Wanted {
     by: Vec<u64>,
 }
 
+/// Pieces, and who waits for them.
 #[derive(Default)]
-pub(super) struct Wants {
+struct List {
     waiters: BTreeMap<u64, Waiter>,
     next_waiter: u64,
     pieces: HashMap<PieceId, Wanted>,
     order: BTreeMap<u64, PieceId>,
     next_place: u64,
-    predicted: Vec<PieceId>,
-    /// When those are due, in milliseconds since the start of a run; empty if nobody knows.
-    due_ms: Vec<u32>,
+    /// Whether there is more or less than what came since it was last looked at.
     changed: bool,
 }
 
-impl Wants {
-    /// Returns the number of pieces that are waited for.
-    pub(super) fn len(&self) -> usize {
-        self.pieces.len()
-    }
-
-    /// Replaces the prediction.
-    pub(super) fn predict(&mut self, mut pieces: Vec<PieceId>, mut due_ms: Vec<u32>) {
-        pieces.truncate(WINDOW_MAX);
-        due_ms.truncate(WINDOW_MAX);
-        (self.predicted, self.due_ms) = (pieces, due_ms);
-        self.changed = true;
-    }
-
-    /// Somebody waits for all of `lacks` from now on, the first ones first, unless these are too many.
-    pub(super) fn add(&mut self, lacks: Vec<PieceId>, done: Done) {
+impl List {
+    fn add(&mut self, lacks: Vec<PieceId>, done: Done) {
         if lacks.is_empty() {
             let _ = done.send(Ok(()));
             return;
@@ -75,8 +61,7 @@ impl Wants {
         self.waiters.insert(id, Waiter { left, done });
     }
 
-    /// A piece is here.
-    pub(super) fn here(&mut self, piece: PieceId) {
+    fn here(&mut self, piece: PieceId) {
         let Some(wanted) = self.pieces.remove(&piece) else {
             return;
         };
@@ -94,8 +79,7 @@ impl Wants {
         }
     }
 
-    /// Forgets those who have given up, and the pieces that nobody else waits for.
-    pub(super) fn sweep(&mut self) {
+    fn sweep(&mut self) {
         let given_up = self.waiters.iter();
         let given_up = given_up.filter(|(_, waiter)| waiter.done.is_closed());
         let given_up: Vec<u64> = given_up.map(|(id, _)| *id).collect();
@@ -118,23 +102,77 @@ impl Wants {
             self.changed = true;
         }
     }
+}
+
+#[derive(Default)]
+pub(super) struct Wants {
+    wanted: List,
+    copied: List,
+    predicted: Vec<PieceId>,
+    /// When those are due, in milliseconds since the start of a run; empty if nobody knows.
+    due_ms: Vec<u32>,
+    changed: bool,
+}
+
+impl Wants {
+    /// Returns the number of pieces that are waited for.
+    pub(super) fn len(&self) -> usize {
+        self.wanted.pieces.len() + self.copied.pieces.len()
+    }
+
+    /// Replaces the prediction.
+    pub(super) fn predict(&mut self, mut pieces: Vec<PieceId>, mut due_ms: Vec<u32>) {
+        pieces.truncate(WINDOW_MAX);
+        due_ms.truncate(WINDOW_MAX);
+        (self.predicted, self.due_ms) = (pieces, due_ms);
+        self.changed = true;
+    }
+
+    /// Somebody waits for all of `lacks` from now on, the first ones first, unless these are too many.
+    pub(super) fn add(&mut self, lacks: Vec<PieceId>, done: Done) {
+        self.wanted.add(lacks, done);
+    }
+
+    /// The same, in any order and after all else.
+    pub(super) fn copy(&mut self, lacks: Vec<PieceId>, done: Done) {
+        self.copied.add(lacks, done);
+    }
+
+    /// A piece is here.
+    pub(super) fn here(&mut self, piece: PieceId) {
+        self.wanted.here(piece);
+        self.copied.here(piece);
+    }
+
+    /// Forgets those who have given up, and the pieces that nobody else waits for.
+    pub(super) fn sweep(&mut self) {
+        self.wanted.sweep();
+        self.copied.sweep();
+    }
 
     /// Returns what is to be fetched ahead, in order, and when it is due, if that has changed since the last call by more than what came.
     pub(super) fn window(&mut self) -> Option<(Vec<PieceId>, Vec<u32>)> {
-        if !std::mem::take(&mut self.changed) {
+        let listed = std::mem::take(&mut self.wanted.changed);
+        if !std::mem::take(&mut self.changed) && !listed {
             return None;
         }
-        let wanted = self.order.values();
-        let window = wanted.chain(&self.predicted).copied();
+        let wanted = &self.wanted.order;
+        let window = wanted.values().chain(&self.predicted).copied();
         let pieces = window.take(WINDOW_MAX).collect();
         let due_ms = match self.due_ms.is_empty() {
             true => Vec::new(),
             false => {
-                let now = std::iter::repeat_n(0, self.order.len());
+                let now = std::iter::repeat_n(0, wanted.len());
                 now.chain(self.due_ms.iter().copied()).collect()
             }
         };
         Some((pieces, due_ms))
+    }
+
+    /// Returns what is to be copied, if that has changed likewise.
+    pub(super) fn copies(&mut self) -> Option<Vec<PieceId>> {
+        let changed = std::mem::take(&mut self.copied.changed);
+        changed.then(|| self.copied.order.values().copied().collect())
     }
 }
 
@@ -183,13 +221,41 @@ mod tests {
         assert_eq!(wants.window().unwrap(), (vec![1, 2, 3], vec![]));
         wants.sweep();
         assert_eq!(wants.window().unwrap(), (vec![1, 2], vec![]));
-        assert_eq!((wants.waiters.len(), wants.pieces[&2].by.len()), (1, 1));
+        let list = &wants.wanted;
+        assert_eq!((list.waiters.len(), list.pieces[&2].by.len()), (1, 1));
         wants.here(1);
         wants.here(2);
         assert_eq!(told.try_recv(), Ok(Ok(())));
         let (done, mut told) = oneshot::channel();
         wants.add((0..=NEEDS_MAX as PieceId).collect(), done);
         assert_eq!(told.try_recv(), Ok(Err(SwarmError::TooMany)));
-        assert_eq!((wants.len(), wants.order.len()), (0, 0));
+        assert_eq!((wants.len(), wants.wanted.order.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_copied_is_no_part_of_the_window_and_ends_with_those_who_wait_for_it() {
+        let mut wants = Wants::default();
+        let (done, mut told) = oneshot::channel();
+        let (goes, gone) = oneshot::channel();
+        wants.copy(vec![4, 5], done);
+        wants.copy(vec![5, 6], goes);
+        assert_eq!(wants.copies(), Some(vec![4, 5, 6]));
+        assert_eq!(
+            (wants.copies(), wants.window(), wants.len()),
+            (None, None, 3)
+        );
+        drop(gone);
+        wants.sweep();
+        assert_eq!(wants.copies(), Some(vec![4, 5]));
+        [5, 4].into_iter().for_each(|piece| wants.here(piece));
+        assert_eq!((told.try_recv(), wants.copies()), (Ok(Ok(())), None));
+        let (wanted, mut told) = oneshot::channel();
+        wants.add(vec![7], wanted);
+        assert_eq!(
+            (wants.copies(), wants.window()),
+            (None, Some((vec![7], vec![])))
+        );
+        wants.here(7);
+        assert_eq!(told.try_recv(), Ok(Ok(())));
     }
 }

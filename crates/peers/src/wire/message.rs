@@ -161,8 +161,9 @@ impl Message {
             3 => {
                 let piece = piece(rest)?;
                 match take(rest)? {
-                    [0] => Message::Ask(piece, Purpose::Prefetch),
-                    [1] => Message::Ask(piece, Purpose::Demand),
+                    [0] => Message::Ask(piece, Purpose::Copy),
+                    [1] => Message::Ask(piece, Purpose::Prefetch),
+                    [2] => Message::Ask(piece, Purpose::Demand),
                     _ => return Err(Malformed),
                 }
             }
@@ -188,7 +189,7 @@ impl Message {
             Message::Ask(piece, purpose) => {
                 out.push(3);
                 put_number(*piece, out);
-                out.push(u8::from(*purpose == Purpose::Demand));
+                out.push(*purpose as u8);
             }
             Message::Withdraw(piece) => {
                 out.push(4);
@@ -299,7 +300,11 @@ mod tests {
     }
 
     fn any_message() -> impl Strategy<Value = Message> {
-        let purpose = prop_oneof![Just(Purpose::Demand), Just(Purpose::Prefetch)];
+        let purpose = prop_oneof![
+            Just(Purpose::Copy),
+            Just(Purpose::Prefetch),
+            Just(Purpose::Demand)
+        ];
         prop_oneof![
             any::<([u8; 32], [u8; 32], [u8; 32], u64)>().prop_map(
                 |(image, content, token, session)| {
@@ -386,7 +391,7 @@ mod tests {
             &[6; 40],
             &[6; 42],
             &[3, 1],
-            &[3, 1, 2],
+            &[3, 1, 3],
             &[3, 1, 1, 0],
             &[4, 0x80],
             &[4, 0x80, 0],

@@ -18,4 +18,4 @@ pub use message::{
 pub use numbers::{Numbers, PACKS_MAX};
 
 /// What both ends of a connection must speak.
-pub const PROTOCOL: &[u8] = b"floe/pieces/2";
+pub const PROTOCOL: &[u8] = b"floe/pieces/3";

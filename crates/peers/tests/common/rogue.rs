@@ -18,7 +18,7 @@ use tls::Identity;
 use tokio::net::UdpSocket;
 use tokio::sync::watch;
 
-const ALPN: &[u8] = b"floe/pieces/2";
+const ALPN: &[u8] = b"floe/pieces/3";
 /// A name that TLS wants to have.
 const NAME: &str = "rogue";
 
@@ -66,7 +66,7 @@ pub fn has(first: u32, pieces: u32) -> Vec<u8> {
 }
 
 pub fn ask(piece: u32) -> Vec<u8> {
-    frame(&[vec![ASK], number(piece), vec![0]].concat())
+    frame(&[vec![ASK], number(piece), vec![1]].concat())
 }
 
 pub fn refuse(piece: u32) -> Vec<u8> {

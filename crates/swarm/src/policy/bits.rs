@@ -27,6 +27,11 @@ impl Bits {
         word.is_some_and(|word| word >> (piece % 64) & 1 == 1)
     }
 
+    /// Returns how many pieces the image has.
+    pub(super) fn pieces(&self) -> u32 {
+        self.pieces
+    }
+
     pub(super) fn is_of_image(&self, piece: PieceId) -> bool {
         piece < self.pieces
     }

@@ -1,4 +1,5 @@
 //! The rules: what to ask next, and of whom.
+use super::copies::RANKS;
 use super::downloads::{Ask, Demand, Flight};
 use super::rate::Rate;
 use super::uploads::Answer;
@@ -18,6 +19,12 @@ const HOPELESS: u64 = 4;
 const SOON_MS: u32 = 5_000;
 /// If what is due needs less than this share of the link, it arrives in time in any order.
 const JUST: f64 = 0.6;
+/// A copy is asked for, or answered, after so many pieces for other purposes, and asked for after so long, in microseconds, if none come:
+/// so it ends although machines never rest, and takes 3 % of a link from them. A pack of 8 MiB then comes in some minutes at least.
+pub(super) const COPY_TURN: usize = 32;
+const COPY_HELD_US: u64 = 4_000_000;
+/// How many copies of a rank are looked at for one that can be asked for, each time: the seed brings none of its rank while it is busy.
+const COPY_DRAWS: usize = 2;
 /// Patience with the swarm grows with the logarithm of its size: a piece needs log n steps to spread, and a large swarm must not send every
 /// demand to the seed.
 const PATIENCE_PER_HOST_US: u64 = 5_000;
@@ -36,7 +43,7 @@ impl Policy {
         };
         self.downloads.demands.insert(piece, demand);
         if self.downloads.is_on_its_way(piece) {
-            self.raise(piece, out);
+            self.raise(piece, Purpose::Demand, out);
         } else {
             self.downloads.unasked.push(piece);
         }
@@ -50,12 +57,15 @@ impl Policy {
         }
     }
 
-    fn raise(&mut self, piece: PieceId, out: &mut Vec<Action>) {
-        for id in self.downloads.raise(piece) {
-            if let Some(peer) = self.peers.get(id) {
+    /// Makes a piece that is on its way more urgent.
+    pub(super) fn raise(&mut self, piece: PieceId, purpose: Purpose, out: &mut Vec<Action>) {
+        for id in self.downloads.raise(piece, purpose) {
+            if let Some(peer) = self.peers.get(id)
+                && purpose == Purpose::Demand
+            {
                 peer.prefetching = peer.prefetching.saturating_sub(1);
             }
-            out.push(Action::Ask(id, piece, Purpose::Demand));
+            out.push(Action::Ask(id, piece, purpose));
         }
     }
 
@@ -67,6 +77,7 @@ impl Policy {
         out: &mut Vec<Action>,
     ) {
         if let Some(flight) = self.downloads.end(piece) {
+            self.downloads.passed += usize::from(flight.purpose > Purpose::Copy);
             for ask in &flight.asks {
                 self.answered(ask.peer, &flight);
                 if ask.peer != from {
@@ -88,8 +99,7 @@ impl Policy {
             self.downloads.calm_us = now_us.saturating_add(waited_us);
         }
         self.downloads.unasked.retain(|other| *other != piece);
-        self.here.set(piece);
-        self.ahead.take(piece);
+        self.put(piece);
         self.uploads.release(piece);
     }
 
@@ -97,7 +107,7 @@ impl Policy {
     fn answered(&mut self, id: PeerId, flight: &Flight) {
         if let Some(peer) = self.peers.get(id) {
             peer.owes_less();
-            if flight.purpose == Purpose::Prefetch {
+            if flight.purpose != Purpose::Demand {
                 peer.prefetching = peer.prefetching.saturating_sub(1);
             }
         }
@@ -187,6 +197,7 @@ impl Policy {
         let mine = !here
             && flight.is_none()
             && self.config.wardens
+            && purpose > Purpose::Copy
             && self.peers.seed(now_us).is_some()
             && self.ring.stands_in(piece, self.me)
             && self.here.is_of_image(piece);
@@ -199,7 +210,7 @@ impl Policy {
             Answer::Refused => out.push(Action::Refuse(from, piece)),
             Answer::Flood => self.drop_peer(from, Fault::Flooded, out),
             Answer::Taken if mine => self.fetch_duty(now_us, piece, purpose, out),
-            Answer::Taken if coming && purpose == Purpose::Demand => self.raise(piece, out),
+            Answer::Taken if coming => self.raise(piece, purpose, out),
             Answer::Taken => {}
         }
     }
@@ -224,8 +235,11 @@ impl Policy {
         if !self.peers.knows(id) {
             return;
         }
-        let prefetch = purpose == Purpose::Prefetch;
+        let prefetch = purpose != Purpose::Demand;
         self.peers.ask(id, now_us, prefetch);
+        if purpose == Purpose::Copy {
+            (self.downloads.passed, self.downloads.copied_us) = (0, now_us);
+        }
         let ask = Ask {
             peer: id,
             since_us: now_us,
@@ -238,10 +252,11 @@ impl Policy {
         };
         self.downloads.start(piece, flight);
         self.ahead.take(piece);
+        self.copies.take(piece);
         out.push(Action::Ask(id, piece, purpose));
     }
 
-    /// Asks for what may be asked for now: demands, duties, prefetch.
+    /// Asks for what may be asked for now: demands, duties, prefetch, copies.
     pub(super) fn fill(&mut self, now_us: u64, out: &mut Vec<Action>) {
         if !self.downloads.unasked.is_empty() {
             self.fill_demands(now_us, out);
@@ -256,8 +271,9 @@ impl Policy {
             if self.config.quiet && self.is_catching_up(now_us) {
                 return;
             }
+            let sharers = 1 + self.others_ahead;
             let [least, most] = [PREFETCH_LEAST, self.config.prefetch_max];
-            let [least, most] = [least, most].map(|pieces| (pieces / self.sharers).max(1));
+            let [least, most] = [least, most].map(|pieces| (pieces / sharers).max(1));
             let most = self.ahead_most(&self.downloads.rate, least, most);
             while self.downloads.prefetching < most {
                 let Some((peer, piece)) = self.next_prefetch(now_us) else {
@@ -268,7 +284,53 @@ impl Policy {
             if self.downloads.prefetching >= most {
                 self.downloads.rate.fills();
             }
+            if self.copies.len() > 0 {
+                self.fill_copies(now_us, out);
+            }
         }
+    }
+
+    /// Asks for copies, as many as may be under way beside what else is.
+    fn fill_copies(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        // a machine that has waited for most of the time will soon wait again
+        let busy =
+            self.downloads.flights.len() > self.downloads.copies || now_us < self.downloads.calm_us;
+        let waited_us = now_us.saturating_sub(self.downloads.copied_us);
+        let turn = self.downloads.passed >= COPY_TURN || waited_us >= COPY_HELD_US;
+        let most = match busy || self.others_ahead > 0 {
+            true if busy && !turn => return,
+            true => 1,
+            false => {
+                // half of what may be under way ahead of need: machines wait behind it without any use
+                let most = (self.config.prefetch_max / (1 + self.others_copy)).max(1);
+                let least = (PREFETCH_LEAST / 2).min(most);
+                let rate = &self.downloads.rate;
+                rate.under_way(self.config.queue_us / 2, least, most)
+            }
+        };
+        while self.downloads.copies < most {
+            let Some((peer, piece)) = self.next_copy(now_us) else {
+                return;
+            };
+            self.ask(now_us, peer, piece, Purpose::Copy, false, out);
+        }
+    }
+
+    /// Draws one of the rarest pieces that are to be copied and that somebody can be asked for.
+    fn next_copy(&mut self, now_us: u64) -> Option<(PeerId, PieceId)> {
+        let mut left = DRAWS;
+        for rank in 0..RANKS {
+            for _ in 0..COPY_DRAWS {
+                let Some(piece) = self.copies.draw(rank, &mut self.random) else {
+                    break;
+                };
+                left = left.checked_sub(1)?;
+                if let Some(peer) = self.source_ahead(now_us, piece, Purpose::Copy) {
+                    return Some((peer, piece));
+                }
+            }
+        }
+        None
     }
 
     /// Whether machines are catching up, so that nothing is fetched but what they wait for.
@@ -291,7 +353,7 @@ impl Policy {
                 return false;
             };
             if self.downloads.is_on_its_way(*piece) {
-                self.raise(*piece, out); // asked for another host meanwhile
+                self.raise(*piece, Purpose::Demand, out); // asked for another host meanwhile
                 return false;
             }
             if demand.again_us > now_us {
@@ -384,15 +446,19 @@ impl Policy {
         }
         for _ in 0..DRAWS {
             let piece = self.ahead.at(self.random.random_range(0..k));
-            if let Some(peer) = self.prefetch_source(now_us, piece) {
+            if let Some(peer) = self.source_ahead(now_us, piece, Purpose::Prefetch) {
                 return Some((peer, piece));
             }
         }
         None
     }
 
-    fn prefetch_source(&mut self, now_us: u64, piece: PieceId) -> Option<PeerId> {
+    /// Returns whom to ask for a piece that no machine waits for.
+    fn source_ahead(&mut self, now_us: u64, piece: PieceId, purpose: Purpose) -> Option<PeerId> {
+        let copy = purpose == Purpose::Copy;
+        // copies leave a place of each host to what machines will need
         let most = self.config.prefetch_per_peer_max;
+        let most = most.saturating_sub(usize::from(copy)).max(1);
         if self.config.peers && self.peers.holders(piece) > 0 {
             let holder = self.peers.holder(piece, now_us, most, &mut self.random);
             // one that is busy is waited for, one that is slow is not
@@ -402,7 +468,8 @@ impl Policy {
         }
         let warden = self.warden(now_us, piece);
         let ask = match warden {
-            Some(warden) if warden != self.me => warden,
+            // another host need not have what only this one wants
+            Some(warden) if warden != self.me && !copy => warden,
             _ => self.peers.seed(now_us)?,
         };
         // without peers, the seed is the only one that all of it can come from
@@ -439,17 +506,19 @@ impl Policy {
             self.ahead
                 .find_duties(ring.version(), |piece| ring.warden(piece) == me);
         }
+        let outdated = self.copies.outdated(now_us, self.ring.version());
+        self.rank(&outdated);
         self.leave_late(now_us, out);
         self.move_demands(now_us, out);
         self.end_game(now_us, out);
     }
 
-    /// Takes back prefetches that are long overdue, whose answers may have been lost. A demand has a limit of its own; a prefetch has only
-    /// this one.
+    /// Takes back prefetches and copies that are long overdue, whose answers may have been lost. A demand has a limit of its own; these have
+    /// only this one.
     fn leave_late(&mut self, now_us: u64, out: &mut Vec<Action>) {
         let late_us = self.peers.late_us();
         let is_late = |flight: &Flight| match flight.asks[..] {
-            [ask] if flight.purpose == Purpose::Prefetch && !self.peers.is_seed(ask.peer) => {
+            [ask] if flight.purpose != Purpose::Demand && !self.peers.is_seed(ask.peer) => {
                 (now_us.saturating_sub(ask.since_us) > late_us).then_some(ask.peer)
             }
             _ => None,
@@ -521,8 +590,9 @@ impl Policy {
         if self.ahead.len() > 0 || left == 0 || left > self.config.end_game_pieces {
             return;
         }
+        let last = |flight: &Flight| self.copies.len() == 0 || flight.purpose > Purpose::Copy;
         let late = |flight: &Flight| match flight.asks[..] {
-            [ask] => now_us.saturating_sub(ask.since_us) >= self.config.end_game_us,
+            [ask] if last(flight) => now_us.saturating_sub(ask.since_us) >= self.config.end_game_us,
             _ => false,
         };
         let mut pieces: Vec<PieceId> = self
@@ -550,7 +620,7 @@ impl Policy {
                 peer: other,
                 since_us: now_us,
             });
-            let prefetch = purpose == Purpose::Prefetch;
+            let prefetch = purpose != Purpose::Demand;
             self.peers.ask(other, now_us, prefetch);
             out.push(Action::Ask(other, piece, purpose));
         }

@@ -45,6 +45,11 @@ pub(super) struct Downloads {
     pub(super) prefetching: usize,
     /// Duties on their way that nobody waits for yet.
     pub(super) duties: usize,
+    /// Copies on their way.
+    pub(super) copies: usize,
+    /// Pieces that came for something else since a copy was last asked for, and when that was.
+    pub(super) passed: usize,
+    pub(super) copied_us: u64,
     outside: f64,
     /// How fast pieces come from anywhere,
     pub(super) rate: Rate,
@@ -70,24 +75,31 @@ impl Downloads {
         self.outside += (f64::from(u8::from(!predicted)) - self.outside) * OUTSIDE_WEIGHT;
     }
 
+    /// Returns the copies on their way.
+    pub(super) fn copied(&self) -> Vec<PieceId> {
+        let flights = self.flights.iter();
+        let copies = flights.filter(|(_, flight)| flight.purpose == Purpose::Copy);
+        let mut pieces: Vec<PieceId> = copies.map(|(piece, _)| *piece).collect();
+        pieces.sort_unstable();
+        pieces
+    }
+
     pub(super) fn start(&mut self, piece: PieceId, flight: Flight) {
         self.count(&flight, true);
         self.flights.insert(piece, flight);
     }
 
-    /// Makes a flight a demand. Returns whom to tell.
-    pub(super) fn raise(&mut self, piece: PieceId) -> Vec<PeerId> {
-        let Some(flight) = self.flights.get(&piece) else {
+    /// Raises a flight's purpose, if it is lower. Returns whom to tell.
+    pub(super) fn raise(&mut self, piece: PieceId, purpose: Purpose) -> Vec<PeerId> {
+        let flight = self.flights.get_mut(&piece);
+        let Some(flight) = flight.filter(|flight| flight.purpose < purpose) else {
             return Vec::new();
         };
-        if flight.purpose == Purpose::Demand {
-            return Vec::new();
-        }
         let before = flight.clone();
+        flight.purpose = purpose;
+        let after = flight.clone();
         self.count(&before, false);
-        if let Some(flight) = self.flights.get_mut(&piece) {
-            flight.purpose = Purpose::Demand;
-        }
+        self.count(&after, true);
         before.asks.iter().map(|ask| ask.peer).collect()
     }
 
@@ -100,6 +112,7 @@ impl Downloads {
     fn count(&mut self, flight: &Flight, up: bool) {
         let of = match (flight.purpose, flight.duty) {
             (Purpose::Demand, _) => return,
+            (Purpose::Copy, _) => &mut self.copies,
             (Purpose::Prefetch, true) => &mut self.duties,
             (Purpose::Prefetch, false) => &mut self.prefetching,
         };

@@ -36,16 +36,24 @@
 //! diversity of their own, and prefetch is worth less (section 2.2.4 expects both). Where it is known when pieces are due, and the link
 //! brings those of the next seconds just in time, k is [`Config::window_min`]: what is due later would make them late (section 2.2.2).
 //!
+//! # Copies
+//!
+//! A host may want all of an image although its machines do not ([`Event::Copies`]). That is a class of its own, below prefetch, here and
+//! at whoever is asked: a copy is asked for while nothing else is on its way to this host, and otherwise only now and then, so that it
+//! comes to an end. The pieces go first that the fewest hosts are known to have; of those that none has, this host's duties; otherwise
+//! chance decides, so that hosts differ. A host that only runs a machine brings no piece into the swarm for another's copy.
+//!
 //! # Promises
 //!
-//! No piece is asked for twice at a time, but at the end game. A demand is asked before any prefetch, and one that is on its way as
-//! prefetch is raised. Every demand ends as long as the seed answers. State is bounded by the constants of this
+//! No piece is asked for twice at a time, but at the end game. A demand is asked before any prefetch and that before any copy, and what is
+//! on its way for less is raised. Every demand ends as long as the seed answers. State is bounded by the constants of this
 //! module, whatever peers send. Equal events and seeds of chance give equal actions.
 
 mod ahead;
 mod bits;
 mod choose;
 mod config;
+mod copies;
 mod downloads;
 mod peers;
 mod rate;
@@ -56,10 +64,12 @@ pub use config::Config;
 
 use ahead::Ahead;
 use bits::Bits;
+use copies::Copies;
 use downloads::Downloads;
 use peers::Peers;
 use rand::{SeedableRng, rngs::StdRng};
 use ring::Ring;
+use std::ops::Range;
 use uploads::Uploads;
 
 /// A piece's number.
@@ -71,7 +81,7 @@ pub const PEERS_MAX: usize = 4096;
 pub const MAPS_MAX: usize = 128;
 /// Most pieces of an image: 256 GiB of packs in pieces of 64 KiB.
 pub const PIECES_MAX: u32 = 1 << 22;
-/// Most pieces of a prediction that are looked at.
+/// Most pieces of a prediction, and of a copy, that are looked at.
 pub const WINDOW_MAX: usize = 1 << 16;
 /// Most pieces that machines wait for at a time; a further miss is answered by the caller's own way to the seed.
 pub const DEMANDS_MAX: usize = 1024;
@@ -80,9 +90,14 @@ pub const DEMANDS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u64);
 
-/// Why a piece is asked for.
+/// Most ranges among which the rarest is looked for ([`Policy::rarest`]): each is a look at all of its pieces.
+const RANGES_MAX: usize = 32;
+
+/// Why a piece is asked for, the least urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
+    /// The host copies the image, and no machine is known to need the piece.
+    Copy,
     /// It will probably be needed.
     Prefetch,
     /// A machine waits for it.
@@ -128,7 +143,9 @@ pub enum Event<'a> {
     /// What machines will need next, in order, and when: in milliseconds since the start of a run, 0 for now; no times if nobody knows.
     /// Replaces what was predicted before.
     Window(&'a [PieceId], &'a [u32]),
-    /// A host asks this one for a piece; a second time with [`Purpose::Demand`], to raise it.
+    /// What is to be copied in the background, in any order. Replaces what was to be copied before.
+    Copies(&'a [PieceId]),
+    /// A host asks this one for a piece; a second time with a higher purpose, to raise it.
     Asked(PeerId, PieceId, Purpose),
     /// A host takes back what it asked.
     Withdrawn(PeerId, PieceId),
@@ -143,11 +160,11 @@ pub enum Event<'a> {
 /// What the caller has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Ask a host for a piece. If it is asked already, its question becomes a demand.
+    /// Ask a host for a piece. If it is asked already, the purpose of its question rises.
     Ask(PeerId, PieceId, Purpose),
     /// Take a question back; what still arrives is welcome.
     Cancel(PeerId, PieceId),
-    /// Send a piece to a host, then report [`Event::Served`]. Demand goes before prefetch on every link.
+    /// Send a piece to a host, then report [`Event::Served`]. The higher purpose goes first on every link.
     Serve(PeerId, PieceId, Purpose),
     /// Tell a host that it won't get the piece here.
     Refuse(PeerId, PieceId),
@@ -174,10 +191,13 @@ pub struct Policy {
     ring: Ring,
     here: Bits,
     ahead: Ahead,
+    copies: Copies,
     downloads: Downloads,
     uploads: Uploads,
-    /// How many swarms of this host fetch ahead.
-    sharers: usize,
+    /// How many other swarms of this host fetch ahead,
+    others_ahead: usize,
+    /// and how many only copy.
+    others_copy: usize,
     /// Whether pieces are fetched in the order in which they are due, as it was at the last tick.
     in_order: bool,
 }
@@ -196,9 +216,11 @@ impl Policy {
             ring,
             here: Bits::new(pieces),
             ahead: Ahead::new(pieces),
+            copies: Copies::new(),
             downloads: Downloads::default(),
             uploads: Uploads::new(&config),
-            sharers: 1,
+            others_ahead: 0,
+            others_copy: 0,
             in_order: false,
             config,
         }
@@ -208,6 +230,7 @@ impl Policy {
     pub fn put(&mut self, piece: PieceId) {
         self.here.set(piece);
         self.ahead.take(piece);
+        self.copies.forget(piece);
     }
 
     /// Notes that a piece is no longer here. It is fetched again if it is predicted.
@@ -254,15 +277,36 @@ impl Policy {
         self.uploads.set_shared_cap(shared);
     }
 
-    /// Says how many swarms of this host fetch ahead over its link now, this one included: the numbers of pieces that may be under way ahead
-    /// of need, however fast or slowly they come, are for all of them together.
-    pub fn set_sharers(&mut self, swarms: usize) {
-        self.sharers = swarms.max(1);
+    /// Says how many other swarms of this host fetch ahead over its link now, and how many others only copy: the numbers of pieces that may
+    /// be under way without a machine that waits, however fast or slowly they come, are for all of them together. While another fetches ahead,
+    /// one copy at a time is under way here.
+    pub fn set_sharers(&mut self, ahead: usize, copy: usize) {
+        (self.others_ahead, self.others_copy) = (ahead, copy);
     }
 
-    /// Whether anything is under way ahead of need.
-    pub fn fetches_ahead(&self) -> bool {
-        self.downloads.prefetching > 0
+    /// Returns for what pieces are under way that no machine waits for, the most urgent of it.
+    pub fn fetches(&self) -> Option<Purpose> {
+        match (self.downloads.prefetching, self.downloads.copies) {
+            (0, 0) => None,
+            (0, _) => Some(Purpose::Copy),
+            _ => Some(Purpose::Prefetch),
+        }
+    }
+
+    /// Returns which of these ranges of pieces is the best to copy next, by its place: that of which the fewest other hosts have what is not
+    /// here. Of many ranges some are looked at. Which of equals is chance.
+    pub fn rarest(&mut self, ranges: &[Range<PieceId>]) -> Option<usize> {
+        let some = ranges.len().min(RANGES_MAX);
+        let some = rand::seq::index::sample(&mut self.random, ranges.len(), some);
+        some.into_iter().min_by_key(|place| {
+            let Range { start, end } = ranges[*place];
+            let range = start..end.min(self.here.pieces());
+            let lacks = range.filter(|piece| !self.here.get(*piece));
+            let (pieces, held) = lacks.fold((0, 0), |(pieces, held), piece| {
+                (pieces + 1, held + u64::from(self.peers.holders(piece)))
+            });
+            held * 1000 / u64::max(pieces, 1)
+        })
     }
 
     /// Returns how many pieces would be sent now if they were granted.
@@ -293,14 +337,21 @@ impl Policy {
             Event::Joined(peer) => self.joined(peer),
             Event::Seed(peer) => self.peers.add_seed(peer),
             Event::Left(peer) => self.forget(peer, out),
-            Event::Has(peer, pieces) => self.peers.has(peer, pieces),
-            Event::Lacks(peer, pieces) => self.peers.lacks(peer, pieces),
+            Event::Has(peer, pieces) => {
+                self.peers.has(peer, pieces);
+                self.rank(pieces);
+            }
+            Event::Lacks(peer, pieces) => {
+                self.peers.lacks(peer, pieces);
+                self.rank(pieces);
+            }
             Event::Arrived(peer, piece) => self.arrived(now_us, peer, piece, out),
             Event::Failed(peer, piece) => self.failed(now_us, peer, piece, out),
             Event::Wrong(peer, piece) => self.wrong(now_us, peer, piece, out),
             Event::Miss(piece) => self.miss(now_us, piece, out),
             Event::Unmissed(piece) => self.unmissed(piece, out),
-            Event::Window(pieces, due_ms) => self.predicted(pieces, due_ms),
+            Event::Window(pieces, due_ms) => self.predicted(pieces, due_ms, out),
+            Event::Copies(pieces) => self.copied(pieces),
             Event::Asked(peer, piece, purpose) => self.asked_by(now_us, peer, piece, purpose, out),
             Event::Withdrawn(peer, piece) => self.uploads.withdraw((peer, piece)),
             Event::Served(peer, piece) => self.uploads.served((peer, piece)),
@@ -342,18 +393,52 @@ impl Policy {
         out.push(Action::Drop(peer, fault));
     }
 
-    /// Puts a piece that is no longer on its way back among what is to be fetched ahead.
+    /// Puts a piece that is no longer on its way back among what is to be fetched ahead, or copied.
     fn back(&mut self, piece: PieceId) {
         if !self.here.get(piece) && !self.downloads.is_on_its_way(piece) {
             self.ahead.give_back(piece);
+            let rarity = self.rarity(piece);
+            self.copies.rank(piece, rarity);
         }
     }
 
-    fn predicted(&mut self, pieces: &[PieceId], due_ms: &[u32]) {
+    fn predicted(&mut self, pieces: &[PieceId], due_ms: &[u32], out: &mut Vec<Action>) {
         let (here, downloads) = (&self.here, &self.downloads);
         self.ahead.set(pieces, due_ms, |piece| {
             !here.get(piece) && !downloads.is_on_its_way(piece)
         });
+        for piece in self.downloads.copied() {
+            if self.ahead.knows(piece) {
+                self.raise(piece, Purpose::Prefetch, out);
+            }
+        }
+    }
+
+    fn copied(&mut self, pieces: &[PieceId]) {
+        self.copies.clear();
+        for piece in pieces.iter().take(WINDOW_MAX).copied() {
+            if self.here.is_of_image(piece) && !self.here.get(piece) {
+                self.copies.add(piece);
+                self.back(piece);
+            }
+        }
+    }
+
+    /// Notes that hosts have got or lost pieces.
+    fn rank(&mut self, pieces: &[PieceId]) {
+        for piece in pieces {
+            if self.copies.lacks(*piece) {
+                let rarity = self.rarity(*piece);
+                self.copies.rank(*piece, rarity);
+            }
+        }
+    }
+
+    /// Returns a piece's rank among copies ([`copies::RANKS`]).
+    fn rarity(&mut self, piece: PieceId) -> usize {
+        let holders = usize::from(self.peers.holders(piece));
+        let others = holders > 0 || self.ring.warden(piece) != self.me;
+        holders + usize::from(others)
     }
 
     /// Returns the host whose duty a piece is, as this host sees it: the warden, or the host that stands in for one that is slow. `None`

@@ -1,4 +1,6 @@
-//! The questions of other hosts to this one: answered demand before prefetch, a few of each at a time, within what the caller grants.
+//! The questions of other hosts to this one: answered demand before prefetch and that before copies, a few at a time, within what the
+//! caller grants.
+use super::choose::COPY_TURN;
 use super::{Action, Config, PeerId, PieceId, Purpose};
 use std::collections::{HashMap, VecDeque};
 
@@ -6,6 +8,9 @@ use std::collections::{HashMap, VecDeque};
 const FLOOD: usize = 4;
 /// Entries of a queue that stand for nothing any more and are left in it, beyond as many as there are questions.
 const STALE_MAX: usize = 64;
+
+/// In which order questions are answered.
+const TURNS: [Purpose; 3] = [Purpose::Demand, Purpose::Prefetch, Purpose::Copy];
 
 type Key = (PeerId, PieceId);
 
@@ -33,27 +38,27 @@ struct Places {
     refused: usize,
 }
 
-/// How many pieces are being sent. What was asked ahead takes no place from a demand, which would wait for it to arrive: a demand is sent
+/// How many pieces are being sent. What nobody waits for takes no place from a demand, which would wait for it to arrive: a demand is sent
 /// beside it, and before it on the same connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Active {
     demand: usize,
-    prefetch: usize,
+    other: usize,
 }
 
 impl Active {
     fn of(&mut self, purpose: Purpose) -> &mut usize {
         match purpose {
             Purpose::Demand => &mut self.demand,
-            Purpose::Prefetch => &mut self.prefetch,
+            Purpose::Prefetch | Purpose::Copy => &mut self.other,
         }
     }
 
-    /// Returns whether a piece more may be sent: pieces that are asked ahead only in what demands leave.
+    /// Returns whether a piece more may be sent: one that nobody waits for only in what demands leave.
     fn has_place(self, purpose: Purpose, config: &Config) -> bool {
         let before = match purpose {
             Purpose::Demand => self.demand,
-            Purpose::Prefetch => self.demand + self.prefetch,
+            Purpose::Prefetch | Purpose::Copy => self.demand + self.other,
         };
         before < config.uploads_max
     }
@@ -62,9 +67,10 @@ impl Active {
 #[derive(Clone, Debug)]
 pub(super) struct Uploads {
     questions: HashMap<Key, State>,
-    /// Questions in the order of their coming. An entry whose question has another state by now stands for nothing.
-    demand: VecDeque<Key>,
-    prefetch: VecDeque<Key>,
+    /// By purpose, questions in the order of their coming. An entry whose question has another state by now stands for nothing.
+    queues: [VecDeque<Key>; 3],
+    /// How many others were answered while questions for a copy waited.
+    passed: usize,
     held: HashMap<PieceId, Vec<PeerId>>,
     active: Active,
     places: HashMap<PeerId, Places>,
@@ -78,8 +84,8 @@ impl Uploads {
     pub(super) fn new(config: &Config) -> Uploads {
         Uploads {
             questions: HashMap::new(),
-            demand: VecDeque::new(),
-            prefetch: VecDeque::new(),
+            queues: Default::default(),
+            passed: 0,
             held: HashMap::new(),
             active: Active::default(),
             places: HashMap::new(),
@@ -90,7 +96,7 @@ impl Uploads {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.questions.len() + self.demand.len() + self.prefetch.len()
+        self.questions.len() + self.queues.iter().map(VecDeque::len).sum::<usize>()
     }
 
     /// Takes a question for a piece that is here, or (`held`) is on its way.
@@ -124,10 +130,7 @@ impl Uploads {
 
     fn queue(&mut self, key: Key, purpose: Purpose) {
         self.questions.insert(key, State::Queued(purpose));
-        let (queue, questions) = match purpose {
-            Purpose::Demand => (&mut self.demand, &self.questions),
-            Purpose::Prefetch => (&mut self.prefetch, &self.questions),
-        };
+        let (queue, questions) = (&mut self.queues[purpose as usize], &self.questions);
         if queue.len() > 2 * questions.len() + STALE_MAX {
             queue.retain(|key| questions.get(key) == Some(&State::Queued(purpose)));
         }
@@ -137,9 +140,7 @@ impl Uploads {
     fn raise(&mut self, key: Key, purpose: Purpose) {
         match self.questions.get_mut(&key) {
             Some(State::Held(before)) => *before = (*before).max(purpose),
-            Some(State::Queued(Purpose::Prefetch)) if purpose == Purpose::Demand => {
-                self.queue(key, purpose);
-            }
+            Some(State::Queued(before)) if *before < purpose => self.queue(key, purpose),
             _ => {}
         }
     }
@@ -227,11 +228,8 @@ impl Uploads {
         let mut active = self.active;
         // one that was taken back and asked anew stands in a queue twice
         let mut some: Vec<&Key> = Vec::new();
-        for (queue, purpose) in [
-            (&self.demand, Purpose::Demand),
-            (&self.prefetch, Purpose::Prefetch),
-        ] {
-            for key in queue {
+        for purpose in TURNS {
+            for key in &self.queues[purpose as usize] {
                 if !active.has_place(purpose, config) {
                     break;
                 }
@@ -247,28 +245,37 @@ impl Uploads {
 
     /// Starts what may be sent now. What was granted counts for this once.
     pub(super) fn pump(&mut self, config: &Config, out: &mut Vec<Action>) {
-        for purpose in [Purpose::Demand, Purpose::Prefetch] {
-            while self.active.has_place(purpose, config) && self.granted != Some(0) {
-                let Some(key) = self.next(purpose) else {
-                    break;
-                };
-                self.granted = self.granted.map(|granted| granted - 1);
-                self.questions.insert(key, State::Active(purpose));
-                *self.active.of(purpose) += 1;
-                out.push(Action::Serve(key.0, key.1, purpose));
-            }
+        while self.granted != Some(0) {
+            let Some((key, purpose)) = self.next(config) else {
+                break;
+            };
+            self.granted = self.granted.map(|granted| granted - 1);
+            self.questions.insert(key, State::Active(purpose));
+            *self.active.of(purpose) += 1;
+            out.push(Action::Serve(key.0, key.1, purpose));
         }
         self.grant(0);
     }
 
-    /// Takes the next question of a purpose that waits.
-    fn next(&mut self, purpose: Purpose) -> Option<Key> {
-        let queue = match purpose {
-            Purpose::Demand => &mut self.demand,
-            Purpose::Prefetch => &mut self.prefetch,
-        };
-        let questions = &self.questions;
-        std::iter::from_fn(|| queue.pop_front())
-            .find(|key| questions.get(key) == Some(&State::Queued(purpose)))
+    /// Takes the next question for which there is a place.
+    fn next(&mut self, config: &Config) -> Option<(Key, Purpose)> {
+        let mut turns = TURNS;
+        if self.passed >= COPY_TURN {
+            turns.rotate_right(1);
+        }
+        for purpose in turns {
+            if !self.active.has_place(purpose, config) {
+                continue;
+            }
+            while let Some(key) = self.queues[purpose as usize].pop_front() {
+                if self.questions.get(&key) == Some(&State::Queued(purpose)) {
+                    let copies = &self.queues[Purpose::Copy as usize];
+                    let waits = purpose != Purpose::Copy && !copies.is_empty();
+                    self.passed = if waits { self.passed + 1 } else { 0 };
+                    return Some((key, purpose));
+                }
+            }
+        }
+        None
     }
 }
