@@ -1,10 +1,22 @@
 //! Bounds what a host gives to others, in all of its swarms together.
 use crate::tree::PIECE_BYTES;
+use floe_swarm::policy::PLACES;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// So much passes at once after a quiet time, in microseconds of the rate: twice as long as the time between two ticks of a swarm.
 const BURST_US: u64 = 100_000;
+
+/// A host that gives as much as a link of 20 Mbit/s carries, in bytes a second, has a full share of a warden's duties. It is a constant, since
+/// hosts can't know each other's links, and what is the most for one must not be little for another.
+const FULL: u64 = 2_500_000;
+
+/// Returns at how many of its [`PLACES`] a host with this cap is a warden.
+pub(crate) fn places(rate: Option<u64>) -> u8 {
+    let most = u64::from(PLACES);
+    let places = rate.map_or(most, |rate| rate.saturating_mul(most) / FULL);
+    places.clamp(1, most) as u8
+}
 
 /// A token bucket. Decided without a clock.
 #[derive(Clone, Copy, Debug, Default)]
@@ -81,9 +93,9 @@ impl Cap {
         self.with(|bucket, now_us| bucket.set(now_us, rate));
     }
 
-    /// Whether there is a rate.
-    pub(crate) fn is_set(&self) -> bool {
-        self.with(|bucket, _| bucket.rate.is_some())
+    /// Returns the rate.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        self.with(|bucket, _| bucket.rate)
     }
 
     /// Returns how many of these pieces may be sent now.
@@ -108,6 +120,13 @@ mod tests {
         );
         bucket.set(u64::MAX, None);
         assert_eq!(bucket.take(0, 7), 7);
+    }
+
+    #[test]
+    fn a_cap_below_what_a_slow_link_carries_makes_a_host_the_warden_of_less() {
+        let rates = [0, 64 << 10, FULL / 2, FULL - 1, FULL, u64::MAX];
+        let all = rates.map(|rate| places(Some(rate)));
+        assert_eq!((all, places(None)), ([1, 1, 4, 7, 8, 8], PLACES));
     }
 
     proptest! {

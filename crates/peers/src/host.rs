@@ -1,5 +1,5 @@
 //! A host's place in the network, and the swarms that it takes part in.
-use crate::cap::Cap;
+use crate::cap::{Cap, places};
 use crate::closed::CLOSED_STRANGER;
 use crate::doors::Doors;
 use crate::endpoints::Endpoints;
@@ -92,7 +92,7 @@ impl Host {
     }
 
     /// Caps what this host gives to others in all of its swarms together, in bytes of pieces a second; `None` for all that its link
-    /// carries, as it is at first. May be changed at any time.
+    /// carries, as it is at first. A low cap makes this host responsible for fewer pieces. May be changed at any time.
     pub fn cap_uploads(&self, bytes_per_s: Option<u64>) {
         self.cap.set(bytes_per_s);
     }
@@ -110,6 +110,7 @@ impl Host {
             content: shelf.content().id(),
             token: options.token,
             session: rand::random(),
+            places: places(self.cap.rate()),
         };
         let (notes, noted) = mpsc::channel(NOTES_MAX);
         let (commands, commanded) = mpsc::channel(COMMANDS_MAX);

@@ -1,5 +1,5 @@
 //! What the policy does with hosts that are silent or slow, and with a seed that refuses; and how fast it finds that pieces come.
-use floe_swarm::policy::{Action, Config, Event, Fault, PeerId, PieceId, Policy, Purpose};
+use floe_swarm::policy::{Action, Config, Event, Fault, PLACES, PeerId, PieceId, Policy, Purpose};
 use std::collections::{BTreeMap, VecDeque};
 
 const PIECES: u32 = 200;
@@ -138,6 +138,22 @@ fn a_slow_host_is_asked_less() {
         policy.on_event(now_us, Event::Arrived(peer, piece), &mut out);
     }
     assert!(of_slow < 10, "{of_slow} of 100");
+}
+
+#[test]
+fn a_host_that_gives_little_is_asked_for_less() {
+    let of_weak = |places: u8| {
+        let mut policy = Policy::new(Config::ours(), ME, PIECES, 1);
+        let mut out = Vec::new();
+        policy.on_event(0, Event::Seed(SEED), &mut out);
+        policy.on_event(0, Event::Places(PeerId(1), places), &mut out);
+        (1..=3).for_each(|peer| policy.on_event(0, Event::Joined(PeerId(peer)), &mut out));
+        (0..PIECES).for_each(|piece| policy.on_event(0, Event::Miss(piece), &mut out));
+        let of_it = |action: &&Action| matches!(action, Action::Ask(PeerId(1), ..));
+        out.iter().filter(of_it).count()
+    };
+    let (full, few) = (of_weak(PLACES), of_weak(1));
+    assert!(few > 0 && 3 * few < full, "{few} and {full}");
 }
 
 #[test]

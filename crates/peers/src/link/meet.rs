@@ -23,6 +23,8 @@ pub(crate) struct Meeting {
     pub(crate) session: u64,
     /// How the other numbers pieces.
     pub(super) content: [u8; 32],
+    /// At how many places it is a warden.
+    pub(crate) places: u8,
     /// Whether this host has dialled.
     pub(crate) dialled: bool,
 }
@@ -81,6 +83,7 @@ async fn meet(endpoints: &Endpoints, member: &Member, hello: Hello) -> Result<Me
         key: member.key,
         session: theirs.session,
         content: theirs.content,
+        places: theirs.places,
         dialled: true,
     })
 }
@@ -102,6 +105,7 @@ pub(crate) async fn hear(connection: Connection, key: Key) -> Option<(Hello, Mee
         frames,
         session: hello.session,
         content: hello.content,
+        places: hello.places,
         dialled: false,
     };
     Some((hello, meeting))

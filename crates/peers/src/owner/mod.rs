@@ -5,6 +5,7 @@ mod needs;
 mod peers;
 mod wants;
 
+use crate::cap::places;
 use crate::doors::Door;
 use crate::endpoints::Endpoints;
 use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
@@ -83,8 +84,8 @@ pub(crate) struct Owner {
     wants: Wants,
     gossip: Gossip,
     traffic: HashMap<PeerId, Traffic>,
-    /// Whether the policy knows that the host has a cap.
-    capped: bool,
+    /// The host's cap, as the policy knows it.
+    cap: Option<u64>,
     seed_bytes: u64,
     seed_wrong: u64,
     pieces_here: u32,
@@ -129,7 +130,7 @@ impl Owner {
             wants: Wants::default(),
             gossip: Gossip::default(),
             traffic: HashMap::new(),
-            capped: false,
+            cap: None,
             seed_bytes: 0,
             seed_wrong: 0,
             pieces_here: 0,
@@ -203,12 +204,16 @@ impl Owner {
 
     /// Lets pieces be sent, as far as the host's cap allows.
     fn grant(&mut self, now_us: u64) {
-        let capped = self.shared.cap.is_set();
-        if capped != self.capped {
-            self.capped = capped;
-            self.policy.set_shared_cap(capped);
+        let cap = self.shared.cap.rate();
+        if cap != self.cap {
+            self.cap = cap;
+            self.policy.set_shared_cap(cap.is_some());
+            // who is linked already heard another number, which costs nothing but duties
+            self.hello.places = places(cap);
+            let event = Event::Places(self.key.peer(), self.hello.places);
+            self.policy.on_event(now_us, event, &mut self.actions);
         }
-        let wish = if capped { self.policy.sendable() } else { 0 };
+        let wish = cap.map_or(0, |_| self.policy.sendable());
         if wish > 0 {
             let granted = self.shared.cap.take(wish);
             let event = Event::Granted(granted);

@@ -96,6 +96,7 @@ impl Owner {
             self.tell(Event::Left(peer));
             self.tell(Event::Joined(peer));
         }
+        self.tell(Event::Places(peer, meeting.places));
         let number = self.next_number;
         self.next_number += 1;
         let link = Link::start(number, meeting, self.hello, &self.shared);

@@ -1,5 +1,5 @@
 //! Messages as bytes, and back (docs/format.md, "Pieces of a swarm"). A message has one encoding.
-use floe_swarm::policy::{PIECES_MAX, PieceId, Purpose};
+use floe_swarm::policy::{PIECES_MAX, PLACES, PieceId, Purpose};
 
 /// Most bytes of a message.
 pub const FRAME_BYTES_MAX: usize = 16 << 10;
@@ -35,6 +35,8 @@ pub struct Hello {
     pub token: [u8; 32],
     /// Tells one life of a host from the next.
     pub session: u64,
+    /// At how many of its [`PLACES`] the sender is a warden, one at least.
+    pub places: u8,
 }
 
 /// What hosts say.
@@ -104,6 +106,12 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Malformed> {
     Ok(*taken)
 }
 
+fn places(bytes: &mut &[u8]) -> Result<u8, Malformed> {
+    let [places] = take(bytes)?;
+    let known = (1..=PLACES).contains(&places);
+    known.then_some(places).ok_or(Malformed)
+}
+
 fn runs(bytes: &mut &[u8]) -> Result<Vec<Run>, Malformed> {
     let mut runs = Vec::new();
     let mut next = 0u64;
@@ -155,6 +163,7 @@ impl Message {
                 content: take(rest)?,
                 token: take(rest)?,
                 session: u64::from_le_bytes(take(rest)?),
+                places: places(rest)?,
             }),
             1 => Message::Has(runs(rest)?),
             2 => Message::Lacks(runs(rest)?),
@@ -183,6 +192,7 @@ impl Message {
                 out.extend_from_slice(&hello.content);
                 out.extend_from_slice(&hello.token);
                 out.extend_from_slice(&hello.session.to_le_bytes());
+                out.push(hello.places);
             }
             Message::Has(runs) => put_runs(1, runs, out),
             Message::Lacks(runs) => put_runs(2, runs, out),
@@ -306,13 +316,14 @@ mod tests {
             Just(Purpose::Demand)
         ];
         prop_oneof![
-            any::<([u8; 32], [u8; 32], [u8; 32], u64)>().prop_map(
-                |(image, content, token, session)| {
+            (any::<([u8; 32], [u8; 32], [u8; 32], u64)>(), 1..=PLACES).prop_map(
+                |((image, content, token, session), places)| {
                     Message::Hello(Hello {
                         image,
                         content,
                         token,
                         session,
+                        places,
                     })
                 }
             ),
@@ -385,8 +396,9 @@ mod tests {
             &[],
             &[7],
             &[1],
-            &[0; 104],
+            &[0; 105],
             &[0; 106],
+            &[0; 107],
             &[6],
             &[6; 40],
             &[6; 42],

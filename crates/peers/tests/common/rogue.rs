@@ -43,7 +43,7 @@ pub fn frame(body: &[u8]) -> Vec<u8> {
 }
 
 pub fn hello(image: [u8; 32], content: [u8; 32], token: [u8; 32]) -> Vec<u8> {
-    frame(&[&[0][..], &image, &content, &token, &[9; 8]].concat())
+    frame(&[&[0][..], &image, &content, &token, &[9; 8], &[8]].concat())
 }
 
 /// Names packs, each by its root and length.

@@ -30,6 +30,8 @@
 //! 4. A host that takes many times as long as the median of those that were asked (a link of its own kind, or a bad one) is not asked
 //!    while there is another way: the next on the ring stands in for it. Nobody needs to agree on who is slow. Where hosts see it
 //!    differently a piece leaves the seed twice.
+//! 5. A host that may give others little ([`Event::Places`]) is the warden of fewer pieces. It says so itself, and can only lower its share.
+//!    Whoever has not heard of it asks it nevertheless, and is answered as by a warden.
 //!
 //! The window adapts to the swarm: k is [`Config::window_per_peer`] pieces for each host, because n uplinks are only busy together if
 //! there are about n different pieces to carry; it shrinks where machines miss what no profile predicts, since they bring
@@ -90,6 +92,8 @@ pub const DEMANDS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u64);
 
+/// Places of each host among wardens: with one, some hosts would have seven times the mean of duties.
+pub const PLACES: u8 = 8;
 /// Most ranges among which the rarest is looked for ([`Policy::rarest`]): each is a look at all of its pieces.
 const RANGES_MAX: usize = 32;
 
@@ -124,6 +128,8 @@ pub enum Event<'a> {
     Joined(PeerId),
     /// There is a seed, which has all pieces. A further one is asked while those before it fail or send wrong bytes.
     Seed(PeerId),
+    /// A host, or this one, is a warden at so many of its [`PLACES`], as it says; at all of them if nothing was said. It may be unknown yet.
+    Places(PeerId, u8),
     /// A host is gone, politely or not.
     Left(PeerId),
     /// A host has these pieces, in addition to those that it had.
@@ -336,6 +342,7 @@ impl Policy {
         match event {
             Event::Joined(peer) => self.joined(peer),
             Event::Seed(peer) => self.peers.add_seed(peer),
+            Event::Places(peer, places) => self.ring.takes(peer, places),
             Event::Left(peer) => self.forget(peer, out),
             Event::Has(peer, pieces) => {
                 self.peers.has(peer, pieces);
