@@ -97,7 +97,10 @@ impl Launch {
     /// Returns the same launch of which nobody tells whose requests these are, as of a guest without an agent.
     pub fn unnamed(&self) -> Launch {
         let mut launch = self.clone();
-        launch.steps.iter_mut().for_each(|step| step.program.clear());
+        launch
+            .steps
+            .iter_mut()
+            .for_each(|step| step.program.clear());
         launch
     }
 

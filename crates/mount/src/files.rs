@@ -95,7 +95,10 @@ enum State {
     Reading(Option<Vec<Range<u64>>>),
     Ready(Box<Ready>),
     /// There is none; why, and whether there may be one later.
-    None { why: String, for_now: bool },
+    None {
+        why: String,
+        for_now: bool,
+    },
 }
 
 impl State {

@@ -47,9 +47,8 @@ impl Moves {
         // what only saves sending it again makes room on a full disk
         let is_full = self.machines.check_room().is_err();
         let mut copies = self.copies.lock();
-        let over = copies.extract_if(|_, copy| {
-            copy.left().is_zero() || (is_full && copy.left() > AHEAD_KEPT)
-        });
+        let over = copies
+            .extract_if(|_, copy| copy.left().is_zero() || (is_full && copy.left() > AHEAD_KEPT));
         let over: Vec<Hash> = over
             .filter(|(what, _)| is_result(what))
             .map(|(_, copy)| copy.image)

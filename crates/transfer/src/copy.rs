@@ -31,7 +31,7 @@ pub fn copy_packs(
     if to.manifest(image).is_ok() {
         return Ok(Copied::default());
     }
-    let unfinished = Unfinished::open(to, None, image)?;
+    let unfinished = Unfinished::open(to, None, image, 0)?;
     let packs = from.packs_without_strangers(image)?;
     let total_bytes = packs.iter().map(|pack| pack.file_bytes).sum();
     let (mut copied, mut done_bytes) = (Copied::default(), 0);

@@ -384,11 +384,13 @@ fn summary(lines: &[Line]) -> String {
 
 /// Says of each mark that is beside a line what it means, and of how many lines.
 fn marks(lines: &[Line]) -> Vec<String> {
-    let marked = Code::MARKED.into_iter().filter_map(|(code, mark, meaning)| {
-        let of = lines.iter().filter(|line| line.ours.code() == Some(code));
-        let count = of.count();
-        (count > 0).then(|| format!("{mark} {count} of these lines: {meaning}"))
-    });
+    let marked = Code::MARKED
+        .into_iter()
+        .filter_map(|(code, mark, meaning)| {
+            let of = lines.iter().filter(|line| line.ours.code() == Some(code));
+            let count = of.count();
+            (count > 0).then(|| format!("{mark} {count} of these lines: {meaning}"))
+        });
     marked.collect()
 }
 
@@ -408,7 +410,13 @@ fn print(paper: &Paper, lines: &[Line], out: &mut impl Write) -> std::io::Result
             .map(|line| {
                 let (value, from) = line.ours.shown();
                 let mark = line.ours.code().map_or("", Code::mark);
-                [line.what.into(), line.theirs.into(), value, mark.into(), from]
+                [
+                    line.what.into(),
+                    line.theirs.into(),
+                    value,
+                    mark.into(),
+                    from,
+                ]
             })
             .collect();
         if rows.is_empty() {

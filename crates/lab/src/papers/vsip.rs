@@ -26,11 +26,7 @@ pub(super) const PAPER: Paper = Paper {
             number: "figure 2",
             title: "warm launches beside one to seven readers, by the host's default",
             rows: &[
-                row(
-                    "one",
-                    "more with each",
-                    Value(IO, "bfq.curve.warm_reader1"),
-                ),
+                row("one", "more with each", Value(IO, "bfq.curve.warm_reader1")),
                 row("seven", "", Value(IO, "bfq.curve.warm_reader7")),
             ],
         },

@@ -97,6 +97,8 @@ impl Policy {
         if let Some(demand) = self.downloads.demands.remove(&piece) {
             let waited_us = now_us.saturating_sub(demand.since_us);
             self.downloads.calm_us = now_us.saturating_add(waited_us);
+            let m: u64 = std::env::var("CALM").unwrap().parse().unwrap();
+            self.downloads.rest_us = now_us.saturating_add(m*waited_us);
         }
         self.downloads.unasked.retain(|other| *other != piece);
         self.put(piece);
@@ -294,7 +296,7 @@ impl Policy {
     fn fill_copies(&mut self, now_us: u64, out: &mut Vec<Action>) {
         // a machine that has waited for most of the time will soon wait again
         let busy =
-            self.downloads.flights.len() > self.downloads.copies || now_us < self.downloads.calm_us;
+            self.downloads.flights.len() > self.downloads.copies || now_us < self.downloads.rest_us;
         let waited_us = now_us.saturating_sub(self.downloads.copied_us);
         let turn = self.downloads.passed >= COPY_TURN || waited_us >= COPY_HELD_US;
         let most = match busy || self.others_ahead > 0 {

@@ -39,6 +39,7 @@ pub(super) struct Downloads {
     pub(super) demands: BTreeMap<PieceId, Demand>,
     /// When machines have gone on for as long as they waited last.
     pub(super) calm_us: u64,
+    pub(super) rest_us: u64,
     /// Demands for which no host was found yet.
     pub(super) unasked: Vec<PieceId>,
     /// Prefetches on their way that are no duties.

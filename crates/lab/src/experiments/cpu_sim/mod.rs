@@ -78,10 +78,7 @@ impl Table<'_> {
     /// SPECjbb's throughput beside so many disturbers, mean of 8 to 16 warehouses, over another policy's.
     fn jbb(&mut self, host: Host, disturbers: usize, who: Who, other: Who) -> Samples {
         let warehouses = self.context.pick(&WAREHOUSES[..], &WAREHOUSES[2..3]);
-        let mut sums = [
-            vec![0.0; self.rounds()],
-            vec![0.0; self.rounds()],
-        ];
+        let mut sums = [vec![0.0; self.rounds()], vec![0.0; self.rounds()]];
         for warehouses in warehouses {
             let cell = jbb_cell(*warehouses, disturbers);
             for (sum, who) in sums.iter_mut().zip([who, other]) {

@@ -7,8 +7,7 @@ use crate::harness::{Report, Samples};
 
 /// Under the kernel's default: how often a lock is held, siblings share a queue, or are far apart.
 pub fn tables(report: &mut Report, table: &mut Table) {
-    let mut runs =
-        |machines: &[(usize, Workload)]| table.outcomes(THEN, Who::Default, machines);
+    let mut runs = |machines: &[(usize, Workload)]| table.outcomes(THEN, Who::Default, machines);
     // kernbench: 8.05 % in one kind of lock, "almost 1 %" in the other; the others by the table's times and calls, to kernbench's scale
     for (workload, paper) in [
         (Workload::Kernbench, 9.0),

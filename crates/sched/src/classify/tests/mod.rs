@@ -436,7 +436,8 @@ fn writes_and_flushes_prove_nothing() {
 }
 
 #[test]
-fn of_reads_of_nobody_that_is_known_it_is_told_how_many_there_were_and_why_the_last_one_went_first() {
+fn of_reads_of_nobody_that_is_known_it_is_told_how_many_there_were_and_why_the_last_one_went_first()
+{
     let mut scene = Scene::new();
     scene.reads(Some(&file(1)), SECOND, 2 * SECOND, SECOND / 4);
     let told = |scene: &Scene| scene.classifier.status(MACHINE).expect("it runs").unnamed;
@@ -444,9 +445,18 @@ fn of_reads_of_nobody_that_is_known_it_is_told_how_many_there_were_and_why_the_l
     scene.input(10 * SECOND);
     scene.reads(None, 10 * SECOND + 1, 11 * SECOND + 1, SECOND / 4);
     let last = told(&scene).expect("there were some");
-    assert_eq!((last.reads, last.last_us), (4, 10 * SECOND + 1 + SECOND * 3 / 4));
-    assert_eq!((last.class, last.rule), (Class::Interactive, Rule::SoonAfter));
+    assert_eq!(
+        (last.reads, last.last_us),
+        (4, 10 * SECOND + 1 + SECOND * 3 / 4)
+    );
+    assert_eq!(
+        (last.class, last.rule),
+        (Class::Interactive, Rule::SoonAfter)
+    );
     scene.reads(None, 20 * SECOND, 20 * SECOND + 1, SECOND);
     let last = told(&scene).expect("there were some");
-    assert_eq!((last.reads, last.class, last.rule), (5, Class::Normal, Rule::Unknown));
+    assert_eq!(
+        (last.reads, last.class, last.rule),
+        (5, Class::Normal, Rule::Unknown)
+    );
 }
