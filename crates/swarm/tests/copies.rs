@@ -226,7 +226,10 @@ impl World {
         };
         if node.policy.has(piece) {
             node.run.pop_front();
-            self.after(std::env::var("RUNS").map_or(RUNS_US, |r| r.parse().unwrap()), What::Access(host));
+            self.after(
+                std::env::var("RUNS").map_or(RUNS_US, |r| r.parse().unwrap()),
+                What::Access(host),
+            );
         } else {
             node.waits = true;
             self.tell(host, Event::Miss(piece));

@@ -33,6 +33,10 @@ pub struct Figure {
     pub against: Option<Against>,
 }
 
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 /// The results of an experiment.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -54,6 +58,9 @@ pub struct Report {
     /// How many seconds the experiment took.
     #[serde(default)]
     pub took_s: u64,
+    /// How many parts of the experiment's work were not done yet: with one these are no full run's figures.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lacking: usize,
     /// Plots of the figures, as SVG, by name; they are written next to the JSON.
     #[serde(skip)]
     pub plots: BTreeMap<String, String>,
@@ -74,6 +81,7 @@ impl Report {
             code: code_here(),
             finished_unix_s: 0,
             took_s: 0,
+            lacking: 0,
             plots: BTreeMap::new(),
             violations: Vec::new(),
         }
@@ -84,7 +92,8 @@ impl Report {
     pub fn holds_for(&self, now: &Report) -> bool {
         let broken = self.notes.iter().any(|note| note.starts_with(VIOLATION));
         let same = self.code == now.code && self.machine == now.machine;
-        same && !self.code.is_empty() && self.machine.optimised && !self.quick && !broken
+        let full = !self.quick && self.lacking == 0;
+        same && !self.code.is_empty() && self.machine.optimised && full && !broken
     }
 
     /// Says that some of the experiment's work was not done yet: then these are no full run's figures.
@@ -93,7 +102,7 @@ impl Report {
             self.note(format!(
                 "{lacking} of {of} {what} are lacking: these figures are no full run's"
             ));
-            self.code.clear();
+            self.lacking += lacking;
         }
     }
 

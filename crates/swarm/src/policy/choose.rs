@@ -98,7 +98,7 @@ impl Policy {
             let waited_us = now_us.saturating_sub(demand.since_us);
             self.downloads.calm_us = now_us.saturating_add(waited_us);
             let m: u64 = std::env::var("CALM").unwrap().parse().unwrap();
-            self.downloads.rest_us = now_us.saturating_add(m*waited_us);
+            self.downloads.rest_us = now_us.saturating_add(m * waited_us);
         }
         self.downloads.unasked.retain(|other| *other != piece);
         self.put(piece);
