@@ -74,9 +74,13 @@ impl Workload {
     }
 }
 
-/// Returns the folder of the traces: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
+/// Returns the folder of the traces: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory. (Unit tests run in their package's.)
 pub fn folder() -> PathBuf {
-    std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| "lab/traces".into(), PathBuf::from)
+    let usual = match cfg!(test) {
+        true => concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/traces"),
+        false => "lab/traces",
+    };
+    std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| usual.into(), PathBuf::from)
 }
 
 /// Reads all workloads of a folder, ordered by name.

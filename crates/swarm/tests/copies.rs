@@ -14,8 +14,6 @@ const SEED_US: u64 = 5_240;
 /// How long anything takes from one to the other.
 const WAY_US: u64 = 1_000;
 const TICK_US: u64 = 50_000;
-/// How long a machine goes on between two accesses.
-const RUNS_US: u64 = 15_000;
 const PIECES: u32 = 1500;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +43,8 @@ struct Node {
     /// What its machine has yet to access, and whether it stands still for the first of that.
     run: VecDeque<PieceId>,
     waits: bool,
+    /// How long the machine goes on between two accesses.
+    runs_us: u64,
 }
 
 struct World {
@@ -85,6 +85,7 @@ impl World {
                 got: Vec::new(),
                 run: VecDeque::new(),
                 waits: false,
+                runs_us: 0,
             });
         }
         for host in 0..here.len() {
@@ -226,10 +227,8 @@ impl World {
         };
         if node.policy.has(piece) {
             node.run.pop_front();
-            self.after(
-                std::env::var("RUNS").map_or(RUNS_US, |r| r.parse().unwrap()),
-                What::Access(host),
-            );
+            let runs_us = node.runs_us;
+            self.after(runs_us, What::Access(host));
         } else {
             node.waits = true;
             self.tell(host, Event::Miss(piece));
@@ -280,27 +279,27 @@ fn what_is_predicted_comes_as_soon_as_if_nothing_were_copied() {
     };
     let (alone, beside) = (takes_us(false, &[]), takes_us(true, &[]));
     let behind = takes_us(false, &all());
-    eprintln!("{alone} {beside} {behind}");
-    assert!(beside < 1.06 * alone, "{beside} instead of {alone} us");
+    assert!(beside < 1.04 * alone, "{beside} instead of {alone} us");
     assert!(behind > 3.0 * alone, "{behind} and {alone} us");
 }
 
 #[test]
 fn a_machine_that_waits_again_and_again_is_hardly_slower_while_its_host_copies() {
-    let takes_us = |copies: bool| {
+    let takes_us = |copies: bool, runs_us: u64| {
         let mut world = beside_two(copies);
         let run = world.lacks(0, 400);
         let since_us = world.now_us;
         let predicted: Vec<PieceId> = run.iter().copied().step_by(2).collect();
         world.tell(0, Event::Window(&predicted, &[]));
-        world.nodes[0].run = run.into();
+        (world.nodes[0].run, world.nodes[0].runs_us) = (run.into(), runs_us);
         world.after(0, What::Access(0));
         world.run(|world| world.nodes[0].run.is_empty());
         (world.now_us - since_us) as f64
     };
-    let (alone, beside) = (takes_us(false), takes_us(true));
-    eprintln!("machine {alone} {beside}");
-    assert!(beside < 1.1 * alone, "{beside} instead of {alone} us");
+    for runs_us in [10_000, 50_000, 200_000] {
+        let (alone, beside) = (takes_us(false, runs_us), takes_us(true, runs_us));
+        assert!(beside < 1.1 * alone, "{beside} instead of {alone} us");
+    }
 }
 
 #[test]
@@ -329,8 +328,8 @@ fn hosts_that_copy_the_same_image_bring_different_pieces_and_exchange_them() {
     };
     let (same, seeded, took_us) = copy(false);
     let in_order = copy(true);
-    eprintln!("{same} {seeded} {took_us} {in_order:?}");
-    assert!(same < 20 && in_order.0 > 200, "{same} and {in_order:?}");
+    // some are exchanged already, while the seed has enough to do
+    assert!(same * 3 < in_order.0 * 2, "{same} and {in_order:?}");
     let most = PIECES as usize * 102 / 100;
     assert!(seeded <= most, "{seeded} of {PIECES} and {in_order:?}");
     assert!(

@@ -399,7 +399,9 @@ mod tests {
             let report = pull(&source, &id, to, &options, &|_| ()).unwrap();
             let ours = there.layout(&id).unwrap().packs;
             assert!(ours.iter().any(|pack| packs.contains(pack)), "{reads}");
-            assert_eq!(report.chunks_fetched, (reads - 1) * 256, "{reads}");
+            // what came one by one, and the rest of those packs
+            let fetched = [0..1, 256..400][reads as usize - 1].contains(&report.chunks_fetched);
+            assert!(fetched, "{reads}: {report:?}");
             assert!(
                 bytes(&ours) <= bytes(&packs) * 3 / 2 + (64 << 10),
                 "{reads}"

@@ -23,6 +23,9 @@ const JUST: f64 = 0.6;
 /// so it ends although machines never rest, and takes 3 % of a link from them. A pack of 8 MiB then comes in some minutes at least.
 pub(super) const COPY_TURN: usize = 32;
 const COPY_HELD_US: u64 = 4_000_000;
+/// After a machine has waited it has to run for so many times as long before copies go on, at most [`COPY_HELD_US`]: one that waits often will
+/// soon do so again.
+const COPY_REST: u64 = 4;
 /// How many copies of a rank are looked at for one that can be asked for, each time: the seed brings none of its rank while it is busy.
 const COPY_DRAWS: usize = 2;
 /// Patience with the swarm grows with the logarithm of its size: a piece needs log n steps to spread, and a large swarm must not send every
@@ -97,8 +100,8 @@ impl Policy {
         if let Some(demand) = self.downloads.demands.remove(&piece) {
             let waited_us = now_us.saturating_sub(demand.since_us);
             self.downloads.calm_us = now_us.saturating_add(waited_us);
-            let m: u64 = std::env::var("CALM").unwrap().parse().unwrap();
-            self.downloads.rest_us = now_us.saturating_add(m * waited_us);
+            let rests_us = waited_us.saturating_mul(COPY_REST).min(COPY_HELD_US);
+            self.downloads.rested_us = now_us.saturating_add(rests_us);
         }
         self.downloads.unasked.retain(|other| *other != piece);
         self.put(piece);
@@ -294,9 +297,8 @@ impl Policy {
 
     /// Asks for copies, as many as may be under way beside what else is.
     fn fill_copies(&mut self, now_us: u64, out: &mut Vec<Action>) {
-        // a machine that has waited for most of the time will soon wait again
-        let busy =
-            self.downloads.flights.len() > self.downloads.copies || now_us < self.downloads.rest_us;
+        let busy = self.downloads.flights.len() > self.downloads.copies
+            || now_us < self.downloads.rested_us;
         let waited_us = now_us.saturating_sub(self.downloads.copied_us);
         let turn = self.downloads.passed >= COPY_TURN || waited_us >= COPY_HELD_US;
         let most = match busy || self.others_ahead > 0 {

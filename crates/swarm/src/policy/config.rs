@@ -31,8 +31,7 @@ pub struct Config {
     pub prefetch_per_peer_max: usize,
     /// Most duties under way at the seed.
     pub duties_max: usize,
-    /// Most pieces that are being sent at a time. Few, so that each ends soon and can be passed on. Demands count by themselves: those that
-    /// are sent beside pieces asked ahead are as many again at most.
+    /// Most pieces that are being sent at a time, and one more if it is a demand. Few, so that each ends soon and can be passed on.
     pub uploads_max: usize,
     /// Most questions of one host that wait here; more are refused, and a host that goes on at four times as many is dropped.
     pub waiting_per_peer_max: usize,

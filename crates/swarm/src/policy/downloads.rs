@@ -39,7 +39,8 @@ pub(super) struct Downloads {
     pub(super) demands: BTreeMap<PieceId, Demand>,
     /// When machines have gone on for as long as they waited last.
     pub(super) calm_us: u64,
-    pub(super) rest_us: u64,
+    /// When they have gone on for long enough that pieces may be copied.
+    pub(super) rested_us: u64,
     /// Demands for which no host was found yet.
     pub(super) unasked: Vec<PieceId>,
     /// Prefetches on their way that are no duties.

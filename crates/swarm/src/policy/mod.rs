@@ -41,8 +41,8 @@
 //! # Copies
 //!
 //! A host may want all of an image although its machines do not ([`Event::Copies`]). That is a class of its own, below prefetch, here and
-//! at whoever is asked: a copy is asked for while nothing else is on its way to this host, and otherwise only now and then, so that it
-//! comes to an end. The pieces go first that the fewest hosts are known to have; of those that none has, this host's duties; otherwise
+//! at whoever is asked: a copy is asked for while nothing else is on its way to this host and no machine has waited just now, and otherwise
+//! only now and then, so that it comes to an end. The pieces go first that the fewest hosts are known to have; of those that none has, this host's duties; otherwise
 //! chance decides, so that hosts differ. A host that only runs a machine brings no piece into the swarm for another's copy.
 //!
 //! # Promises

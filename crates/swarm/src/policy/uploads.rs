@@ -28,7 +28,7 @@ enum State {
     /// The piece is on its way here.
     Held(Purpose),
     Queued(Purpose),
-    Active(Purpose),
+    Active,
 }
 
 /// Places that a host has, and how often it was refused one since it was last served.
@@ -38,30 +38,10 @@ struct Places {
     refused: usize,
 }
 
-/// How many pieces are being sent. What nobody waits for takes no place from a demand, which would wait for it to arrive: a demand is sent
-/// beside it, and before it on the same connection.
-#[derive(Clone, Copy, Debug, Default)]
-struct Active {
-    demand: usize,
-    other: usize,
-}
-
-impl Active {
-    fn of(&mut self, purpose: Purpose) -> &mut usize {
-        match purpose {
-            Purpose::Demand => &mut self.demand,
-            Purpose::Prefetch | Purpose::Copy => &mut self.other,
-        }
-    }
-
-    /// Returns whether a piece more may be sent: one that nobody waits for only in what demands leave.
-    fn has_place(self, purpose: Purpose, config: &Config) -> bool {
-        let before = match purpose {
-            Purpose::Demand => self.demand,
-            Purpose::Prefetch | Purpose::Copy => self.demand + self.other,
-        };
-        before < config.uploads_max
-    }
+/// Returns whether a piece more may be sent beside `active` others. One place is a demand's alone: it would wait for one of the others to
+/// arrive, and goes before them on the same connection. More of such places would take from the pieces that many hosts wait for at a warden.
+fn has_place(active: usize, purpose: Purpose, config: &Config) -> bool {
+    active < config.uploads_max + usize::from(purpose == Purpose::Demand)
 }
 
 #[derive(Clone, Debug)]
@@ -72,7 +52,7 @@ pub(super) struct Uploads {
     /// How many others were answered while questions for a copy waited.
     passed: usize,
     held: HashMap<PieceId, Vec<PeerId>>,
-    active: Active,
+    active: usize,
     places: HashMap<PeerId, Places>,
     per_peer_max: usize,
     held_max: usize,
@@ -87,7 +67,7 @@ impl Uploads {
             queues: Default::default(),
             passed: 0,
             held: HashMap::new(),
-            active: Active::default(),
+            active: 0,
             places: HashMap::new(),
             per_peer_max: config.waiting_per_peer_max,
             held_max: config.held_per_piece_max,
@@ -167,7 +147,7 @@ impl Uploads {
     pub(super) fn withdraw(&mut self, key: Key) {
         let (peer, piece) = key;
         match self.questions.get(&key) {
-            None | Some(State::Active(_)) => return,
+            None | Some(State::Active) => return,
             Some(State::Held(_)) => {
                 if let Some(waiting) = self.held.get_mut(&piece) {
                     waiting.retain(|other| *other != peer);
@@ -182,7 +162,7 @@ impl Uploads {
     }
 
     pub(super) fn served(&mut self, key: Key) {
-        if let Some(State::Active(_)) = self.questions.get(&key) {
+        if self.questions.get(&key) == Some(&State::Active) {
             self.remove(key);
             if let Some(places) = self.places.get_mut(&key.0) {
                 places.refused = 0;
@@ -195,9 +175,7 @@ impl Uploads {
         let Some(state) = self.questions.remove(&key) else {
             return false;
         };
-        if let State::Active(purpose) = state {
-            *self.active.of(purpose) -= 1;
-        }
+        self.active -= usize::from(state == State::Active);
         if let Some(places) = self.places.get_mut(&key.0) {
             places.taken = places.taken.saturating_sub(1);
         }
@@ -230,13 +208,13 @@ impl Uploads {
         let mut some: Vec<&Key> = Vec::new();
         for purpose in TURNS {
             for key in &self.queues[purpose as usize] {
-                if !active.has_place(purpose, config) {
+                if !has_place(active, purpose, config) {
                     break;
                 }
                 let queued = self.questions.get(key) == Some(&State::Queued(purpose));
                 if queued && !some.contains(&key) {
                     some.push(key);
-                    *active.of(purpose) += 1;
+                    active += 1;
                 }
             }
         }
@@ -250,8 +228,8 @@ impl Uploads {
                 break;
             };
             self.granted = self.granted.map(|granted| granted - 1);
-            self.questions.insert(key, State::Active(purpose));
-            *self.active.of(purpose) += 1;
+            self.questions.insert(key, State::Active);
+            self.active += 1;
             out.push(Action::Serve(key.0, key.1, purpose));
         }
         self.grant(0);
@@ -264,7 +242,7 @@ impl Uploads {
             turns.rotate_right(1);
         }
         for purpose in turns {
-            if !self.active.has_place(purpose, config) {
+            if !has_place(self.active, purpose, config) {
                 continue;
             }
             while let Some(key) = self.queues[purpose as usize].pop_front() {

@@ -268,9 +268,6 @@ mod tests {
         let simulated = |key: &Key| Told::new(key, cases.simulate(key).unwrap(), 0.0);
         let told = ones.iter().map(|key| (*key, simulated(key))).collect();
         let plots = swarm_plots::draw(&Swarms { cases, told, sizes });
-        for (name, plot) in &plots {
-            std::fs::write(format!("/tmp/plot-{name}.svg"), plot).unwrap();
-        }
         for name in WORKLOADS {
             for what in ["delay", "playback"] {
                 let plot = &plots[&format!("swarm-{what}-{name}")];
