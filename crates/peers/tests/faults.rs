@@ -201,14 +201,15 @@ async fn is_dropped(flood: Flood) {
                 break;
             }
         }
-        rogue::code(&talk.connection).await
+        rogue::heard(&talk.connection).await
     });
     let other = nodes[1].join(nodes[1].shelf(&[]), None, &members[..2]);
     soon(other.need(&image.all())).await.unwrap();
     image.assert_here(other.shelf());
     let status = until(&full, |status| !status.dropped.is_empty()).await;
     assert_eq!(status.dropped, [(members[2].key, Fault::Flooded)]);
-    assert_eq!(soon(floods).await.unwrap(), 6);
+    let code = soon(floods).await.unwrap();
+    assert!(matches!(code, Some(6) | None), "{code:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -248,8 +248,15 @@ pub async fn hole(host: SocketAddr) -> (SocketAddr, watch::Receiver<usize>) {
 
 /// Returns the code with which a host has closed a connection.
 pub async fn code(connection: &Connection) -> u64 {
+    heard(connection).await.expect("it said why")
+}
+
+/// The same; `None` from a host that knows the connection no more: who floods may be too busy to hear the code in time (RFC 9000, section
+/// 10.3).
+pub async fn heard(connection: &Connection) -> Option<u64> {
     match soon(connection.closed()).await {
-        ConnectionError::ApplicationClosed(close) => close.error_code.into_inner(),
+        ConnectionError::ApplicationClosed(close) => Some(close.error_code.into_inner()),
+        ConnectionError::Reset => None,
         other => panic!("{other}"),
     }
 }
