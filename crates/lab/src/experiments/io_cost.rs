@@ -45,6 +45,8 @@ const READS_OF_PROGRAM: u64 = 512;
 const FILES: usize = 200;
 const FILES_ALL: usize = 10_000;
 const FOLDER_FILES: usize = 50;
+/// So many of these files lie between two that are read one after the other: nobody reads them in the order of the disk.
+const FILES_APART: usize = 77;
 /// Bytes of that disk.
 const DISK_BYTES: u64 = 256 << 20;
 /// Programs of a machine.
@@ -455,7 +457,7 @@ impl<'a> Askers<'a> {
             agent.parts.clear();
             agent.told_us = now_us;
         }
-        let file = (of_machine / READS_OF_FILE) as usize % self.disk.places.len();
+        let file = (of_machine / READS_OF_FILE) as usize * FILES_APART % self.disk.places.len();
         let within = of_machine % READS_OF_FILE * READ_BYTES as u64;
         let offset = self.disk.places[file] + within;
         let program = (of_machine / READS_OF_PROGRAM) as usize % PROGRAMS;
