@@ -86,45 +86,31 @@ pub fn pull(
     let manifest = retry_for(options.patience, cancel, passes, || {
         Ok(source.manifest(image)?)
     })?;
-    let mut keep = match to {
-        Destination::Repository(repository, cache) => Keep::Packs(Unfinished::open(
-            repository,
-            cache,
-            image,
-            options.pack_bytes,
-        )?),
-        Destination::Cache(cache) => Keep::Cache(cache),
-    };
     let mut report = PullReport::default();
-    loop {
-        let mut whole = None;
-        if let Keep::Packs(packs) = &mut keep {
-            whole = whole_packs(source, image, options);
-            if let Some(whole) = &whole {
-                packs.take(&**whole, options, progress)?;
+    let keep = loop {
+        let (keep, may_take) = match to {
+            Destination::Repository(repository, cache) => {
+                let mut packs = Unfinished::open(repository, cache, image, options.pack_bytes)?;
+                let whole = whole_packs(source, image, options);
+                if let Some(whole) = &whole {
+                    packs.take(&**whole, options, progress)?;
+                }
+                (Keep::Packs(packs), whole.is_none())
             }
-        }
+            Destination::Cache(cache) => (Keep::Cache(cache), false),
+        };
         let fetch = Fetch {
             source,
             image,
             keep: &keep,
             options,
-            may_take: whole.is_none() && matches!(keep, Keep::Packs(_)),
+            may_take,
             can_take: AtomicBool::new(false),
         };
         if fetch.items(&manifest, progress, &mut report)? {
-            break;
+            break keep;
         }
-        // packs of what came one by one are here too
-        if let Destination::Repository(repository, cache) = to {
-            keep = Keep::Packs(Unfinished::open(
-                repository,
-                cache,
-                image,
-                options.pack_bytes,
-            )?);
-        }
-    }
+    };
     check(cancel)?;
     match &keep {
         Keep::Packs(packs) => packs.publish(&manifest)?,
