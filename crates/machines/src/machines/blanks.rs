@@ -18,12 +18,13 @@ use crate::machines::Machines;
 use floe_ground::{
     error::{NodeError, at},
     options::BLANK_BYTES,
+    time::unix_now,
 };
 use floe_image::memory_region;
 use floe_inventory::{
     inventory::{
-        Entry, Operation, Place, is_pending,
-        record::{Household, Origin, Record, Wanted},
+        Entry, NewMachine, Operation, Place, is_pending,
+        record::{Household, Origin, Record},
     },
     resources::Ahead,
 };
@@ -221,23 +222,24 @@ impl Machines {
             disks,
         };
         let image = self.images.with_mount(|mount| Ok(mount.blank(spec)))?;
+        let parent = parent.record();
+        // each that is started gets a user and a place of its own
         let record = Record {
-            name: "standby".into(),
-            image_name: String::new(),
-            image: image.id(),
-            disk_base: image.id(),
-            origin: Origin::default(),
-            config,
-            forwards: Vec::new(),
-            restored: true,
-            wanted: Wanted::Starting,
-            detail: String::new(),
-            traced: false,
-            pauses: Default::default(),
-            family: None,
-            household,
-            afterwards: Default::default(),
-            ..parent.record()
+            host_access: parent.host_access,
+            limits: parent.limits,
+            ..Record::new(NewMachine {
+                name: "standby",
+                image_name: "",
+                image: image.id(),
+                origin: Origin::default(),
+                config,
+                restored: true,
+                created_unix_s: unix_now(),
+                uid: None,
+                place: String::new(),
+                mount_name: String::new(),
+                household,
+            })
         };
         Ok(Files {
             image,
