@@ -42,6 +42,22 @@ const HOUSEHOLD_BYTES_MAX: usize = 64;
 /// What the user can do if there is no room for clones.
 const END_SOME: &str = "end machines that are no longer needed (floe ps, floe stop, floe kill)";
 
+/// What a clone on this host is made of, whoever orders it.
+struct NewClone<'a> {
+    found: &'a Found,
+    name: &'a str,
+    /// What it is a clone of, which is shown as its image.
+    of: &'a str,
+    family: Family,
+    network: Option<Attachment>,
+    host_access: HostAccess,
+    limits: Limits,
+    household: Household,
+    room: ForClone,
+    /// What it is to be, if another service has decided that.
+    planned: Option<&'a Planned>,
+}
+
 impl Forks {
     /// Starts a clone of a fork; returns what came of it. A clone on this host stands still until it is let go.
     pub(super) fn try_clone(
@@ -88,7 +104,8 @@ impl Forks {
             ..Forks::family_of(record, clone, instant.layer.is_none())
         };
         let network = start.network_of(clone);
-        let access = parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
+        let host_access =
+            parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
         let found = &instant.found;
         // for a clone that was meant for another host no room has been reserved here
         let room = start.asked.room.one().map_or_else(
@@ -96,14 +113,19 @@ impl Forks {
             Ok,
         );
         let loaded = room.and_then(|room| {
-            let (name, parent) = (&place.name, &record.parent);
             let household = record.household.as_deref();
-            let household = household.map_or_else(Household::begin, Household::join);
-            let limits = (start.limits(), household);
-            let planned = start.planned_of(clone);
-            self.load_clone(
-                found, name, parent, family, network, access, limits, room, planned,
-            )
+            self.load_clone(NewClone {
+                found,
+                name: &place.name,
+                of: &record.parent,
+                family,
+                network,
+                host_access,
+                limits: start.limits(),
+                household: household.map_or_else(Household::begin, Household::join),
+                room,
+                planned: start.planned_of(clone),
+            })
         });
         match loaded {
             Ok(loaded) => {
@@ -229,16 +251,21 @@ impl Forks {
         let order = request.network.as_ref();
         let network = order.map(|order| self.networks.receive(order, &request.name));
         let network = network.transpose()?;
-        let (name, parent) = (&request.name, &request.parent);
-        // what the parent's guest may reach of its host does not apply to this host
-        let access = HostAccess::None;
-        let room = self.room_for_one(parent, &found.manifest.config);
+        let room = self.room_for_one(&request.parent, &found.manifest.config);
         let loaded = room.and_then(|room| {
-            let network = network.clone();
-            let limits = (request.limits, household);
-            self.load_clone(
-                &found, name, parent, family, network, access, limits, room, None,
-            )
+            self.load_clone(NewClone {
+                found: &found,
+                name: &request.name,
+                of: &request.parent,
+                family,
+                network: network.clone(),
+                // what the parent's guest may reach of its host does not apply to this host
+                host_access: HostAccess::None,
+                limits: request.limits,
+                household,
+                room,
+                planned: None,
+            })
         });
         let started = loaded.and_then(|loaded| self.let_clone_go(loaded));
         let clone = started.inspect_err(|_| {
@@ -253,22 +280,19 @@ impl Forks {
     }
 
     /// Creates a machine from an image, up to its guest's next instruction. If that fails, everything is removed again.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a clone is all of this, and two callers know it from different places"
-    )]
-    fn load_clone(
-        self: &Arc<Self>,
-        found: &Found,
-        name: &str,
-        image_name: &str,
-        family: Family,
-        network: Option<Attachment>,
-        host_access: HostAccess,
-        (limits, household): (Limits, Household),
-        room: ForClone,
-        planned: Option<&Planned>,
-    ) -> Result<LoadedClone, NodeError> {
+    fn load_clone(self: &Arc<Self>, clone: NewClone<'_>) -> Result<LoadedClone, NodeError> {
+        let NewClone {
+            found,
+            name,
+            of: image_name,
+            mut family,
+            network,
+            host_access,
+            limits,
+            household,
+            room,
+            planned,
+        } = clone;
         let name = name
             .parse()
             .map_err(|error: floe_ground::names::NameError| usage(error.to_string(), ""))?;
@@ -276,7 +300,6 @@ impl Forks {
         config.labels.remove(FORK_LABEL);
         let fresh = Fresh::of_image(&mut config);
         let small = Small::of_image(&config);
-        let mut family = family;
         if config.labels.contains_key(AGENT_LABEL) {
             family.identity = Identity::Pending;
         }
@@ -285,7 +308,7 @@ impl Forks {
             None => floe_machine::renew_mac(&mut config),
         }
         let make = |name: &floe_ground::names::MachineName, place: &str, uid: Option<u32>| {
-            // what its parent's user wants of it (its ports, its restarts) its clones do not do
+            // the ports and restarts that a user gave its parent stay with its parent
             let record = Record {
                 forwards: planned.map_or_else(Vec::new, |planned| planned.forwards.clone()),
                 // a trace would be incomplete, because siblings touch the same pages and find them in each other's page cache
