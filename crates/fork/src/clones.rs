@@ -2,9 +2,10 @@
 //! family. Its QEMU maps the same file as its siblings', so pages that one of them has touched are in memory for all.
 
 use super::{
-    Host, Planned, Start,
+    Host, Planned,
     decide::{CloneId, Event, Fault, HostId},
     record::CloneRecord,
+    start::{LoadedClone, Start},
 };
 use crate::{Forks, check_ttl};
 use floe_api::{CloneRequest, ErrorCode, HostAccess, Identity, Limits, MachineInfo, Room};
@@ -32,9 +33,6 @@ use floe_library::{
 };
 use floe_machines::machines::{making::Making, restore::Loaded};
 use std::sync::Arc;
-
-/// A clone that has loaded its state and stands still. Dropping it ends its QEMU first, then undoes the rest.
-pub(super) type LoadedClone = (Loaded, Making);
 
 /// Most bytes of the id of another node's household.
 const HOUSEHOLD_BYTES_MAX: usize = 64;

@@ -2,7 +2,6 @@
 
 use super::{
     Asked, Forks, Planned,
-    clones::LoadedClone,
     decide::{Action, CloneId, Event, Fault, Fork, State},
     record::ForkRecord,
 };
@@ -13,6 +12,7 @@ use floe_inventory::{
     network::Networks,
 };
 use floe_machine::Continuing;
+use floe_machines::machines::{making::Making, restore::Loaded};
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
@@ -24,6 +24,9 @@ use std::{
 const STARTS_PER_CORE: usize = 2;
 /// How many more starts are under way at once if there are other hosts: each is a request that waits.
 const STARTS_AWAY: usize = 32;
+
+/// A clone that has loaded its state and stands still. Dropping it ends its QEMU first, then undoes the rest.
+pub(super) type LoadedClone = (Loaded, Making);
 
 /// What is needed to start a clone.
 #[derive(Clone, Copy)]
