@@ -27,6 +27,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/api/src", "crate::"),
     ("crates/front/src", "crate::"),
     ("crates/hub/src", "crate::"),
+    ("crates/transfer/src", "crate::"),
     ("crates/ground/src", "crate::"),
     ("crates/inventory/src", "crate::"),
     ("crates/library/src", "crate::"),

@@ -6,10 +6,10 @@
 //! the image's ancestors, of the images that were published last, and of no image, which an interrupted push has left. Nothing that is
 //! there is changed or removed, so several pushes at once don't disturb each other; what makes the image visible is written last.
 
-use super::place::{INCOMPLETE, Upload};
 use super::plan::{Cover, Item};
 use super::stock::{Content, Goods};
-use super::{Cancel, TransferError, check, pull::passes, retry};
+use super::upload::{INCOMPLETE, Upload};
+use super::{Cancel, TransferError, check, passes, retry};
 use bytes::Bytes;
 use floe_api::hub::PACK_BYTES_MAX;
 use floe_image::{Hash, ImageName, Layout, PackRef};

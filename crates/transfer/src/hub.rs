@@ -1,8 +1,8 @@
 //! An image on its way to a hub: the hub says what it lacks, and remembers what it received.
 
-use super::place::Upload;
 use super::plan::Item;
 use super::stock::{Content, Goods};
+use super::upload::Upload;
 use super::{Cancel, HubClient, TransferError, check};
 use bytes::Bytes;
 use floe_api::hub::{CommitRequest, HAVE_ITEMS_MAX, PACK_BYTES_MAX};

@@ -14,11 +14,12 @@ mod pull;
 mod push;
 mod stock;
 mod unfinished;
+mod upload;
 
 pub use client::HubClient;
 pub use copy::{Copied, copy_packs};
 pub use place::Place;
-pub use pull::{Destination, PullOptions, PullReport, pull};
+pub use pull::{Destination, PullReport, pull};
 pub use push::{PushOptions, PushReport, push, send};
 pub use stock::Stock;
 
@@ -26,7 +27,10 @@ pub use floe_threads::Cancel;
 
 use floe_source::SourceError;
 use floe_store::StoreError;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 use std::time::{Duration, Instant};
 
 /// Returns an error if the switch was thrown.
@@ -53,6 +57,23 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
 
     /// Waits until so many raw bytes may be taken. Returns an error if it is cancelled meanwhile, or if there is no room any more.
     fn pass(&self, bytes: u64, cancel: &Cancel) -> Result<(), TransferError>;
+}
+
+/// How to pull.
+#[derive(Clone, Debug, Default)]
+pub struct PullOptions {
+    /// How many reads are under way at once; 0 means 4.
+    pub connections: usize,
+    /// Ends the pull.
+    pub cancel: Cancel,
+    /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
+    pub gate: Option<Arc<dyn Gate>>,
+    /// How long each request is repeated whose error may pass; it is a few times at least.
+    pub patience: Duration,
+    /// At how many bytes a pack of what arrives is closed and kept, whatever becomes of the pull; 0 means 7 MiB.
+    pub pack_bytes: u64,
+    /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
+    pub whole_packs: bool,
 }
 
 /// How far a transfer has come.
@@ -205,6 +226,15 @@ enum Passes {
     Once,
     /// It usually does.
     Often,
+}
+
+/// Whether an error of a source may pass.
+fn passes(error: &TransferError) -> Passes {
+    match error {
+        TransferError::Source(error) if error.is_retryable() => Passes::Often,
+        TransferError::Source(error) if error.may_be_hearsay() => Passes::Once,
+        _ => Passes::Never,
+    }
 }
 
 /// Why an attempt failed, and how long to wait if the other side asked for that.

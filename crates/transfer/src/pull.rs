@@ -4,8 +4,8 @@
 //! other temporary files names the packs of an unfinished pull, so that the next one continues with them, of whatever image it is. Packs that the source
 //! brings here whole, as a swarm does, are taken as they are instead, so that they lie on the disk once.
 
-use super::unfinished::Unfinished;
-use super::{Cancel, Gate, Meter, OnProgress, Passes, TransferError, check, retry_for};
+use super::unfinished::{READ_DEADLINE, Unfinished};
+use super::{Meter, OnProgress, PullOptions, TransferError, check, passes, retry_for};
 use floe_image::{Hash, Kind, Manifest, PackWriter, Region, Segment};
 use floe_source::{Purpose, Request, Source, WholePacks};
 use floe_store::{Cache, Repository};
@@ -15,7 +15,7 @@ use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// How many chunks one read asks for: 1 MiB, so that progress and cancellation work over a slow link, too.
 const CHUNKS_AT_A_TIME: usize = 256;
@@ -23,8 +23,6 @@ const CHUNKS_AT_A_TIME: usize = 256;
 const SEGMENTS_AT_A_TIME: usize = 32;
 /// How many reads are under way at once.
 const CONNECTIONS: usize = 4;
-/// How long one read may take: 1 MiB at 100 kbit/s.
-pub(super) const READ_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Where a pull puts the image.
 #[derive(Clone, Copy)]
@@ -33,23 +31,6 @@ pub enum Destination<'a> {
     Repository(&'a Repository, Option<&'a Cache>),
     /// Its chunks and segments into a node's cache.
     Cache(&'a Cache),
-}
-
-/// How to pull.
-#[derive(Clone, Debug, Default)]
-pub struct PullOptions {
-    /// How many reads are under way at once; 0 means 4.
-    pub connections: usize,
-    /// Ends the pull.
-    pub cancel: Cancel,
-    /// Says whether there is room and when to go on, for a pull that leaves others the way; `None` goes on at once.
-    pub gate: Option<Arc<dyn Gate>>,
-    /// How long each request is repeated whose error may pass; it is a few times at least.
-    pub patience: Duration,
-    /// At how many bytes a pack of what arrives is closed and kept, whatever becomes of the pull; 0 means 7 MiB.
-    pub pack_bytes: u64,
-    /// Whether packs that the source brings whole may be taken into the repository as they are: they may hold more than the image.
-    pub whole_packs: bool,
 }
 
 /// What a pull did.
@@ -134,14 +115,6 @@ fn whole_packs(
 fn unique(hashes: impl Iterator<Item = Hash>) -> Vec<Hash> {
     let mut seen = HashSet::new();
     hashes.filter(|hash| seen.insert(*hash)).collect()
-}
-
-pub(super) fn passes(error: &TransferError) -> Passes {
-    match error {
-        TransferError::Source(error) if error.is_retryable() => Passes::Often,
-        TransferError::Source(error) if error.may_be_hearsay() => Passes::Once,
-        _ => Passes::Never,
-    }
 }
 
 /// Called with each item of a list, fetched or found here.

@@ -3,9 +3,10 @@
 //! If the place lacks everything in a pack, the pack is sent as it is on the disk; items missing from other packs are packed
 //! anew. What was received stays there, so a push that was interrupted asks again and sends the rest.
 
-use super::place::{INCOMPLETE, Place, Upload};
+use super::place::Place;
 use super::plan::{Job, jobs, raw_bytes};
 use super::stock::{Content, Goods, Stock};
+use super::upload::{INCOMPLETE, Upload};
 use super::{Cancel, HubClient, Meter, OnProgress, TransferError};
 use floe_api::hub::CommitRequest;
 use floe_image::{Hash, Kind, PackRef};

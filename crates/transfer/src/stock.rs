@@ -1,7 +1,7 @@
 //! Where a push takes an image from: this host's disk, or any other place.
 
 use super::plan::{Contents, Item, raw_bytes};
-use super::{Cancel, TransferError, check, pull::passes, retry};
+use super::{Cancel, TransferError, check, passes, retry};
 use floe_image::{Hash, Kind, Manifest, PackRef, PackWriter, Region, Segment, compress_frame};
 use floe_source::{Purpose, Request, Source};
 use floe_store::{Repository, Scope};

@@ -1,7 +1,6 @@
 //! The packs of a pull that is not complete yet, and the journal that names them.
 
-use super::pull::{PullOptions, READ_DEADLINE};
-use super::{OnProgress, Passes, Progress, TransferError, check, retry_for};
+use super::{OnProgress, Passes, Progress, PullOptions, TransferError, check, retry_for};
 use floe_image::{Hash, Kind, Layout, Manifest, PackRef, PackWriter, compress_frame};
 use floe_source::{Purpose, Request, SourceError, WholePacks};
 use floe_store::{Cache, Repository, StoreError, UNFINISHED_PULL};
@@ -9,7 +8,10 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
+/// How long one read may take: 1 MiB at 100 kbit/s.
+pub(super) const READ_DEADLINE: Duration = Duration::from_secs(120);
 /// zstd level of what is packed here.
 const LEVEL: i32 = 3;
 /// A pack is closed at this size by default, before it can exceed the limit of uploads.
