@@ -1,7 +1,7 @@
 //! A machine's place in its family's network: assigned before its first start, kept until it is removed.
 
 use super::Machines;
-use floe_api::NetworkRequest;
+use floe_api::{NetworkRequest, PortForward};
 use floe_ground::{
     error::{NodeError, refused},
     news::News,
@@ -50,11 +50,16 @@ impl Machines {
             let at = held.iter().position(|port| port.forward == *forward);
             let socket = at.map(|at| held.swap_remove(at).socket);
             if let Err(error) = self.networks.open_inbound(name, place, forward, socket) {
-                tracing::warn!(machine = name, %forward, %error, "a port is not open");
-                let why = error.to_api().to_string();
-                self.core.tell(name, &News::Port(why));
+                self.tell_closed(name, forward, &error);
             }
         }
+    }
+
+    /// Tells of a machine's port that is not open, although the machine runs.
+    pub fn tell_closed(&self, name: &str, forward: &PortForward, error: &NodeError) {
+        tracing::warn!(machine = name, %forward, %error, "a port is not open");
+        let news = News::Port(error.to_api().to_string());
+        self.core.tell(name, &news);
     }
 
     /// Takes a machine that is being removed out of its network.

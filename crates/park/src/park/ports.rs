@@ -230,8 +230,8 @@ impl Parks {
                 false => Ok(vm.add_forward(at)?),
             });
             if let Err(error) = opened {
-                let why = error.to_api().to_string();
-                self.core.tell(entry.name.as_str(), &News::Port(why));
+                let name = entry.name.as_str();
+                self.machines.tell_closed(name, forward, &error);
             }
         }
     }
@@ -240,20 +240,17 @@ impl Parks {
     pub(super) fn give_back(&self, entry: &Entry, vm: &Machine, held: Vec<HeldPort>) {
         let place = entry.record().network;
         for HeldPort { forward, socket } in held {
+            let name = entry.name.as_str();
             let given = match &place {
                 None => {
                     machine_forward(&forward).and_then(|at| Ok(vm.give_port(at, socket.as_fd())?))
                 }
-                Some(place) => {
-                    let name = entry.name.as_str();
-                    self.networks
-                        .open_inbound(name, place, &forward, Some(socket))
-                }
+                Some(place) => self
+                    .networks
+                    .open_inbound(name, place, &forward, Some(socket)),
             };
             if let Err(error) = given {
-                tracing::warn!(machine = %entry.name, %error, "a port is not open");
-                let why = error.to_api().to_string();
-                self.core.tell(entry.name.as_str(), &News::Port(why));
+                self.machines.tell_closed(name, &forward, &error);
             }
         }
     }
