@@ -2,7 +2,7 @@
 
 use crate::machines::Machines;
 use floe_api::{Prune, PruneReport, PruneRequest, Pruned};
-use floe_ground::{error::NodeError, news::News};
+use floe_ground::error::NodeError;
 use floe_image::Hash;
 use floe_inventory::{
     core::Core,
@@ -66,9 +66,8 @@ impl Pruning<'_> {
             if self.images.user_of(&id).is_some() || self.images.may_have_name(&id) {
                 continue; // somebody has begun to use it, or has named it
             }
-            match self.images.discard(&id) {
+            match self.images.discard_listed(&id) {
                 Ok(freed) => {
-                    self.core.tell(&id.short(), &News::ImageRemoved);
                     image.bytes = freed;
                     report.freed_bytes += freed;
                     report.images.push(image);

@@ -427,10 +427,8 @@ impl Images {
                 "remove that first; a fork lets go of it by itself within minutes",
             ));
         }
-        let freed_bytes = self.discard(&id)?;
-        self.core.tell(&id.short(), &News::ImageRemoved);
         Ok(FreedReport {
-            freed_bytes,
+            freed_bytes: self.discard_listed(&id)?,
             names: names.iter().map(ToString::to_string).collect(),
         })
     }
@@ -442,6 +440,13 @@ impl Images {
         self.drop_kept(id);
         self.forget_image(id);
         self.collect_garbage(false)
+    }
+
+    /// Does the same with an image that users see in lists, and tells of it.
+    pub fn discard_listed(&self, id: &Hash) -> Result<u64, NodeError> {
+        let freed_bytes = self.discard(id)?;
+        self.core.tell(&id.short(), &News::ImageRemoved);
+        Ok(freed_bytes)
     }
 
     /// Removes packs that no image needs, and if that is wanted those that `unfinished` pulls have brought. Returns how many bytes that
