@@ -20,7 +20,7 @@ pub(crate) fn named_by(config: &MachineConfig) -> Vec<String> {
     }
 }
 
-/// Enters those of an image that is being published, in place of those that it had.
+/// Enters the readers of an image that is being published, in place of earlier ones.
 pub(super) fn set(db: &Connection, new: &Publication<'_>) -> Rows<()> {
     let (id, owner) = (new.id.as_bytes(), new.owner);
     db.execute(

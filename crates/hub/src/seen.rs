@@ -1,4 +1,4 @@
-//! The image that a request names, once it is known that who sends it may see it, or owns it.
+//! The image that a request names, found only for a sender who may see it, or owns it.
 
 use super::access::Viewer;
 use super::error::{ApiError, ApiResult};

@@ -258,7 +258,7 @@ impl Hub {
             let packs = self.catalogue.packs(image)?;
             let scope = Arc::new(self.scope_of(&packs)?);
             self.packs.keep_scope(image, scope.clone());
-            // who publishes an image anew has its scope forgotten after that, which this one may have missed
+            // a new publication may have forgotten the image's scope before this one, of the earlier packs, was kept
             if self.catalogue.packs(image)? == packs {
                 return Ok(scope);
             }

@@ -289,7 +289,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes what there is to this offset and those that follow it. Returns the offset behind it.
+    /// Writes all that can be read, from this offset on. Returns the offset behind its end.
     fn copy(&mut self, from: &mut dyn Read, offset: u64) -> Result<u64, NodeError> {
         let mut len = offset;
         let mut block = std::mem::take(&mut self.block);

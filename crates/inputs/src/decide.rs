@@ -1,4 +1,4 @@
-//! What waits for one machine of what its users do, and what is said of it next. No I/O and no clock.
+//! The inputs of users that wait for one machine, and which of them are said next. No I/O and no clock.
 //!
 //! ```text
 //! typed -> sorted -> (durable) -> kept -> next -> said -> taken -> forgotten

@@ -1,4 +1,4 @@
-//! Disks of a machine on the mount: those that it is added with, and those that it is given and that are taken away while its VMM runs.
+//! Disks of a machine on the mount: those that it begins with, and those that come and go while its VMM runs.
 
 use crate::api::is_shown;
 use crate::image::Image;

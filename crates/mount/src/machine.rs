@@ -32,7 +32,7 @@ pub(crate) struct Machine {
     /// What is planned for it by the image's model; at most a quarter of a second old.
     pub progress: Mutex<Progress>,
     pub counters: Counters,
-    /// The last of its requests that failed, because its source did not give what that needs.
+    /// Its last request that failed because its source did not give what the request needs.
     pub given_up: Mutex<GivenUp>,
     /// Whether [`relieve`] is flushing a disk now.
     pub relieving: AtomicBool,

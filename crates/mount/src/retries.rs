@@ -1,4 +1,4 @@
-//! Requests whose chunks could not be had: they are tried again after a pause, and fail after a time if that is wished (`patience`
+//! Requests whose chunks could not be had: they are tried again after a pause, and fail after a time if a user has set one (`patience`
 //! decides). They have a thread of their own, because trying one may read and write disks.
 //!
 //! Each waiting request is in here once at most, and the kernel bounds those: one for each thread that waits for a page, and

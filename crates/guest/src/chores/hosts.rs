@@ -34,7 +34,7 @@ pub(super) fn write(root: &Path, given: &[&str]) -> Result<Hosts, String> {
         block += &format!("{address}\t{name}\n");
     }
     block += &format!("{END}\n");
-    // the name of the machine that it was docked from would lead those who ask for that one to this machine
+    // else whoever looks up the machine that was docked would be led to this one
     forget::names(root, content(&root.join("etc/hostname"))?.trim())?;
     let path = root.join("etc/hosts");
     let said = |error| format!("{}: {error}", path.display());

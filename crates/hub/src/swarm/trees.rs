@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
-/// A pack's root once it is known. Those who ask for it meanwhile wait for the one who finds it out.
+/// A pack's root, once it is known. Whoever asks first finds it out; the others wait for that.
 pub(crate) type Root = Arc<OnceCell<Pack>>;
 
 pub(crate) struct Trees {

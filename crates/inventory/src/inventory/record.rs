@@ -89,8 +89,8 @@ pub struct Record {
     /// What becomes of it once it has ended.
     #[serde(default, skip_serializing_if = "Afterwards::is_nothing")]
     pub afterwards: Afterwards,
-    /// Disks that [`Record::image`] does not have: those that its cold start made (its CD-ROM, its firmware, its seed), and those that it
-    /// was given later. One that [`Record::config`] does not name is not, or no longer, a disk of the machine: what is left of it goes.
+    /// Disks that [`Record::image`] does not have: CD-ROM, firmware and seed, made by its cold start, and disks that it was given later. One
+    /// that [`Record::config`] does not name is not, or no longer, a disk of the machine: what is left of it goes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub own_disks: Vec<OwnDisk>,
     /// The lowest number that its next disk may have. No number is used twice, so that what was kept of a disk (in a fork's frozen layers,
@@ -137,7 +137,7 @@ pub struct Record {
     pub syncing: Option<Syncing>,
 }
 
-/// The machines that share their limits: one that a user made, and the clones that its guest and theirs made of it.
+/// The machines that share their limits: one that a user made, and all clones that its guest, and the guests of those, have made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Household {

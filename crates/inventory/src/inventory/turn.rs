@@ -61,8 +61,8 @@ pub struct Turn {
     /// Whether it was parked before this hand-over: it is parked after it, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parked: bool,
-    /// The node to which it was given when its user had it go on here, until that node has said that it has nothing of it that goes on.
-    /// Before that the machine moves nowhere: that node would find nobody who tells it that it is too late, and run on.
+    /// The node to which it had been given when its user forced it to go on here, until that node has said that its copy does not run.
+    /// Before that the machine moves nowhere: that node would find nobody who tells it that it is too late, and let its copy run on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Peer>,
     /// Whether this node lends it by this hand-over, and keeps its copy.

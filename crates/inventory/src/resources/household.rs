@@ -1,10 +1,10 @@
 //! How a household shares its limits with its clones on other hosts. No I/O.
 //!
-//! A household is the machines that share what they may use: one that a user made, the clones that its guest has made of it, and those that
-//! theirs have made. Those on one host are in one control group. A clone that a guest makes on another host gets a fixed part of processor
-//! time and memory: the whole, divided by the number of machines that the household may have. This host's control group is limited to that
-//! much less until the clone is gone. So all hosts together never allow more than the household has, whether they hear of each other or
-//! not.
+//! A household is the machines that share what they may use: one that a user made, and all clones that its guest, and
+//! the guests of those, have made. Those on one host are in one control group. A clone that a guest makes on another host gets a fixed part
+//! of processor time and memory: the whole, divided by the number of machines that the household may have. This host's control group is
+//! limited to that much less until the clone is gone. So all hosts together never allow more than the household has, whether they hear of
+//! each other or not.
 //!
 //! Weight and cap of disk requests are parts of one host's disk, and are not divided among hosts.
 

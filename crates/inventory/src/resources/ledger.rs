@@ -430,7 +430,7 @@ impl Books {
                 Resource::Memory | Resource::WholeMemory | Resource::FreeMemory => {
                     entry.amount.memory_bytes
                 }
-                // who has them is not the one who lacks them: it is the limit that is low
+                // it is the limit that is too low, whoever has most of it
                 Resource::Descriptors | Resource::Commit => 0,
             };
             let sum = by_holder.entry(&entry.holder).or_default();

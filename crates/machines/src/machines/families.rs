@@ -163,7 +163,7 @@ impl<T, F: Clone> Families<T, F> {
         None
     }
 
-    /// Takes one that is to become this image.
+    /// Takes a QEMU that waits and can load this image.
     pub fn take(&mut self, whose: &Whose, terms: &Terms, image: &Hash) -> Option<T> {
         let fits = |family: &&mut Family<T, F>| {
             let free = family.bound.is_none_or(|bound| bound == *image);

@@ -17,7 +17,7 @@ const FIX: &str = "before the update wake parked machines and activate substrate
 
 /// A state that a QEMU has to load for a machine to go on.
 struct State {
-    /// What has it, as a user knows it: `image web-clean`, `parked machine db`, `substrate shop`.
+    /// Whose state it is, in a user's words: `image web-clean`, `parked machine db`, `substrate shop`.
     what: String,
     /// The QEMU that made it, without the number of its update; empty if it does not say.
     series: String,

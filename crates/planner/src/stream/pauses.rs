@@ -100,7 +100,7 @@ impl Pauses {
         }
     }
 
-    /// Notes that it missed what its model knows.
+    /// Notes that the guest waits for something that its model foresees.
     pub(crate) fn missed(&mut self) {
         self.stalled = true;
     }

@@ -593,7 +593,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Returns work that sends what came of it.
+/// Returns the same work, with its result sent as an event.
 fn told_of<'a>(
     tell: mpsc::Sender<Event>,
     machine: Index,

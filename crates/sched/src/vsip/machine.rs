@@ -61,7 +61,7 @@ pub(super) struct Machine<T> {
     pub lanes: [Lane<T>; LANES],
     /// What it has had. Below the clock: it has credit.
     pub used: f64,
-    /// When its turn is among those that wait for one; never below `used`.
+    /// When its turn comes, if it waits for one; never below `used`.
     pub turn: f64,
     pub in_flight: usize,
     pub urgent_in_flight: usize,
