@@ -38,7 +38,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 const ARRIVING_MAX: usize = 16;
 /// For how long what was brought ahead of a machine is kept if the machine itself does not come.
 pub(super) const AHEAD_KEPT: Duration = Duration::from_secs(600);
-/// For how long what was told of it is kept that none follows soon.
+/// For how long what was brought ahead is kept if no hand-over is to follow soon.
 const SYNC_KEPT: Duration = Duration::from_secs(36 * 3600);
 
 /// A machine that is being brought here.

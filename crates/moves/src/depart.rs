@@ -31,7 +31,7 @@ use std::{
 /// How often the other node is asked how far it is, and told again what it has not answered. It says nothing by itself.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// For how long what a machine was is kept when it leaves, if that is done: until it comes back in the evening of the next day.
+/// For how long the image of a machine that leaves is kept, if it is: until it comes back in the evening of the next day.
 const COPY_KEPT: Duration = Duration::from_secs(36 * 3600);
 
 /// A machine that runs on another node now.
@@ -188,7 +188,7 @@ impl Moves {
     }
 
     /// Has the other node bring what the machine is while it goes on. Once it stands still, what it has changed since is left to be
-    /// brought. Returns how many bytes crossed the network for it. `order` is one about this hand-over; `kept` is whether none follows soon.
+    /// brought. Returns how many bytes crossed the network for it. `order` is one about this hand-over; `kept` is whether no hand-over follows soon.
     pub(super) fn copy_ahead(
         &self,
         operation: &Operation,

@@ -71,13 +71,13 @@ pub enum Word {
         /// Its configuration as it runs.
         config: Box<MachineConfig>,
     },
-    /// What it is while it goes on is to be brought, so that less is left to be brought once it stands still.
+    /// Its present state is to be brought while it goes on, so that less is left once it stands still.
     Ahead {
         /// The image that is its state of a moment ago.
         image: Hash,
-        /// What opens that at the node that says this.
+        /// The token with which it is read at the sender's node.
         token: String,
-        /// Whether it is kept for the evening, and not only until the machine comes.
+        /// Whether it is kept for long, because no hand-over follows soon.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         kept: bool,
     },
@@ -85,7 +85,7 @@ pub enum Word {
     Offered {
         /// The image that is all of its state.
         image: Hash,
-        /// What opens that at the node that says this.
+        /// The token with which it is read at the sender's node.
         token: String,
     },
     /// It is given.
@@ -218,7 +218,7 @@ pub enum Results {
     Ready {
         /// The image.
         image: Hash,
-        /// What opens that at the node that says this.
+        /// The token with which it is read at the sender's node.
         token: String,
     },
 }
