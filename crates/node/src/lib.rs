@@ -5,26 +5,15 @@
 //! process holds, and the next node takes over mount and machines (`adopt`). Each machine is described by its [`record`] on the disk, which is all
 //! that the next node needs.
 //!
-//! A node is its services, each a crate, or a folder or file of one; [`Node`] lists them in the order in which they may call one another:
+//! A node is its services, in the crates below this one (ARCHITECTURE.md, "The node's services"); [`Node`] lists them in the order in
+//! which they may call one another. Here is what needs all of them, and the door:
 //!
 //! ```text
-//! core  cluster  network      options, events, who else there is, networks of families
-//! images  views               repository, cache, mount
-//! inventory                   which machines there are, and the state of each
-//! vcpus                       where their vCPUs run
-//! traces                      what machines touched, models made of that
-//! swarm                       images' pieces from other nodes, and to them
-//! agents                      what agents in guests do for their host
-//! screens  (vnc  typist)      machines' screens for VNC clients, and who is at them
-//! machines                    start, stop, restore, wait, notice an end
-//! shrink                      make machines small, and bring them back to their size
-//! resize                      more or fewer CPUs, more or less memory
-//! independence                whole images on this host, in the background
-//! run  capture  fork  guest   what users and guests ask for
-//! pool  ensemble  park        machines that stand still, in memory or without any; activated together
-//! moves                       machines that go on on another node
-//! adopt                       what an earlier node left
-//! serve  rest  web            putting the services together, and answering
+//! guest      what programs in guests ask for, and what they are told
+//! adopt      what an earlier node left
+//! doctor     what is wrong with the host
+//! serve      putting the services together
+//! rest  web  answering
 //! ```
 //! Calls block, and each runs on a thread; tokio is used only at the socket.
 #![cfg_attr(
