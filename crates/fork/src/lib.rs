@@ -232,31 +232,24 @@ impl Kin for Forks {
 }
 
 impl Forks {
-    /// Opens the service with the forks and tickets that an earlier node left.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a handle for each service that a fork needs"
-    )]
+    /// Opens the service, over what captures need too, with the forks and tickets that an earlier node left.
     pub fn open(
-        core: Arc<Core>,
-        images: Arc<Images>,
+        captures: Arc<Captures>,
         networks: Arc<Networks>,
         cluster: Arc<Cluster>,
-        inventory: Arc<Inventory>,
-        machines: Arc<Machines>,
-        captures: Arc<Captures>,
         layers: Layers,
     ) -> Result<Arc<Forks>, NodeError> {
+        let home = &captures.core.home;
         let forks = Arc::new(Forks {
-            records: Records::open(&core.home)?,
-            tickets: Arc::new(Tickets::open(&core.home)?),
-            unneeded: Mutex::new(Unneeded::of(&images.repo)?),
-            core,
-            images,
+            records: Records::open(home)?,
+            tickets: Arc::new(Tickets::open(home)?),
+            unneeded: Mutex::new(Unneeded::of(&captures.images.repo)?),
+            core: captures.core.clone(),
+            images: captures.images.clone(),
             networks,
             cluster,
-            inventory,
-            machines,
+            inventory: captures.inventory.clone(),
+            machines: captures.machines.clone(),
             captures,
             layers,
             lent: Lent::default(),

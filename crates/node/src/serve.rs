@@ -369,21 +369,8 @@ fn services(
         agents: agents.clone(),
         machines: machines.clone(),
     });
-    let forks = Forks::open(
-        core.clone(),
-        images.clone(),
-        networks.clone(),
-        cluster.clone(),
-        inventory.clone(),
-        machines.clone(),
-        captures.clone(),
-        layers,
-    )?;
+    let forks = Forks::open(captures.clone(), networks.clone(), cluster.clone(), layers)?;
     let pool = Pool::open(
-        core.clone(),
-        images.clone(),
-        inventory.clone(),
-        machines.clone(),
         captures.clone(),
         runs.clone(),
         forks.clone(),
@@ -400,15 +387,9 @@ fn services(
         under_way: Default::default(),
     });
     let parks = Parks::open(
-        core.clone(),
-        images.clone(),
-        inventory.clone(),
-        traces.clone(),
-        networks.clone(),
-        agents.clone(),
-        machines.clone(),
-        runs.clone(),
         captures.clone(),
+        networks.clone(),
+        runs.clone(),
         forks.clone(),
     )?;
     let independence = Independence::new(

@@ -71,34 +71,24 @@ pub struct Parks {
 }
 
 impl Parks {
-    /// Opens the service with the machines that an earlier node has parked.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a handle for each service that parking needs"
-    )]
+    /// Opens the service, over what captures need too, with the machines that an earlier node has parked.
     pub fn open(
-        core: Arc<Core>,
-        images: Arc<Images>,
-        inventory: Arc<Inventory>,
-        traces: Arc<Traces>,
-        networks: Arc<Networks>,
-        agents: Arc<Agents>,
-        machines: Arc<Machines>,
-        runs: Arc<Runs>,
         captures: Arc<Captures>,
+        networks: Arc<Networks>,
+        runs: Arc<Runs>,
         forks: Arc<Forks>,
     ) -> Result<Arc<Parks>, NodeError> {
-        let stored = images.repo.list()?.into_iter();
+        let stored = captures.images.repo.list()?.into_iter();
         let stored = stored.filter(|image| image.labels.contains_key(PARK_LABEL));
         let stored = stored.map(|image| image.id).collect();
         Ok(Arc::new(Parks {
-            core,
-            images,
-            inventory,
-            traces,
+            core: captures.core.clone(),
+            images: captures.images.clone(),
+            inventory: captures.inventory.clone(),
+            traces: captures.traces.clone(),
             networks,
-            agents,
-            machines,
+            agents: captures.agents.clone(),
+            machines: captures.machines.clone(),
             runs,
             captures,
             forks,

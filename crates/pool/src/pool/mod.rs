@@ -185,16 +185,8 @@ impl ImageUser for Pool {
 }
 
 impl Pool {
-    /// Opens the service with the records that an earlier node left.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a handle for each service that a substrate needs"
-    )]
+    /// Opens the service, over what captures need too, with the records that an earlier node left.
     pub fn open(
-        core: Arc<Core>,
-        images: Arc<Images>,
-        inventory: Arc<Inventory>,
-        machines: Arc<Machines>,
         captures: Arc<Captures>,
         runs: Arc<Runs>,
         forks: Arc<Forks>,
@@ -203,7 +195,7 @@ impl Pool {
         stock: Stock,
     ) -> Result<Arc<Pool>, NodeError> {
         let kept = load_kept(
-            &core.home.pool(),
+            &captures.core.home.pool(),
             RECORD_BYTES_MAX,
             SubstrateRecord::parse,
             "is no substrate's record; the substrate is not known any more",
@@ -211,10 +203,10 @@ impl Pool {
         let by_name = |record: SubstrateRecord| (record.name.clone(), record);
         let pool = Arc::new(Pool {
             records: RwLock::new(kept.into_values().map(by_name).collect()),
-            core,
-            images,
-            inventory,
-            machines,
+            core: captures.core.clone(),
+            images: captures.images.clone(),
+            inventory: captures.inventory.clone(),
+            machines: captures.machines.clone(),
             captures,
             runs,
             forks,
