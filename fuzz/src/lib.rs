@@ -117,6 +117,8 @@ mod node {
         pub mod disk_foreign;
         #[path = "disk_format.rs"]
         pub mod disk_format;
+        #[path = "disk_refused.rs"]
+        pub mod disk_refused;
         #[path = "disk_vhd.rs"]
         pub mod disk_vhd;
         #[path = "disk_vmdk.rs"]
@@ -176,7 +178,7 @@ mod node {
 pub use api::*;
 pub use disks::{appliance, disk_archive, disk_boot, disk_entry, disk_header, disk_tables};
 pub use extents::{extents, kept_map};
-use node::images::{archive, disk_foreign, disk_format, disk_vhd, disk_vmdk};
+use node::images::{archive, disk_foreign, disk_format, disk_refused, disk_vhd, disk_vmdk};
 pub use node::{MachineName, NameError};
 use node::{images, inventory, names};
 pub use records::*;

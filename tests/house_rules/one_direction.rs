@@ -29,6 +29,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/hub/src", "crate::"),
     ("crates/transfer/src", "crate::"),
     ("crates/ground/src", "crate::"),
+    ("crates/import/src", "crate::"),
     ("crates/inventory/src", "crate::"),
     ("crates/library/src", "crate::"),
     ("crates/machines/src", "crate::"),

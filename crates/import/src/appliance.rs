@@ -2,7 +2,7 @@
 //! one disk can be meant.
 
 use crate::{
-    disk_import::DISKS_MAX,
+    disk_file::DISKS_MAX,
     disk_vmdk::{self, MARK},
     ovf,
     unpack::Archive,

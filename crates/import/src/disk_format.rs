@@ -4,7 +4,10 @@
 //! because of its header, before any program that would open those files sees it. (If this overlooks a reference, the
 //! confinement of [`floe_machine::tool`] still keeps `qemu-img` from opening anything but the image.)
 
-use crate::disk_vmdk::{self, MARK};
+use crate::{
+    disk_refused::Refused,
+    disk_vmdk::{self, MARK},
+};
 use std::io;
 
 /// Reads bytes at an offset of a file: fills as much of the buffer as the file has, and returns how much that is.
@@ -42,24 +45,6 @@ impl Format {
             Format::Vdi => "vdi",
         }
     }
-}
-
-/// Why an image is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// It refers to another file.
-    Needs {
-        /// What that file is to it: `backing file`.
-        what: &'static str,
-        /// That file's name, as the image gives it.
-        name: String,
-    },
-    /// Its disk is encrypted, in this way.
-    Encrypted(&'static str),
-    /// It is one of several files of a disk, and not the one that names the others.
-    Part,
-    /// Its header makes no sense.
-    Damaged(String),
 }
 
 /// How many bytes are read first.

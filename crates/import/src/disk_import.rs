@@ -4,12 +4,13 @@
 use crate::{
     appliance::{self, Disk},
     disk_content::{self, Content, Packing},
-    disk_extent::{self, Facts, Fault},
+    disk_extent::{self, Facts},
+    disk_file::{DISKS_MAX, length_of, not_alone, read_up_to},
     disk_foreign::Foreign,
-    disk_format::{self, Format, Refused},
-    disk_layout::Layout,
+    disk_format::{self, Format},
+    disk_layout::{Layout, faulty},
     disk_vmdk,
-    qemu_img::{DiskImage, read_up_to},
+    qemu_img::DiskImage,
     unpack::{Archive, unpack},
 };
 use floe_ground::{
@@ -19,20 +20,14 @@ use floe_ground::{
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs::File,
-    io::{Seek, SeekFrom},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
 };
 use tempfile::NamedTempFile;
 
-/// Most disks that an import may have.
-pub const DISKS_MAX: usize = 16;
 /// How many layers of packing are undone: a compressed archive with a compressed disk has three.
 const PACKINGS_MAX: usize = 4;
 const TAKE_AS_RAW: &str = "if these are a disk's bytes all the same, import them with --format raw";
-/// What a user can do with a file that is only a layer over others, which a stranger may have chosen.
-const STAND_ALONE: &str = "have whoever made it send one file that stands alone. Only if you trust it: `qemu-img convert -O qcow2 IN OUT` \
-     makes one, and copies whatever files of this host it names into that";
 
 /// Creates an empty temporary file of the node's.
 pub type Scratch<'a> = dyn Fn() -> Result<NamedTempFile, NodeError> + 'a;
@@ -432,22 +427,6 @@ fn examine(image: &DiskImage, report: &Report) -> Result<Found, NodeError> {
     }
 }
 
-/// Says what is wrong with an image of `len` bytes.
-pub(super) fn faulty(shown: &str, format: Format, len: u64, fault: Fault) -> NodeError {
-    match fault {
-        Fault::Cancelled => NodeError::Cancelled,
-        Fault::Io(source) => at(format!("cannot read {shown}"))(source),
-        Fault::Truncated { what, needs } => refused(
-            format!(
-                "{shown} is cut off: the file has {len} bytes, and {what} ends at {needs} ({})",
-                format.name()
-            ),
-            "fetch it again, and compare its checksum",
-        ),
-        Fault::Damaged(what) => not_alone(shown, &Refused::Damaged(what)),
-    }
-}
-
 /// Holds the raw disk that came out of an image against the length that the image's header tells, and against the ends that the disk's
 /// own partition table and file systems state. What is missing there would be missed only much later.
 pub fn hold(file: &File, shown: &str, header: Option<u64>) -> Result<(), NodeError> {
@@ -473,13 +452,6 @@ fn length(image: &DiskImage) -> Result<u64, NodeError> {
     length_of(&image.file, &image.shown)
 }
 
-/// Returns how many bytes a file or a block device has.
-pub(super) fn length_of(mut file: &File, shown: &str) -> Result<u64, NodeError> {
-    // a block device's metadata has no length
-    let end = file.seek(SeekFrom::End(0));
-    end.map_err(at(format!("cannot find the size of {shown}")))
-}
-
 fn refuse_foreign(shown: &str, foreign: Foreign) -> NodeError {
     let Foreign { what, fix } = foreign;
     match what.starts_with("encrypted ") {
@@ -487,27 +459,6 @@ fn refuse_foreign(shown: &str, foreign: Foreign) -> NodeError {
         false => refused(
             format!("{shown} is no disk that floe reads: it is {what}"),
             fix,
-        ),
-    }
-}
-
-/// Says why an image is refused.
-pub(super) fn not_alone(shown: &str, why: &Refused) -> NodeError {
-    match why {
-        Refused::Needs { what, name } => {
-            refused(format!("{shown} needs the {what} {name}"), STAND_ALONE)
-        }
-        Refused::Encrypted(how) => refused(
-            format!("{shown} is encrypted ({how})"),
-            "decrypt it first, with the program that made it or qemu-img convert --object secret, and import what comes out",
-        ),
-        Refused::Part => refused(
-            format!("{shown} is one of several files of a split VMDK"),
-            "import the small file that describes them, with them all beside it, or a tar archive of all",
-        ),
-        Refused::Damaged(what) => refused(
-            format!("{shown} can't be read: {what}"),
-            "check the file with `qemu-img check`",
         ),
     }
 }

@@ -3,10 +3,10 @@
 
 use crate::{
     disk_extent::{self, Facts, Fault},
-    disk_format::{self, Format, Refused},
-    disk_import::{faulty, length_of, not_alone},
+    disk_file::{length_of, not_alone, read_up_to},
+    disk_format::{self, Format},
+    disk_refused::Refused,
     disk_vmdk::{Extent, Form},
-    qemu_img::read_up_to,
     unpack::check_space,
 };
 use floe_ground::{
@@ -193,4 +193,20 @@ fn cut_off(shown: &str, needs: u64) -> NodeError {
         format!("{shown} is cut off: its disk goes on to byte {needs} of it"),
         "fetch it again, and compare its checksum",
     )
+}
+
+/// Says what is wrong with an image of `len` bytes.
+pub(crate) fn faulty(shown: &str, format: Format, len: u64, fault: Fault) -> NodeError {
+    match fault {
+        Fault::Cancelled => NodeError::Cancelled,
+        Fault::Io(source) => at(format!("cannot read {shown}"))(source),
+        Fault::Truncated { what, needs } => refused(
+            format!(
+                "{shown} is cut off: the file has {len} bytes, and {what} ends at {needs} ({})",
+                format.name()
+            ),
+            "fetch it again, and compare its checksum",
+        ),
+        Fault::Damaged(what) => not_alone(shown, &Refused::Damaged(what)),
+    }
 }

@@ -3,7 +3,7 @@
 //! An extent is only ever a file beside its descriptor whose name ends as those of VMDKs do: a descriptor comes from a stranger, and
 //! must not choose among the files of the host.
 
-use crate::disk_format::Refused;
+use crate::disk_refused::Refused;
 
 /// What a descriptor begins with.
 pub const MARK: &str = "# Disk DescriptorFile";

@@ -5,8 +5,8 @@
 
 use crate::{
     confined::{self, Ended},
+    disk_file::{length_of, read_up_to},
     disk_format::Format,
-    disk_import::length_of,
     disk_vhd,
     unpack::check_space,
 };
@@ -20,8 +20,6 @@ use floe_machine::{
 };
 use std::{
     fs::File,
-    io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -188,24 +186,6 @@ fn last_percent(text: &[u8]) -> Option<f64> {
 fn program() -> Result<PathBuf, NodeError> {
     floe_ground::programs::find("qemu-img")
         .ok_or_else(|| refused("qemu-img is not installed", "apt install qemu-utils"))
-}
-
-/// Fills the buffer as far as the file has bytes there; returns how many.
-pub fn read_up_to(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut len = 0;
-    while len < buffer.len() {
-        let Some(at) = offset
-            .checked_add(len as u64)
-            .filter(|at| *at < i64::MAX as u64)
-        else {
-            break;
-        };
-        match file.read_at(&mut buffer[len..], at)? {
-            0 => break,
-            more => len += more,
-        }
-    }
-    Ok(len)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use crate::{
     archive::{self, Form, Member},
     disk_content::Packing,
-    qemu_img::read_up_to,
+    disk_file::read_up_to,
 };
 use floe_ground::{
     error::{NodeError, at, refused},

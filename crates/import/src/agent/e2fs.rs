@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     confined::{self, Ended},
+    disk_file::read_up_to,
     disk_import::Scratch,
-    qemu_img::read_up_to,
 };
 use floe_ground::{
     error::{NodeError, at, failed, refused},

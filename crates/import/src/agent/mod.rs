@@ -9,7 +9,7 @@ mod decide;
 mod e2fs;
 mod stat;
 
-use crate::{disk_content, disk_import::open_input, qemu_img::read_up_to};
+use crate::{disk_content, disk_file::read_up_to, disk_import::open_input};
 use decide::Tree;
 pub use e2fs::Host;
 use e2fs::{Checked, FileSystem};

@@ -12,9 +12,9 @@ use floe_ground::{
 use floe_image::{FIRMWARE_REGION, MachineConfig, NVRAM_REGION};
 use floe_import::{
     disk_boot::{self, DiskBoot},
+    disk_file::read_up_to,
     disk_format::Format,
     disk_import::{is_disc, open_disk},
-    qemu_img::read_up_to,
 };
 use floe_store::Ingest;
 use std::{fs::File, path::Path};

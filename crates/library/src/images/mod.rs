@@ -34,8 +34,9 @@ use floe_image::{Hash, ImageName, MachineConfig};
 use floe_import::{
     agent::{self, Agent},
     disk_boot::DiskBoot,
+    disk_file::DISKS_MAX,
     disk_format::Format,
-    disk_import::{DISKS_MAX, hold, open_disk, open_disks, open_input},
+    disk_import::{hold, open_disk, open_disks, open_input},
     qemu_img::{self, DiskImage},
 };
 use floe_inventory::core::Core;
