@@ -35,6 +35,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/exchange/src", "crate::"),
     ("crates/machines/src", "crate::"),
     ("crates/inputs/src", "crate::"),
+    ("crates/fork/src", "crate::"),
     ("crates/pool/src", "crate::"),
     ("crates/park/src", "crate::"),
     ("crates/node/src", "crate::"),

@@ -1,8 +1,9 @@
 //! The state that clones start from: a machine's at the moment of its fork, or an image's.
 
 use super::{
-    Forks, kept,
-    layer::{Base, Layer, Making},
+    Forks,
+    build::{Base, Making},
+    layer::{self, Layer},
     store::Parent,
 };
 use floe_api::PauseReason;
@@ -165,7 +166,7 @@ impl Forks {
             disks: under,
             kept: &KEPT_REGIONS,
             created_unix_s: unix_now(),
-            parent: kept::Parent {
+            parent: layer::Parent {
                 name: entry.name.to_string(),
                 created_unix_s: record.created_unix_s,
                 last_layers: frozen.map(|disk| disk.last_layer()).collect(),

@@ -9,17 +9,16 @@
 //! ([`Head`]) followed by what that counts: the manifest, the device state, tables (hash, then the table), chunks (hash,
 //! where: u32, what: u64; little-endian).
 
-use super::layer::{Layer, Place, Whereabouts};
+use super::layer::{Layer, Names, PREFIX, Parent, Place, Whereabouts};
 use floe_api::paths::Home;
 use floe_ground::{
     aside::{self, has_data},
     error::{NodeError, at},
-    files::make_private_dir,
 };
 use floe_image::{CHUNK_SIZE, Hash, Manifest, SEGMENT_BYTES, Segment};
 use floe_inventory::inventory::record::Origin;
 use floe_machine::{MemoryFile, Pages};
-use floe_mount::{FrozenDisk, Keeper};
+use floe_mount::Keeper;
 use floe_source::Fetcher;
 use floe_threads::Cancel;
 use serde::{Deserialize, Serialize};
@@ -44,65 +43,6 @@ const CHUNK_LINE: usize = 32 + 4 + 8;
 const TABLE_LINE: usize = 32 + SEGMENT_BYTES;
 /// Stands for the memory file where a chunk's entry has the number of a file.
 const IN_MEMORY: u32 = u32::MAX;
-/// Beginning of the names of memory files and directories.
-const PREFIX: &str = "layer-";
-
-/// The machine that was forked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Parent {
-    /// Its name.
-    pub name: String,
-    /// When that machine was created: another machine may have its name by now.
-    pub created_unix_s: u64,
-    /// The highest frozen layer of each of its disks.
-    pub last_layers: Vec<u32>,
-}
-
-/// Names under which a layer is kept.
-#[derive(Clone, Debug)]
-pub(super) struct Names {
-    /// Its name at the supervisor, and of its directory.
-    pub held: String,
-    dir: PathBuf,
-    /// Names of the files in that directory.
-    files: Vec<String>,
-}
-
-impl Names {
-    /// Returns new names, for files in a directory of their own below `dir`.
-    pub fn new(dir: &Path) -> Names {
-        let held = format!("{PREFIX}{:016x}", rand::random::<u64>());
-        Names {
-            dir: dir.join(&held),
-            held,
-            files: Vec::new(),
-        }
-    }
-
-    /// Gives the file of a disk's layer a second name, which stays, and opens it.
-    pub fn link(&mut self, disk: &FrozenDisk, layer: u32) -> Result<File, NodeError> {
-        if self.files.is_empty() {
-            make_private_dir(&self.dir)?;
-        }
-        let name = format!("{}-{layer}", disk.name());
-        let path = self.dir.join(&name);
-        let linked = disk
-            .link_layer(layer, &path)
-            .and_then(|()| File::open(&path));
-        let file = linked.map_err(at(format!("cannot keep {}", path.display())))?;
-        self.files.push(name);
-        Ok(file)
-    }
-
-    fn remove(&self) {
-        if let Err(error) = fs::remove_dir_all(&self.dir)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(dir = %self.dir.display(), %error, "was not removed");
-        }
-    }
-}
 
 /// A layer whose memory file is not finished.
 pub(super) struct Unfinished {

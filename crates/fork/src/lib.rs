@@ -19,6 +19,7 @@
     )
 )]
 
+mod build;
 mod clones;
 mod decide;
 mod forked;
