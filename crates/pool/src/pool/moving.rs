@@ -75,7 +75,7 @@ fn options_of(
         None => match labels.get(VISIBLE_LABEL) {
             Some(label) => visibility_of_label(label).map_err(|why| {
                 refused(
-                    format!("what it says of who may see it makes no sense: {why}"),
+                    format!("its list of who may see it can't be read: {why}"),
                     "say who may: --private, --restricted or --public",
                 )
             })?,
