@@ -79,7 +79,7 @@ impl Machines {
     pub fn household(&self, id: &str) -> Vec<Arc<Entry>> {
         let mut members = self.inventory.all();
         members.retain(|entry| entry.state().record.household_id() == id);
-        members.sort_by_key(|entry| {
+        members.sort_by_cached_key(|entry| {
             let record = entry.record();
             (record.household.joined, record.created_unix_s, record.name)
         });
