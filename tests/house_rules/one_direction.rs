@@ -38,6 +38,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/fork/src", "crate::"),
     ("crates/pool/src", "crate::"),
     ("crates/park/src", "crate::"),
+    ("crates/moves/src", "crate::"),
     ("crates/node/src", "crate::"),
     ("crates/floe/src", "crate::"),
     ("crates/floe/src/cli", "crate::cli::"),

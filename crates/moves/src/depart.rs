@@ -1,8 +1,7 @@
 //! Gives a machine to another node.
 
 use super::{
-    Moves,
-    leases::check_lease,
+    Moves, check_lease,
     wire::{self, Order, OtherSize, Reply, Silence, Travels, Word},
 };
 use floe_api::{

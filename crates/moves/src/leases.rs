@@ -9,10 +9,9 @@ use super::{
     lease::{self, Next},
     wire::{self, Granted, LeaseAsked},
 };
-use floe_api::{LEASE_S_MAX, LEASE_S_MIN};
 use floe_ground::{
     caller::FromMember,
-    error::{NodeError, usage},
+    error::NodeError,
     guard::{self, LEASE_FILE, boot_ms},
     report::Report,
 };
@@ -99,26 +98,6 @@ impl Drop for Answers<'_> {
         if let Err(error) = guard::write(&self.0.dir, 0) {
             tracing::error!(machine = %self.0.name, %error, "its QEMU is stopped a little later");
         }
-    }
-}
-
-/// Refuses a lease that is too short to be renewed, or too long to be waited for.
-pub(super) fn check_lease(lease_s: Option<u64>, lends: bool) -> Result<(), NodeError> {
-    let Some(lease_s) = lease_s else {
-        return Ok(());
-    };
-    if !lends {
-        return Err(usage(
-            "only a machine that is lent has a lease",
-            "floe offload lends it",
-        ));
-    }
-    match (LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
-        true => Ok(()),
-        false => Err(usage(
-            format!("{lease_s} s are no lease"),
-            format!("name a time from {LEASE_S_MIN} s to {LEASE_S_MAX} s"),
-        )),
     }
 }
 
@@ -367,18 +346,4 @@ fn until_of(entry: &Entry) -> Option<u64> {
 /// Writes down for a machine's guard, which is there until QEMU has ended, that the machine needs no lease.
 fn lasts_for_good(entry: &Entry) -> Result<(), NodeError> {
     guard::write(&entry.dir, u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_is_lent_has_a_lease_of_some_length() {
-        check_lease(None, false).unwrap();
-        check_lease(Some(LEASE_S_MIN), true).unwrap();
-        assert!(check_lease(Some(LEASE_S_MIN), false).is_err());
-        assert!(check_lease(Some(LEASE_S_MIN - 1), true).is_err());
-        assert!(check_lease(Some(LEASE_S_MAX + 1), true).is_err());
-    }
 }

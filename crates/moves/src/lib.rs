@@ -48,7 +48,7 @@ pub use wire::{
 
 use advise::{KnownSpeed, Rates};
 use arrive::Bringing;
-use floe_api::{MoveRequest, Outcome, RestartPolicy};
+use floe_api::{LEASE_S_MAX, LEASE_S_MIN, MoveRequest, Outcome, RestartPolicy};
 use floe_fork::Forks;
 use floe_ground::{
     caller::FromMember,
@@ -471,5 +471,39 @@ fn check_key(key: &str) -> Result<(), NodeError> {
             format!("{key:?} is no machine's key"),
             "it has 16 hex digits",
         )),
+    }
+}
+
+/// Refuses a lease that is too short to be renewed, or too long to be waited for.
+fn check_lease(lease_s: Option<u64>, lends: bool) -> Result<(), NodeError> {
+    let Some(lease_s) = lease_s else {
+        return Ok(());
+    };
+    if !lends {
+        return Err(usage(
+            "only a machine that is lent has a lease",
+            "floe offload lends it",
+        ));
+    }
+    match (LEASE_S_MIN..=LEASE_S_MAX).contains(&lease_s) {
+        true => Ok(()),
+        false => Err(usage(
+            format!("{lease_s} s are no lease"),
+            format!("name a time from {LEASE_S_MIN} s to {LEASE_S_MAX} s"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_lent_has_a_lease_of_some_length() {
+        check_lease(None, false).unwrap();
+        check_lease(Some(LEASE_S_MIN), true).unwrap();
+        assert!(check_lease(Some(LEASE_S_MIN), false).is_err());
+        assert!(check_lease(Some(LEASE_S_MIN - 1), true).is_err());
+        assert!(check_lease(Some(LEASE_S_MAX + 1), true).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! What two members of a cluster say to each other about a machine that moves, over the port for members.
 
-use super::{check_key, leases::check_lease};
+use super::{check_key, check_lease};
 use floe_api::{
     ApiError, ErrorCode, Limits, PortForward, ResizeReport, RestartPolicy, Size, SizeRequest,
 };
