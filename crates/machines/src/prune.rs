@@ -92,7 +92,7 @@ impl Pruning<'_> {
         let entries = self.inventory.all().into_iter().filter(|entry| idle(entry));
         entries
             .map(|entry| {
-                let place = self.core.home.root().join(&entry.record().place);
+                let place = self.core.home.root().join(&entry.state().record.place);
                 let other = place != entry.dir;
                 Pruned {
                     name: entry.name.to_string(),

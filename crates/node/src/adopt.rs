@@ -384,7 +384,10 @@ impl Adoption {
     /// there from then on are its own.
     fn find_leftovers(&self) -> Vec<PathBuf> {
         let entries = self.inventory.all();
-        let taken: Vec<String> = entries.iter().map(|entry| entry.record().place).collect();
+        let taken: Vec<String> = entries
+            .iter()
+            .map(|entry| entry.state().record.place.clone())
+            .collect();
         let standby = self.core.home.root().join(machines::STANDBY_DIR);
         let found = aside::list(&standby).unwrap_or_else(|error| {
             tracing::error!(%error, "QEMUs that waited under the earlier node stay");

@@ -510,7 +510,10 @@ impl Inventory {
         let mut images: Vec<Hash> = self
             .all()
             .iter()
-            .flat_map(|entry| [entry.record().image, entry.record().disk_base])
+            .flat_map(|entry| {
+                let state = entry.state();
+                [state.record.image, state.record.disk_base]
+            })
             .chain(self.images_left_alone().into_iter().map(|(id, _)| id))
             .collect();
         images.sort_unstable();

@@ -110,7 +110,7 @@ impl Followed {
         unmet.extend(wish.map(|wish| (wish.machine.clone(), wish)));
         unmet.retain(|_, wish| {
             let mut entries = machines.inventory.all().into_iter();
-            let entry = entries.find(|entry| entry.record().mount_name == wish.machine);
+            let entry = entries.find(|entry| entry.state().record.mount_name == wish.machine);
             let count = forgotten.entry(wish.machine.clone()).or_default();
             *count = if entry.as_deref().is_some_and(planner_buffers) {
                 0

@@ -463,7 +463,7 @@ fn free_port(inventory: &Inventory, forward: &floe_api::PortForward) -> Result<u
                 other.host_port == forward.host_port && other.protocol == forward.protocol
             };
             let has_them = entry.vm().is_ok() || entry.is_parked();
-            has_them && entry.record().forwards.iter().any(has)
+            has_them && entry.state().record.forwards.iter().any(has)
         });
         let fix = match (error.kind(), holder) {
             (io::ErrorKind::AddrInUse, Some(entry)) => format!(

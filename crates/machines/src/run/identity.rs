@@ -93,7 +93,7 @@ impl Runs {
             .all()
             .iter()
             .filter(|other| other.vm().is_ok() || other.is_parked())
-            .filter(|other| other.record().config.nic_mac.as_deref() == Some(address))
+            .filter(|other| other.state().record.config.nic_mac.as_deref() == Some(address))
             .map(|other| other.name.to_string())
             .filter(|other| *other != name)
             .collect();
