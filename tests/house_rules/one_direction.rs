@@ -30,6 +30,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/transfer/src", "crate::"),
     ("crates/ground/src", "crate::"),
     ("crates/import/src", "crate::"),
+    ("crates/hosts/src/cluster", "crate::cluster::"),
     ("crates/inventory/src", "crate::"),
     ("crates/library/src", "crate::"),
     ("crates/exchange/src", "crate::"),

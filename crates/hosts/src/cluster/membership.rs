@@ -4,8 +4,8 @@ use super::{
     Ask, Cluster, Place, ask, certificates,
     files::Kept,
     invitation::{Invitation, Refusal},
-    record::{Authority, CLUSTER_VERSION, Membership, check_id, check_name},
-    roster::{Heard, Member, Roster},
+    record::{Authority, CLUSTER_VERSION, Membership},
+    roster::{Heard, Member, Roster, check_id, check_name},
     routes::{JoinAnswer, JoinOrder, NODE_JOIN, NODE_LEAVE},
     trust,
 };

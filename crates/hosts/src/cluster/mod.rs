@@ -27,9 +27,8 @@ mod trust;
 mod upkeep;
 
 pub use call::{Ask, ask, ask_server};
-pub use record::check_name;
 pub use remote::{End, Failed, Remote};
-pub use roster::Member;
+pub use roster::{Member, check_name};
 pub use routes::{Tell, router};
 
 use axum::Router;

@@ -1,7 +1,7 @@
 //! What a cluster's nodes store: who may become a member, and what a node is in the cluster. No I/O.
 
 use super::invitation::{Invitation, Refusal};
-use super::roster::{Heard, MEMBERS_MAX, Member, Roster};
+use super::roster::{Heard, MEMBERS_MAX, Member, Roster, check_id, check_name};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -13,29 +13,6 @@ pub(crate) const INVITATIONS_MAX: usize = 64;
 /// How many wrong secrets make an invitation void. A secret has 128 random bits, so nobody guesses one; this only stops
 /// useless tries.
 const WRONG_MAX: u32 = 5;
-/// Longest name of a member in bytes: that of a host.
-const NAME_MAX: usize = 63;
-/// Digits of the id of a cluster or member.
-const ID_DIGITS: usize = 16;
-
-/// Returns an error unless the text is the id of a member or cluster.
-pub(crate) fn check_id(id: &str) -> Result<(), String> {
-    match id.len() == ID_DIGITS && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        true => Ok(()),
-        false => Err(format!("{id:?} is no id of {ID_DIGITS} hex digits")),
-    }
-}
-
-/// Returns an error unless the text can be a member's name.
-pub fn check_name(name: &str) -> Result<(), String> {
-    let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-');
-    match (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(plain) && name != "here" {
-        true => Ok(()),
-        false => Err(format!(
-            "{name:?} is no name for a node: use up to {NAME_MAX} of a to z, 0 to 9 and -, and not `here`"
-        )),
-    }
-}
 
 /// What this node is in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

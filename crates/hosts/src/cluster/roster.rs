@@ -8,7 +8,6 @@
 //! - otherwise it shows its own to the authority, which knows it again by its seal, and adds it to what it has
 //!   ([`Roster::recall`]). So a member can return what the authority has forgotten, and can't make up anything.
 
-use super::record::{check_id, check_name};
 use floe_image::Hash;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -17,6 +16,29 @@ use std::net::SocketAddr;
 pub const MEMBERS_MAX: usize = 512;
 /// How many removed members a list remembers; a list with all of them still fits into a message.
 const GONE_MAX: usize = 4096;
+/// Longest name of a member in bytes: that of a host.
+const NAME_MAX: usize = 63;
+/// Digits of the id of a cluster or member.
+const ID_DIGITS: usize = 16;
+
+/// Returns an error unless the text is the id of a member or cluster.
+pub(crate) fn check_id(id: &str) -> Result<(), String> {
+    match id.len() == ID_DIGITS && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        true => Ok(()),
+        false => Err(format!("{id:?} is no id of {ID_DIGITS} hex digits")),
+    }
+}
+
+/// Returns an error unless the text can be a member's name.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let plain = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-');
+    match (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(plain) && name != "here" {
+        true => Ok(()),
+        false => Err(format!(
+            "{name:?} is no name for a node: use up to {NAME_MAX} of a to z, 0 to 9 and -, and not `here`"
+        )),
+    }
+}
 
 /// A node that belongs to a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
