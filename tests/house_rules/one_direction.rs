@@ -35,6 +35,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/library/src", "crate::"),
     ("crates/exchange/src", "crate::"),
     ("crates/machines/src", "crate::"),
+    ("crates/machines/src/machines", "crate::machines::"),
     ("crates/inputs/src", "crate::"),
     ("crates/fork/src", "crate::"),
     ("crates/pool/src", "crate::"),

@@ -39,10 +39,9 @@ pub use blanks::Maker;
 pub use control::end_vm;
 pub(crate) use disks::disk_called;
 pub use launch::VM_DIR;
-pub use places::{NewPlace, is_a_guests};
+pub use places::{NewPlace, STANDBY_DIR, is_a_guests};
 pub use room::WORK_BYTES;
 pub use sizes::size_words;
-pub use standby::DIR as STANDBY_DIR;
 
 use crate::screens::Screens;
 use floe_ground::{

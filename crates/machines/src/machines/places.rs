@@ -2,7 +2,7 @@
 //! one that its record names.
 
 use super::{
-    Machines, STANDBY_DIR, VM_DIR,
+    Machines, VM_DIR,
     launch::{BOOT_DIR, CONSOLE_LOG, DISKS_DIR, SCREEN_SOCKET, make_machine_dir},
 };
 use floe_ground::{
@@ -17,6 +17,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The directory of QEMUs that wait, and of machines that have taken one, in the state directory.
+pub const STANDBY_DIR: &str = "standby";
 /// What a machine's QEMU and disks have in its directory, beside its record.
 const PARTS: [&str; 3] = [VM_DIR, DISKS_DIR, BOOT_DIR];
 

@@ -32,8 +32,6 @@ use std::{
     time::Duration,
 };
 
-/// Their directory in the state directory.
-pub const DIR: &str = "standby";
 /// How long a node that ends waits for QEMUs being prepared: they would live on until the next node ends them.
 pub(super) const PREPARING_END: Duration = Duration::from_secs(10);
 
