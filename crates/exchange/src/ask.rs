@@ -128,6 +128,7 @@ impl Swarms {
         // also one that knows other packs than are listed now: it is of the same swarm
         if let Some(part) = part {
             part.others.store(others, Relaxed);
+            part.listed.store(now.len(), Relaxed);
             let swarm = part.swarm.clone();
             wait_for(&self.runtime, TELL_TIMEOUT, async move {
                 let _ = swarm.members(now, token).await; // it may be ending

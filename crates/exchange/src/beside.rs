@@ -1,9 +1,10 @@
 //! Reads images out of the pieces of swarms: the way from a guest's fault to the hosts that have the piece.
 //!
 //! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
-//! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for. What
-//! somebody stands still for is waited for no longer than the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is
-//! linked, and where the image has no swarm now, the hub is read as without all this.
+//! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for, unless
+//! the hub sends it [`Sooner`](super::sooner::Sooner) and with fewer bytes. What somebody stands still for is waited for no longer than the
+//! hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is linked, and where the image has no swarm now, the hub is read as
+//! without all this.
 //!
 //! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
 //! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
@@ -20,7 +21,8 @@ use floe_inventory::inventory::record::Origin;
 use floe_library::images::sources::Provide;
 use floe_peers::Speed;
 use floe_source::{
-    LinkEstimate, Origin as Address, Request, Scheme, Sink, Source, SourceError, WholePacks,
+    LinkEstimate, Origin as Address, Purpose, Request, Scheme, Sink, Source, SourceError,
+    WholePacks,
 };
 use parking_lot::Mutex;
 use std::{
@@ -92,17 +94,23 @@ impl Beside {
         self.active.part(&key).filter(|part| part.is_of_use())
     }
 
-    /// Reads what a machine stands still for: from the swarm for as long as the hub would take, then from the hub, unless too much was read
-    /// from the hub already. What is on the shelf is always read from there.
+    /// Reads what a machine stands still for: from the hub what comes sooner from there, the rest from the swarm for as long as the hub would
+    /// take, then from the hub, unless too much was read from the hub already. What is on the shelf is always read from there.
     fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
         part.note_demand();
-        let linked = part.swarm.linked() > 0;
+        self.sooner(part, reading);
+        let lacks = reading.lacks();
+        if lacks == 0 {
+            return Ok(());
+        }
+        let (asked, linked) = (Instant::now(), part.swarm.linked() > 0);
         let most = match reading.request.deadline {
             short if short < SHORT => short,
             deadline => deadline.mul_f32(0.6), // it leaves time for the hub
         };
-        let patience = part.hedge.lock().patience(linked, reading.lacks());
-        let Err(mut error) = reading.of_swarm(part, patience.min(most)) else {
+        let patience = part.hedge.lock().patience(linked, lacks);
+        let limit = reading.began.elapsed() + patience;
+        let Err(mut error) = of_swarm(part, reading, asked, limit.min(most)) else {
             return Ok(());
         };
         if linked && matches!(error, SourceError::Timeout { .. }) {
@@ -110,7 +118,7 @@ impl Beside {
             if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
                 return Ok(());
             }
-            let Err(still) = reading.of_swarm(part, most) else {
+            let Err(still) = of_swarm(part, reading, asked, most) else {
                 return Ok(());
             };
             error = still;
@@ -126,6 +134,29 @@ impl Beside {
         self.of_hub(part, reading, limit)
     }
 
+    /// Reads from the hub what it sends sooner than the swarm. What has not come then is left to the swarm.
+    fn sooner(&self, part: &Part, reading: &mut Reading<'_, '_>) {
+        let Some((items, patience)) = part.sooner_of_hub(&reading.rest()) else {
+            return;
+        };
+        let (began, demand) = (Instant::now(), reading.request.is_demand());
+        let limit = match demand {
+            true => reading.began.elapsed() + patience,
+            false => reading.request.deadline,
+        };
+        let read = reading.some_of_source(&*self.hub_source, &items, limit);
+        if demand {
+            let took = match &read {
+                Ok(()) | Err(SourceError::Timeout { .. }) => began.elapsed(),
+                Err(_) => patience, // it is no better for failing soon
+            };
+            part.hub_took(took, read.is_ok());
+        }
+        if let Err(error) = read {
+            tracing::debug!(image = reading.image.short(), %error, "read from the swarm instead");
+        }
+    }
+
     /// Reads from the hub what has not come, and notes how long that took, be it in vain.
     fn of_hub(
         &self,
@@ -139,8 +170,14 @@ impl Beside {
         read
     }
 
-    /// Reads ahead of need. What does not arrive in time arrives later, and is not asked for anywhere else meanwhile.
+    /// Reads ahead of need, likewise. What does not arrive in time arrives later, and is not asked for anywhere else meanwhile.
     fn ahead(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        if reading.request.who.purpose == Purpose::Prefetch && !part.only_pieces {
+            self.sooner(part, reading);
+            if reading.rest().is_empty() {
+                return Ok(());
+            }
+        }
         match reading.of_swarm(part, reading.request.deadline) {
             Ok(()) => Ok(()),
             Err(error @ SourceError::Timeout { .. }) => match reading.rest().is_empty() {
@@ -214,6 +251,21 @@ impl Source for Beside {
     }
 }
 
+/// Reads out of the swarm what somebody stands still for, and notes how long that took since it was asked, if a piece was lacking.
+fn of_swarm(
+    part: &Part,
+    reading: &mut Reading<'_, '_>,
+    asked: Instant,
+    limit: Duration,
+) -> Result<(), SourceError> {
+    let lacks = part.swarm.linked() > 0 && part.lacks_pieces(&reading.rest());
+    let read = reading.of_swarm(part, limit);
+    if lacks {
+        part.swarm_took(asked.elapsed(), read.is_ok());
+    }
+    read
+}
+
 /// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds. `bytes` of pieces
 /// have come by swarms.
 fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
@@ -230,8 +282,23 @@ fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::world_tests::{DEADLINE, READ, World};
+    use super::super::world_tests::{CHUNKS, DEADLINE, READ, World, items, read};
     use super::*;
+    use floe_ground::patience::PATIENCE;
+    use floe_peers::{PieceId, Swarm};
+
+    /// Lets the other host of a world take part, and waits until the two are linked.
+    fn linked(world: &World, has_all: bool) -> Swarm {
+        let other = world.other(has_all);
+        let linked = async {
+            while world.part.swarm.linked() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let linked = async { tokio::time::timeout(PATIENCE, linked).await };
+        world.runtime.block_on(linked).unwrap();
+        other
+    }
 
     #[test]
     fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
@@ -242,14 +309,7 @@ mod tests {
         assert_eq!(world.part.take_later().len(), READ, "others may want it");
         assert!(world.part.take_later().is_empty());
 
-        let other = world.other(false);
-        let linked = async {
-            while world.part.swarm.linked() == 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let linked = async { tokio::time::timeout(Duration::from_secs(120), linked).await };
-        world.runtime.block_on(linked).unwrap();
+        let other = linked(&world, false);
         // it is needed in the swarm, where it may come yet, and comes from the hub: as much as may be read there before any piece came
         world.read(0, &demand).unwrap();
         assert!(world.needed() > 0);
@@ -264,6 +324,45 @@ mod tests {
             matches!(ahead, Err(SourceError::Timeout { .. })),
             "{ahead:?}"
         );
+        drop(other);
+    }
+
+    #[test]
+    fn a_little_of_a_piece_that_nobody_predicts_is_read_from_the_hub_and_much_of_it_from_others() {
+        let world = World::new(false);
+        let other = linked(&world, true);
+        let (part, ahead) = (&world.part, Request::prefetch(PATIENCE));
+        let quick = || (0..100).for_each(|_| part.hub_took(Duration::ZERO, true));
+        let one = |number: u16, request: &Request| {
+            quick();
+            let (read, _) = read(&world.beside, &world.image, &items([number]), request);
+            read.unwrap();
+        };
+        let lacks = |number: u16| part.lacks_pieces(&items([number]));
+        // as long as it is not known whether there is a model, pieces come, and with them the packs' indices
+        one(0, &ahead);
+        let came = part.swarm.received();
+        assert!(came > 0 && !lacks(0));
+        let far: Vec<u16> = (CHUNKS / 4..CHUNKS / 2).filter(|at| lacks(*at)).collect();
+        let (first, last) = (far[0], far[far.len() - 1]);
+
+        part.note_no_model();
+        one(first, &Request::demand(PATIENCE));
+        one(last, &ahead);
+        assert_eq!(part.swarm.received(), came, "the hub has sent them");
+        assert!(lacks(first) && lacks(last));
+        // half of a piece is this host's share of it, and a whole frame is longer
+        quick();
+        let many = items(first..first + 3 * READ as u16);
+        read(&world.beside, &world.image, &many, &ahead).0.unwrap();
+        assert!(part.swarm.received() > came);
+
+        let pieces = part.swarm.shelf().content().pieces();
+        let all: Vec<PieceId> = (0..pieces).collect();
+        part.note_prediction(world.image, &all);
+        assert!(lacks(last));
+        one(last, &ahead);
+        assert!(!lacks(last), "what is predicted comes as a piece");
         drop(other);
     }
 
@@ -319,9 +418,7 @@ mod tests {
     fn what_swarms_had_brought_before_a_source_was_opened_is_not_counted_as_its_own() {
         let world = World::new(false);
         let other = world.other(true);
-        world
-            .read(0, &Request::prefetch(floe_ground::patience::PATIENCE))
-            .unwrap();
+        world.read(0, &Request::prefetch(PATIENCE)).unwrap();
         let Beside {
             hub_source,
             hub,

@@ -9,8 +9,8 @@ use floe_api::SwarmLent;
 use floe_peers::PIECE_BYTES;
 use std::time::Duration;
 
-/// Bytes of a chunk on its way from the parent's host: packed, it has a third of its size on average.
-const CHUNK_WIRE_BYTES: u64 = 1500;
+/// Bytes of a chunk on its way from the parent's host or a hub: packed, it has a third of its size on average.
+pub(super) const CHUNK_WIRE_BYTES: u64 = 1500;
 /// The shortest wait for a swarm.
 const LEAST: Duration = Duration::from_millis(20);
 /// How many times as long as the parent's host would take is waited for the swarm, if a guest stands still and if none does.

@@ -115,6 +115,7 @@ impl Swarms {
         let ahead = options.config.prefetch;
         let me = host.key();
         let others = options.members.iter().any(|member| member.key != me);
+        let listed = options.members.len();
         let joined = wait_for(&self.runtime, JOIN_TIMEOUT, async move {
             host.join(shelf, seeds, options)
         });
@@ -128,6 +129,7 @@ impl Swarms {
         part.only_pieces = self.core.options.swarm.policy.only_pieces();
         part.always.store(wanted.wish.always, Relaxed);
         part.others.store(others, Relaxed);
+        part.listed.store(listed, Relaxed);
         let whole = wanted.given.is_some();
         part.whole.store(whole, Relaxed);
         let part = Arc::new(part);
@@ -280,6 +282,7 @@ impl Swarms {
             .traces
             .known_model(key.image, &manifest, &origin, &fetcher)?
         else {
+            part.note_no_model();
             return Ok(());
         };
         let id = Hash::of(&model.encode());
@@ -288,7 +291,7 @@ impl Swarms {
         }
         let found = predict::order(part, &model, &manifest, &fetcher);
         let found = found.map_err(|error| error.to_string())?;
-        part.note_prediction(id);
+        part.note_prediction(id, &found.pieces);
         tracing::info!(
             image = key.image.short(),
             pieces = found.pieces.len(),

@@ -3,15 +3,16 @@
 //! What is wanted follows from the records of machines and from the list of what is seeded (`seeds`), so that a node that starts after a
 //! kill goes on by itself with what is on its shelves. A thread compares that with what is being done; `decide` says what comes next.
 //! `ask` asks who takes part (`member`: a hub, `offers`: a cluster), `enter` opens a shelf and joins, `beside` reads images out of
-//! what comes (`pieces`), `predict` says what will be needed, `hedge` how long a machine waits for it, `reach` whether the others
-//! answer at all, and `give` when an image has been given to enough of them; `borrow` lets clones of other hosts' machines read out of
-//! what comes, where that is `cheaper`. If anything goes wrong here, machines read their hubs as without all this.
+//! what comes (`pieces`), `predict` says what will be needed, `sooner` what the hub is asked for instead, `hedge` how long a machine waits
+//! for the swarm, `reach` whether the others answer at all, and `give` when an image has been given to enough of them; `borrow` lets clones
+//! of other hosts' machines read out of what comes, where that is `cheaper`. If anything goes wrong here, machines read their hubs as
+//! without all this.
 //!
 //! Locks, each held only briefly and never together with another: what is known of each swarm, the events that the thread has not heard of,
-//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, what is
-//! brought later, what is spoilt, what was counted for `/metrics` (`traffic`), whose shelf is opened or removed (`shelves`), which image
-//! of a hub was read last without a swarm, and what is known of forks' images and decided for them. The endpoint's lock is held while it is
-//! opened, which asks nobody.
+//! the list of seeds (held while it is written), what is predicted by which model, whether others answer, how the hub answers, whether it
+//! or the swarm is sooner, what is brought later, what is spoilt, what was counted for `/metrics` (`traffic`), whose shelf is opened or
+//! removed (`shelves`), which image of a hub was read last without a swarm, and what is known of forks' images and decided for them. The
+//! endpoint's lock is held while it is opened, which asks nobody.
 
 mod ask;
 mod beside;
@@ -31,6 +32,7 @@ mod reading;
 mod report;
 mod seeds;
 mod shelves;
+mod sooner;
 mod traffic;
 
 pub use pieces::Active;

@@ -1,9 +1,15 @@
 //! The swarms that images are read out of, and the bytes of their packs: those on the shelf, and those that others bring.
 
-use super::{cheaper::Choice, decide::Key, hedge::Hedge, reach::Reach};
+use super::{
+    cheaper::{CHUNK_WIRE_BYTES, Choice},
+    decide::Key,
+    hedge::Hedge,
+    reach::Reach,
+    sooner::{Lack, Sooner},
+};
 use floe_api::{SwarmLent, credentials::HubAddress};
-use floe_image::{Hash, Kind, PackRef};
-use floe_peers::{PieceId, Shelf, ShelfError, Speed, Swarm};
+use floe_image::{FRAME_MAX_CHUNKS, Hash, Kind, PackRef};
+use floe_peers::{PIECE_BYTES, PieceId, Shelf, ShelfError, Speed, Swarm};
 use floe_source::{PackBytes, PackReader, Purpose, Request, SourceError, WholePacks};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -12,7 +18,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
     time::{Duration, Instant},
@@ -153,16 +159,22 @@ pub(super) struct Part {
     pub always: AtomicBool,
     /// Whether another host is listed.
     pub others: AtomicBool,
+    /// How many hosts are.
+    pub listed: AtomicUsize,
     /// Whether all of it is brought here.
     pub whole: AtomicBool,
     /// Whether the hub is never read in another way than in pieces (`SwarmPolicy::only_pieces`).
     pub only_pieces: bool,
     /// When the image's model was asked for last, and of which the prediction is.
     model: Mutex<(Option<Instant>, Option<Hash>)>,
+    /// The pieces that a model predicts; `None` as long as it is not known whether there is a model.
+    predicted: Mutex<Option<Arc<HashSet<PieceId>>>>,
     /// Whether the others answer.
     reach: Mutex<Reach>,
     /// How long a demand waits for the swarm.
     pub hedge: Arc<Mutex<Hedge>>,
+    /// What is read from the hub at once.
+    sooner: Mutex<Sooner>,
     /// What was read from the hub as chunks, and is to be brought as pieces later so that others can have it.
     later: Mutex<VecDeque<(Kind, Hash)>>,
     /// Whether that is being done.
@@ -193,17 +205,23 @@ impl Part {
         reader: PackReader<Pieces>,
         hedge: Arc<Mutex<Hedge>>,
     ) -> Part {
+        let packs = reader.layout().packs.iter();
+        let indices = packs.map(|pack| u64::from(pack.index_bytes).next_multiple_of(PIECE_BYTES));
+        let sooner = Sooner::new(indices.sum());
         Part {
             content,
             swarm,
             reader,
             always: AtomicBool::default(),
             others: AtomicBool::default(),
+            listed: AtomicUsize::default(),
             whole: AtomicBool::default(),
             only_pieces: false,
             model: Mutex::default(),
+            predicted: Mutex::default(),
             reach: Mutex::default(),
             hedge,
+            sooner: Mutex::new(sooner),
             later: Mutex::default(),
             spoilt: Mutex::default(),
             follows: AtomicBool::default(),
@@ -247,9 +265,74 @@ impl Part {
         self.model.lock().1 != Some(model)
     }
 
-    /// Notes of which model the prediction is.
-    pub fn note_prediction(&self, model: Hash) {
+    /// Notes of which model the prediction is, and what it says.
+    pub fn note_prediction(&self, model: Hash, pieces: &[PieceId]) {
         self.model.lock().1 = Some(model);
+        let pieces = pieces.iter().copied().collect();
+        *self.predicted.lock() = Some(Arc::new(pieces));
+    }
+
+    /// Notes that there is no model, unless there was one.
+    pub fn note_no_model(&self) {
+        self.predicted.lock().get_or_insert_with(Arc::default);
+    }
+
+    /// Returns which of the items are read from the hub before the swarm is asked, and how long it is waited for if a machine stands still;
+    /// `None` if none of them is. Predicted pieces come anyway, so that nothing of them is read twice.
+    pub fn sooner_of_hub(&self, wants: &[(Kind, Hash)]) -> Option<(Vec<(Kind, Hash)>, Duration)> {
+        let linked = self.swarm.linked();
+        let predicted = self.predicted.lock().clone();
+        let predicted = predicted.filter(|_| linked > 0)?;
+        let lacks = self.lacks(wants, &predicted);
+        let hosts = self.listed.load(Relaxed).max(linked + 1) as u64;
+        let now = self.since.elapsed();
+        self.sooner.lock().choose(now, hosts, &lacks)
+    }
+
+    /// Returns those of the items that lie in no piece that is predicted and of which one is lacking here, or of which it is not known where
+    /// they lie.
+    fn lacks(&self, wants: &[(Kind, Hash)], predicted: &HashSet<PieceId>) -> Vec<Lack> {
+        let (shelf, bytes) = (self.swarm.shelf(), self.reader.bytes());
+        let known = self.reader.known(wants).into_iter();
+        let known: HashMap<_, _> = known
+            .map(|(want, pack, range)| (want, (pack, range)))
+            .collect();
+        let lack = |item: &(Kind, Hash)| {
+            let (piece, frame_bytes) = match known.get(item) {
+                Some((pack, range)) => {
+                    let mut pieces = bytes.pieces_of(pack, range);
+                    if pieces.clone().any(|piece| predicted.contains(&piece)) {
+                        return None;
+                    }
+                    let lacking = pieces.find(|piece| !shelf.has(*piece))?;
+                    (Some(lacking), range.end - range.start)
+                }
+                None => (None, 0),
+            };
+            Some(Lack {
+                item: *item,
+                piece,
+                bytes: hub_bytes(item.0, frame_bytes),
+            })
+        };
+        wants.iter().filter_map(lack).collect()
+    }
+
+    /// Whether a piece is lacking here in which one of the items is known to lie.
+    pub fn lacks_pieces(&self, wants: &[(Kind, Hash)]) -> bool {
+        !self.look_up(wants).there.is_empty()
+    }
+
+    /// Notes how long a machine stood still for chunks of the hub, and whether they came.
+    pub fn hub_took(&self, took: Duration, whole: bool) {
+        let now = self.since.elapsed();
+        self.sooner.lock().hub_took(now, took, whole);
+    }
+
+    /// Notes the same of pieces.
+    pub fn swarm_took(&self, took: Duration, whole: bool) {
+        let now = self.since.elapsed();
+        self.sooner.lock().swarm_took(now, took, whole);
     }
 
     /// Looks who is linked.
@@ -323,6 +406,16 @@ impl Part {
         let (why, packs, seen_to) = spoilt.as_mut()?;
         let first = !std::mem::replace(seen_to, true);
         first.then(|| (why.clone(), packs.clone()))
+    }
+}
+
+/// Returns how many bytes the hub sends for an item that lies in a frame of so many, 0 if that is not known: it packs a chunk by itself.
+fn hub_bytes(kind: Kind, frame_bytes: u64) -> u64 {
+    let raw = kind.raw_size() as u64;
+    match kind {
+        Kind::Chunk => (frame_bytes / FRAME_MAX_CHUNKS as u64).clamp(CHUNK_WIRE_BYTES, raw),
+        Kind::Segment if frame_bytes > 0 => frame_bytes.min(raw),
+        Kind::Segment => raw,
     }
 }
 

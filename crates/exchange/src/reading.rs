@@ -96,11 +96,22 @@ impl<'a, 'b> Reading<'a, 'b> {
 
     /// Reads what has not come from a source.
     pub fn of_source(&mut self, source: &dyn Source, limit: Duration) -> Result<(), SourceError> {
+        let rest = self.rest();
+        self.some_of_source(source, &rest, limit)
+    }
+
+    /// Reads those of the items from a source that have not come.
+    pub fn some_of_source(
+        &mut self,
+        source: &dyn Source,
+        items: &[(Kind, Hash)],
+        limit: Duration,
+    ) -> Result<(), SourceError> {
         let limit = limit.min(self.request.deadline);
-        let (rest, request) = (self.rest(), self.within(limit));
-        match rest.is_empty() {
+        let (items, request) = (self.lacking(items), self.within(limit));
+        match items.is_empty() {
             true => Ok(()),
-            false => source.read(self.image, &rest, &request, &mut |kind, hash, bytes| {
+            false => source.read(self.image, &items, &request, &mut |kind, hash, bytes| {
                 self.give(kind, hash, bytes);
             }),
         }
