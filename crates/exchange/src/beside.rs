@@ -440,6 +440,22 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_of_the_hubs_that_is_not_the_images_is_found_out_before_anybody_reads_it() {
+        let world = World::new(true);
+        let (part, demand) = (&world.part, Request::demand(PATIENCE));
+        let places = part.reader.places(&items([0]), &demand).unwrap();
+        let (pack, range) = &places[0];
+        let mut packs = part.reader.layout().packs.iter();
+        let number = packs.position(|known| known.id == *pack).unwrap();
+        let bytes = part.swarm.shelf().read(number, range.clone()).unwrap();
+        assert!(part.is_of_use() && !part.fits(pack, range, &bytes));
+        assert!(!part.is_of_use());
+        let (why, packs) = part.newly_spoilt().unwrap();
+        assert!(why.contains("not the image's"), "{why}");
+        assert_eq!(packs, [*pack]);
+    }
+
+    #[test]
     fn pieces_that_fit_their_roots_and_are_not_the_images_reach_nobody_and_end_the_swarm() {
         let world = World::new(true);
         world.read(0, &Request::demand(DEADLINE)).unwrap();

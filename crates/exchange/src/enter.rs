@@ -3,8 +3,7 @@
 use super::{
     Known, Swarms,
     decide::{Event, Key},
-    hedge::Hedge,
-    member::{Place, digits, members},
+    member::{Place, Shared, digits, members},
     pieces::{Part, Pieces, wait_for},
     predict,
 };
@@ -15,7 +14,6 @@ use floe_inventory::inventory::record::Origin;
 use floe_peers::{Content, Options, Pack, PieceId, Seed, Shelf, ShelfError, Swarm};
 use floe_source::{PackReader, Purpose, Request, SourceError};
 use floe_store::Repository;
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
@@ -103,8 +101,8 @@ impl Swarms {
             .and_then(|()| Shelf::open(&dir, content).map_err(|error| error.to_string()))?;
         let shelf = Arc::new(shelf);
         fill(&shelf, &dir, &ids, &self.images.repo);
-        let hedge: Arc<Mutex<Hedge>> = Arc::default();
-        let seeds = seeds_of(key.image, &place, &others_too, &ids, &hedge)?;
+        let shared = Shared::default();
+        let seeds = seeds_of(key.image, &place, &others_too, &ids, &shared)?;
         let token = digits(&membership.token).ok_or("the hub's token is not 64 digits")?;
         let options = Options {
             config: self.core.options.swarm.policy.config(),
@@ -125,7 +123,7 @@ impl Swarms {
         let pieces = Pieces::new(at, swarm.clone(), &ids, ahead, self.runtime.clone());
         let index_dir = Some(self.core.home.run().join("index"));
         let reader = PackReader::new(pieces, layout, index_dir);
-        let mut part = Part::new(membership.content, swarm, reader, hedge);
+        let mut part = Part::new(membership.content, swarm, reader, shared.hedge);
         part.only_pieces = self.core.options.swarm.policy.only_pieces();
         part.always.store(wanted.wish.always, Relaxed);
         part.others.store(others, Relaxed);
@@ -133,6 +131,7 @@ impl Swarms {
         let whole = wanted.given.is_some();
         part.whole.store(whole, Relaxed);
         let part = Arc::new(part);
+        let _ = shared.part.set(Arc::downgrade(&part)); // nobody else sets it
         self.active.put(key.clone(), part.clone());
         if whole {
             self.bring_whole(key, &part);
@@ -330,11 +329,11 @@ fn seeds_of(
     place: &Place,
     others: &[Place],
     ids: &[Hash],
-    hedge: &Arc<Mutex<Hedge>>,
+    shared: &Shared,
 ) -> Result<Vec<Arc<dyn Seed>>, String> {
     let all = std::iter::once(place).chain(others);
     let seed = |place: &Place| {
-        let seed = place.seed(image, ids.to_vec(), hedge.clone());
+        let seed = place.seed(image, ids.to_vec(), shared.clone());
         let seed = seed.map_err(|error| error.to_string())?;
         Ok(Arc::new(seed) as Arc<dyn Seed>)
     };

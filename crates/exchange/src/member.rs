@@ -1,6 +1,6 @@
 //! What a hub is asked: to list this node, to take it off the list, and for pieces that no other host has.
 
-use super::{decide::Key, hedge::Hedge};
+use super::{decide::Key, hedge::Hedge, pieces::Part};
 use floe_api::{
     SWARM_ADDRESSES_MAX, SWARM_MEMBERS_MAX, SwarmJoin, SwarmMember, SwarmMembers, SwarmMembership,
 };
@@ -13,7 +13,7 @@ use std::{
     net::SocketAddr,
     ops::Range,
     path::Path,
-    sync::Arc,
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -103,18 +103,18 @@ impl Place {
         }
     }
 
-    /// Makes the seed of an image's packs, which tells `hedge` how long the hub takes.
+    /// Makes the seed of an image's packs.
     pub fn seed(
         &self,
         image: Hash,
         packs: Vec<Hash>,
-        hedge: Arc<Mutex<Hedge>>,
+        shared: Shared,
     ) -> Result<HubSeed, TransferError> {
         Ok(HubSeed {
             hub: self.client(PIECE_TIMEOUT)?,
             image,
             packs: packs.into(),
-            hedge,
+            shared,
             wrong: Mutex::default(),
         })
     }
@@ -182,18 +182,33 @@ fn doubt(hub: &HubClient, pack: &Hash) {
     }
 }
 
+/// What an image's seeds have in common.
+#[derive(Clone, Default)]
+pub(super) struct Shared {
+    /// It is told how long hubs take.
+    pub hedge: Arc<Mutex<Hedge>>,
+    /// This node's part in the swarm, once there is one: it knows what the packs hold.
+    pub part: Arc<OnceLock<Weak<Part>>>,
+}
+
 /// The hub, as the seed of last resort.
 pub(super) struct HubSeed {
     hub: HubClient,
     image: Hash,
     /// The packs' names, by their numbers in the content.
     packs: Arc<[Hash]>,
-    hedge: Arc<Mutex<Hedge>>,
+    shared: Shared,
     /// How many pieces came wrong since the hub was told, and when it was.
     wrong: Mutex<(u32, Option<Instant>)>,
 }
 
 impl Seed for HubSeed {
+    fn fits(&self, pack: usize, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let part = self.shared.part.get().and_then(Weak::upgrade);
+        let known = part.zip(self.packs.get(pack));
+        known.is_none_or(|(part, id)| part.fits(id, range, bytes))
+    }
+
     fn was_wrong(&self, pack: usize) {
         let Some(id) = self.packs.get(pack).copied() else {
             return;
@@ -220,7 +235,7 @@ impl Seed for HubSeed {
             let proven = asked.await.map_err(io::Error::other)?;
             let proven = proven.map_err(io::Error::other)?;
             let took = began.elapsed();
-            self.hedge.lock().answered(proven.len() as u64, took);
+            self.shared.hedge.lock().answered(proven.len() as u64, took);
             Ok(proven.into())
         })
     }

@@ -395,9 +395,23 @@ impl Part {
         let places = self.reader.places(wants, &nobody_asked);
         let packs = places.unwrap_or_default().into_iter().map(|(pack, _)| pack);
         let packs: BTreeSet<Hash> = packs.collect();
+        self.spoil(packs.into_iter().collect(), &why.to_string());
+    }
+
+    /// Whether a range of a pack, which fits the hub's root, is what the image needs, as far as that is known; notes if it is not.
+    pub fn fits(&self, pack: &Hash, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let fits = self.reader.fits(pack, range, bytes);
+        if !fits {
+            let why = format!("pack {} has other frames", pack.short());
+            self.spoil(vec![*pack], &why);
+        }
+        fits
+    }
+
+    fn spoil(&self, packs: Vec<Hash>, why: &str) {
         let why = format!("the hub's pieces are not the image's: {why}");
         let mut spoilt = self.spoilt.lock();
-        spoilt.get_or_insert((why, packs.into_iter().collect(), false));
+        spoilt.get_or_insert((why, packs, false));
     }
 
     /// Returns why, and of which packs, if that has happened and was not seen to.

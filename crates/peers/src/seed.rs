@@ -20,6 +20,14 @@ pub trait Seed: Send + Sync + 'static {
     /// Any: the piece is asked for again if it is still wanted, of the hosts first.
     fn fetch(&self, pack: usize, range: Range<u64>) -> Fetching<'_>;
 
+    /// Whether a range of a pack, whose bytes fit the pack's root, is what the pack is taken for: who names the roots may have made them of
+    /// wrong bytes. What is not is wrong like any other, so that it is not kept, and nobody is told of it. The call may compute for as long
+    /// as it takes to unpack the range.
+    fn fits(&self, pack: usize, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let _ = (pack, range, bytes);
+        true
+    }
+
     /// Called each time that bytes of this pack were wrong. They are not kept, and are asked for again a little later, or from another
     /// seed. The call may pass that on, and must not block.
     fn was_wrong(&self, pack: usize) {

@@ -504,6 +504,35 @@ async fn a_seed_that_errs_is_asked_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_its_root_and_is_none_of_the_image_is_not_kept_nor_told_of() {
+    let image = Image::new(&[6]);
+    let shop = Shop::new(&image);
+    shop.misfits.lock().unwrap().push(3);
+    let (nodes, members) = nodes(&image, 2).await;
+    let one = nodes[0].join(nodes[0].shelf(&[]), Some(&shop), &members);
+    let right = [0, 1, 2, 4, 5];
+    soon(one.need(&right)).await.unwrap();
+    tokio::select! {
+        came = one.need(&[3]) => panic!("{came:?}"),
+        _ = until(&one, |status| status.seed_wrong > 0) => {}
+    }
+    assert!(!one.shelf().has(3));
+    assert_eq!(shop.told.lock().unwrap().first(), Some(&0));
+
+    let other = nodes[1].join(nodes[1].shelf(&[]), None, &members);
+    soon(other.need(&right)).await.unwrap();
+    let status = until(&other, |status| status.peers[0].pieces == 5).await;
+    assert_nobody_is_blamed(&status);
+    assert!(!other.shelf().has(3));
+    // once the seed has the right one, both get it
+    shop.misfits.lock().unwrap().clear();
+    for swarm in [&one, &other] {
+        soon(swarm.need(&[3])).await.unwrap();
+        image.assert_here(swarm.shelf());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_seed_sends_wrong_is_not_kept_and_comes_from_another_one() {
     let image = Image::new(&[5, 5]);
     let (lies, honest) = (Shop::new(&image), Shop::new(&image));

@@ -67,6 +67,12 @@ impl<B: PackBytes> PackReader<B> {
         self.packed.known(&self.layout, wants)
     }
 
+    /// Whether all frames are right that lie wholly in a range of a pack, of which these are the bytes. Nothing is read for it: as long as
+    /// the pack's index is not in memory nobody knows, and they count as right.
+    pub fn fits(&self, pack: &Hash, range: &Range<u64>, bytes: &[u8]) -> bool {
+        self.packed.fits(pack, range, bytes)
+    }
+
     /// Returns where items lie: packs and ranges of them, in the order of the items, each range once. Items that are in no pack are left
     /// out. It may read indices.
     pub fn places(

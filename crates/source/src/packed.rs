@@ -361,6 +361,34 @@ impl<O: PackBytes> Packed<O> {
             .collect())
     }
 
+    /// Whether all frames are right that lie wholly in a range of a pack, of which these are the bytes. Nothing is read for it: as long as
+    /// the pack's index is not in memory nobody knows, and they count as right.
+    pub fn fits(&self, pack: &Hash, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let slot = self.indices.lock().get(pack).cloned();
+        let index = slot.and_then(|slot| slot.try_lock().and_then(|here| here.clone()));
+        let Some(index) = index else {
+            return true;
+        };
+        let is_right = |(number, frame): (u32, &FrameInfo)| {
+            let end = frame.offset + u64::from(frame.len);
+            if frame.offset < range.start || end > range.end {
+                return true;
+            }
+            let piece = Piece {
+                pack: *pack,
+                index: index.clone(),
+                number,
+                frame: *frame,
+            };
+            let at = (frame.offset - range.start) as usize;
+            let packed = bytes.get(at..at + frame.len as usize);
+            packed.is_some_and(|packed| {
+                unpack(&piece, packed, &mut HashSet::new(), &mut |_, _, _| ()).is_ok()
+            })
+        };
+        (0..).zip(index.frames()).all(is_right)
+    }
+
     fn index(
         &self,
         pack: &PackRef,

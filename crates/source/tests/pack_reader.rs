@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use floe_image::{Hash, Kind};
+use floe_image::{Hash, Kind, PACK_HEADER_BYTES};
 use floe_source::{PackBytes, PackReader, Request, SourceError};
 use floe_store::Repository;
 use std::collections::{HashMap, HashSet};
@@ -129,6 +129,28 @@ fn nothing_wrong_and_nothing_that_is_gone_reaches_who_reads() {
         matches!(done, Err(SourceError::Unreachable { .. })),
         "{done:?}"
     );
+}
+
+#[test]
+fn bytes_that_are_no_frames_of_a_pack_are_found_out_once_its_index_is_here() {
+    let fixture = Fixture::new();
+    let reader = reader(&fixture);
+    let pack = &reader.layout().packs[0];
+    let bytes = std::fs::read(fixture.repository.pack_path(&pack.id)).unwrap();
+    let range = 0..bytes.len() as u64;
+    let mut wrong = bytes.clone();
+    let frames = PACK_HEADER_BYTES as usize..pack.index_offset as usize;
+    wrong[frames].iter_mut().for_each(|byte| *byte ^= 1);
+    assert!(reader.fits(&pack.id, &range, &wrong), "nobody knows yet");
+    // what is in no pack is looked for in all indices
+    let nothing = (Kind::Chunk, Hash::of(b"nothing"));
+    let (done, _) = read(&reader, &[nothing]);
+    assert!(matches!(done, Err(SourceError::Missing { .. })), "{done:?}");
+    assert!(reader.fits(&pack.id, &range, &bytes));
+    assert!(!reader.fits(&pack.id, &range, &wrong));
+    // of a frame that is cut nobody can say anything
+    let cut = 0..PACK_HEADER_BYTES + 1;
+    assert!(reader.fits(&pack.id, &cut, &wrong[..cut.end as usize]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 use super::expected::Expected;
 use super::{Ended, Note, Shared, Wire};
 use crate::closed::CLOSED_RUDELY;
+use crate::seed::Seed;
 use crate::tree::WrongBytes;
 use crate::wire::{number, put_number};
 use bytes::Bytes;
@@ -33,8 +34,13 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// Verifies a piece and puts it on the shelf.
-pub(crate) async fn shelve(piece: PieceId, proven: Bytes, shared: &Shared) -> Outcome {
+/// Verifies a piece and puts it on the shelf. What comes from a seed has to fit for it too; hosts pass on what has done so.
+pub(crate) async fn shelve(
+    piece: PieceId,
+    proven: Bytes,
+    seed: Option<Arc<dyn Seed>>,
+    shared: &Shared,
+) -> Outcome {
     let Ok(turn) = shared.work.clone().acquire_owned().await else {
         return Outcome::Failed;
     };
@@ -44,8 +50,13 @@ pub(crate) async fn shelve(piece: PieceId, proven: Bytes, shared: &Shared) -> Ou
         let Some((pack, range)) = shelf.content().place(piece) else {
             return Outcome::Failed;
         };
+        let fits = |bytes: &[u8]| {
+            seed.as_ref()
+                .is_none_or(|seed| seed.fits(pack, &range, bytes))
+        };
         match shelf.content().packs()[pack].check(&range, &proven) {
             Err(WrongBytes) => Outcome::Wrong,
+            Ok(verified) if !fits(&verified.bytes) => Outcome::Wrong,
             Ok(verified) => match shelf.put(piece, &verified) {
                 Ok(()) => Outcome::Done(proven.len() as u64),
                 Err(error) => {
@@ -108,7 +119,7 @@ async fn take(mut stream: RecvStream, expected: &Mutex<Expected>, shared: &Share
         // if the end is cut off, all of it is here nevertheless, and will turn out to be right or wrong
         Ok(Ok(Ok(None) | Err(_))) => {}
     }
-    Some(match shelve(piece, proven.into(), shared).await {
+    Some(match shelve(piece, proven.into(), None, shared).await {
         Outcome::Done(bytes) => {
             lock().came();
             Wire::Got(piece, bytes)

@@ -534,7 +534,7 @@ impl Owner {
             tokio::spawn(async move {
                 let fetched = tokio::time::timeout(SEED_PATIENCE, seed.fetch(pack, range)).await;
                 let outcome = match fetched {
-                    Ok(Ok(proven)) => shelve(piece, proven, &shared).await,
+                    Ok(Ok(proven)) => shelve(piece, proven, Some(seed), &shared).await,
                     _ => Outcome::Failed,
                 };
                 let note = Note::Seeded(number, piece, outcome);

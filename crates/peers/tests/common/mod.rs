@@ -104,6 +104,8 @@ pub struct Shop {
     pub once: AtomicBool,
     /// Gives wrong bytes for so many requests.
     pub wrong: AtomicU64,
+    /// Pieces that are not what the packs are taken for, although they fit the roots.
+    pub misfits: Mutex<Vec<PieceId>>,
     /// Packs of which it was told that their bytes were wrong.
     pub told: Mutex<Vec<usize>>,
     /// Whoever writes here makes requests wait.
@@ -118,6 +120,7 @@ impl Shop {
             closed: AtomicBool::new(false),
             once: AtomicBool::new(false),
             wrong: AtomicU64::new(0),
+            misfits: Mutex::default(),
             told: Mutex::default(),
             gate: tokio::sync::RwLock::default(),
         })
@@ -151,6 +154,13 @@ impl Seed for Shop {
             }
             Ok(proven.into())
         })
+    }
+
+    fn fits(&self, pack: usize, range: &Range<u64>, bytes: &[u8]) -> bool {
+        let of_pack = &self.image.packs[pack][range.start as usize..range.end as usize];
+        assert!(bytes == of_pack, "they were verified before");
+        let piece = self.image.content.pieces_of(pack, range.clone()).start;
+        !self.misfits.lock().unwrap().contains(&piece)
     }
 
     fn was_wrong(&self, pack: usize) {
