@@ -279,14 +279,18 @@ impl Part {
 
     /// Returns which of the items are read from the hub before the swarm is asked, and how long it is waited for if a machine stands still;
     /// `None` if none of them is. Predicted pieces come anyway, so that nothing of them is read twice.
-    pub fn sooner_of_hub(&self, wants: &[(Kind, Hash)]) -> Option<(Vec<(Kind, Hash)>, Duration)> {
+    pub fn sooner_of_hub(
+        &self,
+        wants: &[(Kind, Hash)],
+        demand: bool,
+    ) -> Option<(Vec<(Kind, Hash)>, Duration)> {
         let linked = self.swarm.linked();
         let predicted = self.predicted.lock().clone();
         let predicted = predicted.filter(|_| linked > 0)?;
         let lacks = self.lacks(wants, &predicted);
         let hosts = self.listed.load(Relaxed).max(linked + 1) as u64;
         let now = self.since.elapsed();
-        self.sooner.lock().choose(now, hosts, &lacks)
+        self.sooner.lock().choose(now, hosts, demand, &lacks)
     }
 
     /// Returns those of the items that lie in no piece that is predicted and of which one is lacking here, or of which it is not known where

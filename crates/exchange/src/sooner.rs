@@ -100,11 +100,12 @@ impl Sooner {
     }
 
     /// Returns which of the lacking items are read from the hub at `now`, and for how long it is waited for; `None` if none of them is. They
-    /// count as read. `hosts` share the pieces, this one among them.
+    /// count as read. `hosts` share the pieces, this one among them; `demand`: a guest stands still for them.
     pub fn choose(
         &mut self,
         now: Duration,
         hosts: u64,
+        demand: bool,
         lacks: &[Lack],
     ) -> Option<(Vec<(Kind, Hash)>, Duration)> {
         let mut asked: HashMap<Option<PieceId>, u64> = HashMap::new();
@@ -114,7 +115,7 @@ impl Sooner {
         let all = |piece: &Option<PieceId>| piece.map_or(self.index_bytes, |_| PIECE_BYTES);
         let read = |piece: &Option<PieceId>| self.read.get(piece).copied().unwrap_or(0);
         asked.retain(|piece, bytes| read(piece) + *bytes <= all(piece) / hosts.max(1));
-        if asked.is_empty() || !self.is_hub(now) {
+        if asked.is_empty() || !self.is_hub(now, demand) {
             return None;
         }
         for (piece, bytes) in &asked {
@@ -127,13 +128,13 @@ impl Sooner {
     }
 
     /// Whether the hub is asked. The other way must be better by a fifth to be taken, so that nothing is read now here, now there.
-    fn is_hub(&mut self, now: Duration) -> bool {
+    fn is_hub(&mut self, now: Duration, demand: bool) -> bool {
         let Some(hub) = self.hub.usual(now) else {
-            // one read finds out how it is now; where the hub was slow the others wait for their pieces meanwhile
+            // one demand finds out how it is now; where the hub was slow the others wait for their pieces meanwhile
             let tried = self
                 .tried_at
                 .is_some_and(|at| now.saturating_sub(at) < LATELY);
-            if self.is_slow && tried {
+            if self.is_slow && (tried || !demand) {
                 return false;
             }
             self.tried_at = Some(now);
@@ -204,7 +205,7 @@ mod tests {
                 None => {}
             }
             let needed = lack(number, Some(number as PieceId), 1_500);
-            let of_hub = sooner.choose(now, hosts as u64, &[needed]).is_some();
+            let of_hub = sooner.choose(now, hosts as u64, true, &[needed]).is_some();
             let took = match of_hub {
                 true => {
                     free = free.max(now) + chunk;
@@ -246,7 +247,7 @@ mod tests {
     fn a_slow_hub_is_tried_again_by_one_read_at_a_time_and_not_waited_for_long() {
         let (mut sooner, s) = (Sooner::new(PIECE_BYTES), Duration::from_secs);
         let choose = |sooner: &mut Sooner, at: u64, piece: PieceId| {
-            let chosen = sooner.choose(s(at), 2, &[lack(1, Some(piece), 1_500)]);
+            let chosen = sooner.choose(s(at), 2, true, &[lack(1, Some(piece), 1_500)]);
             chosen.map(|(items, patience)| (items.len(), patience))
         };
         // nobody knows anything
@@ -257,6 +258,8 @@ mod tests {
         assert_eq!(choose(&mut sooner, 2, 2), None);
         // by now that was long ago
         sooner.swarm_took(s(6), us(100_000), true);
+        let ahead = sooner.choose(s(6), 2, false, &[lack(1, Some(3), 1_500)]);
+        assert!(ahead.is_none(), "nobody learns from that");
         assert_eq!(choose(&mut sooner, 6, 3), Some((1, 4 * us(100_000))));
         assert_eq!(choose(&mut sooner, 6, 4), None);
         assert_eq!(choose(&mut sooner, 8, 5), None);
@@ -274,7 +277,7 @@ mod tests {
     fn a_piece_of_which_much_is_needed_comes_as_a_piece() {
         let mut sooner = quick();
         let mut taken = |lacks: &[Lack]| {
-            let chosen = sooner.choose(us(1), 16, lacks);
+            let chosen = sooner.choose(us(1), 16, true, lacks);
             chosen.map_or(Vec::new(), |(items, _)| items)
         };
         // of 16 hosts each has 4096 bytes of a piece
@@ -305,7 +308,7 @@ mod tests {
                     .zip(0..)
                     .map(|((piece, bytes), number)| lack(number, Some(*piece), *bytes))
                     .collect();
-                let Some((items, _)) = sooner.choose(us(1), hosts, &asked) else {
+                let Some((items, _)) = sooner.choose(us(1), hosts, true, &asked) else {
                     continue;
                 };
                 for lack in asked.iter().filter(|lack| items.contains(&lack.item)) {
