@@ -2,9 +2,9 @@
 //!
 //! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
 //! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for, unless
-//! the hub sends it [`Sooner`](super::sooner::Sooner) and with fewer bytes. What somebody stands still for is waited for no longer than the
-//! hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is linked, and where the image has no swarm now, the hub is read as
-//! without all this.
+//! the hub sends it sooner and in few bytes ([`Sooner`](super::sooner::Sooner)). What somebody stands still for is waited for no longer than
+//! the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is linked, and where the image has no swarm now, the hub is read
+//! as without all this.
 //!
 //! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
 //! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
