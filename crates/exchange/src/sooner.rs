@@ -260,11 +260,11 @@ mod tests {
         sooner.swarm_took(s(6), us(100_000), true);
         let ahead = sooner.choose(s(6), 2, false, &[lack(1, Some(3), 1_500)]);
         assert!(ahead.is_none(), "nobody learns from that");
-        assert_eq!(choose(&mut sooner, 6, 3), Some((1, 4 * us(100_000))));
+        assert_eq!(choose(&mut sooner, 6, 3), Some((1, us(400_000))));
         assert_eq!(choose(&mut sooner, 6, 4), None);
         assert_eq!(choose(&mut sooner, 8, 5), None);
         sooner.hub_took(s(8), us(70_000), true);
-        assert_eq!(choose(&mut sooner, 8, 6), Some((1, 4 * us(100_000))));
+        assert_eq!(choose(&mut sooner, 8, 6), Some((1, us(400_000))));
         // a little better is not enough to change
         sooner.hub_took(s(8), us(110_000), true);
         assert!(choose(&mut sooner, 8, 7).is_some());
