@@ -458,6 +458,9 @@ pub fn batch_response(data: &[u8]) {
 /// they are comes out of the seal again.
 pub fn datagram(data: &[u8]) {
     use floe_image::datagram::{DATAGRAM_BYTES_MAX, Datagram, GroupKey, GroupSealer};
+    let rest = RestKey::of("a machine's key");
+    assert!(rest.open(data).is_err(), "nobody has sealed this");
+    assert_eq!(rest.open(&rest.seal(data)).as_deref(), Ok(data));
     let key = GroupKey::of("a group's token");
     let opened = key.open(data);
     for bytes in [Ok(data), opened.as_deref()].into_iter().flatten() {

@@ -48,6 +48,7 @@ pub use pack::{
     FrameInfo, Location, PACK_FOOTER_BYTES, PACK_HEADER_BYTES, PACK_INDEX_BYTES_MAX,
     PACK_ITEMS_MAX, PackIndex, PackRef, PackWriter, check_pack_header,
 };
+pub use seal::{REST_BYTES, RestKey};
 pub use segment::Segment;
 pub use trace::{Access, TraceEnd, TraceHeader, TraceReader, TraceWriter};
 

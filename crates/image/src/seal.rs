@@ -1,4 +1,5 @@
-//! Authenticated encryption of what hosts send each other over UDP: ChaCha20-Poly1305, with a separate key for each sender.
+//! Authenticated encryption of what hosts send each other over UDP, and of what lies with a host that must not read it:
+//! ChaCha20-Poly1305, with a separate key for each sender.
 //!
 //! A nonce must never be used twice with one key; otherwise both datagrams could be read, and others forged. So no two senders
 //! have the same key, and each numbers its own datagrams:
@@ -7,6 +8,9 @@
 //! - each sender's nonce is a counter, and [`Sealer`] refuses a counter that doesn't grow.
 //!
 //! The header of a datagram, which has the sender and the counter, is authenticated but not encrypted.
+//!
+//! What lies somewhere ([`RestKey`]) is in pieces, each with a sender of its own, which is a keyed hash of what the piece says, and one
+//! number. So a nonce comes twice only with the same bytes.
 
 use crate::FormatError;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
@@ -92,6 +96,58 @@ impl Sealer {
     }
 }
 
+/// What [`RestKey`]'s keys are derived for.
+const REST_CONTEXT: &str = "floe sealed at rest 1";
+const REST_SENDERS_CONTEXT: &str = "floe sealed at rest, senders 1";
+const REST_WHAT: &str = "sealed piece";
+/// The number of each sealed piece among those of its sender, which has no other.
+const REST_COUNTER: u64 = 1;
+/// By how many bytes [`RestKey::seal`] makes a piece longer.
+pub const REST_BYTES: usize = SENDER_BYTES + TAG_BYTES;
+
+/// A key for what lies with another host, which is not to read it: a machine that is synced there, sealed.
+///
+/// Nothing is drawn at random, so that the same bytes are sealed to the same bytes, and need not be sent and stored again. Who has not the
+/// key sees which pieces are equal, and how long they are.
+#[derive(Clone, Copy, Debug)]
+pub struct RestKey {
+    seal: Secret,
+    senders: Secret,
+}
+
+impl RestKey {
+    /// Derives the key from a secret text.
+    pub fn of(text: &str) -> RestKey {
+        RestKey {
+            seal: Secret::derive(REST_CONTEXT, text),
+            senders: Secret::derive(REST_SENDERS_CONTEXT, text),
+        }
+    }
+
+    /// Returns a piece as it may lie there. It is [`REST_BYTES`] longer.
+    pub fn seal(&self, content: &[u8]) -> Vec<u8> {
+        let hash = blake3::keyed_hash(&self.senders.0, content);
+        let mut sender = [0; SENDER_BYTES];
+        sender.copy_from_slice(&hash.as_bytes()[..SENDER_BYTES]);
+        let sealed = Sealer::new(&self.seal, &sender).seal(REST_COUNTER, &sender, content);
+        sealed.expect("a sealer's first number is greater than 0, and no piece in memory is too long for this cipher")
+    }
+
+    /// Returns what a piece says. Fails if it was sealed with another key, or if anything of it was changed.
+    pub fn open(&self, sealed: &[u8]) -> Result<Vec<u8>, FormatError> {
+        let Some((sender, rest)) = sealed.split_first_chunk::<SENDER_BYTES>() else {
+            return Err(FormatError::invalid(REST_WHAT, "it has no seal"));
+        };
+        let opened = self.seal.open(sender, REST_COUNTER, sender, rest);
+        opened.ok_or_else(|| {
+            FormatError::invalid(
+                REST_WHAT,
+                "its seal is wrong: it was sealed with another key, or has been changed",
+            )
+        })
+    }
+}
+
 fn nonce(counter: u64) -> Nonce {
     let mut bytes = [0; 12];
     bytes[4..].copy_from_slice(&counter.to_le_bytes());
@@ -141,5 +197,28 @@ mod tests {
         };
         assert_ne!(seal(1), seal(2));
         assert!(!seal(1).windows(4).any(|w| w == b"same"));
+    }
+    #[test]
+    fn a_piece_at_rest_opens_with_its_key_alone_and_as_it_is_alone() {
+        let (key, other) = (RestKey::of("a key"), RestKey::of("another key"));
+        for content in [&b""[..], b"content", &[0; 5000]] {
+            let sealed = key.seal(content);
+            assert_eq!(sealed.len(), content.len() + REST_BYTES);
+            assert_eq!(key.open(&sealed).unwrap(), content);
+            assert_eq!(key.seal(content), sealed, "the same bytes lie there once");
+            assert_ne!(other.seal(content), sealed);
+            assert!(other.open(&sealed).is_err());
+            for length in [0, SENDER_BYTES - 1, SENDER_BYTES, sealed.len() - 1] {
+                assert!(key.open(&sealed[..length]).is_err(), "{length}");
+            }
+            for at in [0, SENDER_BYTES, sealed.len() - 1] {
+                let mut changed = sealed.clone();
+                changed[at] ^= 1;
+                assert!(key.open(&changed).is_err(), "{at}");
+            }
+        }
+        let (one, two) = (key.seal(b"content 1"), key.seal(b"content 2"));
+        assert_ne!(one[..SENDER_BYTES], two[..SENDER_BYTES]);
+        assert!(!one.windows(7).any(|part| part == b"content"));
     }
 }
