@@ -85,6 +85,10 @@ pub struct SyncRequest {
     /// Ends what `every_s` has begun.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop: bool,
+    /// Whether what that node keeps of the machine while it does not run there is sealed from now on, with a key of this node's that is
+    /// told to that node when the machine goes there. By default as it was before; at first it is readable there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<bool>,
 }
 
 /// How a machine was synced.

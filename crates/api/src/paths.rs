@@ -103,6 +103,10 @@ impl Home {
     pub fn cluster(&self) -> PathBuf {
         self.root.join("cluster")
     }
+    /// Returns the file with the secret of which the keys of machines are made that are synced sealed.
+    pub fn seal_key(&self) -> PathBuf {
+        self.root.join("seal.key")
+    }
     /// Returns the file with the nodes that are known by name.
     pub fn hosts(&self) -> PathBuf {
         self.root.join("hosts")

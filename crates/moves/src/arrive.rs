@@ -2,6 +2,7 @@
 
 use super::{
     Moves,
+    sealed::is_sealed,
     wire::{Order, Reply, Travels, Word},
 };
 use floe_api::{ApiError, Event};
@@ -175,7 +176,7 @@ impl Moves {
 
     /// Brings a machine here, or what it was a moment ago, or says how far that is.
     fn bring(self: &Arc<Self>, order: &Order, by: &FromMember) -> Result<Reply, NodeError> {
-        let (Word::Ahead { image, token, .. } | Word::Offered { image, token }) = &order.word
+        let (Word::Ahead { image, token, .. } | Word::Offered { image, token, .. }) = &order.word
         else {
             return Ok(Reply::Stale);
         };
@@ -281,9 +282,24 @@ impl Moves {
         };
         self.forks.check_source(by, image, &mut origin)?;
         let found = self.images.sources.find_at(*image, origin)?;
-        self.machines.check_loads(&found.manifest.config, None)?;
+        let sealed = matches!(order.word, Word::Ahead { .. }) && is_sealed(&found.manifest);
+        // what is sealed says nothing of its machine
+        if !sealed {
+            self.machines.check_loads(&found.manifest.config, None)?;
+        }
+        let opened = match &order.word {
+            Word::Offered { key: Some(key), .. } => self.opens(&order.key, key, report),
+            _ => None,
+        };
         let began = Instant::now();
-        let brought = self.images.bring_here(&found, report)?;
+        let brought = self.images.bring_here(&found, report);
+        if let Some(opened) = opened {
+            self.parks.is_memory(opened); // it goes
+        }
+        if brought.is_err() && order.machine.sealed {
+            self.forgets_arrival(image);
+        }
+        let brought = brought?;
         self.saw_rate(by.address, brought.wire_bytes, began.elapsed(), false);
         if let Word::Ahead { kept, .. } = order.word {
             // a later one may have taken its place
@@ -291,7 +307,10 @@ impl Moves {
                 self.parks.is_memory(*image); // it goes
                 return Err(error);
             }
-            self.hears_what_it_is(order, *image, kept, by)?;
+            match sealed {
+                true => self.keep_copy(&order.key, *image, SYNC_KEPT),
+                false => self.hears_what_it_is(order, *image, kept, by)?,
+            }
             return Ok(brought.wire_bytes);
         }
         // another hand-over may have begun meanwhile
@@ -299,7 +318,10 @@ impl Moves {
         // only now, or it would be taken for what no machine needs; if there is no machine, it goes
         self.parks.is_memory(*image);
         made?;
-        self.copies.lock().remove(&order.key);
+        // what opens still does so when it goes there again
+        if opened.is_none() {
+            self.copies.lock().remove(&order.key);
+        }
         Ok(brought.wire_bytes)
     }
 
@@ -372,6 +394,7 @@ impl Moves {
         let syncing = self.gives_way(&order.key, by)?;
         let mut turn = Turn::arrived(&order.key, order.number, from.clone());
         turn.parked = order.machine.parked;
+        turn.sealed = order.machine.sealed;
         turn.lender = Some(from).filter(|_| order.machine.lends);
         turn.lease_s = order.machine.lease_s.filter(|_| order.machine.lends);
         if let Some(home) = order.machine.home.clone() {

@@ -2,7 +2,7 @@
 
 use super::{
     Moves, check_lease,
-    wire::{self, Order, OtherSize, Reply, Silence, Travels, Word},
+    wire::{self, Order, OtherSize, Reply, SealKey, Silence, Travels, Word},
 };
 use floe_api::{
     ErrorCode, MoveReport, MoveRequest, Outcome, ResizeReport, SizeRequest, StoredReport,
@@ -69,6 +69,7 @@ impl Moves {
         turn.lends = request.lend;
         turn.lease_s = request.lease_s.or(turn.lease_s);
         // before its guest stands still for nothing
+        let key = self.seal_key(&turn)?;
         let asked = self.ask(&operation, &to, &turn)?;
         report.stage("ask")?;
         if turn.parked {
@@ -89,19 +90,19 @@ impl Moves {
             true => 0,
             false => self.copy_ahead(&operation, &to, asked, false, report)?,
         };
-        let key = turn.key.clone();
+        let machine = turn.key.clone();
         let hooks_s = request.hooks_s;
         let whole = self.parks.park_whole(&operation, hooks_s, turn, report)?;
         report.stage_at("qemu end", Instant::now());
         let image = whole.id;
-        let done = self.hand_over(&operation, &to, whole, request.keep, report);
+        let done = self.hand_over(&operation, &to, whole, key, request.keep, report);
         self.forks.lent.end(&image);
         let mut moved = done?;
         moved.report.wire_bytes = moved.report.wire_bytes.saturating_add(ahead_bytes);
         // one that does not go on there can't take anything
         let goes_on = moved.report.trouble.is_empty();
         let resized = match goes_on {
-            true => self.resize_there(name, &to, key, request, report),
+            true => self.resize_there(name, &to, machine, request, report),
             false => None,
         };
         Ok(Outcome {
@@ -208,14 +209,18 @@ impl Moves {
         let taken = self.captures.take(operation, &taking, report)?;
         // its disks stand on that now, until they stand on another
         self.parks.is_memory(taken.id);
+        let image = match operation.turn() {
+            Some(turn) => self.as_told(&turn, taken.id, report)?,
+            None => taken.id,
+        };
         let word = Word::Ahead {
-            image: taken.id,
-            token: self.forks.lent.lend(taken.id),
+            image,
+            token: self.forks.lent.lend(image),
             kept,
         };
         let began = Instant::now();
         let done = self.bring_ahead(to, &Order { word, ..order }, report);
-        self.forks.lent.end(&taken.id);
+        self.forks.lent.end(&image);
         if let Ok(bytes) = &done {
             self.saw_rate(to.address, *bytes, began.elapsed(), true);
         }
@@ -332,12 +337,13 @@ impl Moves {
         Ok(())
     }
 
-    /// Has the other node bring a machine that is stored, and gives it away.
+    /// Has the other node bring a machine that is stored, and gives it away. `key` opens what that node was told of it sealed.
     fn hand_over(
         &self,
         operation: &Operation,
         to: &Peer,
         whole: Whole,
+        key: Option<SealKey>,
         keep: bool,
         report: &mut Report,
     ) -> Result<Moved, NodeError> {
@@ -345,6 +351,7 @@ impl Moves {
         let offered = Word::Offered {
             image: whole.id,
             token,
+            key,
         };
         let machine = Travels::of(&operation.record());
         let (cancel, mut heard, mut wire_bytes) = (report.cancel(), Instant::now(), 0);
@@ -507,10 +514,10 @@ impl Moves {
     }
 
     /// Removes what is here of a machine that runs on another node. If it is to be kept, or was borrowed, the image of what it was stays for
-    /// a while: what was lent once is lent again, and only what it has changed is sent then.
+    /// a while: what was lent once is lent again, and only what it has changed is sent then. Of what is synced sealed that is what was told.
     fn forget(&self, operation: &Operation, to: &Peer, keep: bool) -> Result<(), NodeError> {
         let name = operation.name.to_string();
-        let is_kept = |turn: &Turn| keep || turn.lender.is_some();
+        let is_kept = |turn: &Turn| keep || (turn.lender.is_some() && !turn.sealed);
         if let Some(turn) = operation.turn().filter(is_kept) {
             self.keep_copy(&turn.key, operation.record().image, COPY_KEPT);
         }

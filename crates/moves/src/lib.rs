@@ -15,7 +15,8 @@
 //! It comes by an ordinary pull, which continues where it stopped and brings nothing that is there.
 //!
 //! A machine can be lent (`floe offload`): what it was stays here, and it comes back. Meanwhile, or before it moves, each side can tell the
-//! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent.
+//! other what it is (`sync`; `when` says, without I/O, when that is done by itself), so that less is left to be sent. The other node need not be
+//! able to read it (`sealed`).
 //!
 //! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
 //! changed when machines were synced, of leases, and of links' rates, each of which is only held for a moment; that of this host's speed is held
@@ -36,6 +37,7 @@ mod leases;
 mod look;
 mod recall;
 mod results;
+mod sealed;
 mod sync;
 mod watch;
 mod when;

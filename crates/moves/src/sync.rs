@@ -40,6 +40,9 @@ impl Moves {
             true => None,
             false => Some(self.other_side(&entry, request.to.as_deref())?),
         };
+        if let Some(sealed) = request.sealed {
+            self.seals(&entry, sealed)?;
+        }
         let synced = match &with {
             Some(with) => Some(self.sync_with(&entry, with, report)?),
             None => None,
@@ -286,6 +289,12 @@ fn check(request: &SyncRequest) -> Result<(), NodeError> {
                 size_text(bytes)
             ),
             "name a time, too, after which it is synced in any case",
+        ));
+    }
+    if request.stop && request.sealed.is_some() {
+        return Err(usage(
+            "what is synced no longer is neither sealed nor readable",
+            "name one of both",
         ));
     }
     if request.stop && request.every_s.is_some() {

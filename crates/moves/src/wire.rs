@@ -10,14 +10,14 @@ use floe_ground::{
 };
 use floe_hosts::cluster::{self, Ask, Cluster};
 use floe_http::Method;
-use floe_image::{Hash, MachineConfig};
+use floe_image::{Hash, MachineConfig, RestKey};
 use floe_inventory::inventory::{
     record::Record,
     turn::{Answer, Peer},
 };
 use floe_machines::machines::limits::check_park_after;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// Where a member is told of a machine that is to come.
 const ORDERS: &str = "/v1/moves";
@@ -87,9 +87,37 @@ pub enum Word {
         image: Hash,
         /// The token with which it is read at the sender's node.
         token: String,
+        /// What opens what was told of it sealed, if anything was.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key: Option<SealKey>,
     },
     /// It is given.
     Given,
+}
+
+/// What opens what was told, sealed, of one machine. The node that is told this never writes it down.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SealKey(Hash);
+
+impl SealKey {
+    /// Returns the key for the machine of this key, of all those that a node keeps secret by `own`.
+    pub(super) fn of(own: &str, machine: &str) -> SealKey {
+        SealKey(Hash::of(
+            format!("floe machine synced sealed 1 {machine} {own}").as_bytes(),
+        ))
+    }
+
+    /// Returns what seals and opens.
+    pub(super) fn rest(&self) -> RestKey {
+        RestKey::of(&self.0.to_string())
+    }
+}
+
+impl fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SealKey(..)")
+    }
 }
 
 /// What goes with a machine and is not in its image.
@@ -127,6 +155,9 @@ pub struct Travels {
     /// For how many seconds it runs there without a word of its lender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_s: Option<u64>,
+    /// Whether what other nodes keep of it while it does not run there is to be sealed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sealed: bool,
 }
 
 /// What the node that takes a machine answers.
@@ -330,6 +361,7 @@ impl Travels {
             parked: record.turn.as_ref().is_some_and(|turn| turn.parked),
             lends: record.turn.as_ref().is_some_and(|turn| turn.lends),
             lease_s: record.turn.as_ref().and_then(|turn| turn.lease_s),
+            sealed: record.turn.as_ref().is_some_and(|turn| turn.sealed),
         }
     }
 }
@@ -485,6 +517,12 @@ mod tests {
         let offered = Word::Offered {
             image: Hash::of(b"image"),
             token: "t".into(),
+            key: None,
+        };
+        let sealed = Word::Offered {
+            image: Hash::of(b"image"),
+            token: "t".into(),
+            key: Some(SealKey::of("a secret", "00112233445566aa")),
         };
         let ahead = Word::Ahead {
             image: Hash::of(b"earlier"),
@@ -494,7 +532,7 @@ mod tests {
         let asked = Word::Asked {
             config: Box::default(),
         };
-        for word in [asked, ahead, offered, Word::Given] {
+        for word in [asked, ahead, offered, sealed, Word::Given] {
             let order = order(word);
             let text = serde_json::to_string(&order).unwrap();
             assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
@@ -527,6 +565,15 @@ mod tests {
         let text = serde_json::to_string(&asked).unwrap();
         assert_eq!(text, r#"{"name":"web"}"#);
         assert_eq!(serde_json::from_str::<Recall>(&text).unwrap(), asked);
+    }
+
+    #[test]
+    fn each_machine_has_a_key_of_its_own_which_no_log_shows() {
+        let key = SealKey::of("a secret", "00112233445566aa");
+        assert_ne!(key, SealKey::of("a secret", "00112233445566ab"));
+        assert_ne!(key, SealKey::of("another secret", "00112233445566aa"));
+        let shown = format!("{key:?}");
+        assert!(!shown.contains(&key.0.to_string()), "{shown}");
     }
 
     #[test]

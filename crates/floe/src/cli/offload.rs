@@ -138,12 +138,16 @@ Example: before it goes
 Example: every five minutes, or sooner once it has changed by 64 MiB, wherever it runs
   floe sync phone --to cloud --every 5m --threshold 64M
   floe sync phone --stop
+Example: so that the other node can't read what lies there before the machine has come, and once it is back
+  floe sync phone --to cloud --every 5m --sealed
 Example: while it runs on the other node, so that less is lost if that is gone for good
   floe sync phone
 
 The machine is captured while it runs, and the node that does not run it brings the chunks that it lacks, compressed and encrypted; what
 is cut off goes on where it was. What has been sent is not sent again by floe offload or floe recall. While the machine is lent, what
-was synced last is what floe recall --force goes on from.")]
+was synced last is what floe recall --force goes on from. Sealed, all of it is sent once, also what the other node has of its image, and takes
+as much again of this node's disk; the key (seal.key in this node's state directory) is told with floe offload or floe move, and kept in memory
+there while it opens.")]
 pub struct SyncCommand {
     /// The machines
     #[arg(required = true)]
@@ -160,6 +164,12 @@ pub struct SyncCommand {
     /// End what --every has begun
     #[arg(long)]
     stop: bool,
+    /// Seal from now on what the other node keeps while the machine does not run there, with a key that it is told when the machine goes there
+    #[arg(long, conflicts_with_all = ["stop", "readable"])]
+    sealed: bool,
+    /// End that: what the other node keeps from now on is readable there
+    #[arg(long, conflicts_with = "stop")]
+    readable: bool,
 }
 
 impl SyncCommand {
@@ -169,6 +179,7 @@ impl SyncCommand {
             every_s: self.every,
             threshold_bytes: self.threshold,
             stop: self.stop,
+            sealed: (self.sealed || self.readable).then_some(self.sealed),
         };
         let turns = Turns::take(cx, &self.machines, |client, name| {
             let done = progress::follow(cx.out, client.sync(name, &request)?)?;

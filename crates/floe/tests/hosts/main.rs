@@ -21,6 +21,7 @@ mod networks;
 mod offload;
 mod placement;
 mod pool_host;
+mod sealed;
 mod strangers;
 mod swarm;
 mod typed;

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::{fs, process::Command};
 
 /// Two nodes on hosts of their own.
-fn nodes(hosts: &Hosts) -> [TestNode; 2] {
+pub(super) fn nodes(hosts: &Hosts) -> [TestNode; 2] {
     let at = |n: usize| {
         let address = format!("10.90.0.{}:7070", n + 1);
         TestNode::in_namespace(&hosts.names[n], &address)
@@ -52,7 +52,7 @@ fn pair(phone: &TestNode, cloud: &TestNode) {
 }
 
 /// What a node has of the machine.
-fn web(node: &TestNode) -> Option<MachineInfo> {
+pub(super) fn web(node: &TestNode) -> Option<MachineInfo> {
     let machines = node.client().machines().unwrap().machines;
     machines.into_iter().find(|machine| machine.name == "web")
 }
@@ -62,18 +62,18 @@ fn stands(node: &TestNode) -> Option<MoveStanding> {
     moves.map(|moves| moves.standing)
 }
 
-fn runs(node: &TestNode) -> bool {
+pub(super) fn runs(node: &TestNode) -> bool {
     web(node).is_some_and(|web| web.status == MachineStatus::Running)
 }
 
 /// Writes a word into a file in the guest's memory; `number` is that of no other word.
-fn marks(node: &TestNode, word: &str, number: usize) {
+pub(super) fn marks(node: &TestNode, word: &str, number: usize) {
     let mark = format!("echo {word}-$((40+2)) >> /www/mark; echo wrote-$(({number}+0))");
     node.type_and_wait("web", &mark, &format!("wrote-{number}"));
 }
 
 /// Returns the words that are in that file; `number` is that of no other answer.
-fn remembers(node: &TestNode, number: usize) -> String {
+pub(super) fn remembers(node: &TestNode, number: usize) -> String {
     let look = format!("tr '\\n' ' ' < /www/mark; echo seen-$(({number}+0))");
     let seen = format!("seen-{number}");
     node.type_and_wait("web", &look, &seen);

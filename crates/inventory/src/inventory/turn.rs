@@ -86,6 +86,9 @@ pub struct Turn {
     /// Whether that is over on this side: it is parked, and goes on once its lender answers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lapsed: bool,
+    /// Whether what another node keeps of it while it does not run there is to be sealed. All nodes have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sealed: bool,
 }
 
 /// What a node has of a machine that moves, or that has moved.
@@ -266,6 +269,7 @@ impl Turn {
                 .filter(|turn| turn.lender.is_some())
                 .and_then(|turn| turn.lease_s),
             lapsed: false,
+            sealed: before.is_some_and(|turn| turn.sealed),
         }
     }
 
@@ -288,6 +292,7 @@ impl Turn {
             ends: false,
             lease_s: None,
             lapsed: false,
+            sealed: false,
         }
     }
 
@@ -307,6 +312,7 @@ impl Turn {
             ends: false,
             lease_s: None,
             lapsed: false,
+            sealed: false,
         }
     }
 
