@@ -283,6 +283,34 @@ impl Answer {
             }
         }
     }
+
+    /// Returns all of the body. Blocks until it is there, for at most so long; one that is longer than so many bytes is an error.
+    pub fn body_within(&mut self, bytes_max: usize, limit: Duration) -> Result<Vec<u8>, Fault> {
+        let Some(runtime) = self.connection.runtime.as_ref() else {
+            return Ok(Vec::new());
+        };
+        let body = &mut self.body;
+        let read = async {
+            let mut bytes = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| Fault::CutOff(chain(&error)))?;
+                let Some(piece) = frame.data_ref() else {
+                    continue; // trailers are ignored
+                };
+                if piece.len() > bytes_max - bytes.len() {
+                    let why = format!("the answer is longer than {bytes_max} bytes");
+                    return Err(Fault::CutOff(why));
+                }
+                bytes.extend_from_slice(piece);
+            }
+            Ok(bytes)
+        };
+        let until = from_now(limit);
+        runtime.block_on(async {
+            let read = timeout_at(until.into(), read).await;
+            read.unwrap_or(Err(Fault::Late { asked: true }))
+        })
+    }
 }
 
 /// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes until either ends.

@@ -1,19 +1,19 @@
-//! What a lent machine shows, where its user sits: its screen, what it writes on its console, and a picture.
+//! What a lent machine shows, where its user sits: its screen, what it writes on its console, a picture, and processes in its guest.
 //!
 //! ```text
 //! lender                                      borrower
 //! asks, by the machine's key ---------------> looks whether that member has lent it            `moves/look.rs`
-//!        <----- the screen (RFB), or bytes of the console's log, on the same connection ------->
+//!        <-- the screen (RFB), bytes of the console's log, or a process's streams, on the same connection -->
 //! ```
 //! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are,
 //! except for what only QEMU can take, all that the pointer does for instance, which goes over this connection.
 
 use super::Inputs;
 use bytes::Bytes;
-use floe_api::{ApiError, ErrorCode};
+use floe_api::{ApiError, ErrorCode, ExecRequest};
 use floe_ground::error::{NodeError, at, refused};
-use floe_http::{Method, Server, Switched, Url, header};
-use floe_inventory::inventory::Entry;
+use floe_http::{Answer, Method, Server, Switched, Url, header};
+use floe_inventory::inventory::{Entry, turn::Peer};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{self, Read},
@@ -29,7 +29,11 @@ pub const PROTOCOL: &str = "floe-look";
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to answer: its QEMU draws a picture within that.
 const ANSWER_LIMIT: Duration = Duration::from_secs(15);
+/// The same for a process: longer than its node waits for the agent in its guest.
+const PROCESS_LIMIT: Duration = Duration::from_secs(90);
 
+/// Longest answer of a member that shows nothing, in bytes.
+const REFUSAL_BYTES_MAX: usize = 64 << 10;
 /// Largest picture that is taken, in bytes.
 const PICTURE_BYTES_MAX: u64 = 64 << 20;
 
@@ -44,7 +48,7 @@ pub struct LookAsked {
 }
 
 /// What is shown of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Look {
     /// Its screen, for a VNC client.
@@ -60,6 +64,8 @@ pub enum Look {
     },
     /// Its screen as PNG: how many bytes that has, as 8 bytes, the greatest first, and those.
     Picture,
+    /// A process that is started in its guest: its streams, as users of that node have them ([`floe_api::EXEC_PROTOCOL`]).
+    Process(Box<ExecRequest>),
 }
 
 impl Inputs {
@@ -83,6 +89,10 @@ impl Inputs {
                 "join it again: floe cluster join",
             )
         })?;
+        let limit = match what {
+            Look::Process(_) => PROCESS_LIMIT,
+            _ => ANSWER_LIMIT,
+        };
         let asked = serde_json::to_vec(&LookAsked { key, what });
         let asked = asked.map_err(|error| unreachable(error.to_string()))?;
         let address = Url::parse(&format!("https://{}", to.address));
@@ -96,18 +106,10 @@ impl Inputs {
             .body(Bytes::from(asked))
             .map_err(|error| unreachable(error.to_string()))?;
         let connection = server.connect(CONNECT_LIMIT);
-        let switched = connection.and_then(|one| one.switch_within(request, ANSWER_LIMIT));
+        let switched = connection.and_then(|one| one.switch_within(request, limit));
         match switched.map_err(|fault| unreachable(fault.to_string()))? {
             Switched::Stream(shown, _none_yet) => Ok(Some(shown)),
-            Switched::Refused(answer) => Err(refused(
-                format!(
-                    "{} does not show {}: it answered {}",
-                    to.name,
-                    entry.name,
-                    answer.head().status
-                ),
-                "floe ps there shows how it stands; it must be a floe of the same version",
-            )),
+            Switched::Refused(answer) => Err(refusal(&to, entry, *answer)),
         }
     }
 
@@ -133,9 +135,30 @@ impl Inputs {
     }
 }
 
+/// Returns why a member does not show a machine, in its own words.
+fn refusal(by: &Peer, entry: &Entry, mut answer: Answer) -> NodeError {
+    let status = answer.head().status;
+    let said = answer.body_within(REFUSAL_BYTES_MAX, ANSWER_LIMIT).ok();
+    let said = said.and_then(|said| serde_json::from_slice::<ApiError>(&said).ok());
+    match said {
+        Some(said) => NodeError::Api(ApiError {
+            message: format!("{}: {}", by.name, said.message),
+            ..said
+        }),
+        None => refused(
+            format!(
+                "{} does not show {}: it answered {status}",
+                by.name, entry.name
+            ),
+            "floe ps there shows how it stands; it must be a floe of the same version",
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_api::Program;
 
     #[test]
     fn what_is_asked_is_read_as_it_was_written_and_nothing_else_is() {
@@ -148,6 +171,12 @@ mod tests {
         };
         let text = serde_json::to_string(&asked).unwrap();
         assert_eq!(serde_json::from_str::<LookAsked>(&text).unwrap(), asked);
+        let process = LookAsked {
+            what: Look::Process(Box::new(ExecRequest::new(Program::Dial { port: 22 }))),
+            ..asked
+        };
+        let text = serde_json::to_string(&process).unwrap();
+        assert_eq!(serde_json::from_str::<LookAsked>(&text).unwrap(), process);
         for what in ["\"files\"", "{\"log\":{\"follow\":true,\"path\":\"/\"}}"] {
             let strange = format!("{{\"key\":\"00112233445566aa\",\"what\":{what}}}");
             assert!(serde_json::from_str::<LookAsked>(&strange).is_err());

@@ -9,6 +9,7 @@ use floe_ground::{
 };
 use floe_inputs::{Look, LookAsked};
 use floe_machine::console::ConsoleLog;
+use floe_machines::agents::Process;
 use futures::StreamExt;
 use std::{io, os::unix::net::UnixStream, time::Duration};
 use tokio::{
@@ -25,6 +26,7 @@ pub enum Shown {
     Console(ConsoleLog),
     Log(ConsoleLog, bool),
     Picture(Vec<u8>),
+    Process(Process),
 }
 
 impl Moves {
@@ -35,11 +37,12 @@ impl Moves {
         let entry = entry.ok_or_else(|| not_found("there is no such machine of yours", ""))?;
         let name = entry.name.as_str();
         let log = |tail_bytes| self.machines.console_history(name, tail_bytes);
-        Ok(match asked.what {
+        Ok(match &asked.what {
             Look::Screen => Shown::Screen(self.machines.vnc(name)?),
             Look::Console => Shown::Console(log(Some(logs::EARLIER_BYTES))?),
-            Look::Log { tail_bytes, follow } => Shown::Log(log(tail_bytes)?, follow),
+            Look::Log { tail_bytes, follow } => Shown::Log(log(*tail_bytes)?, *follow),
             Look::Picture => Shown::Picture(self.machines.screenshot(name)?),
+            Look::Process(request) => Shown::Process(self.resizes.agents.exec(name, request)?),
         })
     }
 
@@ -62,12 +65,19 @@ impl Shown {
         there: impl AsyncRead + AsyncWrite + Unpin,
         goes_on: impl Fn() -> bool,
     ) {
-        let (mut from_there, mut to_there) = tokio::io::split(there);
         let over = async {
             while goes_on() {
                 sleep(LOOK_EVERY).await;
             }
         };
+        if let Shown::Process(process) = self {
+            tokio::select! {
+                () = process.relay(there) => {}
+                () = over => {}
+            }
+            return;
+        }
+        let (mut from_there, mut to_there) = tokio::io::split(there);
         if let Shown::Screen(qemu) = self {
             let qemu = qemu.set_nonblocking(true).map(|()| qemu);
             let qemu = qemu.and_then(tokio::net::UnixStream::from_std);
@@ -98,7 +108,7 @@ impl Shown {
 
     async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         let (log, follow) = match self {
-            Shown::Screen(_) => return Ok(()),
+            Shown::Screen(_) | Shown::Process(_) => return Ok(()),
             Shown::Picture(png) => {
                 to.write_u64(png.len() as u64).await?;
                 return to.write_all(&png).await;

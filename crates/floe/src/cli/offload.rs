@@ -29,8 +29,8 @@ Example: the same machine for four jobs at once, while this one goes on here
 
 That is floe move with a loan: what the machine was stays here, and it comes back to this node alone. Where it runs, it grows as by floe
 resize; before it comes back its guest gives that back, or it stays there and says what is missing. Its screen and console are shown here
-meanwhile (the page, floe console, floe logs, floe screenshot), and what is typed there reaches it. If the other node is gone for
-good, the machine goes on here from what it was when it went, or when it was last synced:
+meanwhile (the page, floe console, floe logs, floe screenshot), what is typed there reaches it, and floe exec, floe cp and floe ssh reach
+its guest. If the other node is gone for good, the machine goes on here from what it was when it went, or when it was last synced:
   floe recall phone --force
 A side that comes back late after that is stopped and kept as an image, and nothing of it is merged. With -n the machine stays, and clones
 of this moment run there (floe fork --hosts). What does not pay, floe advise says beforehand.")]

@@ -157,13 +157,13 @@ fn a_machine_is_lent_with_more_cpus_and_memory_and_comes_back_as_it_was() {
 
     // here it is kept, and does not go on
     assert_eq!(stands(phone), Some(MoveStanding::Lent));
-    for args in [&["wake", "web"][..], &["exec", "web", "--", "true"]] {
-        let refused = said(&code(phone, 5, args));
-        assert!(
-            refused.contains("runs on cloud") && refused.contains("floe recall web"),
-            "{refused}"
-        );
-    }
+    let refused = said(&code(phone, 5, &["wake", "web"]));
+    assert!(
+        refused.contains("runs on cloud") && refused.contains("floe recall web"),
+        "{refused}"
+    );
+    // and its guest is reached from here
+    assert_eq!(cpus(phone), "2");
     eventually("it is lent no further", || {
         let refused = run(cloud, &["offload", "web", "--to", "phone"]);
         assert!(!refused.status.success(), "{}", said(&refused));
@@ -541,7 +541,8 @@ fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
     let key = record["turn"]["key"].as_str().unwrap();
     // the borrower's own certificate is a member's as well
     let pem = cloud.home().join("cluster/node.pem").display().to_string();
-    for what in ["\"screen\"", "\"console\"", "\"picture\""] {
+    let process = "{\"process\":{\"program\":{\"command\":[\"true\"]}}}";
+    for what in ["\"screen\"", "\"console\"", "\"picture\"", process] {
         let asked = format!("{{\"key\":\"{key}\",\"what\":{what}}}");
         let told = ask_by_hand(
             cloud.member_address().unwrap(),
@@ -554,4 +555,47 @@ fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
     }
     let path = phone.home().join("screen.png").display().to_string();
     ok(&phone, &["screenshot", "web", path.as_str()]);
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lent_machines_guest_is_reached_from_where_its_user_sits() {
+    let hosts = Hosts::new();
+    let mut nodes = lent(&hosts);
+    assert_eq!(cpus(&nodes[0]), "1");
+    // output, input and exit code
+    let words = ok(&nodes[0], &["exec", "web", "--", "cat", "/www/mark"]);
+    assert_eq!(words, "before-42\n");
+    let failed = ends(floe(
+        &nodes[0],
+        &["exec", "web", "--", "sh", "-c", "exit 7"],
+    ));
+    assert_eq!(failed.status.code(), Some(7));
+    // what can't be started there says so as it does here
+    let none = ends(floe(&nodes[0], &["exec", "web", "--", "/no/such"]));
+    assert_eq!(none.status.code(), Some(127), "{}", said(&none));
+    // files, both ways, and more than one message of them
+    let dir = nodes[0].home().join("copied");
+    fs::create_dir(&dir).unwrap();
+    let (file, back) = (dir.join("much"), dir.join("back"));
+    let much: Vec<u8> = (0..1_000_003_u32).map(|n| (n % 251) as u8).collect();
+    fs::write(&file, &much).unwrap();
+    let (from, to) = (file.display().to_string(), back.display().to_string());
+    ok(&nodes[0], &["cp", from.as_str(), "web:/www/much"]);
+    ok(&nodes[0], &["cp", "web:/www/much", to.as_str()]);
+    assert!(fs::read(&back).unwrap() == much, "it came as another file");
+    let refused = run(&nodes[0], &["cp", "web:/no/such", to.as_str()]);
+    assert!(!refused.status.success(), "{}", said(&refused));
+    // a node that is gone is said to be, and when it is back its guest is reached again
+    nodes[1].end(Signal::KILL);
+    let silent = code(&nodes[0], 4, &["exec", "web", "--", "true"]);
+    assert!(said(&silent).contains("node-1"), "{}", said(&silent));
+    nodes[1].start_again();
+    assert_eq!(cpus(&nodes[0]), "1");
+    eventually("it comes back", || {
+        run(&nodes[0], &["recall", "web"]).status.success()
+    });
+    assert_eq!(cpus(&nodes[0]), "1");
+    let words = ok(&nodes[0], &["exec", "web", "--", "cat", "/www/mark"]);
+    assert_eq!(words, "before-42\n");
 }

@@ -11,7 +11,7 @@ mod traffic;
 mod typed;
 
 pub use chores::ChoreError;
-pub use exec::Streams;
+pub use exec::{Process, Streams};
 pub use hooks::Frozen;
 pub use typed::{Given, Say, Typed};
 

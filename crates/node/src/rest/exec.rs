@@ -1,4 +1,5 @@
-//! Processes in guests: a request to start one, whose connection then carries its streams.
+//! Processes in guests: a request to start one, whose connection then carries its streams. Of a machine that is lent, its borrower does
+//! that, and this node carries the streams.
 
 use super::answer::{Failure, Input, Path, blocking};
 use crate::Node;
@@ -8,12 +9,25 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use floe_api::{ApiError, EXEC_PROTOCOL, ExecRequest};
+use floe_inputs::Look;
+use floe_machines::agents::Process;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use std::sync::Arc;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::UnixStream,
+};
+
+/// Where a process runs.
+enum Runs {
+    Here(Process),
+    /// With the machine's borrower: its streams.
+    There(std::os::unix::net::UnixStream),
+}
 
 /// Starts a process in the machine's guest. The connection is switched to the protocol `floe-exec`: frames with the process's input,
-/// output and end (docs/guest.md).
+/// output and end (docs/guest.md). Of a machine that is lent to another node it is a process there.
 #[utoipa::path(post, path = "/v1/machines/{name}/exec", tag = "machines", params(("name" = String, Path)),
     request_body = ExecRequest,
     responses((status = 101, description = "the protocol floe-exec"), (status = 400, body = ApiError),
@@ -35,12 +49,66 @@ pub async fn exec(
     let Some(upgrade) = upgrade.filter(|_| wanted) else {
         return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
     };
-    let process = blocking(move || node.agents.exec(&name, &request)).await?;
+    let start = move || {
+        let entry = node.inventory.get(&name)?;
+        let there = Look::Process(Box::new(request.clone()));
+        Ok(match node.inputs.look(&entry, there)? {
+            Some(there) => Runs::There(there),
+            None => Runs::Here(node.agents.exec(&name, &request)?),
+        })
+    };
+    let process = blocking(start).await?;
     tokio::spawn(async move {
         // without it the user has gone, and dropping the process leaves it to itself
         if let Ok(user) = upgrade.await {
-            process.relay(TokioIo::new(user)).await;
+            match process {
+                Runs::Here(process) => process.relay(TokioIo::new(user)).await,
+                Runs::There(there) => carry(TokioIo::new(user), there).await,
+            }
         }
     });
     Ok((StatusCode::SWITCHING_PROTOCOLS, switching).into_response())
+}
+
+/// Carries a process's streams between its user and the node where it runs, until either ends.
+async fn carry(user: impl AsyncRead + AsyncWrite, there: std::os::unix::net::UnixStream) {
+    let there = there.set_nonblocking(true).map(|()| there);
+    let (mut from_there, mut to_there) = match there.and_then(UnixStream::from_std) {
+        Ok(there) => there.into_split(),
+        Err(error) => {
+            tracing::warn!(%error, "a process's streams are not carried");
+            return;
+        }
+    };
+    let (mut from_user, mut to_user) = tokio::io::split(user);
+    tokio::select! {
+        _ = tokio::io::copy(&mut from_there, &mut to_user) => {}
+        _ = tokio::io::copy(&mut from_user, &mut to_there) => {}
+    }
+    let _ = to_user.shutdown().await; // the user may be gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+
+    #[tokio::test]
+    async fn streams_are_carried_both_ways_until_the_other_node_has_said_all() {
+        let (mut user, ours) = tokio::io::duplex(1 << 10);
+        let (there, theirs) = UnixStream::pair().unwrap();
+        let theirs = theirs.into_std().unwrap();
+        let carried = tokio::spawn(carry(ours, theirs));
+        let (mut from_us, mut to_us) = there.into_split();
+        user.write_all(b"in").await.unwrap();
+        let mut got = [0; 2];
+        from_us.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"in");
+        to_us.write_all(b"out, and over").await.unwrap();
+        to_us.shutdown().await.unwrap();
+        let mut all = String::new();
+        user.read_to_string(&mut all).await.unwrap();
+        assert_eq!(all, "out, and over");
+        carried.await.unwrap();
+    }
 }
