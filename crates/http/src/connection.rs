@@ -313,7 +313,8 @@ impl Answer {
     }
 }
 
-/// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes until either ends.
+/// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes until both have said
+/// all that they have.
 fn carried(connection: Connection, there: Upgraded) -> Result<Switched, Fault> {
     let cut_off = |error: std::io::Error| Fault::CutOff(chain(&error));
     let (ours, theirs) = UnixStream::pair().map_err(cut_off)?;
@@ -323,15 +324,11 @@ fn carried(connection: Connection, there: Upgraded) -> Result<Switched, Fault> {
             return;
         };
         runtime.block_on(async {
-            let Ok(here) = tokio::net::UnixStream::from_std(theirs) else {
+            let Ok(mut here) = tokio::net::UnixStream::from_std(theirs) else {
                 return;
             };
-            let (mut from_here, mut to_here) = here.into_split();
-            let (mut from_there, mut to_there) = tokio::io::split(TokioIo::new(there));
-            tokio::select! {
-                _ = tokio::io::copy(&mut from_there, &mut to_here) => {}
-                _ = tokio::io::copy(&mut from_here, &mut to_there) => {}
-            }
+            // who has said all may still have something to hear
+            let _ = tokio::io::copy_bidirectional(&mut here, &mut TokioIo::new(there)).await;
         });
     };
     let carries = floe_threads::spawn("http-carries", carry);

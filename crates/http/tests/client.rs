@@ -295,8 +295,9 @@ fn a_connection_over_tcp_goes_over_to_another_protocol_with_what_has_come_alread
         }
         let switched = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\nfirst ";
         tcp.write_all(switched.as_bytes()).unwrap();
-        let mut said = [0; 4];
-        tcp.read_exact(&mut said).unwrap();
+        // all of it: who has said that still hears the answer
+        let mut said = Vec::new();
+        tcp.read_to_end(&mut said).unwrap();
         tcp.write_all(&said).unwrap();
     });
     let asks = |path: &str, limit: Duration| {
@@ -314,6 +315,7 @@ fn a_connection_over_tcp_goes_over_to_another_protocol_with_what_has_come_alread
     };
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(b"last").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut all = before.to_vec();
     stream.read_to_end(&mut all).unwrap();
     assert_eq!(all, b"first last");

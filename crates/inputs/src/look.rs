@@ -1,9 +1,10 @@
-//! What a lent machine shows, where its user sits: its screen, what it writes on its console, a picture, and processes in its guest.
+//! What a lent machine shows, where its user sits: its screen, what it writes on its console, a picture, processes in its guest, and the
+//! ports that lead there.
 //!
 //! ```text
 //! lender                                      borrower
 //! asks, by the machine's key ---------------> looks whether that member has lent it            `moves/look.rs`
-//!        <-- the screen (RFB), bytes of the console's log, or a process's streams, on the same connection -->
+//!        <-- the screen (RFB), bytes of the console's log, of a process's streams or of a port, on the same connection -->
 //! ```
 //! Nothing of it is looked at on the way, but for what the user does: that is kept and sent as all inputs for a machine elsewhere are,
 //! except for what only QEMU can take, all that the pointer does for instance, which goes over this connection.
@@ -66,6 +67,8 @@ pub enum Look {
     Picture,
     /// A process that is started in its guest: its streams, as users of that node have them ([`floe_api::EXEC_PROTOCOL`]).
     Process(Box<ExecRequest>),
+    /// A connection to this TCP port of its guest, if a port of that node's host leads there.
+    Port(u16),
 }
 
 impl Inputs {

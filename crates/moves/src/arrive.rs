@@ -5,7 +5,7 @@ use super::{
     sealed::is_sealed,
     wire::{Order, Reply, Travels, Word},
 };
-use floe_api::{ApiError, Event};
+use floe_api::{ApiError, Event, PortForward};
 use floe_fork as fork;
 use floe_ground::{
     caller::FromMember,
@@ -162,7 +162,11 @@ impl Moves {
         self.machines.check_room()?;
         self.machines.resources.check_limits(&machine.limits)?;
         self.machines.check_loads(config, None)?;
-        choose_ports(&self.inventory, &machine.forwards)?;
+        let is_open =
+            |forward: &PortForward| here.is_some_and(|here| self.is_open_for(here, forward));
+        let mut forwards = machine.forwards.clone();
+        forwards.retain(|forward| !is_open(forward));
+        choose_ports(&self.inventory, &forwards)?;
         let resources = &self.machines.resources;
         let (room, why) = resources.for_clones(name.as_str(), config, 1, false);
         match room.one() {
@@ -364,6 +368,7 @@ impl Moves {
         let Some(operation) = operation.filter(is_lent) else {
             return Ok(None);
         };
+        self.close_ports(key);
         let record = operation.record();
         // until it is here, and if it is not let go on here after all, what its users do goes there
         let from = Peer {

@@ -508,6 +508,8 @@ impl Moves {
             return self.forget(operation, to, keep);
         };
         operation.update(|record| record.turn = Some(lent))?;
+        // of one that was parked; from now on they lead there
+        drop(operation.take_ports());
         let news = News::Moved(to.name.clone());
         self.core.tell(operation.name.as_str(), &news);
         Ok(())

@@ -20,7 +20,7 @@
 //!
 //! Locks: the lists of machines that are being brought here, of the copies that are kept, of what members have asked for, of what had
 //! changed when machines were synced, of leases, and of links' rates, each of which is only held for a moment; that of this host's speed is held
-//! while the speed is measured.
+//! while the speed is measured, and that of lent machines' ports while they are opened.
 #![cfg_attr(
     test,
     allow(
@@ -35,6 +35,7 @@ mod depart;
 mod lease;
 mod leases;
 mod look;
+mod ports;
 mod recall;
 mod results;
 mod sealed;
@@ -69,6 +70,7 @@ use floe_inventory::{
         lifecycle::Task,
         turn::{Answer, Turn, is_key},
     },
+    network::Inbound,
 };
 use floe_library::images::{ImageUser, Images, parse_name};
 use floe_machines::{
@@ -112,6 +114,8 @@ pub struct Moves {
     /// How fast this host was last.
     speed: KnownSpeed,
     leases: Leases,
+    /// The open ports of lent machines, by the machines' keys.
+    ports: Mutex<HashMap<String, Vec<Inbound>>>,
 }
 
 /// An image of what a machine was, which has most of what is to be brought when it comes.
@@ -192,6 +196,7 @@ impl Moves {
             rates: Mutex::default(),
             speed: Mutex::default(),
             leases: Leases::new(),
+            ports: Mutex::default(),
         });
         let user: Weak<Moves> = Arc::downgrade(&moves);
         moves.images.ask_too(user);
@@ -272,6 +277,7 @@ impl Moves {
         report: &mut Report,
     ) -> Result<(), NodeError> {
         let image_name = operation.record().image_name;
+        self.close_ports(&before.key);
         if before.borrower().is_some() {
             self.goes_on_from(operation, before, report)?;
         }

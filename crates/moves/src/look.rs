@@ -1,7 +1,7 @@
 //! What a machine shows that a member has lent to this node, to that member: see [`LookAsked`].
 
 use super::{Moves, check_key};
-use floe_api::ErrorCode;
+use floe_api::{ErrorCode, PortForward, Protocol};
 use floe_ground::{
     caller::FromMember,
     error::{NodeError, at, not_found},
@@ -11,9 +11,9 @@ use floe_inputs::{Look, LookAsked};
 use floe_machine::console::ConsoleLog;
 use floe_machines::agents::Process;
 use futures::StreamExt;
-use std::{io, os::unix::net::UnixStream, time::Duration};
+use std::{io, net::TcpStream, os::unix::net::UnixStream, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional},
     time::sleep,
 };
 
@@ -27,6 +27,7 @@ pub enum Shown {
     Log(ConsoleLog, bool),
     Picture(Vec<u8>),
     Process(Process),
+    Port(TcpStream),
 }
 
 impl Moves {
@@ -43,6 +44,7 @@ impl Moves {
             Look::Log { tail_bytes, follow } => Shown::Log(log(*tail_bytes)?, *follow),
             Look::Picture => Shown::Picture(self.machines.screenshot(name)?),
             Look::Process(request) => Shown::Process(self.resizes.agents.exec(name, request)?),
+            Look::Port(port) => Shown::Port(connect(&entry.record().forwards, *port)?),
         })
     }
 
@@ -62,7 +64,7 @@ impl Shown {
     /// Sends it until it ends, who has asked is gone, or `goes_on` says that it is not shown any more.
     pub async fn send(
         self,
-        there: impl AsyncRead + AsyncWrite + Unpin,
+        mut there: impl AsyncRead + AsyncWrite + Unpin,
         goes_on: impl Fn() -> bool,
     ) {
         let over = async {
@@ -74,6 +76,17 @@ impl Shown {
             tokio::select! {
                 () = process.relay(there) => {}
                 () = over => {}
+            }
+            return;
+        }
+        if let Shown::Port(guest) = self {
+            let guest = guest.set_nonblocking(true).map(|()| guest);
+            match guest.and_then(tokio::net::TcpStream::from_std) {
+                Ok(mut guest) => tokio::select! {
+                    _ = copy_bidirectional(&mut there, &mut guest) => {}
+                    () = over => {}
+                },
+                Err(error) => tracing::warn!(%error, "a port does not lead to its guest"),
             }
             return;
         }
@@ -108,7 +121,7 @@ impl Shown {
 
     async fn write(self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         let (log, follow) = match self {
-            Shown::Screen(_) | Shown::Process(_) => return Ok(()),
+            Shown::Screen(_) | Shown::Process(_) | Shown::Port(_) => return Ok(()),
             Shown::Picture(png) => {
                 to.write_u64(png.len() as u64).await?;
                 return to.write_all(&png).await;
@@ -129,6 +142,20 @@ impl Shown {
         }
         Ok(())
     }
+}
+
+/// Connects to the port of this host that leads to a TCP port of a guest.
+fn connect(forwards: &[PortForward], guest_port: u16) -> Result<TcpStream, NodeError> {
+    let mut tcp = forwards.iter().filter(|of| of.protocol == Protocol::Tcp);
+    let forward = tcp.find(|forward| forward.guest_port == guest_port);
+    let forward = forward.ok_or_else(|| {
+        not_found(
+            format!("nothing leads to its port {guest_port}"),
+            "floe ps there shows its ports",
+        )
+    })?;
+    let address = (forward.host_address.as_str(), forward.host_port);
+    TcpStream::connect(address).map_err(at(format!("{forward} does not answer")))
 }
 
 #[cfg(test)]
@@ -171,6 +198,31 @@ mod tests {
         lender.read_exact(&mut got).await.unwrap();
         end.send(false).unwrap();
         assert_eq!(lender.read(&mut got).await.unwrap(), 0);
+        sent.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_port_leads_to_its_guest_and_hears_the_answer_of_who_has_said_all() {
+        let guest = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let host_port = guest.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let (client, _) = guest.accept().unwrap();
+            let mut asked = String::new();
+            io::Read::read_to_string(&mut &client, &mut asked).unwrap();
+            (&client)
+                .write_all(asked.to_uppercase().as_bytes())
+                .unwrap();
+        });
+        let forward: PortForward = format!("{host_port}:80").parse().unwrap();
+        assert!(connect(std::slice::from_ref(&forward), 81).is_err());
+        let port = Shown::Port(connect(&[forward], 80).unwrap());
+        let (mut lender, borrower) = tokio::io::duplex(1 << 10);
+        let sent = tokio::spawn(port.send(borrower, || true));
+        AsyncWriteExt::write_all(&mut lender, b"all").await.unwrap();
+        AsyncWriteExt::shutdown(&mut lender).await.unwrap();
+        let mut all = String::new();
+        lender.read_to_string(&mut all).await.unwrap();
+        assert_eq!(all, "ALL");
         sent.await.unwrap();
     }
 }

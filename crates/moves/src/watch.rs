@@ -44,6 +44,7 @@ impl Moves {
     }
 
     fn look(&self, tries: &mut Tries) {
+        self.look_at_ports();
         // what only saves sending it again makes room on a full disk
         let is_full = self.machines.check_room().is_err();
         let mut copies = self.copies.lock();

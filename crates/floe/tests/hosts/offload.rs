@@ -599,3 +599,43 @@ fn a_lent_machines_guest_is_reached_from_where_its_user_sits() {
     let words = ok(&nodes[0], &["exec", "web", "--", "cat", "/www/mark"]);
     assert_eq!(words, "before-42\n");
 }
+
+/// The page of the guest's web server, as a program on a host gets it through the port that leads there.
+fn page(host: &str) -> String {
+    let ask =
+        "exec 3<>/dev/tcp/127.0.0.1/18080 && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3";
+    let args = ["netns", "exec", host, "timeout", "60", "bash", "-c", ask];
+    let done = Command::new("ip").args(args).output().unwrap();
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_lent_machines_ports_are_open_where_its_user_sits() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].import_tiny("tiny", None);
+    nodes[0].run(&RunRequest {
+        image: "tiny".into(),
+        name: Some("web".into()),
+        forwards: vec!["18080:80".parse().unwrap()],
+        ..Default::default()
+    });
+    nodes[0].wait_console("web", "floe-guest ready");
+    let answers = |host: usize| page(&hosts.names[host]).contains("floe tiny guest");
+    eventually("it answers", || answers(0));
+    ok(&nodes[0], &["offload", "web", "--to", "node-1"]);
+    eventually("it is reached from here", || answers(0));
+    assert!(answers(1) && runs(&nodes[1]));
+    // who connects wakes it there
+    ok(&nodes[1], &["park", "web"]);
+    eventually("it is woken from here", || answers(0));
+    assert!(runs(&nodes[1]));
+    // and its QEMU here has its port again
+    eventually("it comes back", || {
+        run(&nodes[0], &["recall", "web"]).status.success()
+    });
+    eventually("it answers at home", || answers(0));
+    assert!(runs(&nodes[0]));
+}

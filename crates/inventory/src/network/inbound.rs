@@ -1,6 +1,7 @@
 //! Ports of the host that lead into a family's network: the node listens on each, and copies its connections to the guest's
 //! port from inside of the namespace. Rules of nftables could do that without the node, but not for 127.0.0.1, where ports
-//! are opened by default. Connections end with the node; the next node listens again.
+//! are opened by default. Connections end with the node; the next node listens again. The ports of a
+//! machine that is lent lead to its borrower in the same way.
 
 use super::namespace::{Namespace, guest_address};
 use floe_api::{PortForward, Protocol};
@@ -27,7 +28,8 @@ const THREADS_MAX: usize = 2 * CONNECTIONS_MAX;
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// A port that is open until this is dropped, and the connections that came through it.
-pub(super) struct Inbound {
+pub struct Inbound {
+    /// Which it is.
     pub forward: PortForward,
     /// The socket that is listened at; none while somebody else has it.
     listener: Option<Listener>,
@@ -48,17 +50,13 @@ impl Drop for Listener {
 
 impl Inbound {
     /// Opens a port, with the socket that listens there if there is one.
-    pub fn open(
+    pub(super) fn open(
         namespace: &Namespace,
         number: u32,
         forward: &PortForward,
         socket: Option<OwnedFd>,
     ) -> Result<Inbound, NodeError> {
-        let mut inbound = Inbound {
-            forward: forward.clone(),
-            listener: None,
-            connections: Arc::new(Connections::new(CONNECTIONS_MAX)),
-        };
+        let mut inbound = Inbound::closed(forward);
         let socket = match socket {
             Some(socket) => TcpListener::from(socket),
             None => listen(forward)?,
@@ -67,24 +65,40 @@ impl Inbound {
         Ok(inbound)
     }
 
+    /// Opens a TCP port whose connections lead to what `reach` connects to.
+    pub fn leading(forward: &PortForward, reach: Arc<Reach>) -> Result<Inbound, NodeError> {
+        let mut inbound = Inbound::closed(forward);
+        inbound.accept(listen(forward)?, reach)?;
+        Ok(inbound)
+    }
+
+    fn closed(forward: &PortForward) -> Inbound {
+        Inbound {
+            forward: forward.clone(),
+            listener: None,
+            connections: Arc::new(Connections::new(CONNECTIONS_MAX)),
+        }
+    }
+
     /// Accepts connections at a socket from now on.
-    pub fn accept_at(
+    pub(super) fn accept_at(
         &mut self,
         namespace: &Namespace,
         number: u32,
         socket: TcpListener,
     ) -> Result<(), NodeError> {
+        let namespace = namespace.clone();
+        let guest = guest_address(number, self.forward.guest_port);
+        self.accept(socket, Arc::new(move || namespace.connect(guest)))
+    }
+
+    fn accept(&mut self, socket: TcpListener, reach: Arc<Reach>) -> Result<(), NodeError> {
         let cannot = || at(format!("cannot listen for {}", self.forward));
         // one that has left between its being seen and its being accepted must not be waited for
         socket.set_nonblocking(true).map_err(cannot())?;
         let (socket, over) = (Arc::new(socket), Cancel::default());
         over.descriptor().map_err(cannot())?; // the thread will need it, and could tell nobody
         let (accepting, counted) = (socket.clone(), self.connections.clone());
-        let (namespace, guest) = (
-            namespace.clone(),
-            guest_address(number, self.forward.guest_port),
-        );
-        let reach: Arc<Reach> = Arc::new(move || namespace.connect(guest));
         let ends = over.clone();
         floe_threads::keep_running("inbound", move || {
             accept(&accepting, &ends, &counted, &reach);
@@ -95,18 +109,18 @@ impl Inbound {
 
     /// Stops accepting, and gives the socket away: who connects from now on waits at it. Connections that are open stay so.
     /// Returns `None` if it was given away already.
-    pub fn take(&mut self) -> Option<io::Result<OwnedFd>> {
+    pub(super) fn take(&mut self) -> Option<io::Result<OwnedFd>> {
         let taken = self.listener.take()?;
         Some(taken.socket.try_clone().map(OwnedFd::from))
     }
 
     /// Whether its socket was given away.
-    pub fn is_taken(&self) -> bool {
+    pub(super) fn is_taken(&self) -> bool {
         self.listener.is_none()
     }
 
     /// Returns an error if a port cannot be opened.
-    pub fn check(forward: &PortForward) -> Result<(), NodeError> {
+    pub(super) fn check(forward: &PortForward) -> Result<(), NodeError> {
         listen(forward).map(drop)
     }
 }
@@ -137,8 +151,8 @@ fn listen(forward: &PortForward) -> Result<TcpListener, NodeError> {
     })
 }
 
-/// Connects to the guest's port.
-type Reach = dyn Fn() -> io::Result<TcpStream> + Send + Sync;
+/// Connects to the guest's port, or to what leads there: any connected socket.
+pub type Reach = dyn Fn() -> io::Result<TcpStream> + Send + Sync;
 
 /// A connection: the host's side, and the guest's once that is reached.
 struct Pair {

@@ -10,6 +10,8 @@ mod plan;
 mod sealed;
 mod tunnel;
 
+pub use inbound::{Inbound, Reach};
+
 use crate::inventory::record::Attachment;
 use floe_api::{
     FORK_HOSTS_MAX, NETWORK_ALLOW_MAX, NETWORK_BYTES_PER_S, NetworkInfo, NetworkOrder,
@@ -21,7 +23,6 @@ use floe_ground::{
 };
 use floe_hosts::cluster::Cluster;
 use floe_machine::Tap;
-use inbound::Inbound;
 use namespace::Namespace;
 use parking_lot::Mutex;
 use plan::{BITS, GATEWAY, MEMBERS_MAX, NETWORK_VERSION, Network, Overlay};
