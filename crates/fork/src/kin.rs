@@ -4,7 +4,7 @@ use super::record::{CloneRecord, ForkRecord};
 use crate::Forks;
 use floe_api::{CLONE_ENDED, ErrorCode, Family, KillReport, KillRequest, MachineStatus};
 use floe_ground::error::{NodeError, not_found, refused};
-use floe_inventory::inventory::record::Wanted;
+use floe_inventory::inventory::{record::Wanted, turn::Peer};
 
 /// How many generations are followed: clones' names become too long before that.
 const GENERATIONS_MAX: usize = 20;
@@ -115,6 +115,16 @@ impl Forks {
         fork.is_some_and(|fork| {
             let mut clones = fork.clones.iter();
             clones.any(|clone| self.life_of(&fork, clone) == Life::Alive)
+        })
+    }
+
+    /// Returns the member of the cluster that runs a clone of this node's; `None` if there is no such clone there.
+    pub fn host_of(&self, name: &str) -> Option<Peer> {
+        let (_, host) = self.records.away(name)?;
+        let member = self.cluster.find(&host)?;
+        Some(Peer {
+            name: member.name,
+            address: member.address,
         })
     }
 

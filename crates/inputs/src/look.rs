@@ -38,12 +38,16 @@ const REFUSAL_BYTES_MAX: usize = 64 << 10;
 /// Largest picture that is taken, in bytes.
 const PICTURE_BYTES_MAX: u64 = 64 << 20;
 
-/// What a member asks of a machine that it has lent to this node.
+/// What a member asks of a machine that it has lent to this node, or of a clone that it has ordered here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LookAsked {
-    /// The machine's key.
+    /// The machine's key; empty for a clone.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
+    /// The clone's name; of clones there are processes alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clone: Option<String>,
     /// What is to be shown.
     pub what: Look,
 }
@@ -79,10 +83,31 @@ impl Inputs {
         let Some((to, key)) = lent else {
             return Ok(None);
         };
+        let clone = None;
+        let asked = LookAsked { key, clone, what };
+        self.ask_look(&to, entry.name.as_str(), &asked).map(Some)
+    }
+
+    /// Starts a process in a clone of this node's that runs on another one, and connects to its streams.
+    pub fn start_in_clone(
+        &self,
+        name: &str,
+        at: &Peer,
+        request: ExecRequest,
+    ) -> Result<UnixStream, NodeError> {
+        let asked = LookAsked {
+            key: String::new(),
+            clone: Some(name.to_owned()),
+            what: Look::Process(Box::new(request)),
+        };
+        self.ask_look(at, name, &asked)
+    }
+
+    fn ask_look(&self, to: &Peer, name: &str, asked: &LookAsked) -> Result<UnixStream, NodeError> {
         let unreachable = |why: String| {
             NodeError::Api(ApiError {
                 code: ErrorCode::Unreachable,
-                message: format!("{}, which runs {}: {why}", to.name, entry.name),
+                message: format!("{}, which runs {name}: {why}", to.name),
                 fix: "check that its node runs, and the way to it".into(),
             })
         };
@@ -92,11 +117,11 @@ impl Inputs {
                 "join it again: floe cluster join",
             )
         })?;
-        let limit = match what {
+        let limit = match asked.what {
             Look::Process(_) => PROCESS_LIMIT,
             _ => ANSWER_LIMIT,
         };
-        let asked = serde_json::to_vec(&LookAsked { key, what });
+        let asked = serde_json::to_vec(asked);
         let asked = asked.map_err(|error| unreachable(error.to_string()))?;
         let address = Url::parse(&format!("https://{}", to.address));
         let address = address.map_err(|error| unreachable(error.to_string()))?;
@@ -111,8 +136,8 @@ impl Inputs {
         let connection = server.connect(CONNECT_LIMIT);
         let switched = connection.and_then(|one| one.switch_within(request, limit));
         match switched.map_err(|fault| unreachable(fault.to_string()))? {
-            Switched::Stream(shown, _none_yet) => Ok(Some(shown)),
-            Switched::Refused(answer) => Err(refusal(&to, entry, *answer)),
+            Switched::Stream(shown, _none_yet) => Ok(shown),
+            Switched::Refused(answer) => Err(refusal(to, name, *answer)),
         }
     }
 
@@ -139,7 +164,7 @@ impl Inputs {
 }
 
 /// Returns why a member does not show a machine, in its own words.
-fn refusal(by: &Peer, entry: &Entry, mut answer: Answer) -> NodeError {
+fn refusal(by: &Peer, name: &str, mut answer: Answer) -> NodeError {
     let status = answer.head().status;
     let said = answer.body_within(REFUSAL_BYTES_MAX, ANSWER_LIMIT).ok();
     let said = said.and_then(|said| serde_json::from_slice::<ApiError>(&said).ok());
@@ -149,10 +174,7 @@ fn refusal(by: &Peer, entry: &Entry, mut answer: Answer) -> NodeError {
             ..said
         }),
         None => refused(
-            format!(
-                "{} does not show {}: it answered {status}",
-                by.name, entry.name
-            ),
+            format!("{} does not show {name}: it answered {status}", by.name),
             "floe ps there shows how it stands; it must be a floe of the same version",
         ),
     }
@@ -167,6 +189,7 @@ mod tests {
     fn what_is_asked_is_read_as_it_was_written_and_nothing_else_is() {
         let asked = LookAsked {
             key: "00112233445566aa".into(),
+            clone: None,
             what: Look::Log {
                 tail_bytes: None,
                 follow: true,
@@ -180,6 +203,13 @@ mod tests {
         };
         let text = serde_json::to_string(&process).unwrap();
         assert_eq!(serde_json::from_str::<LookAsked>(&text).unwrap(), process);
+        let in_clone = LookAsked {
+            key: String::new(),
+            clone: Some("web.1".into()),
+            ..process
+        };
+        let text = serde_json::to_string(&in_clone).unwrap();
+        assert_eq!(serde_json::from_str::<LookAsked>(&text).unwrap(), in_clone);
         for what in ["\"files\"", "{\"log\":{\"follow\":true,\"path\":\"/\"}}"] {
             let strange = format!("{{\"key\":\"00112233445566aa\",\"what\":{what}}}");
             assert!(serde_json::from_str::<LookAsked>(&strange).is_err());

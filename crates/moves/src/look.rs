@@ -1,17 +1,20 @@
-//! What a machine shows that a member has lent to this node, to that member: see [`LookAsked`].
+//! What a machine shows that a member has lent to this node, to that member: see [`LookAsked`]. Who has ordered a clone here may have
+//! processes in it.
 
 use super::{Moves, check_key};
 use floe_api::{ErrorCode, PortForward, Protocol};
+use floe_fork::is_ordered_by;
 use floe_ground::{
     caller::FromMember,
     error::{NodeError, at, not_found},
     logs,
 };
 use floe_inputs::{Look, LookAsked};
+use floe_inventory::inventory::Entry;
 use floe_machine::console::ConsoleLog;
 use floe_machines::agents::Process;
 use futures::StreamExt;
-use std::{io, net::TcpStream, os::unix::net::UnixStream, time::Duration};
+use std::{io, net::TcpStream, os::unix::net::UnixStream, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional},
     time::sleep,
@@ -31,10 +34,23 @@ pub enum Shown {
 }
 
 impl Moves {
+    /// Finds the machine that a member asks for, if that has lent it to this node, or has ordered it here and asks for a process.
+    fn seen_by(&self, asked: &LookAsked, by: &FromMember) -> Result<Option<Arc<Entry>>, NodeError> {
+        let Some(clone) = &asked.clone else {
+            check_key(&asked.key)?;
+            return self.borrowed(&asked.key, by);
+        };
+        let found = match self.inventory.get(clone) {
+            Err(error) if error.code() != ErrorCode::NotFound => return Err(error),
+            found => found.ok(),
+        };
+        let is_process = matches!(asked.what, Look::Process(_));
+        Ok(found.filter(|entry| is_process && is_ordered_by(&entry.record(), by)))
+    }
+
     /// Returns what is shown of a machine to the member that has lent it to this node.
     pub fn shown_to(&self, asked: &LookAsked, by: &FromMember) -> Result<Shown, NodeError> {
-        check_key(&asked.key)?;
-        let entry = self.borrowed(&asked.key, by)?;
+        let entry = self.seen_by(asked, by)?;
         let entry = entry.ok_or_else(|| not_found("there is no such machine of yours", ""))?;
         let name = entry.name.as_str();
         let log = |tail_bytes| self.machines.console_history(name, tail_bytes);
@@ -52,7 +68,7 @@ impl Moves {
     pub fn shows(&self, asked: &LookAsked, by: &FromMember) -> bool {
         let is_member = self.cluster.find(&by.address.to_string()).is_some();
         is_member
-            && match self.borrowed(&asked.key, by) {
+            && match self.seen_by(asked, by) {
                 Ok(found) => found.is_some(),
                 // it may be one whose record can't be read
                 Err(error) => error.code() == ErrorCode::Busy,

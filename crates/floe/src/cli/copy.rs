@@ -106,7 +106,14 @@ fn name_of(path: &Path) -> String {
     name.unwrap_or_default().into_owned()
 }
 
-fn out_of(cx: &Context, machine: &str, path: &str, to: &str, user: &str) -> Result<(), CliError> {
+/// Copies a path of a guest to here; `-` is standard output.
+pub(super) fn out_of(
+    cx: &Context,
+    machine: &str,
+    path: &str,
+    to: &str,
+    user: &str,
+) -> Result<(), CliError> {
     let path = there(path);
     let client = cx.client()?;
     let program = |sparse: bool| Program::Send {

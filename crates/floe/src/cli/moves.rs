@@ -2,7 +2,7 @@
 //! of those gets its turn, whatever became of the others.
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
@@ -10,9 +10,12 @@ use clap::Args;
 use super::error::CliError;
 use super::output::bytes;
 use super::power::Turns;
-use super::{Context, args, progress};
+use super::{Context, args, copy, progress};
 use floe_api::client::Client;
-use floe_api::{ErrorCode, MachineInfo, MachineStatus, MoveReport, MoveRequest, RecallRequest};
+use floe_api::{
+    ErrorCode, Family, KillRequest, MachineInfo, MachineStatus, MoveReport, MoveRequest,
+    RecallRequest,
+};
 
 /// Move machines to another node of the cluster, where they go on with their memory, disks, names, ports and limits
 #[derive(Debug, Args)]
@@ -97,6 +100,8 @@ Example: only what the job has made; what else the machine has become there is t
   floe recall web --results /root/out --into .
 Example: one that was moved there for good
   floe recall web --from beta
+Example: the results of each of the clones that floe offload -n has made, into results/web.1, results/web.2 ...
+  floe recall web --clones --results /srv/out --into results
 Example: beta is gone for good
   floe recall web --force
 
@@ -118,6 +123,10 @@ pub struct Recall {
     /// from what it was when it was lent or last synced
     #[arg(long, value_name = "PATH", conflicts_with_all = ["from", "force"])]
     results: Vec<String>,
+    /// Have the results of the clones that run on other nodes (floe offload -n): each one's come into a folder of its name, without a limit
+    /// of size, and then it is removed
+    #[arg(long, requires = "results")]
+    clones: bool,
     /// The directory of this host for the results; by default the one in which the command is typed
     #[arg(long, value_name = "DIR", requires = "results")]
     into: Option<PathBuf>,
@@ -125,11 +134,14 @@ pub struct Recall {
 
 impl Recall {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
-        let into = self.into.unwrap_or_else(|| PathBuf::from("."));
+        let into = self.into.clone().unwrap_or_else(|| PathBuf::from("."));
         let into = match self.results.is_empty() {
             true => None,
             false => Some(args::existing(&into)?),
         };
+        if let (true, Some(into)) = (self.clones, &into) {
+            return self.clones_come(cx, into);
+        }
         let request = RecallRequest {
             from: self.from,
             results: self.results,
@@ -156,6 +168,50 @@ impl Recall {
             cx.out.text(&format!("{name} is back{more}\n"))
         })?;
         Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
+    }
+}
+
+impl Recall {
+    /// Brings results of the clones that the machines have on other nodes, and ends each one whose results are all here.
+    fn clones_come(&self, cx: &Context, into: &str) -> Result<ExitCode, CliError> {
+        let client = cx.client()?;
+        let mut clones = Vec::new();
+        for name in &self.machines {
+            let before = clones.len();
+            collect_away(&client.family(name)?, name, &mut clones);
+            if clones.len() == before {
+                return Err(CliError::new(
+                    ErrorCode::NotFound,
+                    format!("{name} has no clones on other nodes"),
+                    format!("floe family {name} shows those that it has"),
+                ));
+            }
+        }
+        let turns = Turns::take(cx, &clones, |client, clone| {
+            let dir = format!("{into}/{clone}");
+            std::fs::create_dir_all(&dir)
+                .map_err(|error| CliError::file("create", Path::new(&dir), error))?;
+            for path in &self.results {
+                copy::out_of(cx, clone, path, &dir, "")?;
+            }
+            client.kill(clone, &KillRequest::default())?;
+            if cx.out.json {
+                return Ok::<_, CliError>(());
+            }
+            cx.out
+                .text(&format!("the results of {clone} are in {dir}\n"))
+        })?;
+        Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
+    }
+}
+
+/// Collects the names of the clones that a machine of a family has on other nodes.
+fn collect_away(member: &Family, of: &str, names: &mut Vec<String>) {
+    for clone in &member.clones {
+        if member.name == of && clone.host.is_some() {
+            names.push(clone.name.clone());
+        }
+        collect_away(clone, of, names);
     }
 }
 

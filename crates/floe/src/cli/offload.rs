@@ -26,6 +26,8 @@ Example: ahead of time, so that little is left to be sent when it goes
   floe offload phone --to cloud
 Example: the same machine for four jobs at once, while this one goes on here
   floe offload phone --to cloud -n 4
+  floe exec phone.1 -- make check
+  floe recall phone --clones --results /srv/out --into results
 
 That is floe move with a loan: what the machine was stays here, and it comes back to this node alone. Where it runs, it grows as by floe
 resize; before it comes back its guest gives that back, or it stays there and says what is missing. Its screen and console are shown here

@@ -553,6 +553,14 @@ fn a_lent_machine_is_shown_to_the_member_that_has_lent_it_and_to_no_other() {
         let is_refused = told.contains("422") && told.contains("not lent by");
         assert!(is_refused, "{told}");
     }
+    // nor is it one of its clones
+    let told = ask_by_hand(
+        cloud.member_address().unwrap(),
+        &["-cert", &pem, "-key", &pem],
+        "POST /v1/moves/look",
+        &format!("{{\"clone\":\"web\",\"what\":{process}}}"),
+    );
+    assert!(told.contains("404"), "{told}");
     let path = phone.home().join("screen.png").display().to_string();
     ok(&phone, &["screenshot", "web", path.as_str()]);
 }
@@ -637,5 +645,41 @@ fn a_lent_machines_ports_are_open_where_its_user_sits() {
         run(&nodes[0], &["recall", "web"]).status.success()
     });
     eventually("it answers at home", || answers(0));
+    assert!(runs(&nodes[0]));
+}
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn each_of_several_jobs_there_gives_its_results_into_a_folder_here() {
+    let hosts = Hosts::new();
+    let nodes = nodes(&hosts);
+    cluster(&[&nodes[0], &nodes[1]]);
+    nodes[0].boot_tiny("web");
+    ok(&nodes[0], &["offload", "web", "--to", "node-1", "-n", "2"]);
+    let clones = ["web.1", "web.2"];
+    for clone in clones {
+        let job = format!("echo by-{clone} > /www/result");
+        eventually("it does its job", || {
+            let exec = ["exec", clone, "--", "sh", "-c", job.as_str()];
+            run(&nodes[0], &exec).status.success()
+        });
+    }
+    let into = nodes[0].home().join("jobs").display().to_string();
+    fs::create_dir(&into).unwrap();
+    let recall = |path| {
+        let of = ["recall", "web", "--clones", "--results", path];
+        run(&nodes[0], &[&of[..], &["--into", into.as_str()]].concat())
+    };
+    // what is not there yet: all of them stay
+    assert!(!recall("/www/none").status.success());
+    let left = || nodes[1].client().machines().unwrap().machines.len();
+    assert_eq!(left(), 2);
+    let done = recall("/www/result");
+    assert!(done.status.success(), "{}", said(&done));
+    for clone in clones {
+        let result = fs::read_to_string(format!("{into}/{clone}/result")).unwrap();
+        assert_eq!(result, format!("by-{clone}\n"));
+    }
+    eventually("they are gone there", || left() == 0);
     assert!(runs(&nodes[0]));
 }

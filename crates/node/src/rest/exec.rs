@@ -1,5 +1,5 @@
 //! Processes in guests: a request to start one, whose connection then carries its streams. Of a machine that is lent, its borrower does
-//! that, and this node carries the streams.
+//! that, and this node carries the streams; so it is with a clone that runs on another node.
 
 use super::answer::{Failure, Input, Path, blocking};
 use crate::Node;
@@ -22,12 +22,13 @@ use tokio::{
 /// Where a process runs.
 enum Runs {
     Here(Process),
-    /// With the machine's borrower: its streams.
+    /// With the machine's borrower, or on the clone's host: its streams.
     There(std::os::unix::net::UnixStream),
 }
 
 /// Starts a process in the machine's guest. The connection is switched to the protocol `floe-exec`: frames with the process's input,
-/// output and end (docs/guest.md). Of a machine that is lent to another node it is a process there.
+/// output and end (docs/guest.md). Of a machine that is lent to another node it is a process there; so
+/// it is for a clone that runs on another member of the cluster.
 #[utoipa::path(post, path = "/v1/machines/{name}/exec", tag = "machines", params(("name" = String, Path)),
     request_body = ExecRequest,
     responses((status = 101, description = "the protocol floe-exec"), (status = 400, body = ApiError),
@@ -50,7 +51,14 @@ pub async fn exec(
         return Ok((StatusCode::UPGRADE_REQUIRED, switching).into_response());
     };
     let start = move || {
-        let entry = node.inventory.get(&name)?;
+        let entry = match node.inventory.get(&name) {
+            Ok(entry) => entry,
+            Err(absent) => {
+                let host = node.forks.host_of(&name).ok_or(absent)?;
+                let there = node.inputs.start_in_clone(&name, &host, request)?;
+                return Ok(Runs::There(there));
+            }
+        };
         let there = Look::Process(Box::new(request.clone()));
         Ok(match node.inputs.look(&entry, there)? {
             Some(there) => Runs::There(there),
