@@ -13,7 +13,7 @@ use super::error::CliError;
 use super::outcome::stored;
 use super::output::{bytes, table};
 use super::ps::arrow;
-use super::{Context, args, console, progress, stream, visible};
+use super::{Context, args, console, progress, resize, stream, visible};
 use floe_api::PortForward;
 
 /// Make a machine from an image and start it
@@ -57,6 +57,16 @@ pub struct Run {
     /// CPUs
     #[arg(long, short, value_parser = clap::value_parser!(u32).range(1..))]
     cpus: Option<u32>,
+    /// Start it with so many CPUs, and have its guest use --cpus of them: the agent takes the others offline as soon as it answers, and floe
+    /// resize and floe offload --cpus have them used. For kernels that use no CPUs that were not there when they booted
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        requires = "cpus",
+        conflicts_with_all = ["wait", "interactive", "tty", "command", "cpu_quota"]
+    )]
+    cpus_most: Option<u32>,
     /// A port of this host that is forwarded to the guest (repeatable): [ADDRESS:]HOST:GUEST[/udp]
     #[arg(long = "publish", short, value_name = "PORTS")]
     publish: Vec<PortForward>,
@@ -212,8 +222,21 @@ impl Run {
         }
     }
 
+    /// Returns with how many CPUs it starts, and what is waited for then.
+    fn cpus_and_sign(&self) -> Result<(Option<u32>, floe_api::Wait), CliError> {
+        match (self.cpus, self.cpus_most) {
+            (Some(cpus), Some(most)) if most < cpus => Err(CliError::usage(
+                format!("its guest can't use {cpus} of {most} CPUs"),
+                "give --cpus-most at least as many as --cpus",
+            )),
+            (_, Some(most)) => Ok((Some(most), floe_api::Wait::Agent)),
+            (cpus, None) => Ok((cpus, self.wait.wait.wait)),
+        }
+    }
+
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let allow_host = self.host_access();
+        let (cpus, wait) = self.cpus_and_sign()?;
         let image = args::image(&self.image)?;
         let more = self.source.iter().map(String::as_str);
         let places: Vec<&str> = std::iter::once(&*image).chain(more).collect();
@@ -224,9 +247,9 @@ impl Run {
             sources: self.source,
             name: self.name,
             memory_bytes: self.memory,
-            cpus: self.cpus,
+            cpus,
             forwards: self.publish,
-            wait: self.wait.wait.wait,
+            wait,
             wait_port: self.wait.wait.port,
             wait_timeout_s: self.wait.wait_timeout,
             cmdline: self.cmdline,
@@ -263,9 +286,17 @@ impl Run {
         if self.inside.is_wanted() {
             return self.inside.run(cx, &client, events, request.remove);
         }
-        if let Some(machine) = started(cx, events)?
-            && self.link_report
-        {
+        let Some(machine) = started(cx, events)? else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        if self.cpus_most.is_some() {
+            let size = floe_api::SizeRequest {
+                cpus: self.cpus,
+                ..Default::default()
+            };
+            resize::resized(cx, &client, &machine, &size)?;
+        }
+        if self.link_report {
             stream::report(cx, machine)?;
         }
         Ok(ExitCode::SUCCESS)

@@ -5,6 +5,7 @@ use clap::Args;
 use super::error::CliError;
 use super::output::bytes;
 use super::{Context, args, progress};
+use floe_api::client::Client;
 use floe_api::{ResizeReport, Size, SizeRequest};
 
 /// Change a machine's CPUs and memory, while it runs or for its next start
@@ -40,19 +41,28 @@ impl Resize {
             memory_bytes: self.memory,
             overcommit: self.overcommit,
         };
-        let events = cx.client()?.resize(&self.machine, &request)?;
-        let done = progress::follow(cx.out, events)?;
-        let report = done.outcome.resized.unwrap_or_default();
-        if !cx.out.json {
-            cx.out.text(&told(&self.machine, &report))?;
-        }
-        let mut short = report.short.into_iter().map(CliError);
-        let Some(first) = short.next() else {
-            return Ok(());
-        };
-        short.for_each(|more| more.print(cx.out.json));
-        Err(first)
+        resized(cx, &cx.client()?, &self.machine, &request)
     }
+}
+
+/// Gives a machine another size, and tells it. Fails if the machine has not all of that then.
+pub(super) fn resized(
+    cx: &Context,
+    client: &Client,
+    machine: &str,
+    request: &SizeRequest,
+) -> Result<(), CliError> {
+    let done = progress::follow(cx.out, client.resize(machine, request)?)?;
+    let report = done.outcome.resized.unwrap_or_default();
+    if !cx.out.json {
+        cx.out.text(&told(machine, &report))?;
+    }
+    let mut short = report.short.into_iter().map(CliError);
+    let Some(first) = short.next() else {
+        return Ok(());
+    };
+    short.for_each(|more| more.print(cx.out.json));
+    Err(first)
 }
 
 fn told(machine: &str, report: &ResizeReport) -> String {

@@ -616,3 +616,31 @@ fn a_disk_that_cannot_be_given_or_taken_is_told_and_nothing_is_left_of_it() {
     floe_ends(&node, &["detach", "web", "late", "--force"], 0);
     assert_eq!(sh(&node, "web", "ls -d /sys/block/vd* | wc -l"), "18");
 }
+
+#[test]
+#[ignore = "needs root, FUSE and QEMU: make test-all"]
+fn a_machine_has_its_most_cpus_from_the_start_and_its_guest_uses_as_many_as_it_is_told() {
+    let node = TestNode::start();
+    node.import_tiny("tiny", None);
+    let run = |cpus, most| {
+        [
+            "run",
+            "tiny",
+            "--name",
+            "web",
+            "--cpus",
+            cpus,
+            "--cpus-most",
+            most,
+        ]
+    };
+    floe_ends(&node, &run("3", "2"), 2);
+    let started = floe_ends(&node, &run("1", "2"), 0);
+    assert!(started.contains("web has 1 CPU and"), "{started}");
+    let uses = || (sh(&node, "web", "nproc"), has(&node, "web").0);
+    assert_eq!(uses(), ("1".to_owned(), 1));
+    let present = "ls -d /sys/devices/system/cpu/cpu[0-9]* | wc -l";
+    assert_eq!(sh(&node, "web", present), "2");
+    floe_ends(&node, &["resize", "web", "--cpus", "2"], 0);
+    assert_eq!(uses(), ("2".to_owned(), 2));
+}
