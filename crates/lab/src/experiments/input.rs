@@ -1,4 +1,5 @@
-//! `input`: what a user types at one host while the machine is parked, paused, moved between two hosts, and their nodes are killed.
+//! `input`: what a user types at one host while the machine is parked, paused, moved between two hosts, the link between them is cut, and
+//! their nodes are killed.
 //! Counted in the guest: what is missing there, what came twice, what came too late.
 use super::activate::{host_name, join};
 use super::live::Node;
@@ -25,6 +26,8 @@ const BETWEEN: Duration = Duration::from_millis(10);
 const STEP_MAX: Duration = Duration::from_secs(300);
 /// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long the link is cut: long enough for what was said over it to be given up, and said again.
+const LINK_DOWN: Duration = Duration::from_secs(3);
 /// Ends the guest's `cat`.
 const END: &str = "\u{4}";
 /// What the guest answers in, with four numbers.
@@ -34,15 +37,21 @@ const ANSWER: &str = "typed-sum-";
 #[derive(Clone, Copy, Debug)]
 enum Cut {
     Move,
+    /// The link, while the machine is where its user is not.
+    Link,
     KillFirst,
+    /// The link, while the machine is on its way.
+    LinkInMove,
     Park,
     KillSecond,
     Pause,
 }
 
-const CUTS: [Cut; 5] = [
+const CUTS: [Cut; 7] = [
     Cut::Move,
+    Cut::Link,
     Cut::KillFirst,
+    Cut::LinkInMove,
     Cut::Park,
     Cut::KillSecond,
     Cut::Pause,
@@ -166,18 +175,27 @@ fn cut(segment: &Segment, nodes: &mut [Node], cut: Cut) -> anyhow::Result<()> {
     match cut {
         Cut::KillFirst => nodes[0].kill_and_start_again_in(Some(segment.host(0)), &[]),
         Cut::KillSecond => nodes[1].kill_and_start_again_in(Some(segment.host(1)), &[]),
-        Cut::Move => {
+        Cut::Move => moves(nodes, place(nodes)?),
+        Cut::Link => {
+            if place(nodes)? == 0 {
+                moves(nodes, 0)?;
+            }
+            Ok(without_link(segment)?)
+        }
+        Cut::LinkInMove => {
             let from = place(nodes)?;
-            let request = MoveRequest {
-                to: Some(host_name(1 - from)),
-                keep: true,
-                ..MoveRequest::default()
-            };
-            // the node that it came from last may have to forget it first
-            settled(|| {
-                let moved = nodes[from].client.move_machine(NAME, &request)?;
-                moved.finish(|_| ()).map(drop)
-            })
+            std::thread::scope(|scope| {
+                let link = scope.spawn(|| {
+                    std::thread::sleep(BETWEEN * 20);
+                    without_link(segment)
+                });
+                // it may have been given up: where it is then is seen below
+                if let Err(error) = moves(nodes, from) {
+                    eprintln!("it was not moved over a link that was cut: {error:#}");
+                }
+                link.join().expect("no panic")
+            })?;
+            place(nodes).map(drop)
         }
         Cut::Park => {
             let client = &nodes[place(nodes)?].client;
@@ -198,6 +216,27 @@ fn cut(segment: &Segment, nodes: &mut [Node], cut: Cut) -> anyhow::Result<()> {
             settled(|| client.resume(NAME).map(drop))
         }
     }
+}
+
+/// Moves the machine to the other host.
+fn moves(nodes: &[Node], from: usize) -> anyhow::Result<()> {
+    let request = MoveRequest {
+        to: Some(host_name(1 - from)),
+        keep: true,
+        ..MoveRequest::default()
+    };
+    // the node that it came from last may have to forget it first
+    settled(|| {
+        let moved = nodes[from].client.move_machine(NAME, &request)?;
+        moved.finish(|_| ()).map(drop)
+    })
+}
+
+/// Cuts the link between the hosts for a while.
+fn without_link(segment: &Segment) -> std::io::Result<()> {
+    segment.cut(1)?;
+    std::thread::sleep(LINK_DOWN);
+    segment.mend(1)
 }
 
 /// Does something as soon as nothing else is under way with the machine.
