@@ -121,6 +121,7 @@ export interface Outcome {
   fork?: { clones: Clone[] };
   /** What a guest has not done of what was asked for. */
   resized?: { after: Size; short?: Problem[] };
+  moved?: { to: string; down_ms: number; trouble?: string };
   disk?: { name: string; disk: string; bytes: number; in_use?: boolean };
 }
 
@@ -285,6 +286,11 @@ export const api = {
   face: (name: string): Promise<Face | null> =>
     json<{ face?: Face }>("GET", `${machinePath(name)}/console`).then((answer) => answer.face ?? null),
   swarms: (): Promise<Swarm[]> => json<{ swarms: Swarm[] }>("GET", "/v1/swarm").then((report) => report.swarms),
+  /** The other nodes of this one's cluster. */
+  paired: (): Promise<string[]> =>
+    json<{ members?: { name: string; this: boolean }[] }>("GET", "/v1/cluster").then((cluster) =>
+      (cluster.members ?? []).filter((one) => !one.this).map((one) => one.name),
+    ),
   disks: (name: string): Promise<Disk[]> =>
     json<{ disks: Disk[] }>("GET", `${machinePath(name)}/disks`).then((list) => list.disks),
   attachCard: (name: string): Promise<{ card: string; in_use: boolean }> => json("POST", `${machinePath(name)}/cards`, {}),
@@ -319,6 +325,10 @@ export const api = {
   ): Promise<Outcome> => long(`${machinePath(name)}/disks/${encodeURIComponent(disk)}`, content, tell, signal),
   fork: (name: string, clones: number, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long(`${machinePath(name)}/fork`, { clones }, tell, signal),
+  offload: (name: string, to: string, size: Partial<Size>, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long(`${machinePath(name)}/move`, { to, lend: true, ...size }, tell, signal),
+  recall: (name: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
+    long(`${machinePath(name)}/recall`, {}, tell, signal),
   pull: (from: string, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>
     long("/v1/images/pull", { from }, tell, signal),
   import: (request: Import, tell: (step: Step) => void, signal: AbortSignal): Promise<Outcome> =>

@@ -76,3 +76,57 @@ test("a machine is given processors, memory, disks and a card in its drawer, and
   await expect(drawer.getByRole("button", { name: "Detach data" })).toHaveCount(0);
   expect(has().disks).toEqual(["words"]);
 });
+
+test("a machine is lent to a node that this one is paired with, and recalled, in its drawer", async ({ page, site }) => {
+  floe(site, "run", "tiny", "--name", "web", "--memory", "256M", "--cmdline", "console=ttyS0 quiet no_timer_check");
+  const drawer = page.locator(".drawer");
+  const opened = async (): Promise<void> => {
+    await page.reload();
+    await page.getByRole("button", { name: "Details of web", exact: true }).click();
+    await expect(drawer.getByRole("button", { name: "Size" })).toBeVisible();
+  };
+  // paired with none
+  await opened();
+  await expect(drawer.getByRole("button", { name: "Offload" })).toHaveCount(0);
+
+  const member = (name: string, own: boolean) => ({ name, url: "https://192.0.2.1:7071", authority: !own, this: own });
+  const members = [member("cloud", false), member("phone", true)];
+  await page.route("**/v1/cluster", (route) => route.fulfill({ json: { joined: true, name: "phone", members } }));
+  const asked: unknown[] = [];
+  const answers = async (path: string, outcome: object): Promise<void> => {
+    await page.route(`**/v1/machines/web/${path}`, (route) => {
+      asked.push(route.request().postDataJSON());
+      const body = `${JSON.stringify({ event: "done", total_ms: 1, ...outcome })}\n`;
+      return route.fulfill({ contentType: "application/x-ndjson", body });
+    });
+  };
+  await answers("move", { moved: { to: "cloud", wire_bytes: 1, down_ms: 900 } });
+  await opened();
+  await drawer.getByRole("button", { name: "Offload" }).click();
+  const lend = page.getByRole("dialog", { name: "Offload web" });
+  await expect(lend.getByRole("option")).toHaveText(["cloud"]);
+  await lend.getByLabel("CPUs there").fill("4");
+  expect(await barriers(page)).toEqual([]);
+  await lend.getByRole("button", { name: "Offload" }).click();
+  await expect(lend).toHaveCount(0);
+  await expect(page.getByText("web is on cloud").first()).toBeVisible();
+  expect(asked).toEqual([{ to: "cloud", lend: true, cpus: 4 }]);
+
+  // it is there
+  await page.route("**/v1/machines", async (route) => {
+    const response = await route.fetch();
+    const { machines } = (await response.json()) as { machines: object[] };
+    const moves = { standing: "lent", node: "cloud" };
+    await route.fulfill({ response, json: { machines: machines.map((one) => ({ ...one, moves })) } });
+  });
+  await answers("recall", {});
+  await opened();
+  await drawer.getByRole("button", { name: "Recall" }).click();
+  const recall = page.getByRole("dialog", { name: "Recall web" });
+  await expect(recall).toContainText("It comes back from cloud");
+  expect(await barriers(page)).toEqual([]);
+  await recall.getByRole("button", { name: "Recall" }).click();
+  await expect(recall).toHaveCount(0);
+  expect(asked).toHaveLength(2);
+  await page.unrouteAll({ behavior: "wait" });
+});

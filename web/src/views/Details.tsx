@@ -7,6 +7,7 @@ import { Dialog } from "../parts/Dialog";
 import { Icon } from "../parts/Icon";
 import { wordsOf } from "../parts/notices";
 import { Hardware } from "./Hardware";
+import { Offload } from "./Offload";
 
 /** What details are shown of: a machine by its name, or an image by its id. */
 export type Subject = { machine: string; image?: undefined } | { image: string; machine?: undefined };
@@ -116,6 +117,7 @@ function MachineDetails(props: { machine: Machine; live: Live; onSubject: (subje
         </button>
         <a class="button" href={logAddress(name)} download={`${name}.log`}><Icon name="link" /> Console’s log</a>
       </p>
+      <Offload machine={machine} />
       <Hardware machine={machine} />
       <h3>Events since this page was opened</h3>
       {events.length === 0 && <p class="hint">None.</p>}

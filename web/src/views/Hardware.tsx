@@ -11,7 +11,8 @@ const GIB = 1 << 30;
 /** Least memory that a guest is brought to. */
 const MEMORY_LEAST_MIB = 32;
 
-const follow =
+/** Shows the steps of a long call. */
+export const follow =
   (show: Show) =>
   (step: Step): void => {
     const next = progressOf(step);
