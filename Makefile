@@ -22,7 +22,7 @@ EXPERIMENTS += offload advise isolation density io io-sim cpu-sim io-who io-cost
 EXPERIMENTS += stream-sim swarm-sim swarm-real swarm-cost swarm-storm stream-real two-streams page train optimize hub-hostile odd-sources build test
 
 .PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
-.PHONY: azurite web browser guest-tools guest-tiny guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: azurite web browser guest-tools guest-tiny guest-keys guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ guest-tools: deps ## Build what goes into guests: floe-guest, libfloe, examples 
 
 guest-tiny: deps ## Build the small test guest: kernel, busybox, floe-guest
 	@$(GUEST_BUILD) tiny $(GUESTS)/tiny
+
+guest-keys: deps ## Build the same on a kernel in which programs may be keyboards and pointers
+	@$(GUEST_BUILD) keys $(GUESTS)/keys
 
 guest-stock: deps web ## Build a Debian with floe image build, with cloud-init and ssh in it
 	@scripts/guest-stock $(GUESTS)/stock
@@ -169,7 +172,7 @@ kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-
 	@scripts/kvm-check $(GUESTS)
 
 # FRESH=1 measures all anew; otherwise a run goes on where an earlier one of the same code was cut.
-lab: build guest-debian guest-shop guest-tiny guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-shop guest-tiny guest-keys guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
 		case $$e in cpu-user|swarm-sim|swarm-real) all="--minutes 600";; *) all=;; esac; \

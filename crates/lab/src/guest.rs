@@ -14,6 +14,11 @@ impl Guest {
         Guest::find("tiny")
     }
 
+    /// Returns the same on a kernel in which programs may be keyboards and pointers.
+    pub fn keys() -> anyhow::Result<Guest> {
+        Guest::find("keys")
+    }
+
     /// Returns a small Debian 12 with systemd and a disk.
     pub fn debian() -> anyhow::Result<Guest> {
         Guest::find("debian")

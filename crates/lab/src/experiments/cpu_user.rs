@@ -346,15 +346,24 @@ pub(super) fn rate(said: &str, program: &str) -> anyhow::Result<f64> {
 
 /// Makes the tiny guest with a program of this name in it, which is also at `bin/NAME` of `dir/root`.
 pub(super) fn guest_with(dir: &Path, name: &str, program: &str) -> anyhow::Result<Guest> {
-    let tiny = Guest::tiny()?;
+    guest_and(&Guest::tiny()?, dir, name, program)
+}
+
+/// Makes another guest without a disk in the same way.
+pub(super) fn guest_and(
+    guest: &Guest,
+    dir: &Path,
+    name: &str,
+    program: &str,
+) -> anyhow::Result<Guest> {
     let root = dir.join("root");
     std::fs::create_dir_all(root.join("bin"))?;
     let source = dir.join("program.rs");
     std::fs::write(&source, program)?;
     compile(&source, &root.join("bin").join(name))?;
-    tiny.add_to_initrd(&root, &dir.join("initrd"))?;
-    std::fs::copy(tiny.kernel(), dir.join("vmlinuz"))?;
-    std::fs::write(dir.join("cmdline"), tiny.cmdline()?)?;
+    guest.add_to_initrd(&root, &dir.join("initrd"))?;
+    std::fs::copy(guest.kernel(), dir.join("vmlinuz"))?;
+    std::fs::write(dir.join("cmdline"), guest.cmdline()?)?;
     Guest::at(dir)
 }
 

@@ -1,7 +1,8 @@
-//! `input`: what a user types at one host while the machine is parked, paused, moved between two hosts, the link between them is cut, and
+//! `input`: what a user does at one host, on the console, with keys and with a pointer, while the machine is parked, paused, moved between two hosts, the link between them is cut, and
 //! their nodes are killed.
 //! Counted in the guest: what is missing there, what came twice, what came too late.
 use super::activate::{host_name, join};
+use super::cpu_user::guest_and;
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report};
@@ -18,6 +19,12 @@ use std::time::{Duration, Instant};
 
 /// The machine.
 const NAME: &str = "typed";
+/// What writes down keys and pointer in the guest, and its name there.
+const PROGRAM: &str = include_str!("../../guests/keys.rs");
+const PROGRAM_NAME: &str = "floe-keys";
+/// The keys: those of the digits, each of which goes down and up again, the next one after that.
+const KEY_FIRST: u64 = 2;
+const KEYS: u64 = 10;
 /// How many inputs are sent together.
 const BATCH: u64 = 5;
 /// Time between two batches.
@@ -62,18 +69,25 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("input", context.quick);
     let (inputs, cuts) = (context.pick(10_000, 500), context.pick(50, 10));
     let segment = Segment::new(2).context("hosts of our own need root")?;
-    let tiny = Guest::tiny()?;
+    let guest = guest_and(
+        &Guest::keys()?,
+        &context.scratch.join("guest"),
+        PROGRAM_NAME,
+        PROGRAM,
+    )?;
     let mut nodes = Vec::new();
     for number in 0..2 {
         segment.as_gigabit(number)?;
         let home = context.scratch.join(format!("input-host{number}"));
         let node = Node::start(Some(segment.host(number)), &home, false)?;
-        node.import(&tiny, "tiny", 128 << 20)?;
+        // with one processor what writes down the keys has it at once
+        node.import_with(&guest, "keys", 192 << 20, 1)?;
         nodes.push(node);
     }
     join(&segment, &nodes)?;
-    nodes[0].boot("tiny", NAME)?;
+    nodes[0].boot("keys", NAME)?;
     let mut source = Source::new(nodes[0].client.clone());
+    source.text(&format!("{PROGRAM_NAME} 2>/dev/kmsg &\n"))?;
     source.text("stty -echo; echo reads-$((6*7)); cat > /got; stty echo\n")?;
     waits(&nodes[0], "reads-42")?;
     let done = type_through(&segment, &mut nodes, &mut source, inputs, cuts)?;
@@ -83,10 +97,6 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         Ok(source.send(Vec::new())?.waiting == 0)
     })?;
     let counted = count(&nodes, inputs)?;
-    ensure!(
-        counted.lines + counted.lost == inputs + counted.twice,
-        "the guest has got something that nobody has typed: {counted:?}"
-    );
     for (name, value) in [
         ("lost", counted.lost),
         ("twice", counted.twice),
@@ -98,8 +108,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         }
     }
     report.note(format!(
-        "{inputs} lines typed at the first of two hosts through {cuts} cuts: {done:?}; counted by the guest, whose agent gives them to its \
-         console"
+        "{inputs} lines, keys and places of the pointer, a third each, at the first of two hosts through {cuts} cuts: {done:?}; counted by \
+         the guest, whose agent gives them to its console and its kernel"
     ));
     Ok(report)
 }
@@ -148,7 +158,31 @@ fn type_through(
     Ok(names.zip(kinds).collect())
 }
 
-/// Types the numbers from 1 on, a line each, and after `each` of them waits for the cut that is being made.
+/// Returns how many of so many inputs are keys, places of the pointer and lines.
+fn kinds(inputs: u64) -> [u64; 3] {
+    [inputs.div_ceil(3), (inputs + 1) / 3, inputs / 3]
+}
+
+/// Returns an input by its number, from 1: of three a key, a place and a line, each of which tells how many of its kind were before.
+fn nth(number: u64) -> UserInput {
+    let before = (number - 1) / 3;
+    match number % 3 {
+        1 => UserInput::Key {
+            code: (KEY_FIRST + before / 2 % KEYS) as u16,
+            down: before.is_multiple_of(2),
+        },
+        2 => UserInput::Pointer {
+            x: (before + 1) as u16,
+            y: (before + 1) as u16,
+            buttons: 0,
+        },
+        _ => UserInput::Text {
+            text: format!("{}\n", before + 1),
+        },
+    }
+}
+
+/// Does all inputs, and after `each` of them waits for the cut that is being made.
 fn type_all(
     source: &mut Source,
     inputs: u64,
@@ -159,8 +193,7 @@ fn type_all(
     let mut next = 1;
     while next <= inputs {
         let last = (next + BATCH - 1).min(inputs);
-        let lines = (next..=last).map(|number| format!("{number}\n")).collect();
-        source.send(lines)?;
+        source.send((next..=last).map(nth).collect())?;
         typed.store(last, Ordering::SeqCst);
         next = last + 1;
         std::thread::sleep(BETWEEN);
@@ -266,35 +299,59 @@ fn place(nodes: &[Node]) -> anyhow::Result<usize> {
 }
 
 /// What the guest has counted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counted {
-    lines: u64,
     lost: u64,
     twice: u64,
     out_of_order: u64,
 }
 
-/// Has the guest count what it has got.
+/// Has the guest count what it has got of each kind.
 fn count(nodes: &[Node], inputs: u64) -> anyhow::Result<Counted> {
     let node = &nodes[place(nodes)?];
-    let program = format!(
-        "{{ n = $1 + 0; seen[n]++; if (n < most) late++; if (n > most) most = n }} END {{ for (i = 1; i <= {inputs}; i++) {{ if (!seen[i]) \
+    let [keys, points, lines] = kinds(inputs);
+    let mut all = Counted::default();
+    for (file, count, program) in [
+        ("/keys", keys, of_keys(keys)),
+        ("/points", points, of_numbers(points)),
+        ("/got", lines, of_numbers(lines)),
+    ] {
+        node.tell(NAME, &format!("awk '{program}' {file}"), STEP_MAX)?;
+        let console = console(node)?;
+        let told = console
+            .rmatch_indices(ANSWER)
+            .find_map(|(at, _)| numbers(&console[at + ANSWER.len()..]));
+        let Some([lines, lost, twice, out_of_order]) = told else {
+            bail!("the guest did not say what is in {file}: {console:?}");
+        };
+        ensure!(
+            lines + lost == count + twice,
+            "{file} has something that nobody has done: {lines} lines of {count}, {lost} lost, {twice} twice"
+        );
+        all.lost += lost;
+        all.twice += twice;
+        all.out_of_order += out_of_order;
+    }
+    eprintln!("{all:?}");
+    Ok(all)
+}
+
+/// Returns the program of awk that counts the numbers from 1 on, one a line.
+fn of_numbers(count: u64) -> String {
+    format!(
+        "{{ n = $1 + 0; seen[n]++; if (n < most) late++; if (n > most) most = n }} END {{ for (i = 1; i <= {count}; i++) {{ if (!seen[i]) \
          lost++; else twice += seen[i] - 1 }}; printf \"{ANSWER}%d-%d-%d-%d.\\n\", NR, lost, twice, late }}"
-    );
-    node.tell(NAME, &format!("awk '{program}' /got"), STEP_MAX)?;
-    let console = console(node)?;
-    let told = console
-        .rmatch_indices(ANSWER)
-        .find_map(|(at, _)| numbers(&console[at + ANSWER.len()..]));
-    let Some([lines, lost, twice, out_of_order]) = told else {
-        bail!("the guest did not say what it has got: {console:?}");
-    };
-    Ok(Counted {
-        lines,
-        lost,
-        twice,
-        out_of_order,
-    })
+    )
+}
+
+/// Returns the one that counts keys: which of the cycle of keys that go down and up this is, `m`, tells how many are missing before it. What
+/// is behind the one that is due, `e`, comes again, or too late.
+fn of_keys(count: u64) -> String {
+    let cycle = 2 * KEYS;
+    format!(
+        "$1 !~ /^[0-9]/ {{ next }} {{ m = 2 * ($1 - {KEY_FIRST}) + 1 - $2; d = (m - e + {cycle}) % {cycle}; if (d < {KEYS}) {{ got++; \
+         e = (m + 1) % {cycle} }} else {{ twice++; late++ }} }} END {{ printf \"{ANSWER}%d-%d-%d-%d.\\n\", NR, {count} - got, twice, late }}"
+    )
 }
 
 /// Reads the four numbers at the beginning of a text; `None` if there are none.
@@ -341,20 +398,18 @@ impl Source {
     }
 
     fn text(&mut self, text: &str) -> anyhow::Result<()> {
-        self.send(vec![text.to_owned()]).map(drop)
+        let text = text.to_owned();
+        self.send(vec![UserInput::Text { text }]).map(drop)
     }
 
-    /// Has texts typed, each as one input; with none, asks how many wait.
-    fn send(&mut self, texts: Vec<String>) -> anyhow::Result<TypeReport> {
-        let count = texts.len() as u64;
-        let typed = |text| TypedInput {
-            gap_ms: 0,
-            input: UserInput::Text { text },
-        };
+    /// Has inputs given to the guest; with none, asks how many wait.
+    fn send(&mut self, inputs: Vec<UserInput>) -> anyhow::Result<TypeReport> {
+        let count = inputs.len() as u64;
+        let typed = |input| TypedInput { gap_ms: 0, input };
         let request = TypeRequest {
             from: self.from.clone(),
             first: self.next,
-            inputs: texts.into_iter().map(typed).collect(),
+            inputs: inputs.into_iter().map(typed).collect(),
         };
         let mut report = TypeReport::default();
         // a node that is killed answers nothing, the next one does
@@ -375,6 +430,21 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn inputs_of_three_kinds_tell_how_many_were_before() {
+        assert_eq!(kinds(10_000), [3334, 3333, 3333]);
+        assert_eq!(kinds(500), [167, 167, 166]);
+        let key = |code, down| UserInput::Key { code, down };
+        assert_eq!(nth(1), key(2, true));
+        assert_eq!(nth(4), key(2, false));
+        assert_eq!(nth(7), key(3, true));
+        assert_eq!(nth(1 + 3 * 20), key(2, true));
+        let (x, y, buttons) = (3333, 3333, 0);
+        assert_eq!(nth(9998), UserInput::Pointer { x, y, buttons });
+        let text = "3333\n".to_owned();
+        assert_eq!(nth(9999), UserInput::Text { text });
+    }
 
     #[test]
     fn what_the_guest_has_counted_is_read_and_its_command_is_not() {
