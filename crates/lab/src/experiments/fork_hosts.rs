@@ -11,7 +11,7 @@ use super::wan;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
 use anyhow::{Context as _, ensure};
-use floe_api::{CloneState, ForkRequest};
+use floe_api::{CloneState, ForkReport, ForkRequest, MulticastUse};
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -66,12 +66,8 @@ fn clones(
     numbers: &[usize],
 ) -> anyhow::Result<Vec<Measured>> {
     let (guest, memory) = wan::guest(context)?;
-    let mut nodes = Vec::new();
-    for number in 0..=numbers[numbers.len() - 1] {
-        let home = context.scratch.join(format!("fork-host{number}"));
-        nodes.push(Node::start(Some(segment.host(number)), &home, false)?);
-    }
-    join(segment, &nodes)?;
+    let count = numbers[numbers.len() - 1] + 1;
+    let nodes = nodes_of(context, segment, "fork-host", count)?;
     let first = &nodes[0];
     first.import(&guest, "guest", memory)?;
     first.boot("guest", "origin")?;
@@ -94,7 +90,63 @@ fn clones(
     Ok(all)
 }
 
-/// Forks the machine `web` of the first node to so many of the others.
+/// Starts a node on each of so many hosts of a segment, and puts them into one cluster. Their folders' names begin like this.
+pub(super) fn nodes_of(
+    context: &Context,
+    segment: &Segment,
+    name: &str,
+    count: usize,
+) -> anyhow::Result<Vec<Node>> {
+    let mut nodes = Vec::new();
+    for number in 0..count {
+        let home = context.scratch.join(format!("{name}{number}"));
+        nodes.push(Node::start(Some(segment.host(number)), &home, false)?);
+    }
+    join(segment, &nodes)?;
+    Ok(nodes)
+}
+
+/// Forks the machine `web` of the first node to so many of the others, one clone to each. Fails unless all of them run.
+pub(super) fn fork_away(
+    nodes: &[Node],
+    n: usize,
+    multicast: MulticastUse,
+) -> anyhow::Result<ForkReport> {
+    let request = ForkRequest {
+        clones: n as u32,
+        hosts: (1..=n).map(host_name).collect(),
+        multicast,
+        ..ForkRequest::default()
+    };
+    let outcome = nodes[0].client.fork("web", &request)?.finish(|_| {})?;
+    let report = told(&outcome)?;
+    for clone in &report.clones {
+        ensure!(
+            clone.state == CloneState::Running,
+            "{} does not run: {}",
+            clone.name,
+            clone.detail
+        );
+    }
+    Ok(report.clone())
+}
+
+/// Waits until a clone on one of the first `n` other hosts has answered a web request there. Returns the host's number.
+pub(super) fn answers(
+    segment: &Segment,
+    nodes: &[Node],
+    n: usize,
+    clone: &str,
+) -> anyhow::Result<usize> {
+    let is_there = |host: &usize| nodes[*host].machine(clone).is_ok();
+    let host = (1..=n).find(is_there);
+    let host = host.with_context(|| format!("{clone} is on none of the hosts"))?;
+    let port = lead_to(&nodes[host], clone)?;
+    segment.host(host).run(|| until_it_answers(port))??;
+    Ok(host)
+}
+
+/// Forks the machine `web` of the first node to so many of the others, and measures that.
 fn fork_once(
     segment: &Segment,
     nodes: &[Node],
@@ -103,28 +155,9 @@ fn fork_once(
 ) -> anyhow::Result<()> {
     let before = segment.sent_bytes(0)?;
     let began = Instant::now();
-    let request = ForkRequest {
-        clones: n as u32,
-        hosts: (1..=n).map(host_name).collect(),
-        ..ForkRequest::default()
-    };
-    let outcome = nodes[0].client.fork("web", &request)?.finish(|_| {})?;
-    let clones = &told(&outcome)?.clones;
-    for clone in clones {
-        ensure!(
-            clone.state == CloneState::Running,
-            "{} does not run: {}",
-            clone.name,
-            clone.detail
-        );
-    }
+    let clones = fork_away(nodes, n, MulticastUse::Auto)?.clones;
     let times = at_once(clones.len(), |number| {
-        let name = &clones[number].name;
-        let is_there = |host: &usize| nodes[*host].machine(name).is_ok();
-        let host = (1..=n).find(is_there);
-        let host = host.with_context(|| format!("{name} is on none of the hosts"))?;
-        let port = lead_to(&nodes[host], name)?;
-        segment.host(host).run(|| until_it_answers(port))??;
+        answers(segment, nodes, n, &clones[number].name)?;
         Ok(began.elapsed().as_secs_f64() * 1000.0)
     })?;
     measured

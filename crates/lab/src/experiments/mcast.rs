@@ -3,7 +3,8 @@
 //! parent's hub, which the hosts bring each other by a swarm.
 //!
 //! Each host is a network namespace at a switch, with its own cache, fetcher and sockets, like a node but without its
-//! other parts. It reads like a clone with a prefetcher: chunk by chunk on demand, and some way ahead of that.
+//! other parts. It reads in order with a prefetcher: chunk by chunk on demand, and some way ahead of that. How clones of a guest read, and
+//! how long they take, is the part `mcast_clones`.
 use super::live::Hub;
 use super::local::LocalRam;
 use super::swarm_storm::{FromHub, content_of, digits, members};
@@ -152,6 +153,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report
         .add(&format!("swarm_seconds_n{most}"), "s", &swarm_seconds)
         .against("the same by multicast", "s", seconds.median());
+    super::mcast_clones::add(context, &mut report)?;
     report.note(format!(
         "{} MB of noise; each host's link is limited to 1 Gbit/s; bytes are those of its device, headers included; every chunk \
          was checked by its hash, and the list of hashes against what was made",

@@ -41,6 +41,7 @@ pub mod isolation;
 pub mod live;
 pub mod local;
 pub mod mcast;
+mod mcast_clones;
 pub mod odd_sources;
 pub mod offload;
 pub mod optimize;
@@ -139,7 +140,7 @@ pub const ALL: &[Experiment] = &[
     },
     Experiment {
         name: "mcast",
-        about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast, by unicast and by a swarm",
+        about: "bytes that leave a parent's node when 1 to 16 hosts read the same 64 MB, by multicast, by unicast and by a swarm; the same of real clones, and their time",
         run: mcast::run,
     },
     Experiment {

@@ -97,9 +97,9 @@ impl Segment {
         self.switch.ip(&format!("link set port{number} up"))
     }
 
-    /// Drops this percentage of the packets that arrive at a host.
+    /// Drops this percentage of the packets that arrive at a host over its cable.
     pub fn lose(&self, number: usize, percent: u32) -> io::Result<()> {
-        let rule = format!("numgen random mod 100 < {percent} drop");
+        let rule = format!("iifname {DEVICE} numgen random mod 100 < {percent} drop");
         self.filter(number, &rule)
     }
 
@@ -120,9 +120,10 @@ impl Segment {
         Ok(())
     }
 
-    /// Ends all such losses at a host.
+    /// Ends all such losses at a host. Rules that others have made there stay.
     pub fn lose_nothing(&self, number: usize) -> io::Result<()> {
-        self.host(number).tool("nft", "nftables", "flush ruleset")
+        self.host(number)
+            .tool("nft", "nftables", "delete table ip segment")
     }
 
     /// Returns the bytes that a host has sent, with their Ethernet headers.

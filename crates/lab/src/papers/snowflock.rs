@@ -112,9 +112,19 @@ pub(super) const PAPER: Paper = Paper {
                     Value("mcast", "seconds_n16"),
                 ),
                 row(
-                    "(c) the same by unicast",
+                    "(c) until 16 hosts have read all, by unicast",
                     "",
                     Against("mcast", "seconds_n16"),
+                ),
+                row(
+                    "(c) until eight clones have read 32 MB of their parent's, by multicast",
+                    "",
+                    Value("mcast", "clones_read_s_n8"),
+                ),
+                row(
+                    "(c) the same of clones, by unicast",
+                    "",
+                    Against("mcast", "clones_read_s_n8"),
                 ),
                 row(
                     "(c) BLAST's speedup by clones, 256 MB that all read",
