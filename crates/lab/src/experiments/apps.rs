@@ -1,6 +1,6 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
-//! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own. A compilation, which its parent
-//! hands out in small pieces, is `distcc`.
+//! have everything in memory: SnowFlock's zero-cost fork (section 5.1), on one host and then on two (`apps_hosts`). The programs are
+//! Debian's own. A compilation, which its parent hands out in small pieces, is `distcc`.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
@@ -30,7 +30,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The guest's address for this host.
 const HOST: &str = "10.0.2.2";
 /// The machine that makes the clones.
-const PARENT: &str = "web";
+pub(super) const PARENT: &str = "web";
 
 /// A job that is done in parts.
 struct Job {
@@ -125,6 +125,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         standing,
         rounds,
     };
+    let mut sizes = Vec::new();
     for job in &JOBS {
         let units = if context.quick {
             count
@@ -132,9 +133,13 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             lab.units(job)?
         };
         let prefix = format!("{}.", job.name);
-        add(&mut report, &prefix, &lab.parts(job.name, units)?);
+        add_took(&mut report, &prefix, &lab.parts(job.name, units)?);
         report.note(format!("{}: {units} units, each {}", job.name, job.unit));
+        sizes.push((job.name, units));
     }
+    drop(lab); // its guests would run beside those of two hosts
+    let on_two = context.pick(&sizes[..], &sizes[..1]);
+    super::apps_hosts::add(context, &mut report, on_two, rounds)?;
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
@@ -156,6 +161,17 @@ pub(super) fn capture_warm(node: &Node, works: &[String]) -> anyhow::Result<()> 
     node.capture("origin", "warm", true, 0)?;
     node.remove("origin").ok();
     Ok(())
+}
+
+/// Runs a machine of an image in this folder, which may be another node's, without a network of its own and without clones.
+pub(super) fn run_image(node: &Node, image: &str, name: &str) -> anyhow::Result<()> {
+    let request = RunRequest {
+        image: image.into(),
+        name: Some(name.into()),
+        ..RunRequest::default()
+    };
+    node.run(&request, |_| {})?;
+    node.ask(name, JOB_MAX).map(drop)
 }
 
 /// Runs a machine of that image, in a network of its own or not, whose programs may make so many clones.
@@ -195,7 +211,7 @@ pub(super) struct Took {
 }
 
 /// Adds what a job took (the speedups are figure 5 of the paper).
-pub(super) fn add(report: &mut Report, prefix: &str, took: &Took) {
+pub(super) fn add_took(report: &mut Report, prefix: &str, took: &Took) {
     let (zero_cost, clones) = (&took.zero_cost, &took.clones);
     eprintln!(
         "{} {prefix} {:.1} s on machines that run, {:.1} s on clones, {:.1} s on one machine",
@@ -282,19 +298,14 @@ impl Lab {
     /// Measures a job of independent parts: on machines that already run, on clones, and on one machine that does all parts.
     fn parts(&self, job: &str, units: usize) -> anyhow::Result<Took> {
         let expected = OnceCell::new();
-        let same = |sums: BTreeSet<String>| {
-            let first = expected.get_or_init(|| sums.clone());
-            anyhow::ensure!(*first == sums, "{job}: {sums:?} is not {first:?}");
-            anyhow::Ok(())
-        };
         let mut on_standing = || {
             let (seconds, sums) = self.on_standing(job, units)?;
-            same(sums)?;
+            same(job, &expected, sums)?;
             Ok(seconds)
         };
         let mut on_clones = || {
             let (seconds, sums) = self.on_clones(job, units)?;
-            same(sums)?;
+            same(job, &expected, sums)?;
             quiet(&self.node, PARENT, self.machines)?;
             Ok(seconds)
         };
@@ -349,6 +360,17 @@ impl Lab {
     }
 }
 
+/// Fails if these results of a job are not those of its first time, which are kept.
+pub(super) fn same(
+    job: &str,
+    expected: &OnceCell<BTreeSet<String>>,
+    sums: BTreeSet<String>,
+) -> anyhow::Result<()> {
+    let first = expected.get_or_init(|| sums.clone());
+    anyhow::ensure!(*first == sums, "{job}: {sums:?} is not {first:?}");
+    Ok(())
+}
+
 /// Runs a command on one of the machines that already run. Returns the seconds that it took.
 pub(super) fn on_one(node: &Node, machine: &str, command: &str) -> anyhow::Result<f64> {
     let _still = Still::but(node, &[machine.to_owned()])?;
@@ -357,14 +379,35 @@ pub(super) fn on_one(node: &Node, machine: &str, command: &str) -> anyhow::Resul
 
 /// Waits until no clones of a job are left, so that the node has so many machines, and the parent answers.
 pub(super) fn quiet(node: &Node, parent: &str, machines: usize) -> anyhow::Result<()> {
+    only(node, machines)?;
+    node.ask(parent, JOB_MAX).map(drop)
+}
+
+/// Waits until a node has only so many machines.
+pub(super) fn only(node: &Node, machines: usize) -> anyhow::Result<()> {
     let until = Instant::now() + SETTLE_MAX;
     loop {
         let left = node.client.machines()?.machines.len();
         if left == machines {
-            break;
+            return Ok(());
         }
         anyhow::ensure!(Instant::now() < until, "{left} machines, not {machines}");
         std::thread::sleep(LOOK_EVERY);
     }
-    node.ask(parent, JOB_MAX).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_differ_from_those_of_the_first_time_are_a_fault() {
+        let sums = |of: &[&str]| of.iter().map(ToString::to_string).collect();
+        let expected = OnceCell::new();
+        same("sort", &expected, sums(&["sort 0 aa", "sort 1 bb"])).unwrap();
+        same("sort", &expected, sums(&["sort 1 bb", "sort 0 aa"])).unwrap();
+        let other = same("sort", &expected, sums(&["sort 0 aa", "sort 1 cc"]));
+        assert!(other.unwrap_err().to_string().contains("sort 1 cc"));
+        same("sort", &expected, sums(&["sort 0 aa"])).unwrap_err();
+    }
 }

@@ -2,8 +2,8 @@
 //! on another host; compared with clones that are there all the time, and with one machine that does all of it (SnowFlock, section 5.1).
 use super::activate::{host_name, join};
 use super::apps::{
-    JOB_MAX, LOOK_EVERY, ROUNDS, SETTLE_MAX, Still, Took, add, capture_warm, on_one, quiet,
-    run_warm,
+    JOB_MAX, LOOK_EVERY, ROUNDS, SETTLE_MAX, Still, Took, add_took, capture_warm, on_one, only,
+    quiet, run_warm,
 };
 use super::live::Node;
 use crate::harness::{Context, Report, Samples, interleave};
@@ -24,7 +24,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let rounds = context.pick(ROUNDS, 1);
     let count = std::thread::available_parallelism()?.get();
     let took = here(context, count, rounds)?;
-    add(&mut report, "", &took);
+    add_took(&mut report, "", &took);
     if !context.quick {
         let elsewhere = elsewhere(context, count, rounds)?;
         report.add("elsewhere_s", "s", &elsewhere).against(
@@ -101,14 +101,7 @@ fn elsewhere(context: &Context, count: usize, rounds: usize) -> anyhow::Result<S
     for _ in 0..rounds {
         let took = node.tell(PARENT, &on_clones_of(count), JOB_MAX)?;
         seconds.push(took.as_secs_f64());
-        let until = Instant::now() + SETTLE_MAX;
-        while !nodes[1].client.machines()?.machines.is_empty() {
-            ensure!(
-                Instant::now() < until,
-                "clones on the other host do not end"
-            );
-            std::thread::sleep(LOOK_EVERY);
-        }
+        only(&nodes[1], 0)?;
     }
     Ok(seconds)
 }

@@ -7,6 +7,7 @@ pub mod activate;
 mod activate_ways;
 pub mod advise;
 pub mod apps;
+mod apps_hosts;
 pub mod avoid;
 pub mod build;
 pub mod capture;
@@ -145,7 +146,7 @@ pub const ALL: &[Experiment] = &[
     },
     Experiment {
         name: "apps",
-        about: "BLAST, ClustalW, POV-Ray and a sort on clones, against machines that already run",
+        about: "BLAST, ClustalW, POV-Ray and a sort on clones, on one host and on two, against machines that already run",
         run: apps::run,
     },
     Experiment {

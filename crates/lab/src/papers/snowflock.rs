@@ -190,6 +190,31 @@ pub(super) const PAPER: Paper = Paper {
                 row("rendering", "", Value("apps", "povray.speedup")),
                 row("distcc", "", Value("distcc", "speedup")),
                 row(
+                    "BLAST on clones on two hosts / machines that run there",
+                    "<= 1.07",
+                    Value("apps", "two_hosts.blast.over_zero_cost"),
+                ),
+                row(
+                    "ClustalW",
+                    "<= 1.07 (2 s of 25 s)",
+                    Value("apps", "two_hosts.clustalw.over_zero_cost"),
+                ),
+                row(
+                    "rendering",
+                    "<= 1.07",
+                    Value("apps", "two_hosts.povray.over_zero_cost"),
+                ),
+                row(
+                    "speedup of clones on two hosts, BLAST",
+                    "",
+                    Value("apps", "two_hosts.blast.speedup"),
+                ),
+                row(
+                    "of machines that run there, BLAST",
+                    "",
+                    Against("apps", "two_hosts.blast.speedup"),
+                ),
+                row(
                     "speedup on 128 threads",
                     "",
                     NotHere(
